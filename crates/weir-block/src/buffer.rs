@@ -1,0 +1,233 @@
+//! Aligned buffers from a bounded pool.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// Alignment of every buffer, in bytes: enough for direct I/O on any Linux block device.
+pub const ALIGNMENT: usize = 4096;
+
+/// Largest buffer, in bytes: the largest request that the NBD protocol recommends (32 MiB).
+pub const LARGEST: usize = 32 << 20;
+
+/// Sizes are powers of two from [`ALIGNMENT`] to [`LARGEST`].
+const CLASSES: usize = (LARGEST / ALIGNMENT).ilog2() as usize + 1;
+
+/// A shard's store of buffers. Bounded in bytes (P10): when nothing is left, callers wait.
+///
+/// Buffers go back to a free list by size when they are dropped, so that in the steady state no I/O
+/// allocates. Idle memory stays under the same bound: if free buffers of other sizes stand in the way of a
+/// request, they are released first.
+#[derive(Clone)]
+pub struct BufferPool {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    limit: usize,
+    /// Bytes lent out and bytes idle, both counted in whole classes.
+    lent: Cell<usize>,
+    idle: Cell<usize>,
+    free: RefCell<[Vec<NonNull<u8>>; CLASSES]>,
+}
+
+impl BufferPool {
+    /// A pool of at most `limit` bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> BufferPool {
+        let inner = Inner {
+            limit,
+            lent: Cell::new(0),
+            idle: Cell::new(0),
+            free: RefCell::new(std::array::from_fn(|_| Vec::new())),
+        };
+        BufferPool { inner: Rc::new(inner) }
+    }
+
+    /// A buffer of `length` bytes (1 to [`LARGEST`]) with unspecified content, or `None` when the pool has
+    /// reached its bound.
+    #[must_use]
+    pub fn take(&self, length: usize) -> Option<Buffer> {
+        let class = class_of(length)?;
+        let size = ALIGNMENT << class;
+        if !self.has_room(length) {
+            return None;
+        }
+        let inner = &self.inner;
+        let recycled = inner.free.borrow_mut()[class].pop();
+        let start = match recycled {
+            Some(start) => {
+                inner.idle.set(inner.idle.get() - size);
+                start
+            }
+            None => {
+                inner.make_room_for(size);
+                allocate(class)
+            }
+        };
+        inner.lent.set(inner.lent.get() + size);
+        Some(Buffer { start, length, class, pool: Rc::clone(inner) })
+    }
+
+    /// Whether [`BufferPool::take`] would succeed now.
+    #[must_use]
+    pub fn has_room(&self, length: usize) -> bool {
+        class_of(length).is_some_and(|class| self.inner.lent.get() + (ALIGNMENT << class) <= self.inner.limit)
+    }
+
+    /// Bytes lent out at present.
+    #[must_use]
+    pub fn lent(&self) -> usize {
+        self.inner.lent.get()
+    }
+
+    /// The bound, in bytes.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.inner.limit
+    }
+}
+
+impl Inner {
+    /// Releases idle buffers until `size` more bytes fit under the limit.
+    fn make_room_for(&self, size: usize) {
+        let mut free = self.free.borrow_mut();
+        for class in (0..CLASSES).rev() {
+            while self.lent.get() + self.idle.get() + size > self.limit {
+                let Some(start) = free[class].pop() else { break };
+                self.idle.set(self.idle.get() - (ALIGNMENT << class));
+                release(start, class);
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for (class, list) in self.free.get_mut().iter_mut().enumerate() {
+            for start in list.drain(..) {
+                release(start, class);
+            }
+        }
+    }
+}
+
+fn class_of(length: usize) -> Option<usize> {
+    if length == 0 || length > LARGEST {
+        return None;
+    }
+    Some(length.div_ceil(ALIGNMENT).next_power_of_two().ilog2() as usize)
+}
+
+fn layout(class: usize) -> Layout {
+    Layout::from_size_align(ALIGNMENT << class, ALIGNMENT).expect("a power of two below 32 MiB is a valid layout")
+}
+
+fn allocate(class: usize) -> NonNull<u8> {
+    let layout = layout(class);
+    // SAFETY: the layout's size is not zero.
+    let start = unsafe { alloc_zeroed(layout) };
+    NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+}
+
+fn release(start: NonNull<u8>, class: usize) {
+    // SAFETY: allocated by `allocate` with the same class; each address is in exactly one place.
+    unsafe { dealloc(start.as_ptr(), layout(class)) };
+}
+
+/// Bytes aligned for direct I/O, owned by one holder at a time. Goes back to its pool when dropped.
+pub struct Buffer {
+    start: NonNull<u8>,
+    length: usize,
+    class: usize,
+    pool: Rc<Inner>,
+}
+
+impl Buffer {
+    /// Length in bytes, as asked for.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never true for a buffer from a pool.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Shortens the buffer. The memory stays.
+    ///
+    /// # Panics
+    /// When `length` is larger than the buffer is.
+    pub fn truncate(&mut self, length: usize) {
+        assert!(length <= self.length, "a buffer cannot grow");
+        self.length = length;
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `length` initialised bytes (zeroed at allocation) owned by this buffer.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+
+    /// The bytes, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes this holder the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+
+    /// The address of the first byte, for the reactor.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let size = ALIGNMENT << self.class;
+        self.pool.lent.set(self.pool.lent.get() - size);
+        self.pool.idle.set(self.pool.idle.get() + size);
+        self.pool.free.borrow_mut()[self.class].push(self.start);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_come_back() {
+        let pool = BufferPool::new(64 << 10);
+        let first = pool.take(5000).expect("fits");
+        assert_eq!(first.len(), 5000);
+        assert_eq!(first.as_ptr() as usize % ALIGNMENT, 0);
+        assert_eq!(pool.lent(), 8192);
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!(pool.lent(), 0);
+        assert_eq!(pool.take(8192).expect("fits").as_ptr(), address, "recycled, not allocated again");
+    }
+
+    #[test]
+    fn the_bound_holds_and_idle_memory_makes_room() {
+        let pool = BufferPool::new(16 << 10);
+        let held: Vec<_> = (0..4).map(|_| pool.take(4096).expect("fits")).collect();
+        assert!(pool.take(1).is_none());
+        assert!(!pool.has_room(1));
+        drop(held);
+        assert!(pool.take(16 << 10).is_some(), "four idle pages are released for one larger buffer");
+        assert!(pool.take(0).is_none());
+        assert!(pool.take(LARGEST + 1).is_none());
+    }
+}

@@ -1,0 +1,101 @@
+//! What went wrong, who can do something about it, and where it came from.
+
+use std::fmt;
+
+/// Who has to act on an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// May succeed if tried again, perhaps elsewhere: lost path, timeout, full disk that may be freed.
+    Retry,
+    /// This node no longer owns what it tried to touch (P2). Trying again is wrong.
+    Fence,
+    /// The request or the configuration is at fault; a person or a client has to change it.
+    Operator,
+    /// Weir contradicts itself.
+    Bug,
+}
+
+/// The failure as an export can express it to a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// Outside the disk, misaligned, or otherwise malformed.
+    InvalidArgument,
+    /// The backing has no room.
+    NoSpace,
+    /// The layer cannot do this (for example a fast zero).
+    NotSupported,
+    /// The disk or its backing takes no writes.
+    ReadOnly,
+    /// No memory within the configured bound.
+    NoMemory,
+    /// The storage failed.
+    Io,
+    /// This node is not the owner any more.
+    NotOwner,
+    /// The disk is being closed.
+    ShuttingDown,
+}
+
+/// An I/O error. Small and free of allocation, so that a storm of errors costs no more than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct IoError {
+    /// Who has to act.
+    pub kind: ErrorKind,
+    /// What the guest is told.
+    pub code: Code,
+    /// What was being done.
+    pub context: &'static str,
+    /// The kernel's error number behind it, 0 when there is none.
+    pub errno: i32,
+}
+
+impl IoError {
+    /// An error that Weir itself found, with no kernel error behind it.
+    #[must_use]
+    pub const fn new(kind: ErrorKind, code: Code, context: &'static str) -> IoError {
+        IoError { kind, code, context, errno: 0 }
+    }
+
+    /// A malformed request: the client's fault.
+    #[must_use]
+    pub const fn invalid(context: &'static str) -> IoError {
+        IoError::new(ErrorKind::Operator, Code::InvalidArgument, context)
+    }
+
+    /// Classifies a kernel error number.
+    ///
+    /// The table: `ENOSPC`/`EDQUOT` and transport errors may pass (retry); `EROFS`/`EPERM`/`EACCES`
+    /// need an operator; `EINVAL`/`EFAULT`/`EBADF` on a request that Weir had validated is a bug.
+    #[must_use]
+    pub fn from_errno(errno: i32, context: &'static str) -> IoError {
+        let (kind, code) = match errno {
+            libc::ENOSPC | libc::EDQUOT => (ErrorKind::Retry, Code::NoSpace),
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => (ErrorKind::Operator, Code::NotSupported),
+            libc::EROFS | libc::EPERM | libc::EACCES => (ErrorKind::Operator, Code::ReadOnly),
+            libc::ENOMEM => (ErrorKind::Retry, Code::NoMemory),
+            libc::EINVAL | libc::EFAULT | libc::EBADF => (ErrorKind::Bug, Code::Io),
+            _ => (ErrorKind::Retry, Code::Io),
+        };
+        IoError { kind, code, context, errno }
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = match self.code {
+            Code::InvalidArgument => "invalid request",
+            Code::NoSpace => "no space left on the backing",
+            Code::NotSupported => "not supported",
+            Code::ReadOnly => "the backing takes no writes",
+            Code::NoMemory => "out of the memory bound",
+            Code::Io => "storage error",
+            Code::NotOwner => "this node does not own the disk any more",
+            Code::ShuttingDown => "the disk is being closed",
+        };
+        write!(f, "{}: {reason}", self.context)?;
+        if self.errno != 0 {
+            write!(f, " ({})", std::io::Error::from_raw_os_error(self.errno))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,63 @@
+//! The one interface between layers.
+
+use crate::clock::Nanos;
+use crate::meter::LayerMeter;
+use crate::reactor::{Event, Reactor};
+use crate::request::{Completion, Request, RequestKind};
+
+/// What a layer is and can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInfo {
+    /// Size of the disk in bytes, a multiple of `logical_block`.
+    pub size: u64,
+    /// Smallest unit of an offset or a length, in bytes: 512 or 4096.
+    pub logical_block: u32,
+    /// The unit below which writes are slower, in bytes (4096 unless the backing says more).
+    pub preferred_block: u32,
+    /// Largest read or write, in bytes.
+    pub max_transfer: u32,
+    /// Takes writes.
+    pub writable: bool,
+    /// `write_zeroes` is faster than writing zeroes.
+    pub fast_zeroes: bool,
+    /// `discard` gives space back.
+    pub discards: bool,
+}
+
+/// Something that takes requests and answers them: a backing, the accelerator, a meter around either.
+///
+/// A layer lives on one shard. The shard's loop is *select → action → apply*: kernel completions arrive
+/// ([`Layer::on_event`]), new requests are submitted ([`Layer::submit`]), then each touched layer is
+/// advanced once ([`Layer::advance`]) and everything that is done leaves in one batch. No layer ever
+/// blocks, and none calls upwards.
+pub trait Layer {
+    /// Size, block sizes, capabilities. Cheap; may change when the disk is resized.
+    fn info(&self) -> LayerInfo;
+
+    /// Whether a request of this kind and size would be taken now.
+    ///
+    /// This is how a full queue pushes back (P10): the caller keeps the request, stops reading from its
+    /// client, and asks again after the next [`Layer::advance`].
+    fn has_room(&self, kind: RequestKind, bytes: u64) -> bool;
+
+    /// Takes a request. The caller has asked [`Layer::has_room`] and validated range and alignment.
+    /// The answer comes from a later [`Layer::advance`], exactly once, whatever happens.
+    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>);
+
+    /// A kernel operation that this layer, or one below it, had started came to its end.
+    fn on_event(&mut self, reactor: &mut Reactor, event: Event);
+
+    /// Does everything that can be done now and appends what is finished to `done`.
+    fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>);
+
+    /// When [`Layer::advance`] must be called again even if nothing happens.
+    fn deadline(&self) -> Nanos {
+        Nanos::NEVER
+    }
+
+    /// Requests taken and not yet answered.
+    fn in_flight(&self) -> usize;
+
+    /// The meters of this layer and of those below, from the top.
+    fn meters(&self, out: &mut Vec<LayerMeter>);
+}

@@ -1,0 +1,29 @@
+//! The ground that every layer of Weir stands on: what a request is, who may hold its bytes, how a
+//! layer is asked and how it answers, how long it took, and the one loop that talks to the kernel.
+//!
+//! A *shard* is one thread with one [`Reactor`]. Everything that lives on a shard (layers, sockets,
+//! buffers) is owned by that thread alone, so nothing here is `Send` unless it says so.
+
+pub mod buffer;
+pub mod clock;
+pub mod error;
+pub mod layer;
+pub mod meter;
+pub mod metered;
+pub mod reactor;
+pub mod region;
+pub mod request;
+pub mod socket;
+
+pub use buffer::{Buffer, BufferPool};
+pub use clock::Nanos;
+pub use error::{Code, ErrorKind, IoError};
+pub use layer::{Layer, LayerInfo};
+pub use meter::{KindMeter, LayerMeter, Meter};
+pub use metered::Metered;
+pub use reactor::{
+    Action, Engine, Event, Interest, OwnerId, Reactor, ReactorConfig, SharedFile, Token, WatchId, Waker, WriteSource,
+};
+pub use region::Region;
+pub use request::{Completion, Extent, ExtentState, Outcome, Payload, Request, RequestKind, Tag};
+pub use socket::{Received, Sent, Socket};

@@ -1,0 +1,107 @@
+//! A meter around a layer.
+
+use slab::Slab;
+
+use crate::clock::Nanos;
+use crate::layer::{Layer, LayerInfo};
+use crate::meter::{LayerMeter, Meter};
+use crate::reactor::{Event, Reactor};
+use crate::request::{Completion, Request, RequestKind, Tag};
+
+/// Measures every request to the layer inside, from `submit` to the completion.
+///
+/// It gives each request a tag of its own towards the inside, so that the start of each is found again
+/// without hashing; the slots are reused, so the steady state does not allocate.
+#[derive(Debug)]
+pub struct Metered<L> {
+    name: &'static str,
+    inner: L,
+    meter: Meter,
+    pending: Slab<Pending>,
+    finished: Vec<Completion>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    tag: Tag,
+    kind: RequestKind,
+    bytes: u64,
+    arrived: Nanos,
+}
+
+impl<L: Layer> Metered<L> {
+    /// Puts a meter with the layer's `name` on top of `inner`.
+    pub fn new(name: &'static str, inner: L) -> Metered<L> {
+        Metered { name, inner, meter: Meter::new(), pending: Slab::new(), finished: Vec::new() }
+    }
+
+    /// The layer inside.
+    pub fn inner(&self) -> &L {
+        &self.inner
+    }
+
+    /// The layer inside, for what is not a request (configuration, peers).
+    pub fn inner_mut(&mut self) -> &mut L {
+        &mut self.inner
+    }
+
+    /// What was measured so far.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// The meter, for the splits and merges that only the layer's owner sees.
+    pub fn meter_mut(&mut self) -> &mut Meter {
+        &mut self.meter
+    }
+}
+
+impl<L: Layer> Layer for Metered<L> {
+    fn info(&self) -> LayerInfo {
+        self.inner.info()
+    }
+
+    fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        self.inner.has_room(kind, bytes)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
+        let arrived = Nanos::now();
+        let (kind, (_, bytes)) = (request.kind(), request.range());
+        self.meter.arrive(kind, arrived);
+        let slot = self.pending.insert(Pending { tag: request.tag(), kind, bytes, arrived });
+        request.set_tag(Tag(slot as u64));
+        self.inner.submit(reactor, request);
+    }
+
+    fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
+        self.inner.on_event(reactor, event);
+    }
+
+    fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        self.inner.advance(reactor, &mut self.finished);
+        if self.finished.is_empty() {
+            return;
+        }
+        let now = Nanos::now();
+        for mut completion in self.finished.drain(..) {
+            let pending = self.pending.remove(completion.tag.0 as usize);
+            self.meter.complete(pending.kind, pending.bytes, pending.arrived, now, completion.result.is_ok());
+            completion.tag = pending.tag;
+            done.push(completion);
+        }
+    }
+
+    fn deadline(&self) -> Nanos {
+        self.inner.deadline()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn meters(&self, out: &mut Vec<LayerMeter>) {
+        out.push(LayerMeter { layer: self.name, meter: self.meter.clone() });
+        self.inner.meters(out);
+    }
+}

@@ -1,0 +1,398 @@
+//! One shard, one thread, one ring.
+//!
+//! The reactor owns every buffer that the kernel works on until the kernel has given it back; callers get
+//! it with the [`Event`]. Nothing here is a future, so nothing can be dropped while an operation runs.
+//! Everything started since the last [`Reactor::wait`] goes to the kernel in one call, together with the
+//! wait itself.
+//!
+//! Two engines stand behind it: io_uring, and epoll with a few threads for file I/O where io_uring is
+//! switched off (`kernel.io_uring_disabled`, seccomp in containers).
+
+mod epoll;
+mod slot;
+mod uring;
+mod waker;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use crate::buffer::{Buffer, BufferPool};
+use crate::clock::Nanos;
+use crate::region::Region;
+use slot::{FileKind, FileOperation, Slot};
+pub use waker::Waker;
+
+/// Who on the shard an event is for: a layer, a connection, a peer. Given out by [`Reactor::new_owner`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnerId(pub u32);
+
+/// Names an operation: its owner and the owner's own number for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token {
+    /// Who gets the event.
+    pub owner: OwnerId,
+    /// The owner's own number, meaningless to the reactor.
+    pub slot: u32,
+}
+
+/// What to wait for on a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Interest {
+    /// Something to read, or the end of the stream.
+    Read,
+    /// Room to send.
+    Write,
+}
+
+/// A watch that has not fired yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchId(usize);
+
+/// A file that operations in flight keep open.
+#[derive(Clone, Debug)]
+pub struct SharedFile(Rc<OwnedFd>);
+
+impl SharedFile {
+    /// Shares `file` on this shard.
+    #[must_use]
+    pub fn new(file: File) -> SharedFile {
+        SharedFile(Rc::new(file.into()))
+    }
+
+    /// The descriptor, for calls that do not block.
+    #[must_use]
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Where the bytes of a file write come from.
+#[derive(Debug)]
+pub enum WriteSource {
+    /// One buffer, written whole; comes back with the event.
+    Buffer(Buffer),
+    /// Pieces of a region (offset, length), written one after the other as one extent of the file.
+    /// The owner must not change them before the event.
+    Gather(Rc<Region>, Vec<(usize, usize)>),
+}
+
+/// Something happened that an owner asked for.
+#[derive(Debug)]
+pub struct Event {
+    /// Whom and what it is for.
+    pub token: Token,
+    /// What happened.
+    pub action: Action,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Action {
+    /// A watched descriptor is ready. The watch is used up.
+    Ready(Interest),
+    /// A file operation ended.
+    File {
+        /// Bytes moved (0 for sync and allocate), or the kernel's error number. A write is never short; a read is
+        /// short only at the end of the file.
+        result: Result<u64, i32>,
+        /// The buffer that was read into or written from.
+        buffer: Option<Buffer>,
+    },
+}
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// io_uring where the kernel allows it, otherwise epoll.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// epoll and threads, always.
+    Epoll,
+}
+
+/// Limits of a reactor (P10).
+#[derive(Clone, Copy, Debug)]
+pub struct ReactorConfig {
+    /// Submission queue entries; a power of two.
+    pub entries: u32,
+    /// Most bytes of buffers that the shard may hold.
+    pub buffer_limit: usize,
+    /// Which engine.
+    pub engine: Engine,
+}
+
+impl Default for ReactorConfig {
+    fn default() -> ReactorConfig {
+        ReactorConfig { entries: 512, buffer_limit: 256 << 20, engine: Engine::Auto }
+    }
+}
+
+enum Driver {
+    Uring(uring::Uring),
+    Epoll(epoll::Epoll),
+}
+
+/// The shard's loop to the kernel.
+pub struct Reactor {
+    /// Before `slots`: dropping it ends all operations, after which their buffers may go.
+    driver: Driver,
+    slots: Slab<Slot>,
+    buffers: BufferPool,
+    waker: Arc<Waker>,
+    next_owner: u32,
+    files_in_flight: usize,
+    /// Finished (slot, result) pairs of the last wait.
+    finished: Vec<(usize, i32)>,
+    spare_vectors: Vec<Vec<libc::iovec>>,
+}
+
+impl Reactor {
+    /// Makes a reactor for the calling thread. It must stay on that thread.
+    ///
+    /// # Errors
+    /// The kernel refuses a ring (with [`Engine::Uring`]) or an epoll instance.
+    pub fn new(config: ReactorConfig) -> io::Result<Reactor> {
+        let driver = match config.engine {
+            Engine::Uring => Driver::Uring(uring::Uring::new(config.entries)?),
+            Engine::Epoll => Driver::Epoll(epoll::Epoll::new()?),
+            Engine::Auto => match uring::Uring::new(config.entries) {
+                Ok(uring) => Driver::Uring(uring),
+                Err(_) => Driver::Epoll(epoll::Epoll::new()?),
+            },
+        };
+        let waker = Arc::new(Waker::new()?);
+        let mut reactor = Reactor {
+            driver,
+            slots: Slab::new(),
+            buffers: BufferPool::new(config.buffer_limit),
+            waker,
+            next_owner: 0,
+            files_in_flight: 0,
+            finished: Vec::new(),
+            spare_vectors: Vec::new(),
+        };
+        reactor.watch_waker();
+        Ok(reactor)
+    }
+
+    /// `io_uring` or `epoll`.
+    #[must_use]
+    pub fn engine_name(&self) -> &'static str {
+        match self.driver {
+            Driver::Uring(_) => "io_uring",
+            Driver::Epoll(_) => "epoll",
+        }
+    }
+
+    /// The shard's buffers.
+    #[must_use]
+    pub fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// A handle with which other threads end this reactor's wait.
+    #[must_use]
+    pub fn waker(&self) -> Arc<Waker> {
+        Arc::clone(&self.waker)
+    }
+
+    /// A fresh owner number; never given out twice.
+    pub fn new_owner(&mut self) -> OwnerId {
+        self.next_owner += 1;
+        OwnerId(self.next_owner)
+    }
+
+    /// File operations that the kernel has not finished.
+    #[must_use]
+    pub fn files_in_flight(&self) -> usize {
+        self.files_in_flight
+    }
+
+    /// Asks for one [`Action::Ready`] when `fd` is ready. The descriptor must stay open until the event or
+    /// [`Reactor::unwatch`].
+    pub fn watch(&mut self, fd: RawFd, interest: Interest, token: Token) -> WatchId {
+        let key = self.slots.insert(Slot::Watch { fd, interest, token });
+        match &mut self.driver {
+            Driver::Uring(uring) => uring.watch(key, fd, interest),
+            Driver::Epoll(epoll) => epoll.watch(key, fd, interest),
+        }
+        WatchId(key)
+    }
+
+    /// Takes a watch back. Its event will not arrive.
+    pub fn unwatch(&mut self, watch: WatchId) {
+        let Some(slot) = self.slots.get_mut(watch.0) else { return };
+        let Slot::Watch { fd, interest, .. } = *slot else { return };
+        match &mut self.driver {
+            Driver::Uring(uring) => {
+                // The kernel still answers for the watch; until then the slot must not be used again.
+                *slot = Slot::Abandoned;
+                uring.unwatch(watch.0);
+            }
+            Driver::Epoll(epoll) => {
+                epoll.unwatch(fd, interest);
+                self.slots.remove(watch.0);
+            }
+        }
+    }
+
+    /// Reads into the whole of `buffer` from `offset`.
+    pub fn read(&mut self, file: &SharedFile, offset: u64, buffer: Buffer, token: Token) {
+        let mut vectors = self.take_vector();
+        vectors.push(libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
+        self.start(FileOperation {
+            token,
+            file: file.clone(),
+            kind: FileKind::Read,
+            offset,
+            vectors,
+            first: 0,
+            moved: 0,
+            buffer: Some(buffer),
+            region: None,
+        });
+    }
+
+    /// Writes all of `source` at `offset`.
+    pub fn write(&mut self, file: &SharedFile, offset: u64, source: WriteSource, token: Token) {
+        let mut vectors = self.take_vector();
+        let (buffer, region) = match source {
+            WriteSource::Buffer(buffer) => {
+                vectors.push(libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
+                (Some(buffer), None)
+            }
+            WriteSource::Gather(region, pieces) => {
+                vectors.extend(pieces.iter().map(|&(start, length)| libc::iovec {
+                    iov_base: region.address(start, length).cast(),
+                    iov_len: length,
+                }));
+                (None, Some(region))
+            }
+        };
+        self.start(FileOperation {
+            token,
+            file: file.clone(),
+            kind: FileKind::Write,
+            offset,
+            vectors,
+            first: 0,
+            moved: 0,
+            buffer,
+            region,
+        });
+    }
+
+    /// `fdatasync`: everything written and finished before is on stable storage at the event.
+    pub fn sync(&mut self, file: &SharedFile, token: Token) {
+        self.start(FileOperation::without_data(token, file, FileKind::Sync, 0));
+    }
+
+    /// `fallocate` with the given mode bits.
+    pub fn allocate(&mut self, file: &SharedFile, mode: i32, offset: u64, length: u64, token: Token) {
+        self.start(FileOperation::without_data(token, file, FileKind::Allocate { mode, length }, offset));
+    }
+
+    /// Hands everything started to the kernel and waits until something happened, another thread woke this one,
+    /// or `deadline` has passed (a deadline in the past polls). Appends what happened to `events`.
+    ///
+    /// # Errors
+    /// The ring or the epoll instance is broken; the shard cannot go on.
+    pub fn wait(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
+        let timeout = match deadline {
+            Nanos::NEVER => None,
+            deadline => Some(deadline - Nanos::now()),
+        };
+        let timeout = if self.waker.prepare_to_sleep() { timeout } else { Some(std::time::Duration::ZERO) };
+        let mut finished = std::mem::take(&mut self.finished);
+        let waited = match &mut self.driver {
+            Driver::Uring(uring) => uring.wait(timeout, &mut finished),
+            Driver::Epoll(epoll) => epoll.wait(timeout, &mut finished),
+        };
+        self.waker.awake();
+        for (key, result) in finished.drain(..) {
+            self.finish(key, result, events);
+        }
+        self.finished = finished;
+        waited
+    }
+
+    fn finish(&mut self, key: usize, result: i32, events: &mut Vec<Event>) {
+        match &mut self.slots[key] {
+            Slot::Abandoned => drop(self.slots.remove(key)),
+            Slot::Waker => {
+                self.slots.remove(key);
+                self.waker.drain();
+                self.watch_waker();
+            }
+            Slot::Watch { interest, token, .. } => {
+                events.push(Event { token: *token, action: Action::Ready(*interest) });
+                self.slots.remove(key);
+            }
+            Slot::File(operation) => {
+                if operation.continues_after(result) {
+                    return self.driver.start(key, operation);
+                }
+                let Slot::File(mut operation) = self.slots.remove(key) else { unreachable!("matched above") };
+                self.files_in_flight -= 1;
+                let result = operation.outcome(result);
+                operation.vectors.clear();
+                self.spare_vectors.push(operation.vectors);
+                let action = Action::File { result, buffer: operation.buffer };
+                events.push(Event { token: operation.token, action });
+            }
+        }
+    }
+
+    fn start(&mut self, operation: FileOperation) {
+        self.files_in_flight += 1;
+        let entry = self.slots.vacant_entry();
+        let key = entry.key();
+        if let Slot::File(operation) = entry.insert(Slot::File(operation)) {
+            self.driver.start(key, operation);
+        }
+    }
+
+    fn take_vector(&mut self) -> Vec<libc::iovec> {
+        self.spare_vectors.pop().unwrap_or_default()
+    }
+
+    fn watch_waker(&mut self) {
+        let key = self.slots.insert(Slot::Waker);
+        let fd = self.waker.as_raw_fd();
+        match &mut self.driver {
+            Driver::Uring(uring) => uring.watch(key, fd, Interest::Read),
+            Driver::Epoll(epoll) => epoll.watch(key, fd, Interest::Read),
+        }
+    }
+}
+
+impl Driver {
+    fn start(&mut self, key: usize, operation: &FileOperation) {
+        match self {
+            Driver::Uring(uring) => uring.start(key, operation),
+            Driver::Epoll(epoll) => epoll.start(key, operation),
+        }
+    }
+}
+
+impl Drop for Reactor {
+    /// Waits for the file operations in flight: their buffers must not go before the kernel is done with them.
+    fn drop(&mut self) {
+        let mut events = Vec::new();
+        while self.files_in_flight > 0 {
+            if self.wait(Nanos::NEVER, &mut events).is_err() {
+                // The ring is broken and the kernel may still write: leak rather than free under it.
+                std::mem::forget(std::mem::take(&mut self.slots));
+                return;
+            }
+            events.clear();
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the reactor remembers of an operation until the kernel has answered.
+
+use std::rc::Rc;
+
+use super::{Interest, SharedFile, Token};
+use crate::buffer::Buffer;
+use crate::region::Region;
+
+/// One entry of the reactor's table; its index is the kernel's user data.
+pub(super) enum Slot {
+    Watch { fd: i32, interest: Interest, token: Token },
+    /// A watch that was taken back; waits for the kernel's last word.
+    Abandoned,
+    Waker,
+    File(FileOperation),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileKind {
+    Read,
+    Write,
+    Sync,
+    Allocate { mode: i32, length: u64 },
+}
+
+pub(super) struct FileOperation {
+    pub token: Token,
+    pub file: SharedFile,
+    pub kind: FileKind,
+    /// Of the next byte to move.
+    pub offset: u64,
+    pub vectors: Vec<libc::iovec>,
+    /// Vectors before this one are done.
+    pub first: usize,
+    pub moved: u64,
+    pub buffer: Option<Buffer>,
+    /// Keeps the memory mapped that `vectors` point into.
+    #[expect(dead_code, reason = "held, not read")]
+    pub region: Option<Rc<Region>>,
+}
+
+impl FileOperation {
+    pub fn without_data(token: Token, file: &SharedFile, kind: FileKind, offset: u64) -> FileOperation {
+        FileOperation {
+            token,
+            file: file.clone(),
+            kind,
+            offset,
+            vectors: Vec::new(),
+            first: 0,
+            moved: 0,
+            buffer: None,
+            region: None,
+        }
+    }
+
+    /// The vectors that are still to be moved.
+    pub fn rest(&self) -> &[libc::iovec] {
+        &self.vectors[self.first..]
+    }
+
+    /// Takes the kernel's result into account. True when the operation was short and must be started again for
+    /// its rest (short transfers are legal at any time; a read that moves nothing has reached the end).
+    pub fn continues_after(&mut self, result: i32) -> bool {
+        if result == -libc::EINTR || result == -libc::EAGAIN {
+            return true;
+        }
+        if result <= 0 || !matches!(self.kind, FileKind::Read | FileKind::Write) {
+            return false;
+        }
+        let mut moved = result as usize;
+        self.moved += moved as u64;
+        self.offset += moved as u64;
+        while let Some(vector) = self.vectors.get_mut(self.first) {
+            if moved < vector.iov_len {
+                // SAFETY: stays inside the piece of memory that the vector describes.
+                vector.iov_base = unsafe { vector.iov_base.cast::<u8>().add(moved) }.cast();
+                vector.iov_len -= moved;
+                return true;
+            }
+            moved -= vector.iov_len;
+            self.first += 1;
+        }
+        false
+    }
+
+    /// The final result, after [`FileOperation::continues_after`] said no.
+    pub fn outcome(&self, result: i32) -> Result<u64, i32> {
+        match (result, self.kind) {
+            (error, _) if error < 0 => Err(-error),
+            // A write that moves nothing although bytes are left would otherwise go on for ever.
+            (0, FileKind::Write) if self.first < self.vectors.len() => Err(libc::EIO),
+            _ => Ok(self.moved),
+        }
+    }
+}

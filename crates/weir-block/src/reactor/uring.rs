@@ -1,0 +1,109 @@
+//! The io_uring engine.
+
+use std::io;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::Interest;
+use super::slot::{FileKind, FileOperation};
+
+/// Completions of our own cancellations carry this; nobody waits for them.
+const NOBODY: u64 = u64::MAX;
+
+pub(super) struct Uring {
+    ring: IoUring,
+}
+
+impl Uring {
+    pub fn new(entries: u32) -> io::Result<Uring> {
+        let completions = entries.saturating_mul(8);
+        // Completions are worked off when we wait, on this thread, not by interrupting it. Kernels before 6.1 do
+        // not know the flags; they get a plain ring.
+        let ring = IoUring::builder()
+            .setup_cqsize(completions)
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(entries)
+            .or_else(|_| IoUring::builder().setup_cqsize(completions).build(entries))?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring without timed waits (kernel < 5.11)"));
+        }
+        Ok(Uring { ring })
+    }
+
+    pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
+        let events = match interest {
+            Interest::Read => libc::POLLIN | libc::POLLRDHUP,
+            Interest::Write => libc::POLLOUT,
+        };
+        self.push(opcode::PollAdd::new(types::Fd(fd), events as u32).build().user_data(key as u64));
+    }
+
+    pub fn unwatch(&mut self, key: usize) {
+        self.push(opcode::PollRemove::new(key as u64).build().user_data(NOBODY));
+    }
+
+    pub fn start(&mut self, key: usize, operation: &FileOperation) {
+        let fd = types::Fd(operation.file.as_raw_fd());
+        let rest = operation.rest();
+        let entry = match operation.kind {
+            FileKind::Read => {
+                let vector = rest[0];
+                opcode::Read::new(fd, vector.iov_base.cast(), vector.iov_len as u32).offset(operation.offset).build()
+            }
+            FileKind::Write if rest.len() == 1 => {
+                let vector = rest[0];
+                opcode::Write::new(fd, vector.iov_base.cast_const().cast(), vector.iov_len as u32)
+                    .offset(operation.offset)
+                    .build()
+            }
+            FileKind::Write => {
+                let count = rest.len().min(libc::UIO_MAXIOV as usize) as u32;
+                opcode::Writev::new(fd, rest.as_ptr(), count).offset(operation.offset).build()
+            }
+            FileKind::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            FileKind::Allocate { mode, length } => {
+                opcode::Fallocate::new(fd, length).offset(operation.offset).mode(mode).build()
+            }
+        };
+        self.push(entry.user_data(key as u64));
+    }
+
+    /// Submits everything and waits for at least one completion, at most `timeout`.
+    pub fn wait(&mut self, timeout: Option<Duration>, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
+        let waited = match timeout {
+            None => self.ring.submit_and_wait(1),
+            Some(timeout) => {
+                let spec = types::Timespec::from(timeout);
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&spec))
+            }
+        };
+        if let Err(error) = waited {
+            // Time is up, a signal came, or completions must be taken before more fit in: all of them go on.
+            let passing = matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN));
+            if !passing {
+                return Err(error);
+            }
+        }
+        for completion in self.ring.completion() {
+            if completion.user_data() != NOBODY {
+                finished.push((completion.user_data() as usize, completion.result()));
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        // SAFETY: the reactor's slot owns the memory behind the entry until its completion has been taken.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            // The queue is full: hand over what is there. An error here leaves the queue full; the wait that
+            // follows reports it.
+            if let Err(error) = self.ring.submit()
+                && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN))
+            {
+                panic!("io_uring takes no submissions any more: {error}");
+            }
+        }
+    }
+}

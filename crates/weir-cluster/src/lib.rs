@@ -1,0 +1,34 @@
+//! The registry and the cluster logic on top of it (DESIGN §6).
+//!
+//! - [`registry`]: the trait that every registry implements: keys with revisions, compare-and-swap of
+//!   several keys at once, watches, leases.
+//! - [`embedded`]: the registry of a single machine, in one durable file.
+//! - [`remote`]: that registry served on a Unix socket, and the client for it.
+//! - [`records`]: what is kept under which key, and in which form.
+//! - [`ownership`]: which change of a disk's configuration is allowed (P2, P3). Pure functions.
+//! - [`placement`]: who takes over and where replicas go. Pure functions; every node computes the same.
+//! - [`membership`]: this node's lease and the view of the others.
+//!
+//! Nothing here is on the way of an I/O. The data path reads one atomic number, the lease deadline of
+//! [`membership::NodeSession`].
+
+pub mod embedded;
+pub mod events;
+pub mod housekeeping;
+pub mod membership;
+pub mod ownership;
+pub mod placement;
+pub mod records;
+pub mod registry;
+pub mod remote;
+pub mod view;
+
+pub use embedded::Embedded;
+pub use registry::{Registry, RegistryError};
+pub use remote::{Client, ClientConfig, Server};
+
+/// Wall-clock time in milliseconds since 1970, for people to read. Nothing is ever decided by it.
+pub(crate) fn unix_millis() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

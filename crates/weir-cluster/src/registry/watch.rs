@@ -1,0 +1,145 @@
+//! The two ends of a watch: who delivers never waits, who receives never misses a change unnoticed.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use super::{Entry, RegistryError, WATCH_QUEUE};
+
+/// What happened to a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// It was set.
+    Put(Entry),
+    /// It was removed, or its lease ended.
+    Delete {
+        /// The key.
+        key: String,
+    },
+}
+
+impl Change {
+    /// The key that changed.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        match self {
+            Change::Put(entry) => &entry.key,
+            Change::Delete { key } => key,
+        }
+    }
+}
+
+/// One change, as a watcher sees it. Changes of one transaction share a revision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchEvent {
+    /// The revision of the registry that the change made.
+    pub revision: u64,
+    /// What changed.
+    pub change: Change,
+}
+
+/// The changes of one revision. Kept together so that a watch that resumes never repeats or loses a part
+/// of a transaction. Without changes it says that nothing happened up to `revision`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Batch {
+    pub revision: u64,
+    pub changes: Vec<Change>,
+}
+
+impl Batch {
+    /// The part of the batch under `prefix`.
+    pub fn under(&self, prefix: &str) -> Batch {
+        let changes = self.changes.iter().filter(|change| change.key().starts_with(prefix)).cloned().collect();
+        Batch { revision: self.revision, changes }
+    }
+}
+
+/// The receiving end of a watch. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct Watch {
+    backlog: VecDeque<WatchEvent>,
+    batches: mpsc::Receiver<Batch>,
+    end: Arc<OnceLock<RegistryError>>,
+}
+
+impl Watch {
+    /// The next change; waits for one.
+    ///
+    /// # Errors
+    /// [`RegistryError::Compacted`] when this watcher was too slow or was away for too long, and
+    /// [`RegistryError::Unavailable`] when the registry has gone. Both are final: list and watch again.
+    pub async fn next(&mut self) -> Result<WatchEvent, RegistryError> {
+        loop {
+            if let Some(event) = self.backlog.pop_front() {
+                return Ok(event);
+            }
+            let batch = self.next_batch().await?;
+            let revision = batch.revision;
+            self.backlog.extend(batch.changes.into_iter().map(|change| WatchEvent { revision, change }));
+        }
+    }
+
+    /// The next batch, for passing on. Not to be mixed with [`Watch::next`].
+    pub(crate) async fn next_batch(&mut self) -> Result<Batch, RegistryError> {
+        match self.batches.recv().await {
+            Some(batch) => Ok(batch),
+            None => Err(self.end.get().cloned().unwrap_or_else(|| RegistryError::unavailable("it was closed"))),
+        }
+    }
+}
+
+/// What became of a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// It is in the watcher's queue.
+    Queued,
+    /// The watcher does not want any more, or is too slow and has been told so. Forget it.
+    Gone,
+}
+
+/// The delivering end of a watch.
+#[derive(Debug)]
+pub(crate) struct WatchSink {
+    batches: mpsc::Sender<Batch>,
+    end: Arc<OnceLock<RegistryError>>,
+}
+
+impl WatchSink {
+    /// Both ends, with room for [`WATCH_QUEUE`] transactions and those of `past`.
+    pub fn open(past: Vec<Batch>) -> (WatchSink, Watch) {
+        let (sender, batches) = mpsc::channel(WATCH_QUEUE + past.len());
+        for batch in past {
+            // The queue was made large enough for all of them.
+            let _ = sender.try_send(batch);
+        }
+        let end = Arc::new(OnceLock::new());
+        let watch = Watch { backlog: VecDeque::new(), batches, end: Arc::clone(&end) };
+        (WatchSink { batches: sender, end }, watch)
+    }
+
+    /// Queues a batch without ever waiting. A watcher whose queue is full is cut off (P10): what it has
+    /// queued it still gets, then [`RegistryError::Compacted`].
+    pub fn deliver(&self, batch: Batch) -> Delivery {
+        let oldest = batch.revision;
+        match self.batches.try_send(batch) {
+            Ok(()) => Delivery::Queued,
+            Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Gone,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.close(RegistryError::Compacted { oldest });
+                Delivery::Gone
+            }
+        }
+    }
+
+    /// Says why the watch ends; the caller then drops the sink. The first reason stands.
+    pub fn close(&self, reason: RegistryError) {
+        let _ = self.end.set(reason);
+    }
+
+    /// Whether nobody listens any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.batches.is_closed()
+    }
+}

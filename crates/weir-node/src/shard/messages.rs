@@ -1,0 +1,171 @@
+//! What passes between the control plane (tokio) and a shard (its own thread).
+//!
+//! Both directions are bounded queues. The control plane decides nothing about data: it carries out what
+//! a disk on a shard asks for (a compare-and-swap in the registry, a connection to a peer) and tells it
+//! what the registry says. The shard never waits for an answer.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use tokio::sync::oneshot;
+use weir_block::LayerMeter;
+use weir_export::nbd;
+use weir_load::{Summary, Workload};
+
+/// The configuration of a disk as the registry has it: the fencing token, the set, the effective mode (P2, P3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// Grows with each change of owner or replica set.
+    pub epoch: u64,
+    /// Nodes, other than the owner, that must hold each write before it is acknowledged. Empty with
+    /// `write_back` means `write-back+0`.
+    pub replicas: Vec<String>,
+    /// False: acknowledged from the backing.
+    pub write_back: bool,
+    /// `N` of the requested `write-back+N`; `None` when `write-through` is requested.
+    pub wanted_replicas: Option<usize>,
+}
+
+/// How a disk comes to this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Nothing dirty anywhere: an empty log.
+    Clean,
+    /// This node holds a complete replica of the former owner's log and goes on from it.
+    TakeOver {
+        /// Epoch under which the replica was written.
+        former_epoch: u64,
+        /// False while the former owner may still have writes to the backing under way (P4).
+        former_stopped: bool,
+    },
+    /// Nothing dirty (write-through), but the former owner may still have writes under way (P4).
+    FromWriteThrough,
+}
+
+/// A disk to be opened for writing on a shard.
+#[derive(Clone, Debug)]
+pub struct OpenDisk {
+    /// Name of the disk; unique in the cluster.
+    pub disk: String,
+    /// The backing: a file of a `dir` volume, or a block device.
+    pub path: PathBuf,
+    /// Bytes.
+    pub size: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// Bytes of the write log's arena.
+    pub log_bytes: u64,
+    /// As committed in the registry.
+    pub configuration: Configuration,
+    /// Where its log comes from.
+    pub arrival: Arrival,
+    /// Until when, on the monotonic clock in nanoseconds, the registry counts this node as alive. A disk
+    /// answers nothing beyond it (P2).
+    pub lease_until: Arc<AtomicU64>,
+}
+
+/// To a shard.
+#[derive(Debug)]
+pub enum Command {
+    /// Open a disk that this node has just come to own in the registry.
+    Open(Box<OpenDisk>, oneshot::Sender<Result<(), String>>),
+    /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
+    Close { disk: String, done: oneshot::Sender<Result<(), String>> },
+    /// The registry says that another node owns the disk now: drop the log, end all I/O. Answered when nothing is
+    /// under way any more, so that the new owner can be told (P4).
+    LetGo { disk: String, epoch: u64, done: oneshot::Sender<()> },
+    /// A change that the disk had asked for (or an operator) is committed.
+    Configured { disk: String, configuration: Configuration },
+    /// A change that the disk had asked for cannot be had now; it may ask again after a while.
+    NotConfigured { disk: String, reason: String },
+    /// The former owner has certainly no I/O to the backing under way any more (P4).
+    FormerStopped { disk: String },
+    /// A connection to `node` for replicating `disk` is there.
+    PeerConnected { disk: String, node: String, fd: OwnedFd },
+    /// No connection to `node` can be had (or no node at all, when `node` is empty).
+    PeerUnavailable { disk: String, node: String, reason: String },
+    /// An owner has connected to this node to replicate `disk` here. `received` is what was read beyond the greeting.
+    Replicate { disk: String, owner: String, fd: OwnedFd, received: Vec<u8> },
+    /// A replica kept here for a disk that is gone, or whose set does not name this node any more.
+    ForgetReplica { disk: String, below_epoch: u64 },
+    /// An NBD client chose this disk.
+    Attach { disk: String, client: Box<nbd::Attachment> },
+    /// The requested policy changed.
+    SetPolicy { disk: String, wanted_replicas: Option<usize> },
+    /// The disk's size changed (grown).
+    Resize { disk: String, size: u64, done: oneshot::Sender<Result<(), String>> },
+    /// What the disks of this shard are doing.
+    Status { answer: oneshot::Sender<Vec<DiskStatus>> },
+    /// The meters of one disk, from the export down.
+    Meters { disk: String, answer: oneshot::Sender<Option<Vec<LayerMeter>>> },
+    /// Run a load straight onto a layer of an open disk.
+    Load { disk: String, layer: LoadLayer, workload: Box<Workload>, answer: oneshot::Sender<Result<Summary, String>> },
+    /// Close every disk (destaging first), then end the thread.
+    Stop { done: oneshot::Sender<()> },
+}
+
+/// The layer that a load is put on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadLayer {
+    /// Below the accelerator; refused while the log is not empty and, for writing, while clients are connected.
+    Backing,
+    /// The accelerator under its effective policy.
+    Accel,
+}
+
+/// From a shard.
+#[derive(Debug)]
+pub enum Notice {
+    /// Commit `replicas` and `write_back` if the epoch is still `epoch`; answer with `Configured` or `NotConfigured`.
+    WantConfiguration { disk: String, epoch: u64, replicas: Vec<String>, write_back: bool },
+    /// Connect to `count` nodes other than `exclude` (chosen by fault domain); answer each with `PeerConnected` or
+    /// `PeerUnavailable`. With `node` set: to that node.
+    WantPeer { disk: String, node: Option<String>, exclude: Vec<String> },
+    /// A replica knows a higher epoch: this node does not own the disk any more. The control plane reads the registry
+    /// and sends `LetGo`.
+    Refused { disk: String, epoch: u64 },
+    /// Something that the operator should read.
+    Event { disk: String, kind: &'static str, text: String },
+}
+
+/// What a disk on a shard, owned or replicated, is doing.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct DiskStatus {
+    /// Name.
+    pub disk: String,
+    /// `owner` or `replica`.
+    pub role: String,
+    /// `serving`, `waiting` (with the reason), `letting-go`, `failed`, or for a replica `complete`, `filling`, `sealed`.
+    pub state: String,
+    /// Why it is not simply serving; empty otherwise.
+    pub reason: String,
+    /// Current epoch.
+    pub epoch: u64,
+    /// `write-through` or `write-back+N`.
+    pub effective: String,
+    /// The watermarks (DESIGN §3): the last sequence number of each.
+    pub appended: u64,
+    /// In the log of every replica.
+    pub replicated: u64,
+    /// Answered.
+    pub acknowledged: u64,
+    /// In the backing, and flushed.
+    pub destaged: u64,
+    /// Gone from the log.
+    pub freed: u64,
+    /// Bytes acknowledged and not destaged.
+    pub dirty_bytes: u64,
+    /// Bytes of the log's arena in use.
+    pub log_used_bytes: u64,
+    /// Bytes of the log's arena.
+    pub log_bytes: u64,
+    /// Destage throughput, bytes per second, lately.
+    pub destage_rate: u64,
+    /// Connected export clients.
+    pub clients: usize,
+    /// Requests in flight at the top of the accelerator.
+    pub in_flight: usize,
+}
