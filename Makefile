@@ -1,0 +1,52 @@
+# What people run. Each target says in one line what it does: `make help`.
+
+CARGO ?= cargo
+ROUNDS ?= 500
+
+.PHONY: help setup build release demo test fmt clippy doc unit bench soak fuzz deny clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install the Debian packages that tests and demo need
+	@scripts/setup
+
+build: ## debug build of the `weir` binary
+	$(CARGO) build -p weir
+
+release: ## optimised build of the `weir` binary
+	$(CARGO) build --release -p weir
+
+demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
+	target/release/weir demo
+
+test: setup fmt clippy doc unit ## everything that a change must pass
+
+fmt: ## formatting
+	$(CARGO) fmt --all --check
+
+clippy: ## lints, as errors
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+doc: ## documentation builds without a warning
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+unit: ## unit, property and end-to-end tests
+	$(CARGO) test --workspace
+
+bench: setup release ## measure this machine beside its peers
+	target/release/weir bench --help >/dev/null
+	$(CARGO) bench --workspace
+
+soak: setup ## ROUNDS=500 crash rounds with seeds that are printed
+	WEIR_CRASH_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash -- --nocapture
+
+fuzz: ## property tests of all parsers with a hundred times the cases
+	PROPTEST_CASES=25600 $(CARGO) test --release -p weir-node -p weir-export -p weir-cluster -p weir-accel
+
+deny: ## licences and banned crates (needs cargo-deny)
+	@command -v cargo-deny >/dev/null || { echo "make deny needs cargo-deny: cargo install --locked cargo-deny"; exit 1; }
+	$(CARGO) deny check
+
+clean: ## remove what was built
+	$(CARGO) clean
