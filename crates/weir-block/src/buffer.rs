@@ -122,7 +122,8 @@ fn class_of(length: usize) -> Option<usize> {
 }
 
 fn layout(class: usize) -> Layout {
-    Layout::from_size_align(ALIGNMENT << class, ALIGNMENT).expect("a power of two below 32 MiB is a valid layout")
+    Layout::from_size_align(ALIGNMENT << class, ALIGNMENT)
+        .expect("a power of two below 32 MiB is a valid layout")
 }
 
 fn allocate(class: usize) -> NonNull<u8> {

@@ -1,9 +1,12 @@
 //! The one interface between layers.
 
+use std::rc::Rc;
+
 use crate::clock::Nanos;
 use crate::meter::LayerMeter;
 use crate::reactor::{Event, Reactor};
-use crate::request::{Completion, Request, RequestKind};
+use crate::region::Region;
+use crate::request::{Completion, Request, RequestKind, Tag};
 
 /// What a layer is and can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,4 +63,27 @@ pub trait Layer {
 
     /// The meters of this layer and of those below, from the top.
     fn meters(&self, out: &mut Vec<LayerMeter>);
+}
+
+/// A layer that also takes writes straight from a region of memory: how the write log is destaged without a copy.
+pub trait Destage: Layer {
+    /// Whether [`Destage::write_gather`] would be taken now. Needs a place in the queue but no buffer, so that a
+    /// shard whose buffers all wait for room in the log can still make that room.
+    fn can_gather(&self) -> bool {
+        self.has_room(RequestKind::Flush, 0)
+    }
+
+    /// Writes `pieces` (offset in `region`, length) one after the other as consecutive bytes of the disk from
+    /// `offset`. Each piece starts at a multiple of 512 bytes in memory and its length is a multiple of the logical
+    /// block; together they are inside the disk, not empty, and at most [`LayerInfo::max_transfer`] long.
+    ///
+    /// Nobody changes the pieces before the completion, which comes from [`Layer::advance`] like that of a write.
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    );
 }

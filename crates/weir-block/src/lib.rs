@@ -18,11 +18,12 @@ pub mod socket;
 pub use buffer::{Buffer, BufferPool};
 pub use clock::Nanos;
 pub use error::{Code, ErrorKind, IoError};
-pub use layer::{Layer, LayerInfo};
+pub use layer::{Destage, Layer, LayerInfo};
 pub use meter::{KindMeter, LayerMeter, Meter};
 pub use metered::Metered;
 pub use reactor::{
-    Action, Engine, Event, Interest, OwnerId, Reactor, ReactorConfig, SharedFile, Token, WatchId, Waker, WriteSource,
+    Action, Engine, Event, Interest, OwnerId, Reactor, ReactorConfig, SharedFile, Token, Waker, WatchId,
+    WriteSource,
 };
 pub use region::Region;
 pub use request::{Completion, Extent, ExtentState, Outcome, Payload, Request, RequestKind, Tag};

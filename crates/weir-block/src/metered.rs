@@ -1,11 +1,14 @@
 //! A meter around a layer.
 
+use std::rc::Rc;
+
 use slab::Slab;
 
 use crate::clock::Nanos;
-use crate::layer::{Layer, LayerInfo};
+use crate::layer::{Destage, Layer, LayerInfo};
 use crate::meter::{LayerMeter, Meter};
 use crate::reactor::{Event, Reactor};
+use crate::region::Region;
 use crate::request::{Completion, Request, RequestKind, Tag};
 
 /// Measures every request to the layer inside, from `submit` to the completion.
@@ -54,6 +57,13 @@ impl<L: Layer> Metered<L> {
     pub fn meter_mut(&mut self) -> &mut Meter {
         &mut self.meter
     }
+
+    /// Notes the arrival of a request; the tag under which it goes inside.
+    fn arrive(&mut self, tag: Tag, kind: RequestKind, bytes: u64) -> Tag {
+        let arrived = Nanos::now();
+        self.meter.arrive(kind, arrived);
+        Tag(self.pending.insert(Pending { tag, kind, bytes, arrived }) as u64)
+    }
 }
 
 impl<L: Layer> Layer for Metered<L> {
@@ -66,11 +76,9 @@ impl<L: Layer> Layer for Metered<L> {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let arrived = Nanos::now();
-        let (kind, (_, bytes)) = (request.kind(), request.range());
-        self.meter.arrive(kind, arrived);
-        let slot = self.pending.insert(Pending { tag: request.tag(), kind, bytes, arrived });
-        request.set_tag(Tag(slot as u64));
+        let (_, bytes) = request.range();
+        let tag = self.arrive(request.tag(), request.kind(), bytes);
+        request.set_tag(tag);
         self.inner.submit(reactor, request);
     }
 
@@ -103,5 +111,24 @@ impl<L: Layer> Layer for Metered<L> {
     fn meters(&self, out: &mut Vec<LayerMeter>) {
         out.push(LayerMeter { layer: self.name, meter: self.meter.clone() });
         self.inner.meters(out);
+    }
+}
+
+impl<L: Destage> Destage for Metered<L> {
+    fn can_gather(&self) -> bool {
+        self.inner.can_gather()
+    }
+
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    ) {
+        let bytes = pieces.iter().map(|&(_, length)| length as u64).sum();
+        let tag = self.arrive(tag, RequestKind::Write, bytes);
+        self.inner.write_gather(reactor, tag, offset, region, pieces);
     }
 }

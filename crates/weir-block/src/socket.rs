@@ -113,7 +113,11 @@ impl Socket {
             message.msg_iovlen = slices.len().min(MOST_SLICES);
             // SAFETY: `IoSlice` has the layout of `iovec`; the slices outlive the call.
             let n = unsafe {
-                libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+                libc::sendmsg(
+                    self.fd.as_raw_fd(),
+                    &raw const message,
+                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                )
             };
             if n >= 0 {
                 return Ok(Sent::Bytes(n as usize));

@@ -227,7 +227,9 @@ fn run(job: &Job) -> i32 {
             FileKind::Read => libc::preadv(job.fd, job.vectors, job.count, offset),
             FileKind::Write => libc::pwritev(job.fd, job.vectors, job.count, offset),
             FileKind::Sync => libc::fdatasync(job.fd) as isize,
-            FileKind::Allocate { mode, length } => libc::fallocate(job.fd, mode, offset, length as i64) as isize,
+            FileKind::Allocate { mode, length } => {
+                libc::fallocate(job.fd, mode, offset, length as i64) as isize
+            }
         }
     };
     if result < 0 { -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result as i32 }

@@ -8,7 +8,11 @@ use crate::region::Region;
 
 /// One entry of the reactor's table; its index is the kernel's user data.
 pub(super) enum Slot {
-    Watch { fd: i32, interest: Interest, token: Token },
+    Watch {
+        fd: i32,
+        interest: Interest,
+        token: Token,
+    },
     /// A watch that was taken back; waits for the kernel's last word.
     Abandoned,
     Waker,

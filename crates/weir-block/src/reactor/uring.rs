@@ -27,7 +27,10 @@ impl Uring {
             .build(entries)
             .or_else(|_| IoUring::builder().setup_cqsize(completions).build(entries))?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring without timed waits (kernel < 5.11)"));
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "io_uring without timed waits (kernel < 5.11)",
+            ));
         }
         Ok(Uring { ring })
     }
@@ -50,7 +53,9 @@ impl Uring {
         let entry = match operation.kind {
             FileKind::Read => {
                 let vector = rest[0];
-                opcode::Read::new(fd, vector.iov_base.cast(), vector.iov_len as u32).offset(operation.offset).build()
+                opcode::Read::new(fd, vector.iov_base.cast(), vector.iov_len as u32)
+                    .offset(operation.offset)
+                    .build()
             }
             FileKind::Write if rest.len() == 1 => {
                 let vector = rest[0];
@@ -81,7 +86,8 @@ impl Uring {
         };
         if let Err(error) = waited {
             // Time is up, a signal came, or completions must be taken before more fit in: all of them go on.
-            let passing = matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN));
+            let passing =
+                matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN));
             if !passing {
                 return Err(error);
             }
