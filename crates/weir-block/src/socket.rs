@@ -130,7 +130,8 @@ impl Socket {
         }
     }
 
-    /// Stops watching; no event with this socket's token arrives afterwards. Call before dropping.
+    /// Stops watching and shuts the connection down. Call before dropping. Only events that the last
+    /// [`Reactor::wait`] has already returned can still carry this socket's token.
     pub fn close(&mut self, reactor: &mut Reactor) {
         for watch in [self.watching_read.take(), self.watching_write.take()].into_iter().flatten() {
             reactor.unwatch(watch);

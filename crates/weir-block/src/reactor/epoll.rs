@@ -225,7 +225,10 @@ fn run(job: &Job) -> i32 {
     let result = unsafe {
         match job.kind {
             FileKind::Read => libc::preadv(job.fd, job.vectors, job.count, offset),
-            FileKind::Write => libc::pwritev(job.fd, job.vectors, job.count, offset),
+            FileKind::Write { durable: false } => libc::pwritev(job.fd, job.vectors, job.count, offset),
+            FileKind::Write { durable: true } => {
+                libc::pwritev2(job.fd, job.vectors, job.count, offset, libc::RWF_DSYNC)
+            }
             FileKind::Sync => libc::fdatasync(job.fd) as isize,
             FileKind::Allocate { mode, length } => {
                 libc::fallocate(job.fd, mode, offset, length as i64) as isize

@@ -51,7 +51,11 @@ pub enum Interest {
 
 /// A watch that has not fired yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WatchId(usize);
+pub struct WatchId {
+    key: usize,
+    /// Told apart from later users of the same slot.
+    serial: u64,
+}
 
 /// A file that operations in flight keep open.
 #[derive(Clone, Debug)]
@@ -147,6 +151,7 @@ pub struct Reactor {
     buffers: BufferPool,
     waker: Arc<Waker>,
     next_owner: u32,
+    next_serial: u64,
     files_in_flight: usize,
     /// Finished (slot, result) pairs of the last wait.
     finished: Vec<(usize, i32)>,
@@ -174,6 +179,7 @@ impl Reactor {
             buffers: BufferPool::new(config.buffer_limit),
             waker,
             next_owner: 0,
+            next_serial: 0,
             files_in_flight: 0,
             finished: Vec::new(),
             spare_vectors: Vec::new(),
@@ -218,27 +224,32 @@ impl Reactor {
     /// Asks for one [`Action::Ready`] when `fd` is ready. The descriptor must stay open until the event or
     /// [`Reactor::unwatch`].
     pub fn watch(&mut self, fd: RawFd, interest: Interest, token: Token) -> WatchId {
-        let key = self.slots.insert(Slot::Watch { fd, interest, token });
+        self.next_serial += 1;
+        let serial = self.next_serial;
+        let key = self.slots.insert(Slot::Watch { serial, fd, interest, token });
         match &mut self.driver {
             Driver::Uring(uring) => uring.watch(key, fd, interest),
             Driver::Epoll(epoll) => epoll.watch(key, fd, interest),
         }
-        WatchId(key)
+        WatchId { key, serial }
     }
 
-    /// Takes a watch back. Its event will not arrive.
+    /// Takes a watch back. Its event will not arrive, unless [`Reactor::wait`] has returned it already.
     pub fn unwatch(&mut self, watch: WatchId) {
-        let Some(slot) = self.slots.get_mut(watch.0) else { return };
-        let Slot::Watch { fd, interest, .. } = *slot else { return };
+        let Some(slot) = self.slots.get_mut(watch.key) else { return };
+        let Slot::Watch { serial, fd, interest, .. } = *slot else { return };
+        if serial != watch.serial {
+            return;
+        }
         match &mut self.driver {
             Driver::Uring(uring) => {
                 // The kernel still answers for the watch; until then the slot must not be used again.
                 *slot = Slot::Abandoned;
-                uring.unwatch(watch.0);
+                uring.unwatch(watch.key);
             }
             Driver::Epoll(epoll) => {
                 epoll.unwatch(fd, interest);
-                self.slots.remove(watch.0);
+                self.slots.remove(watch.key);
             }
         }
     }
@@ -262,6 +273,23 @@ impl Reactor {
 
     /// Writes all of `source` at `offset`.
     pub fn write(&mut self, file: &SharedFile, offset: u64, source: WriteSource, token: Token) {
+        self.start_write(file, offset, source, false, token);
+    }
+
+    /// Writes all of `source` at `offset`; at the event it is on stable storage (`RWF_DSYNC`, which a device with
+    /// forced unit access does without emptying its whole cache).
+    pub fn write_durable(&mut self, file: &SharedFile, offset: u64, source: WriteSource, token: Token) {
+        self.start_write(file, offset, source, true, token);
+    }
+
+    fn start_write(
+        &mut self,
+        file: &SharedFile,
+        offset: u64,
+        source: WriteSource,
+        durable: bool,
+        token: Token,
+    ) {
         let mut vectors = self.take_vector();
         let (buffer, region) = match source {
             WriteSource::Buffer(buffer) => {
@@ -279,7 +307,7 @@ impl Reactor {
         self.start(FileOperation {
             token,
             file: file.clone(),
-            kind: FileKind::Write,
+            kind: FileKind::Write { durable },
             offset,
             vectors,
             first: 0,

@@ -6,9 +6,13 @@ use super::{Interest, SharedFile, Token};
 use crate::buffer::Buffer;
 use crate::region::Region;
 
+/// The unit in which direct I/O counts on Linux, in bytes.
+const SECTOR: u64 = 512;
+
 /// One entry of the reactor's table; its index is the kernel's user data.
 pub(super) enum Slot {
     Watch {
+        serial: u64,
         fd: i32,
         interest: Interest,
         token: Token,
@@ -22,9 +26,15 @@ pub(super) enum Slot {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileKind {
     Read,
-    Write,
+    Write {
+        /// With `RWF_DSYNC`: on stable storage when it completes.
+        durable: bool,
+    },
     Sync,
-    Allocate { mode: i32, length: u64 },
+    Allocate {
+        mode: i32,
+        length: u64,
+    },
 }
 
 pub(super) struct FileOperation {
@@ -65,11 +75,14 @@ impl FileOperation {
 
     /// Takes the kernel's result into account. True when the operation was short and must be started again for
     /// its rest (short transfers are legal at any time; a read that moves nothing has reached the end).
+    ///
+    /// A read that stops off a sector boundary has reached the end too: neither the page cache nor direct I/O
+    /// stops there for another reason, and direct I/O would refuse to go on from there.
     pub fn continues_after(&mut self, result: i32) -> bool {
         if result == -libc::EINTR || result == -libc::EAGAIN {
             return true;
         }
-        if result <= 0 || !matches!(self.kind, FileKind::Read | FileKind::Write) {
+        if result <= 0 || !matches!(self.kind, FileKind::Read | FileKind::Write { .. }) {
             return false;
         }
         let mut moved = result as usize;
@@ -80,7 +93,7 @@ impl FileOperation {
                 // SAFETY: stays inside the piece of memory that the vector describes.
                 vector.iov_base = unsafe { vector.iov_base.cast::<u8>().add(moved) }.cast();
                 vector.iov_len -= moved;
-                return true;
+                return self.kind != FileKind::Read || self.offset.is_multiple_of(SECTOR);
             }
             moved -= vector.iov_len;
             self.first += 1;
@@ -93,7 +106,7 @@ impl FileOperation {
         match (result, self.kind) {
             (error, _) if error < 0 => Err(-error),
             // A write that moves nothing although bytes are left would otherwise go on for ever.
-            (0, FileKind::Write) if self.first < self.vectors.len() => Err(libc::EIO),
+            (0, FileKind::Write { .. }) if self.first < self.vectors.len() => Err(libc::EIO),
             _ => Ok(self.moved),
         }
     }

@@ -13,6 +13,8 @@ const NOBODY: u64 = u64::MAX;
 
 pub(super) struct Uring {
     ring: IoUring,
+    /// Completions taken while making room for submissions; the next wait hands them out.
+    early: Vec<(usize, i32)>,
 }
 
 impl Uring {
@@ -32,7 +34,7 @@ impl Uring {
                 "io_uring without timed waits (kernel < 5.11)",
             ));
         }
-        Ok(Uring { ring })
+        Ok(Uring { ring, early: Vec::new() })
     }
 
     pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
@@ -57,15 +59,19 @@ impl Uring {
                     .offset(operation.offset)
                     .build()
             }
-            FileKind::Write if rest.len() == 1 => {
+            FileKind::Write { durable } if rest.len() == 1 => {
                 let vector = rest[0];
                 opcode::Write::new(fd, vector.iov_base.cast_const().cast(), vector.iov_len as u32)
                     .offset(operation.offset)
+                    .rw_flags(write_flags(durable))
                     .build()
             }
-            FileKind::Write => {
+            FileKind::Write { durable } => {
                 let count = rest.len().min(libc::UIO_MAXIOV as usize) as u32;
-                opcode::Writev::new(fd, rest.as_ptr(), count).offset(operation.offset).build()
+                opcode::Writev::new(fd, rest.as_ptr(), count)
+                    .offset(operation.offset)
+                    .rw_flags(write_flags(durable))
+                    .build()
             }
             FileKind::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             FileKind::Allocate { mode, length } => {
@@ -77,6 +83,7 @@ impl Uring {
 
     /// Submits everything and waits for at least one completion, at most `timeout`.
     pub fn wait(&mut self, timeout: Option<Duration>, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
+        let timeout = if self.early.is_empty() { timeout } else { Some(Duration::ZERO) };
         let waited = match timeout {
             None => self.ring.submit_and_wait(1),
             Some(timeout) => {
@@ -92,24 +99,34 @@ impl Uring {
                 return Err(error);
             }
         }
-        for completion in self.ring.completion() {
-            if completion.user_data() != NOBODY {
-                finished.push((completion.user_data() as usize, completion.result()));
-            }
-        }
+        finished.append(&mut self.early);
+        take_completions(&mut self.ring, finished);
         Ok(())
     }
 
     fn push(&mut self, entry: squeue::Entry) {
         // SAFETY: the reactor's slot owns the memory behind the entry until its completion has been taken.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            // The queue is full: hand over what is there. An error here leaves the queue full; the wait that
-            // follows reports it.
-            if let Err(error) = self.ring.submit()
-                && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN))
-            {
-                panic!("io_uring takes no submissions any more: {error}");
+            // The queue is full: hand over what is there.
+            let Err(error) = self.ring.submit() else { continue };
+            match error.raw_os_error() {
+                // The kernel holds back completions and takes nothing more before they are fetched.
+                Some(libc::EBUSY | libc::EAGAIN) => take_completions(&mut self.ring, &mut self.early),
+                Some(libc::EINTR) => {}
+                _ => panic!("io_uring takes no submissions any more: {error}"),
             }
         }
     }
+}
+
+fn take_completions(ring: &mut IoUring, finished: &mut Vec<(usize, i32)>) {
+    for completion in ring.completion() {
+        if completion.user_data() != NOBODY {
+            finished.push((completion.user_data() as usize, completion.result()));
+        }
+    }
+}
+
+fn write_flags(durable: bool) -> i32 {
+    if durable { libc::RWF_DSYNC } else { 0 }
 }
