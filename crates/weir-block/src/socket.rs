@@ -4,7 +4,7 @@
 //! the ring. The kernel then never holds a pointer into memory that Weir wants to reuse (a log arena, a
 //! receive buffer), and one `recv` takes all that has arrived, one `sendmsg` answers all of it.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::reactor::{Interest, Reactor, Token, WatchId};
@@ -88,6 +88,31 @@ impl Socket {
             let n = unsafe {
                 libc::recv(self.fd.as_raw_fd(), target.as_mut_ptr().cast(), target.len(), libc::MSG_DONTWAIT)
             };
+            match n {
+                0 => return Ok(Received::End),
+                n if n > 0 => return Ok(Received::Bytes(n as usize)),
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Reads what has arrived into the targets, one after the other, without waiting: the rest of a large payload to
+    /// its place and what follows it elsewhere, in one call.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn receive_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
+        loop {
+            // SAFETY: an all-zero msghdr is valid (no name, no control data).
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = targets.as_mut_ptr().cast();
+            message.msg_iovlen = targets.len();
+            // SAFETY: `IoSliceMut` has the layout of `iovec`; the targets are writable and outlive the call.
+            let n = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
             match n {
                 0 => return Ok(Received::End),
                 n if n > 0 => return Ok(Received::Bytes(n as usize)),
