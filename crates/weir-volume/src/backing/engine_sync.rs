@@ -1,0 +1,127 @@
+//! The engine for files in this host's memory: plain system calls, at once.
+//!
+//! A call on tmpfs never waits for a device, so doing it in place costs a copy and no more. Through io_uring the
+//! kernel would hand it to a worker thread and back, which takes longer than the copy.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use weir_block::{Buffer, SharedFile, WriteSource};
+
+use super::Finished;
+
+/// Does operations in place and keeps their results for the next `advance`.
+pub(super) struct SyncEngine {
+    file: SharedFile,
+    pub finished: Vec<Finished>,
+    /// Of the write being done; empty between calls, kept for its memory.
+    vectors: Vec<libc::iovec>,
+}
+
+impl SyncEngine {
+    pub fn new(file: SharedFile) -> SyncEngine {
+        SyncEngine { file, finished: Vec::new(), vectors: Vec::new() }
+    }
+
+    pub fn read(&mut self, slot: u32, offset: u64, mut buffer: Buffer) {
+        let result = read_all(self.file.as_raw_fd(), buffer.bytes_mut(), offset);
+        self.finished.push(Finished { slot, result, buffer: Some(buffer) });
+    }
+
+    pub fn write(&mut self, slot: u32, offset: u64, source: &WriteSource) {
+        self.vectors.clear();
+        match source {
+            WriteSource::Buffer(buffer) => self.vectors.push(vector(buffer.as_ptr(), buffer.len())),
+            WriteSource::Gather(region, pieces) => self
+                .vectors
+                .extend(pieces.iter().map(|&(start, length)| vector(region.address(start, length), length))),
+        }
+        let result = write_all(self.file.as_raw_fd(), &mut self.vectors, offset, false);
+        self.finished.push(Finished { slot, result, buffer: None });
+    }
+
+    /// As [`SyncEngine::write`], straight from borrowed bytes: nothing outlives the call. `durable`: on stable storage
+    /// when it completes.
+    pub fn write_lent(&mut self, slot: u32, offset: u64, bytes: &[u8], durable: bool) {
+        let whole = &mut [vector(bytes.as_ptr().cast_mut(), bytes.len())];
+        let result = write_all(self.file.as_raw_fd(), whole, offset, durable);
+        self.finished.push(Finished { slot, result, buffer: None });
+    }
+
+    pub fn sync(&mut self, slot: u32) {
+        // SAFETY: no pointers.
+        let result = unsafe { libc::fdatasync(self.file.as_raw_fd()) };
+        let result = if result < 0 { Err(last_errno()) } else { Ok(0) };
+        self.finished.push(Finished { slot, result, buffer: None });
+    }
+
+    pub fn allocate(&mut self, slot: u32, mode: i32, offset: u64, length: u64) {
+        // SAFETY: no pointers.
+        let result = unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset as i64, length as i64) };
+        let result = if result < 0 { Err(last_errno()) } else { Ok(0) };
+        self.finished.push(Finished { slot, result, buffer: None });
+    }
+}
+
+fn last_errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Reads until `target` is full or the file ends. The number of bytes read.
+fn read_all(fd: RawFd, target: &mut [u8], offset: u64) -> Result<u64, i32> {
+    let mut moved = 0;
+    while moved < target.len() {
+        let rest = &mut target[moved..];
+        // SAFETY: `rest` is writable memory of that length.
+        let n =
+            unsafe { libc::pread(fd, rest.as_mut_ptr().cast(), rest.len(), (offset + moved as u64) as i64) };
+        match n {
+            0 => break,
+            n if n > 0 => moved += n as usize,
+            _ if last_errno() == libc::EINTR => {}
+            _ => return Err(last_errno()),
+        }
+    }
+    Ok(moved as u64)
+}
+
+fn vector(start: *mut u8, length: usize) -> libc::iovec {
+    libc::iovec { iov_base: start.cast(), iov_len: length }
+}
+
+/// Writes all that `vectors` describe, however many calls it takes.
+fn write_all(fd: RawFd, mut vectors: &mut [libc::iovec], offset: u64, durable: bool) -> Result<u64, i32> {
+    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+    let mut moved = 0;
+    while !vectors.is_empty() {
+        let count = vectors.len().min(libc::UIO_MAXIOV as usize) as i32;
+        // SAFETY: every vector describes readable memory that outlives the call.
+        let n = unsafe { libc::pwritev2(fd, vectors.as_ptr(), count, (offset + moved) as i64, flags) };
+        match n {
+            // Would otherwise go on for ever.
+            0 => return Err(libc::EIO),
+            n if n > 0 => {
+                moved += n as u64;
+                vectors = skip(vectors, n as usize);
+            }
+            _ if last_errno() == libc::EINTR => {}
+            _ => return Err(last_errno()),
+        }
+    }
+    Ok(moved)
+}
+
+/// What is left of `vectors` after `moved` bytes.
+fn skip(mut vectors: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
+    while !vectors.is_empty() {
+        if moved < vectors[0].iov_len {
+            // SAFETY: stays inside the memory that the vector describes.
+            vectors[0].iov_base = unsafe { vectors[0].iov_base.cast::<u8>().add(moved) }.cast();
+            vectors[0].iov_len -= moved;
+            break;
+        }
+        moved -= vectors[0].iov_len;
+        vectors = &mut vectors[1..];
+    }
+    vectors
+}

@@ -1,0 +1,517 @@
+//! A file or a block device as the lowest layer.
+
+mod engine_sync;
+mod engine_uring;
+mod extents;
+mod flushes;
+mod storage;
+mod zeroing;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use slab::Slab;
+use weir_block::buffer::LARGEST;
+use weir_block::{
+    Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
+    Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
+    SharedFile, Tag, WriteSource,
+};
+
+use crate::error::VolumeError;
+use engine_sync::SyncEngine;
+use engine_uring::UringEngine;
+use flushes::Flushes;
+pub use storage::Medium;
+use storage::Storage;
+use zeroing::{Way, Ways, ZeroJob};
+
+/// The slot of the sync that answers a group of flushes; requests never reach it.
+const SYNC: u32 = u32::MAX;
+
+/// How operations are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// In place for files in memory, through the reactor for everything else.
+    #[default]
+    Auto,
+    /// Through the reactor, always.
+    Reactor,
+    /// In place, through the page cache, always. The shard waits for the storage: only for storage that never makes one
+    /// wait.
+    Inline,
+}
+
+/// How a backing is opened.
+#[derive(Clone, Debug)]
+pub struct BackingOptions {
+    /// Takes writes.
+    pub writable: bool,
+    /// Size of the disk in bytes, from its record; without it, the size of the file or device. A shorter file reads as
+    /// zeroes behind its end.
+    pub size: Option<u64>,
+    /// 512 or 4096 bytes, from the disk's record; without it, 512 where the storage can, otherwise 4096.
+    pub logical_block: Option<u32>,
+    /// Most requests in flight (1 or more).
+    pub depth: usize,
+    /// How operations are done.
+    pub engine: EngineChoice,
+}
+
+impl Default for BackingOptions {
+    fn default() -> BackingOptions {
+        BackingOptions {
+            writable: true,
+            size: None,
+            logical_block: None,
+            depth: 256,
+            engine: EngineChoice::Auto,
+        }
+    }
+}
+
+enum Engine {
+    Uring(UringEngine),
+    Sync(SyncEngine),
+}
+
+/// An operation's end, from either engine.
+struct Finished {
+    slot: u32,
+    result: Result<u64, i32>,
+    buffer: Option<Buffer>,
+}
+
+/// A request taken and not yet answered.
+struct Pending {
+    tag: Tag,
+    step: Step,
+}
+
+/// What a request is waiting for.
+enum Step {
+    Read,
+    Write,
+    Zero(ZeroJob),
+    Sync,
+}
+
+/// A file or block device that takes requests.
+pub struct FileBacking {
+    path: PathBuf,
+    file: SharedFile,
+    medium: Medium,
+    direct: bool,
+    info: LayerInfo,
+    owner: OwnerId,
+    engine: Engine,
+    depth: usize,
+    pending: Slab<Pending>,
+    ready: Vec<Completion>,
+    /// Results being worked off; empty between calls, kept for its memory.
+    round: Vec<Finished>,
+    flushes: Flushes,
+    ways: Ways,
+    /// Zeroes to write from.
+    zeroes: Rc<Region>,
+    /// The shard's buffers, for copies of lent payloads.
+    pool: BufferPool,
+    /// When the shard's buffers are all taken, perhaps by requests that wait for this very layer, writes go on
+    /// through this.
+    reserve: BufferPool,
+    /// A sync failed and the page cache may have dropped what it could not write: no flush can succeed any more (P8).
+    lost: Option<i32>,
+}
+
+impl FileBacking {
+    /// Opens the file or block device at `path` for the shard of `reactor`.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::NotABacking`], [`VolumeError::Busy`] (a device that this host uses
+    /// otherwise), [`VolumeError::InvalidSize`], [`VolumeError::LogicalBlock`], [`VolumeError::Permission`].
+    pub fn open(
+        reactor: &mut Reactor,
+        path: &Path,
+        options: &BackingOptions,
+    ) -> Result<FileBacking, VolumeError> {
+        let storage = Storage::open(path, options)?;
+        let size = options.size.unwrap_or(storage.length);
+        check_size(path, size, &storage)?;
+        let zeroes = Region::new(zeroing::WRITE_PIECE as usize)
+            .map_err(|error| VolumeError::from_io("mapping zeroes for", path, error))?;
+        let owner = reactor.new_owner();
+        let file = SharedFile::new(storage.file);
+        let inline = match options.engine {
+            EngineChoice::Auto => storage.medium == Medium::Memory,
+            EngineChoice::Reactor => false,
+            EngineChoice::Inline => true,
+        };
+        let engine = if inline {
+            Engine::Sync(SyncEngine::new(file.clone()))
+        } else {
+            Engine::Uring(UringEngine::new(file.clone(), owner))
+        };
+        let ways = Ways { punch: storage.punches, zero_range: storage.zeroes };
+        let info = LayerInfo {
+            size,
+            logical_block: storage.logical_block,
+            preferred_block: storage.preferred_block,
+            max_transfer: LARGEST as u32,
+            writable: options.writable,
+            fast_zeroes: ways.punch || ways.zero_range,
+            discards: ways.punch,
+        };
+        Ok(FileBacking {
+            path: path.to_path_buf(),
+            file,
+            medium: storage.medium,
+            direct: storage.direct,
+            info,
+            owner,
+            engine,
+            depth: options.depth.max(1),
+            pending: Slab::new(),
+            ready: Vec::new(),
+            round: Vec::new(),
+            flushes: Flushes::default(),
+            ways,
+            zeroes: Rc::new(zeroes),
+            pool: reactor.buffers().clone(),
+            reserve: BufferPool::new(LARGEST),
+            lost: None,
+        })
+    }
+
+    /// Where the bytes are.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the bytes are on.
+    #[must_use]
+    pub fn medium(&self) -> Medium {
+        self.medium
+    }
+
+    /// Whether I/O goes past the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// The owner that this backing's events carry: whoever drives the shard brings them to
+    /// [`Layer::on_event`].
+    #[must_use]
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// Looks at the size of the file or device again, after it was resized. Returns the disk's size in bytes.
+    ///
+    /// # Errors
+    /// As for [`FileBacking::open`]; the old size then stays.
+    pub fn reload_size(&mut self) -> Result<u64, VolumeError> {
+        let size = storage::length(self.file.as_raw_fd())
+            .map_err(|error| VolumeError::from_io("examining", &self.path, error))?;
+        check_multiple(&self.path, size, self.info.logical_block)?;
+        self.info.size = size;
+        Ok(size)
+    }
+
+    /// Takes a request in; its slot.
+    fn take(&mut self, tag: Tag, step: Step) -> u32 {
+        self.pending.insert(Pending { tag, step }) as u32
+    }
+
+    /// Answers a request that never went to the storage.
+    fn answer(&mut self, tag: Tag, result: Result<Outcome, IoError>) {
+        self.ready.push(Completion { tag, result });
+    }
+
+    fn finish(&mut self, slot: u32, result: Result<Outcome, IoError>) {
+        let pending = self.pending.remove(slot as usize);
+        self.ready.push(Completion { tag: pending.tag, result });
+    }
+
+    fn read(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, buffer: Buffer) {
+        let slot = self.take(tag, Step::Read);
+        match &mut self.engine {
+            Engine::Uring(engine) => engine.read(reactor, slot, offset, buffer),
+            Engine::Sync(engine) => engine.read(slot, offset, buffer),
+        }
+    }
+
+    fn write(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, payload: Payload<'_>, fua: bool) {
+        let slot = self.take(tag, Step::Write);
+        let engine = match (&mut self.engine, &payload) {
+            (Engine::Sync(engine), payload) => return engine.write_lent(slot, offset, payload.bytes(), fua),
+            (Engine::Uring(engine), _) => engine,
+        };
+        let buffer = match payload {
+            Payload::Given(buffer) => buffer,
+            Payload::Lent(bytes) => {
+                let taken = self.pool.take(bytes.len()).or_else(|| self.reserve.take(bytes.len()));
+                let Some(mut buffer) = taken else {
+                    let error =
+                        IoError::new(ErrorKind::Retry, Code::NoMemory, "copying a write for the backing");
+                    return self.finish(slot, Err(error));
+                };
+                buffer.bytes_mut().copy_from_slice(bytes);
+                buffer
+            }
+        };
+        engine.write(reactor, slot, offset, WriteSource::Buffer(buffer), fua);
+    }
+
+    fn flush(&mut self, tag: Tag) {
+        let slot = self.take(tag, Step::Sync);
+        self.flushes.arrive(slot);
+    }
+
+    fn extents(&mut self, tag: Tag, offset: u64, length: u64) {
+        let result = if self.medium == Medium::Device {
+            Ok(vec![Extent { offset, length, state: ExtentState::Allocated }])
+        } else {
+            extents::of_file(self.file.as_raw_fd(), offset, length, u64::from(self.info.logical_block))
+        };
+        let result = result.map_err(|errno| IoError::from_errno(errno, "looking up extents of the backing"));
+        self.answer(tag, result.map(Outcome::Extents));
+    }
+
+    fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob) {
+        let slot = self.take(tag, Step::Zero(job));
+        self.zero_next(reactor, slot, job);
+    }
+
+    /// Starts the next piece of a range to be zeroed, or ends the request.
+    fn zero_next(&mut self, reactor: &mut Reactor, slot: u32, mut job: ZeroJob) {
+        if job.next == job.end {
+            if job.fua {
+                self.pending[slot as usize].step = Step::Sync;
+                self.flushes.arrive(slot);
+            } else {
+                self.finish(slot, Ok(Outcome::Done));
+            }
+            return;
+        }
+        let Some(way) = self.ways.choose(job.may_unmap, job.fast_only) else {
+            let error =
+                IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
+            return self.finish(slot, Err(error));
+        };
+        job.way = way;
+        let (offset, length) = (job.next, job.piece());
+        job.started = offset + length;
+        self.pending[slot as usize].step = Step::Zero(job);
+        match (way.mode(), &mut self.engine) {
+            (Some(mode), Engine::Uring(engine)) => engine.allocate(reactor, slot, mode, offset, length),
+            (Some(mode), Engine::Sync(engine)) => engine.allocate(slot, mode, offset, length),
+            (None, Engine::Uring(engine)) => {
+                let source = WriteSource::Gather(Rc::clone(&self.zeroes), vec![(0, length as usize)]);
+                engine.write(reactor, slot, offset, source, false);
+            }
+            (None, Engine::Sync(engine)) => {
+                engine.write_lent(slot, offset, self.zeroes.bytes(0, length as usize), false)
+            }
+        }
+    }
+
+    fn zero_finished(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: u32,
+        mut job: ZeroJob,
+        result: Result<u64, i32>,
+    ) {
+        match result {
+            Ok(_) => job.next = job.started,
+            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if job.way != Way::Write => {
+                self.ways.rule_out(job.way);
+                self.info.discards = self.ways.punch;
+                self.info.fast_zeroes = self.ways.punch || self.ways.zero_range;
+            }
+            Err(errno) => return self.finish(slot, Err(IoError::from_errno(errno, "zeroing the backing"))),
+        }
+        self.zero_next(reactor, slot, job);
+    }
+
+    fn sync_finished(&mut self, result: Result<u64, i32>) {
+        let mut flushes = std::mem::take(&mut self.flushes);
+        // The kernel reports a failed write-back once, then forgets it together with the data. Direct writes are not
+        // in the page cache: there the next sync tells the truth.
+        if let (Err(errno), false) = (result, self.direct) {
+            self.lost = Some(errno);
+        }
+        for slot in flushes.finish() {
+            let result = result.map_err(|errno| IoError::from_errno(errno, "syncing the backing"));
+            self.finish(slot, result.map(|_| Outcome::Done));
+        }
+        self.flushes = flushes;
+    }
+
+    fn finished(&mut self, reactor: &mut Reactor, finished: Finished) {
+        let Finished { slot, result, buffer } = finished;
+        if slot == SYNC {
+            return self.sync_finished(result);
+        }
+        // Buffers of writes go back to their pool here.
+        match self.pending[slot as usize].step {
+            Step::Read => {
+                let read = result.map_err(|errno| IoError::from_errno(errno, "reading the backing"));
+                let outcome = read.map(|count| {
+                    let mut buffer = buffer.expect("a read returns its buffer");
+                    // Behind the end of a file that is shorter than the disk.
+                    buffer.bytes_mut()[count as usize..].fill(0);
+                    Outcome::Read(buffer)
+                });
+                self.finish(slot, outcome);
+            }
+            Step::Write => {
+                let written = result.map_err(|errno| IoError::from_errno(errno, "writing the backing"));
+                self.finish(slot, written.map(|_| Outcome::Done));
+            }
+            Step::Zero(job) => self.zero_finished(reactor, slot, job, result),
+            Step::Sync => unreachable!("a flush waits for the sync's own slot"),
+        }
+    }
+
+    fn start_sync(&mut self, reactor: &mut Reactor) {
+        if !self.flushes.start() {
+            return;
+        }
+        match (self.lost, &mut self.engine) {
+            (Some(errno), _) => self.sync_finished(Err(errno)),
+            (None, Engine::Uring(engine)) => engine.sync(reactor, SYNC),
+            (None, Engine::Sync(engine)) => engine.sync(SYNC),
+        }
+    }
+}
+
+impl Layer for FileBacking {
+    fn info(&self) -> LayerInfo {
+        self.info
+    }
+
+    fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        if self.in_flight() >= self.depth {
+            return false;
+        }
+        let copies = kind == RequestKind::Write && matches!(self.engine, Engine::Uring(_));
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        !copies || self.pool.has_room(bytes) || self.reserve.has_room(bytes)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        if request.kind().changes_data() && !self.info.writable {
+            let error =
+                IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
+            return self.answer(request.tag(), Err(error));
+        }
+        match request {
+            Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
+            Request::Write { tag, offset, payload, fua } => self.write(reactor, tag, offset, payload, fua),
+            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
+                self.zero(reactor, tag, zero_job(offset, length, fua, may_unmap, fast_only));
+            }
+            Request::Discard { tag, offset, length, fua } => {
+                self.zero(reactor, tag, zero_job(offset, length, fua, true, false));
+            }
+            Request::Flush { tag } => self.flush(tag),
+            Request::Extents { tag, offset, length } => self.extents(tag, offset, length),
+        }
+    }
+
+    fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
+        if event.token.owner != self.owner {
+            return;
+        }
+        if let Action::File { result, buffer } = event.action {
+            self.finished(reactor, Finished { slot: event.token.slot, result, buffer });
+        }
+    }
+
+    fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        self.start_sync(reactor);
+        // One round only: a large range that is zeroed in place lets others have their turn between its pieces.
+        let mut round = std::mem::take(&mut self.round);
+        if let Engine::Sync(engine) = &mut self.engine {
+            std::mem::swap(&mut round, &mut engine.finished);
+        }
+        for finished in round.drain(..) {
+            self.finished(reactor, finished);
+        }
+        self.round = round;
+        self.start_sync(reactor);
+        done.append(&mut self.ready);
+    }
+
+    fn deadline(&self) -> Nanos {
+        match &self.engine {
+            Engine::Sync(engine) if !engine.finished.is_empty() => Nanos(0),
+            _ if !self.ready.is_empty() => Nanos(0),
+            _ => Nanos::NEVER,
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len() + self.ready.len()
+    }
+
+    fn meters(&self, _out: &mut Vec<LayerMeter>) {}
+}
+
+impl Destage for FileBacking {
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    ) {
+        if !self.info.writable {
+            let error =
+                IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
+            return self.answer(tag, Err(error));
+        }
+        let slot = self.take(tag, Step::Write);
+        let source = WriteSource::Gather(region, pieces);
+        match &mut self.engine {
+            Engine::Uring(engine) => engine.write(reactor, slot, offset, source, false),
+            Engine::Sync(engine) => engine.write(slot, offset, &source),
+        }
+    }
+}
+
+fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: bool) -> ZeroJob {
+    ZeroJob {
+        next: offset,
+        started: offset,
+        end: offset + length,
+        may_unmap,
+        fast_only,
+        fua,
+        way: Way::Write,
+    }
+}
+
+fn check_size(path: &Path, size: u64, storage: &Storage) -> Result<(), VolumeError> {
+    check_multiple(path, size, storage.logical_block)?;
+    if storage.medium == Medium::Device && size > storage.length {
+        let reason = "is more than the device has";
+        return Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason });
+    }
+    Ok(())
+}
+
+fn check_multiple(path: &Path, size: u64, logical_block: u32) -> Result<(), VolumeError> {
+    let reason = if size == 0 {
+        "is not a disk"
+    } else if !size.is_multiple_of(u64::from(logical_block)) {
+        "is not a multiple of the logical block (512 or 4096); lengthen the file"
+    } else {
+        return Ok(());
+    };
+    Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason })
+}

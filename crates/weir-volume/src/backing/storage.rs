@@ -1,0 +1,201 @@
+//! What kind of storage a path leads to, and how it wants to be asked.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use super::{BackingOptions, EngineChoice};
+use crate::error::VolumeError;
+
+/// Memory alignment that every gathered piece has (see `weir_block::Destage`), in bytes.
+const PIECE_ALIGNMENT: u32 = 512;
+
+/// What a backing's bytes are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// A file on a filesystem of its own device or server.
+    File,
+    /// A block device.
+    Device,
+    /// A file that lives in this host's memory (tmpfs, ramfs).
+    Memory,
+}
+
+/// An opened file or device, before anything is asked of it.
+pub(super) struct Storage {
+    pub file: File,
+    pub medium: Medium,
+    /// Goes past the page cache.
+    pub direct: bool,
+    /// Length of the file or device, in bytes.
+    pub length: u64,
+    /// Smallest unit of an offset or length, in bytes: 512 or 4096.
+    pub logical_block: u32,
+    /// The unit below which writes are slower, in bytes.
+    pub preferred_block: u32,
+    /// `FALLOC_FL_PUNCH_HOLE` works.
+    pub punches: bool,
+    /// `FALLOC_FL_ZERO_RANGE` is worth a try.
+    pub zeroes: bool,
+}
+
+impl Storage {
+    pub fn open(path: &Path, options: &BackingOptions) -> Result<Storage, VolumeError> {
+        let failed = |error| VolumeError::from_io("opening", path, error);
+        // Looked at before it is opened: opening a FIFO would wait, opening a tape would rewind it.
+        let metadata = std::fs::metadata(path).map_err(failed)?;
+        let device = metadata.file_type().is_block_device();
+        if !device && !metadata.is_file() {
+            return Err(VolumeError::NotABacking(path.to_path_buf()));
+        }
+        if device && options.writable {
+            refuse_if_claimed(path)?;
+        }
+        let file = OpenOptions::new().read(true).write(options.writable).open(path).map_err(failed)?;
+        let medium = if device { Medium::Device } else { medium_of(&file).map_err(failed)? };
+        // Done in place, writes come straight from borrowed memory of any alignment.
+        let cached = medium == Medium::Memory || options.engine == EngineChoice::Inline;
+        let alignment = if cached { None } else { direct(&file, medium).map_err(failed)? };
+        let able = alignment.unwrap_or(512);
+        let logical_block = choose_logical_block(path, options.logical_block, able)?;
+        let length = length(file.as_raw_fd()).map_err(failed)?;
+        let (punches, zeroes) =
+            if options.writable { zeroing(&file, medium, &metadata, length) } else { (false, false) };
+        let physical = if device { physical_block(file.as_raw_fd()) } else { 4096 };
+        Ok(Storage {
+            file,
+            medium,
+            direct: alignment.is_some(),
+            length,
+            logical_block,
+            preferred_block: physical.clamp(4096, 64 << 10),
+            punches,
+            zeroes,
+        })
+    }
+}
+
+/// The length of a file or device, in bytes.
+pub(super) fn length(fd: RawFd) -> io::Result<u64> {
+    // SAFETY: no pointers. Also works for block devices, where `st_size` is zero.
+    let end = unsafe { libc::lseek(fd, 0, libc::SEEK_END) };
+    u64::try_from(end).map_err(|_| io::Error::last_os_error())
+}
+
+/// A device with a filesystem mounted, or taken by LVM or RAID, refuses an exclusive open. We do not stay exclusive:
+/// the next owner must be able to open the device while a former one has yet to notice that it is fenced (P2).
+fn refuse_if_claimed(path: &Path) -> Result<(), VolumeError> {
+    const ATTEMPTS: u32 = 5;
+    for attempt in 1..=ATTEMPTS {
+        match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                // Another owner may be asking the same at this moment; that passes.
+                if attempt < ATTEMPTS {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            Err(error) => return Err(VolumeError::from_io("opening", path, error)),
+        }
+    }
+    Err(VolumeError::Busy(path.to_path_buf()))
+}
+
+fn medium_of(file: &File) -> io::Result<Medium> {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    let filesystem = rustix::fs::fstatfs(file)?;
+    Ok(if matches!(filesystem.f_type as u64, TMPFS | RAMFS) { Medium::Memory } else { Medium::File })
+}
+
+/// Switches to direct I/O. The unit for offsets and lengths in bytes, or `None` when the storage has no direct I/O
+/// that suits us: then everything goes through the page cache, which a flush empties.
+fn direct(file: &File, medium: Medium) -> io::Result<Option<u32>> {
+    let (memory, offset) = match direct_alignment(file)? {
+        Some((0, _) | (_, 0)) => return Ok(None),
+        Some(alignment) => alignment,
+        None if medium == Medium::Device => {
+            let block = logical_block(file.as_raw_fd());
+            (block, block)
+        }
+        None => (PIECE_ALIGNMENT, 0),
+    };
+    if memory > PIECE_ALIGNMENT {
+        return Ok(None);
+    }
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    match rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::DIRECT) {
+        Ok(()) if offset == 0 => Ok(Some(probe_offset_unit(file))),
+        Ok(()) => Ok(Some(offset)),
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Alignment of memory and of offsets as the filesystem states it (Linux 6.1 and later); zero means no direct I/O.
+fn direct_alignment(file: &File) -> io::Result<Option<(u32, u32)>> {
+    let mask = rustix::fs::StatxFlags::from_bits_retain(libc::STATX_DIOALIGN);
+    let stat = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, mask)?;
+    let stated = stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    Ok(stated.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align)))
+}
+
+/// Without a statement, one read off a 4096-byte boundary tells.
+fn probe_offset_unit(file: &File) -> u32 {
+    #[repr(align(4096))]
+    struct Aligned([u8; 512]);
+    let mut sector = Aligned([0; 512]);
+    // SAFETY: 512 writable bytes.
+    let read = unsafe { libc::pread(file.as_raw_fd(), sector.0.as_mut_ptr().cast(), 512, 512) };
+    if read < 0 { 4096 } else { 512 }
+}
+
+fn choose_logical_block(path: &Path, asked: Option<u32>, able: u32) -> Result<u32, VolumeError> {
+    let asked = asked.unwrap_or(if able <= 512 { 512 } else { 4096 });
+    if !matches!(asked, 512 | 4096) || asked < able {
+        return Err(VolumeError::LogicalBlock { path: path.to_path_buf(), asked, able });
+    }
+    Ok(asked)
+}
+
+/// Whether holes can be punched, and whether ranges can be zeroed without sending zeroes.
+fn zeroing(file: &File, medium: Medium, metadata: &std::fs::Metadata, length: u64) -> (bool, bool) {
+    if medium == Medium::Device {
+        // Without hardware help the kernel would write the zeroes itself, which is not fast and cannot be interrupted.
+        let offloads = device_offloads_zeroes(metadata.rdev());
+        return (offloads, offloads);
+    }
+    // Behind the end of the file there is nothing to lose.
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let start = length.next_multiple_of(4096) as i64;
+    // SAFETY: no pointers.
+    let punches = unsafe { libc::fallocate(file.as_raw_fd(), mode, start, 4096) } == 0;
+    (punches, medium == Medium::File)
+}
+
+fn device_offloads_zeroes(device: u64) -> bool {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    // A partition has no queue of its own; its disk is one directory up.
+    [format!("{base}/queue"), format!("{base}/../queue")]
+        .iter()
+        .find_map(|queue| std::fs::read_to_string(format!("{queue}/write_zeroes_max_bytes")).ok())
+        .and_then(|text| text.trim().parse::<u64>().ok())
+        .is_some_and(|most| most > 0)
+}
+
+fn logical_block(fd: RawFd) -> u32 {
+    let mut size: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int.
+    let answer = unsafe { libc::ioctl(fd, libc::BLKSSZGET, &raw mut size) };
+    if answer < 0 { 4096 } else { size as u32 }
+}
+
+fn physical_block(fd: RawFd) -> u32 {
+    let mut size: libc::c_uint = 0;
+    // SAFETY: BLKPBSZGET writes one unsigned int.
+    let answer = unsafe { libc::ioctl(fd, libc::BLKPBSZGET, &raw mut size) };
+    if answer < 0 { 4096 } else { size }
+}

@@ -1,0 +1,227 @@
+//! `dir` volumes: a directory, one raw sparse file per disk.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use weir_block::Reactor;
+
+use crate::backing::{BackingOptions, FileBacking};
+use crate::error::VolumeError;
+
+/// Marks the files that are disks; whatever else lies in the directory is left alone.
+const SUFFIX: &str = ".raw";
+
+/// Longest name of a disk, in bytes: leaves room for the suffix in every filesystem's 255.
+const LONGEST_NAME: usize = 128;
+
+/// The unit of a disk's size, in bytes: the larger of the two logical blocks, so that either can be chosen later.
+const SIZE_UNIT: u64 = 4096;
+
+/// A directory that holds disks.
+#[derive(Debug)]
+pub struct DirVolume {
+    path: PathBuf,
+    /// To make entries durable.
+    directory: File,
+}
+
+/// One disk of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DiskEntry {
+    /// The disk's name.
+    pub name: String,
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Bytes of the filesystem that it takes up at present; fewer than `size` for a sparse disk.
+    pub allocated: u64,
+}
+
+impl DirVolume {
+    /// Opens the directory at `path`, which must exist.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::NotADirectory`], [`VolumeError::Permission`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<DirVolume, VolumeError> {
+        let path = path.into();
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(&path);
+        match opened {
+            Ok(directory) => Ok(DirVolume { path, directory }),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => {
+                Err(VolumeError::NotADirectory(path))
+            }
+            Err(error) => Err(VolumeError::from_io("opening", &path, error)),
+        }
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the disk called `name` is, or would be.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidName`].
+    pub fn disk_path(&self, name: &str) -> Result<PathBuf, VolumeError> {
+        check_name(name)?;
+        Ok(self.path.join(format!("{name}{SUFFIX}")))
+    }
+
+    /// Makes a disk of `size` bytes (a multiple of 4096) that reads as zeroes and takes no space yet. On return it
+    /// is durable.
+    ///
+    /// # Errors
+    /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], [`VolumeError::InvalidSize`], [`VolumeError::NoSpace`],
+    /// [`VolumeError::Permission`]. Nothing is left behind then.
+    pub fn create_disk(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        let path = self.disk_path(name)?;
+        check_size(&path, size)?;
+        let created = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path);
+        let file = match created {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(VolumeError::Exists { name: name.to_owned(), path });
+            }
+            Err(error) => return Err(VolumeError::from_io("creating", &path, error)),
+        };
+        let finished = set_size(&file, &path, size).and_then(|()| self.sync_directory());
+        if finished.is_err() {
+            // Half a disk would stand in the way of the next attempt. If even this fails, that attempt says so.
+            let _ = std::fs::remove_file(&path);
+        }
+        finished
+    }
+
+    /// Opens a disk for the shard that `reactor` belongs to.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidName`]; [`VolumeError::NotABacking`] for a link, which could lead anywhere; and those of
+    /// [`FileBacking::open`].
+    pub fn open_disk(
+        &self,
+        reactor: &mut Reactor,
+        name: &str,
+        options: &BackingOptions,
+    ) -> Result<FileBacking, VolumeError> {
+        let path = self.disk_path(name)?;
+        match std::fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_file() => FileBacking::open(reactor, &path, options),
+            Ok(_) => Err(VolumeError::NotABacking(path)),
+            Err(error) => Err(VolumeError::from_io("opening", &path, error)),
+        }
+    }
+
+    /// Grows a disk to `size` bytes (a multiple of 4096), durably. Who has it open calls [`FileBacking::reload_size`].
+    /// The size that it has already is fine, so that the step can be repeated.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`]; [`VolumeError::InvalidSize`], also for a smaller size, which would cut off data.
+    pub fn resize(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        let path = self.disk_path(name)?;
+        check_size(&path, size)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(|error| VolumeError::from_io("opening", &path, error))?;
+        let present = file.metadata().map_err(|error| VolumeError::from_io("examining", &path, error))?.len();
+        if size < present {
+            let reason = "is less than the disk has; shrinking would cut off data";
+            return Err(VolumeError::InvalidSize { path, size, reason });
+        }
+        set_size(&file, &path, size)
+    }
+
+    /// Removes a disk and its data, durably. Its space comes back when the last holder closes it.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], [`VolumeError::Permission`].
+    pub fn delete(&self, name: &str) -> Result<(), VolumeError> {
+        let path = self.disk_path(name)?;
+        std::fs::remove_file(&path).map_err(|error| VolumeError::from_io("deleting", &path, error))?;
+        self.sync_directory()
+    }
+
+    /// The disks, by name.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> Result<Vec<DiskEntry>, VolumeError> {
+        let failed = |error| VolumeError::from_io("listing", &self.path, error);
+        let mut disks = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let file_name = entry.file_name();
+            let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)) else { continue };
+            if check_name(name).is_err() {
+                continue;
+            }
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_file() => disks.push(DiskEntry {
+                    name: name.to_owned(),
+                    size: metadata.len(),
+                    allocated: metadata.blocks() * 512,
+                }),
+                Ok(_) => {}
+                // Deleted since the directory was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        disks.sort_by(|left, right| left.name.cmp(&right.name));
+        Ok(disks)
+    }
+
+    fn sync_directory(&self) -> Result<(), VolumeError> {
+        self.directory.sync_all().map_err(|error| VolumeError::from_io("syncing", &self.path, error))
+    }
+}
+
+/// Names are also words in commands, URLs and metrics: letters, digits, `.`, `_`, `-`, starting with a letter or digit.
+fn check_name(name: &str) -> Result<(), VolumeError> {
+    let reason = if name.is_empty() {
+        "is empty"
+    } else if name.len() > LONGEST_NAME {
+        "is longer than 128 bytes"
+    } else if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+        "may only have letters, digits, '.', '_' and '-'"
+    } else if !name.as_bytes()[0].is_ascii_alphanumeric() {
+        "must start with a letter or a digit"
+    } else {
+        return Ok(());
+    };
+    Err(VolumeError::InvalidName { name: name.to_owned(), reason })
+}
+
+fn check_size(path: &Path, size: u64) -> Result<(), VolumeError> {
+    let reason = if size == 0 {
+        "is not a disk"
+    } else if !size.is_multiple_of(SIZE_UNIT) {
+        "is not a multiple of 4096"
+    } else if i64::try_from(size).is_err() {
+        "is more than any filesystem takes"
+    } else {
+        return Ok(());
+    };
+    Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason })
+}
+
+fn set_size(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
+    match file.set_len(size) {
+        Err(error) if error.raw_os_error() == Some(libc::EFBIG) => Err(VolumeError::InvalidSize {
+            path: path.to_path_buf(),
+            size,
+            reason: "is more than this filesystem takes for one file",
+        }),
+        Err(error) => Err(VolumeError::from_io("sizing", path, error)),
+        Ok(()) => file.sync_all().map_err(|error| VolumeError::from_io("syncing", path, error)),
+    }
+}

@@ -1,0 +1,187 @@
+//! What the tests of backings share: a shard's loop around one backing, and filesystems to try it on.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use weir_block::{
+    Completion, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request, Tag,
+};
+use weir_volume::{BackingOptions, EngineChoice, FileBacking};
+
+/// Directory for files of this test run, on the build's own filesystem.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A directory in memory.
+pub fn scratch_in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+pub fn reactor(engine: Engine) -> Reactor {
+    Reactor::new(ReactorConfig { entries: 64, buffer_limit: 64 << 20, engine }).unwrap()
+}
+
+pub fn options(engine: EngineChoice) -> BackingOptions {
+    BackingOptions { engine, ..BackingOptions::default() }
+}
+
+/// A shard with one backing.
+pub struct Shard {
+    // Dropped first: it waits for operations in flight.
+    pub reactor: Reactor,
+    pub backing: FileBacking,
+    pub done: Vec<Completion>,
+    events: Vec<Event>,
+    next_tag: u64,
+}
+
+impl Shard {
+    pub fn new(mut reactor: Reactor, path: &Path, options: &BackingOptions) -> Shard {
+        let backing = FileBacking::open(&mut reactor, path, options).unwrap();
+        Shard::around(reactor, backing)
+    }
+
+    pub fn around(reactor: Reactor, backing: FileBacking) -> Shard {
+        Shard { reactor, backing, done: Vec::new(), events: Vec::new(), next_tag: 1 << 32 }
+    }
+
+    /// One turn of the loop; sleeps only when there is something to wait for.
+    pub fn turn(&mut self) {
+        self.backing.advance(&mut self.reactor, &mut self.done);
+        let deadline = if self.done.is_empty() { self.backing.deadline() } else { Nanos(0) };
+        let deadline = if self.backing.in_flight() == 0 { Nanos(0) } else { deadline };
+        self.reactor.wait(deadline, &mut self.events).unwrap();
+        for event in self.events.drain(..) {
+            self.backing.on_event(&mut self.reactor, event);
+        }
+    }
+
+    /// Turns until nothing is in flight; what completed.
+    pub fn drain(&mut self) -> Vec<Completion> {
+        while self.backing.in_flight() > 0 {
+            self.turn();
+        }
+        std::mem::take(&mut self.done)
+    }
+
+    pub fn submit(&mut self, request: Request<'_>) {
+        self.backing.submit(&mut self.reactor, request);
+    }
+
+    pub fn tag(&mut self) -> Tag {
+        self.next_tag += 1;
+        Tag(self.next_tag)
+    }
+
+    /// Submits one request and waits for its answer; nothing else may be in flight.
+    pub fn ask(&mut self, request: Request<'_>) -> Result<Outcome, IoError> {
+        let (kind, (_, bytes), tag) = (request.kind(), request.range(), request.tag());
+        assert!(
+            self.backing.has_room(kind, bytes),
+            "{kind:?} of {bytes} bytes finds room in an idle backing"
+        );
+        self.submit(request);
+        let mut done = self.drain();
+        assert_eq!(done.len(), 1, "one request, one answer");
+        let completion = done.remove(0);
+        assert_eq!(completion.tag, tag);
+        completion.result
+    }
+
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        let tag = self.tag();
+        self.ask(Request::Write { tag, offset, payload: Payload::Lent(bytes), fua: false }).map(done)
+    }
+
+    pub fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, IoError> {
+        let tag = self.tag();
+        let buffer = self.reactor.buffers().take(length).unwrap();
+        self.ask(Request::Read { tag, offset, buffer }).map(|outcome| match outcome {
+            Outcome::Read(buffer) => buffer.bytes().to_vec(),
+            other => panic!("a read brings a buffer, not {other:?}"),
+        })
+    }
+
+    pub fn flush(&mut self) -> Result<(), IoError> {
+        let tag = self.tag();
+        self.ask(Request::Flush { tag }).map(done)
+    }
+}
+
+/// Asserts that a request brought nothing but success.
+pub fn done(outcome: Outcome) {
+    assert!(matches!(outcome, Outcome::Done), "{outcome:?}");
+}
+
+/// A loop device over a sparse file, gone with the value.
+pub struct LoopDevice {
+    pub device: PathBuf,
+    _file: tempfile::TempDir,
+}
+
+impl LoopDevice {
+    /// `None`, with a word to whoever reads the test's output, where loop devices are not to be had.
+    pub fn new(size: u64) -> Option<LoopDevice> {
+        let directory = scratch();
+        let file = directory.path().join("image");
+        std::fs::File::create(&file).unwrap().set_len(size).unwrap();
+        let output = Command::new("losetup").args(["--direct-io=on", "-f", "--show"]).arg(&file).output();
+        match output {
+            Ok(output) if output.status.success() => {
+                let device = String::from_utf8(output.stdout).unwrap().trim().into();
+                Some(LoopDevice { device, _file: directory })
+            }
+            other => {
+                eprintln!("skipped: no loop device here ({other:?})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.device).status();
+    }
+}
+
+/// A filesystem of its own on a loop device, gone with the value.
+pub struct Mount {
+    pub path: PathBuf,
+    _directory: tempfile::TempDir,
+    device: LoopDevice,
+}
+
+impl Mount {
+    /// `mkfs` as in `mkfs.ext4`. `None` where loop devices are not to be had.
+    pub fn new(mkfs: &str, size: u64) -> Option<Mount> {
+        let device = LoopDevice::new(size)?;
+        let directory = scratch();
+        run(Command::new(mkfs).arg("-q").arg(&device.device));
+        let path = directory.path().to_path_buf();
+        run(Command::new("mount").arg(&device.device).arg(&path));
+        Some(Mount { path, _directory: directory, device })
+    }
+
+    pub fn device(&self) -> &Path {
+        &self.device.device
+    }
+
+    /// Mounts again, read-only.
+    pub fn make_read_only(&self) {
+        run(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.path));
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.path).status();
+    }
+}
+
+pub fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
