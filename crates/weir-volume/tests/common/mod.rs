@@ -118,26 +118,37 @@ pub fn done(outcome: Outcome) {
 /// A loop device over a sparse file, gone with the value.
 pub struct LoopDevice {
     pub device: PathBuf,
-    _file: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl LoopDevice {
     /// `None`, with a word to whoever reads the test's output, where loop devices are not to be had.
     pub fn new(size: u64) -> Option<LoopDevice> {
+        LoopDevice::with_sectors(size, 512)
+    }
+
+    /// With sectors of so many bytes.
+    pub fn with_sectors(size: u64, sector: u32) -> Option<LoopDevice> {
         let directory = scratch();
         let file = directory.path().join("image");
         std::fs::File::create(&file).unwrap().set_len(size).unwrap();
-        let output = Command::new("losetup").args(["--direct-io=on", "-f", "--show"]).arg(&file).output();
-        match output {
+        let mut command = Command::new("losetup");
+        command.args(["--direct-io=on", "-f", "--show", "-b", &sector.to_string()]).arg(&file);
+        match command.output() {
             Ok(output) if output.status.success() => {
                 let device = String::from_utf8(output.stdout).unwrap().trim().into();
-                Some(LoopDevice { device, _file: directory })
+                Some(LoopDevice { device, directory })
             }
             other => {
                 eprintln!("skipped: no loop device here ({other:?})");
                 None
             }
         }
+    }
+
+    /// The file behind the device.
+    pub fn image(&self) -> PathBuf {
+        self.directory.path().join("image")
     }
 }
 
@@ -167,11 +178,6 @@ impl Mount {
 
     pub fn device(&self) -> &Path {
         &self.device.device
-    }
-
-    /// Mounts again, read-only.
-    pub fn make_read_only(&self) {
-        run(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.path));
     }
 }
 

@@ -1,0 +1,303 @@
+//! What a backing does at its bounds: full storage, full queues, ends of disks, refusals.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::rc::Rc;
+
+use common::{LoopDevice, Mount, Shard, done, options, reactor, run, scratch, scratch_in_memory};
+use weir_block::buffer::LARGEST;
+use weir_block::{
+    Code, Destage, Engine, ErrorKind, ExtentState, Layer, Outcome, Payload, Reactor, ReactorConfig, Region,
+    Request, RequestKind, Tag,
+};
+use weir_volume::{BackingOptions, DirVolume, EngineChoice, FileBacking, Medium, VolumeError};
+
+const MIB: u64 = 1 << 20;
+
+fn file(directory: &tempfile::TempDir, size: u64) -> std::path::PathBuf {
+    let path = directory.path().join("disk.raw");
+    std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+    path
+}
+
+#[test]
+fn a_full_filesystem_is_told_and_recovers() {
+    for engine in [Engine::Uring, Engine::Epoll] {
+        let Some(mount) = Mount::new("mkfs.ext4", 24 << 20) else { return };
+        let volume = DirVolume::open(&mount.path).unwrap();
+        volume.create_disk("big", 64 * MIB).unwrap();
+        let mut reactor = reactor(engine);
+        let backing = volume.open_disk(&mut reactor, "big", &BackingOptions::default()).unwrap();
+        let mut shard = Shard::around(reactor, backing);
+        let piece = vec![0x5a; MIB as usize];
+        let full_at = (0..64).find_map(|i| shard.write(i * MIB, &piece).err().map(|error| (i, error)));
+        let (full_at, error) = full_at.expect("64 MiB do not fit into 24");
+        assert_eq!((error.kind, error.code, error.errno), (ErrorKind::Retry, Code::NoSpace, libc::ENOSPC));
+        for i in 0..full_at {
+            assert!(shard.read(i * MIB, piece.len()).unwrap() == piece, "what was answered before stays");
+        }
+        assert!(shard.read(0, 4096).is_ok());
+        let tag = Tag(1);
+        shard.ask(Request::Discard { tag, offset: 0, length: 4 * MIB, fua: true }).map(done).unwrap();
+        shard.write(full_at * MIB, &piece).expect("there is room again");
+        shard.flush().unwrap();
+        assert!(shard.read(full_at * MIB, piece.len()).unwrap() == piece);
+        assert!(shard.read(0, piece.len()).unwrap().iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn a_full_memory_filesystem_is_told_and_recovers() {
+    let directory = scratch();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4m", "weir-test"]).arg(directory.path());
+    if !mount.status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: may not mount here");
+        return;
+    }
+    let path = file(&directory, 8 * MIB);
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
+    assert_eq!(shard.backing.medium(), Medium::Memory);
+    let error = shard.write(0, &vec![1; 6 * MIB as usize]).unwrap_err();
+    assert_eq!(error.code, Code::NoSpace);
+    shard.ask(Request::Discard { tag: Tag(1), offset: 0, length: 6 * MIB, fua: false }).map(done).unwrap();
+    shard.write(0, &vec![2; 3 * MIB as usize]).unwrap();
+    assert!(shard.read(0, 3 * MIB as usize).unwrap().iter().all(|&byte| byte == 2));
+    drop(shard);
+    run(std::process::Command::new("umount").arg(directory.path()));
+}
+
+#[test]
+fn the_queue_is_bounded() {
+    let directory = scratch();
+    let path = file(&directory, MIB);
+    let options = BackingOptions { depth: 8, ..BackingOptions::default() };
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &options);
+    for tag in 0..8 {
+        assert!(shard.backing.has_room(RequestKind::Read, 4096));
+        assert!(shard.backing.can_gather());
+        let buffer = shard.reactor.buffers().take(4096).unwrap();
+        shard.submit(Request::Read { tag: Tag(tag), offset: 4096 * tag, buffer });
+    }
+    for kind in RequestKind::ALL {
+        assert!(!shard.backing.has_room(kind, 4096), "{kind:?}");
+    }
+    assert!(!shard.backing.can_gather());
+    assert_eq!(shard.backing.in_flight(), 8);
+    assert_eq!(shard.drain().len(), 8);
+    assert!(shard.backing.has_room(RequestKind::Read, 4096));
+}
+
+#[test]
+fn writes_go_on_when_the_shards_buffers_are_all_taken() {
+    let directory = scratch();
+    let path = file(&directory, 64 * MIB);
+    let config = ReactorConfig { buffer_limit: 64 << 10, ..ReactorConfig::default() };
+    let mut shard = Shard::new(Reactor::new(config).unwrap(), &path, &BackingOptions::default());
+    let held = shard.reactor.buffers().take(64 << 10).unwrap();
+    assert!(!shard.reactor.buffers().has_room(1));
+    shard.write(0, &[3; 4096]).unwrap();
+    // The largest transfer finds room when nothing else is under way.
+    shard.write(0, &vec![4; LARGEST]).unwrap();
+    // And the two together do not: pushed back, not refused later.
+    let tag = Tag(1);
+    shard.submit(Request::Write { tag, offset: 0, payload: Payload::Lent(&vec![5; LARGEST]), fua: false });
+    assert!(!shard.backing.has_room(RequestKind::Write, 4096));
+    assert!(shard.backing.can_gather(), "destaging needs no buffers");
+    assert!(shard.drain().remove(0).result.is_ok());
+    drop(held);
+    assert!(shard.read(0, 4096).unwrap().iter().all(|&byte| byte == 5));
+}
+
+#[test]
+fn a_flush_joins_only_a_sync_that_starts_after_it() {
+    let directory = scratch();
+    let path = file(&directory, MIB);
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
+    let before = shard.reactor.files_in_flight();
+    for tag in 0..5 {
+        shard.submit(Request::Flush { tag: Tag(tag) });
+    }
+    shard.backing.advance(&mut shard.reactor, &mut shard.done);
+    assert_eq!(shard.reactor.files_in_flight(), before + 1, "five flushes, one sync");
+    shard.submit(Request::Flush { tag: Tag(5) });
+    shard.backing.advance(&mut shard.reactor, &mut shard.done);
+    assert_eq!(shard.reactor.files_in_flight(), before + 1, "the late one waits");
+    let mut answered = Vec::new();
+    while answered.is_empty() {
+        shard.turn();
+        answered.append(&mut shard.done);
+    }
+    let mut tags: Vec<u64> = answered.iter().map(|completion| completion.tag.0).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [0, 1, 2, 3, 4], "the sync that ran answers only those before it");
+    let late = shard.drain();
+    assert_eq!(late.len(), 1);
+    assert_eq!(late[0].tag, Tag(5));
+    assert!(late[0].result.is_ok());
+}
+
+#[test]
+fn more_pieces_than_one_system_call_takes() {
+    for (directory, choice) in [(scratch(), EngineChoice::Reactor), (scratch_in_memory(), EngineChoice::Auto)]
+    {
+        for engine in [Engine::Uring, Engine::Epoll] {
+            let path = file(&directory, 4 * MIB);
+            let mut shard = Shard::new(reactor(engine), &path, &options(choice));
+            let region = Rc::new(Region::new(4 << 20).unwrap());
+            let mut expected = Vec::new();
+            let pieces: Vec<_> = (0..2500u32).map(|i| ((2500 - i as usize) * 1024, 512)).collect();
+            for (i, &(start, length)) in pieces.iter().enumerate() {
+                let piece = vec![(i % 251) as u8; length];
+                region.copy_in(start, &piece);
+                expected.extend(piece);
+            }
+            shard.backing.write_gather(&mut shard.reactor, Tag(9), 512, Rc::clone(&region), pieces);
+            let mut answers = shard.drain();
+            assert_eq!(answers.len(), 1);
+            answers.remove(0).result.map(done).unwrap();
+            assert!(shard.read(512, expected.len()).unwrap() == expected);
+            assert_eq!(Rc::strong_count(&region), 1, "the region is let go");
+        }
+    }
+}
+
+#[test]
+fn zeroing_keeps_or_gives_back_space_and_says_when_it_is_slow() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = scratch();
+    let path = file(&directory, 8 * MIB);
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
+    let info = shard.backing.info();
+    assert!(info.discards && info.fast_zeroes && shard.backing.is_direct());
+    shard.write(0, &vec![1; 8 * MIB as usize]).unwrap();
+    let blocks = || std::fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(blocks() >= 8 * MIB);
+    let zero = |tag, may_unmap, fast_only| Request::WriteZeroes {
+        tag,
+        offset: 512,
+        length: 4 * MIB,
+        fua: true,
+        may_unmap,
+        fast_only,
+    };
+    shard.ask(zero(Tag(1), false, true)).map(done).unwrap();
+    assert!(blocks() >= 8 * MIB, "the space is kept");
+    shard.ask(zero(Tag(2), true, true)).map(done).unwrap();
+    assert!(blocks() < 5 * MIB, "the space is given back");
+    let read = shard.read(0, 8 * MIB as usize).unwrap();
+    let zeroed = 512..512 + 4 * MIB as usize;
+    assert!(read.iter().enumerate().all(|(i, &byte)| byte == u8::from(!zeroed.contains(&i))));
+    let extents = match shard.ask(Request::Extents { tag: Tag(3), offset: 0, length: 8 * MIB }).unwrap() {
+        Outcome::Extents(extents) => extents,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(extents.iter().map(|extent| extent.length).sum::<u64>(), 8 * MIB);
+    assert_eq!(extents[1].state, ExtentState::Hole);
+
+    // In memory, space can be given back but not marked: keeping it means writing, which is not fast.
+    let directory = scratch_in_memory();
+    let path = file(&directory, 8 * MIB);
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
+    shard.write(0, &vec![1; 8 * MIB as usize]).unwrap();
+    assert_eq!(shard.ask(zero(Tag(1), false, true)).unwrap_err().code, Code::NotSupported);
+    shard.ask(zero(Tag(2), false, false)).map(done).unwrap();
+    assert!(shard.read(512, 4 * MIB as usize).unwrap().iter().all(|&byte| byte == 0));
+    shard.ask(zero(Tag(3), true, true)).map(done).unwrap();
+}
+
+#[test]
+fn a_disk_that_grows() {
+    for (directory, choice) in [(scratch(), EngineChoice::Auto), (scratch_in_memory(), EngineChoice::Auto)] {
+        let volume = DirVolume::open(directory.path()).unwrap();
+        volume.create_disk("grows", MIB).unwrap();
+        let mut reactor = reactor(Engine::Auto);
+        let backing = volume.open_disk(&mut reactor, "grows", &options(choice)).unwrap();
+        let mut shard = Shard::around(reactor, backing);
+        shard.write(MIB - 4096, &[1; 4096]).unwrap();
+        volume.resize("grows", 2 * MIB).unwrap();
+        assert_eq!(shard.backing.reload_size().unwrap(), 2 * MIB);
+        assert_eq!(shard.backing.info().size, 2 * MIB);
+        shard.write(2 * MIB - 4096, &[2; 4096]).unwrap();
+        let read = shard.read(MIB - 4096, MIB as usize + 4096).unwrap();
+        assert!(read[..4096].iter().all(|&byte| byte == 1));
+        assert!(read[4096..MIB as usize].iter().all(|&byte| byte == 0));
+        assert!(read[MIB as usize..].iter().all(|&byte| byte == 2));
+    }
+}
+
+#[test]
+fn a_read_only_disk_takes_no_changes() {
+    let directory = scratch();
+    let path = file(&directory, MIB);
+    let options = BackingOptions { writable: false, ..BackingOptions::default() };
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &options);
+    assert!(!shard.backing.info().writable);
+    assert_eq!(shard.write(0, &[1; 512]).unwrap_err().code, Code::ReadOnly);
+    let discard = Request::Discard { tag: Tag(1), offset: 0, length: 512, fua: false };
+    assert_eq!(shard.ask(discard).unwrap_err().code, Code::ReadOnly);
+    let region = Rc::new(Region::new(4096).unwrap());
+    shard.backing.write_gather(&mut shard.reactor, Tag(2), 0, region, vec![(0, 512)]);
+    assert_eq!(shard.drain().remove(0).result.unwrap_err().code, Code::ReadOnly);
+    assert!(shard.read(0, 512).unwrap().iter().all(|&byte| byte == 0));
+    shard.flush().unwrap();
+}
+
+#[test]
+fn a_device_that_loses_its_medium_reports_io_errors() {
+    let Some(device) = LoopDevice::new(8 << 20) else { return };
+    let mut shard = Shard::new(reactor(Engine::Auto), &device.device, &BackingOptions::default());
+    assert_eq!(shard.backing.medium(), Medium::Device);
+    shard.write(7 * MIB, &[1; 4096]).unwrap();
+    // The file behind the device is cut: what lies behind its new end can no longer be read.
+    let image = device.image();
+    std::fs::OpenOptions::new().write(true).open(image).unwrap().set_len(MIB).unwrap();
+    let error = shard.read(7 * MIB, 4096).unwrap_err();
+    assert_eq!((error.kind, error.code), (ErrorKind::Retry, Code::Io));
+    assert!(shard.read(0, 4096).is_ok(), "the rest still serves");
+}
+
+#[test]
+fn what_is_refused_at_opening_says_why() {
+    let directory = scratch();
+    let path = file(&directory, MIB);
+    let mut reactor = reactor(Engine::Auto);
+    let mut open = |path: &std::path::Path, options: &BackingOptions| {
+        FileBacking::open(&mut reactor, path, options).err().expect("refused")
+    };
+    let defaults = BackingOptions::default();
+    assert!(matches!(open(&directory.path().join("none"), &defaults), VolumeError::NotFound(_)));
+    assert!(matches!(open(directory.path(), &defaults), VolumeError::NotABacking(_)));
+    let odd = directory.path().join("odd");
+    std::fs::write(&odd, [1; 700]).unwrap();
+    assert!(matches!(open(&odd, &defaults), VolumeError::InvalidSize { size: 700, .. }));
+    let odd_block = BackingOptions { logical_block: Some(1024), ..BackingOptions::default() };
+    assert!(matches!(open(&path, &odd_block), VolumeError::LogicalBlock { asked: 1024, .. }));
+    let empty = BackingOptions { size: Some(0), ..BackingOptions::default() };
+    assert!(matches!(open(&path, &empty), VolumeError::InvalidSize { size: 0, .. }));
+    if let Some(mount) = Mount::new("mkfs.ext4", 16 << 20) {
+        let error = open(mount.device(), &defaults);
+        assert!(matches!(error, VolumeError::Busy(_)), "{error}");
+        let larger = BackingOptions { size: Some(17 << 20), writable: false, ..BackingOptions::default() };
+        assert!(matches!(open(mount.device(), &larger), VolumeError::InvalidSize { .. }));
+    }
+}
+
+#[test]
+fn a_device_of_large_sectors() {
+    let Some(device) = LoopDevice::with_sectors(8 << 20, 4096) else { return };
+    let mut reactor = reactor(Engine::Auto);
+    let small = BackingOptions { logical_block: Some(512), ..BackingOptions::default() };
+    let refused = FileBacking::open(&mut reactor, &device.device, &small).err().expect("refused");
+    assert!(matches!(refused, VolumeError::LogicalBlock { asked: 512, able: 4096, .. }), "{refused}");
+    let mut shard = Shard::new(reactor, &device.device, &BackingOptions::default());
+    assert_eq!(shard.backing.info().logical_block, 4096);
+    shard.write(4096, &[8; 4096]).unwrap();
+    let region = Rc::new(Region::new(64 << 10).unwrap());
+    region.copy_in(512, &[9; 8192]);
+    shard.backing.write_gather(&mut shard.reactor, Tag(1), 8192, region, vec![(512, 8192)]);
+    shard.drain().remove(0).result.map(done).unwrap();
+    let read = shard.read(4096, 12288).unwrap();
+    assert!(read[..4096].iter().all(|&byte| byte == 8) && read[4096..].iter().all(|&byte| byte == 9));
+}

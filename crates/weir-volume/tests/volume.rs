@@ -1,0 +1,112 @@
+//! `dir` volumes: making, growing, listing and removing disks, and what is refused.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::fs::{MetadataExt, symlink};
+
+use common::{Mount, reactor, scratch};
+use weir_block::{Engine, Layer};
+use weir_volume::{BackingOptions, DirVolume, VolumeError};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_disks_life() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    assert!(volume.list().unwrap().is_empty());
+    volume.create_disk("web-1", 64 * MIB).unwrap();
+    volume.create_disk("db_2.data", MIB).unwrap();
+    std::fs::write(directory.path().join("notes.txt"), "not a disk").unwrap();
+    std::fs::create_dir(directory.path().join("directory.raw")).unwrap();
+    let disks = volume.list().unwrap();
+    let names: Vec<_> = disks.iter().map(|disk| (disk.name.as_str(), disk.size, disk.allocated)).collect();
+    assert_eq!(names, [("db_2.data", MIB, 0), ("web-1", 64 * MIB, 0)], "sparse, in order, disks only");
+    let mode = std::fs::metadata(volume.disk_path("web-1").unwrap()).unwrap().mode();
+    assert_eq!(mode & 0o077, 0, "nobody else reads a guest's disk");
+
+    volume.resize("web-1", 128 * MIB).unwrap();
+    volume.resize("web-1", 128 * MIB).unwrap();
+    let error = volume.resize("web-1", 64 * MIB).unwrap_err();
+    assert!(error.to_string().contains("shrinking would cut off data"), "{error}");
+    let mut reactor = reactor(Engine::Auto);
+    let backing = volume.open_disk(&mut reactor, "web-1", &BackingOptions::default()).unwrap();
+    assert_eq!(backing.info().size, 128 * MIB);
+
+    volume.delete("web-1").unwrap();
+    assert!(matches!(volume.delete("web-1"), Err(VolumeError::NotFound(_))));
+    assert!(matches!(volume.resize("web-1", MIB), Err(VolumeError::NotFound(_))));
+    assert_eq!(volume.list().unwrap().len(), 1);
+}
+
+#[test]
+fn a_disk_is_never_made_twice() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.create_disk("one", MIB).unwrap();
+    let path = volume.disk_path("one").unwrap();
+    std::fs::write(&path, [7; 4096]).unwrap();
+    let error = volume.create_disk("one", MIB).unwrap_err();
+    assert!(matches!(&error, VolumeError::Exists { name, .. } if name == "one"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), [7; 4096], "and what is there stays");
+}
+
+#[test]
+fn names_and_sizes_are_checked() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    let long = "x".repeat(129);
+    for name in ["", ".", "..", "../up", "a/b", ".hidden", "-flag", "white space", "ümlaut", "nul\0", &long]
+    {
+        assert!(matches!(volume.create_disk(name, MIB), Err(VolumeError::InvalidName { .. })), "{name:?}");
+        assert!(matches!(volume.delete(name), Err(VolumeError::InvalidName { .. })), "{name:?}");
+    }
+    volume.create_disk(&"x".repeat(128), MIB).unwrap();
+    for size in [0, 1, 512, 4097, !4095] {
+        assert!(matches!(volume.create_disk("sized", size), Err(VolumeError::InvalidSize { .. })), "{size}");
+    }
+    // More than ext4 takes for one file.
+    assert!(matches!(volume.create_disk("sized", 1 << 60), Err(VolumeError::InvalidSize { .. })));
+    assert_eq!(volume.list().unwrap().len(), 1, "a failed creation leaves nothing behind");
+}
+
+#[test]
+fn links_do_not_lead_out_of_the_volume() {
+    let directory = scratch();
+    let outside = directory.path().join("outside");
+    std::fs::write(&outside, [1; 4096]).unwrap();
+    let inside = directory.path().join("volume");
+    std::fs::create_dir(&inside).unwrap();
+    symlink(&outside, inside.join("link.raw")).unwrap();
+    let volume = DirVolume::open(&inside).unwrap();
+    assert!(volume.list().unwrap().is_empty());
+    let mut reactor = reactor(Engine::Auto);
+    let refused = volume.open_disk(&mut reactor, "link", &BackingOptions::default()).err().expect("refused");
+    assert!(matches!(refused, VolumeError::NotABacking(_)), "{refused}");
+    assert!(volume.resize("link", 8192).is_err());
+    assert_eq!(std::fs::read(&outside).unwrap(), [1; 4096]);
+}
+
+#[test]
+fn a_volume_is_a_directory() {
+    let directory = scratch();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(matches!(DirVolume::open(&file), Err(VolumeError::NotADirectory(_))));
+    assert!(matches!(DirVolume::open(directory.path().join("none")), Err(VolumeError::NotFound(_))));
+}
+
+#[test]
+fn a_filesystem_that_takes_nothing_says_so() {
+    let Some(mount) = Mount::new("mkfs.ext4", 16 << 20) else { return };
+    let volume = DirVolume::open(&mount.path).unwrap();
+    // All inodes taken: not even a sparse file can be made.
+    let none_left =
+        (0..).find_map(|i| std::fs::File::create(mount.path.join(format!("filler-{i}"))).err()).unwrap();
+    assert_eq!(none_left.raw_os_error(), Some(libc::ENOSPC));
+    assert!(matches!(volume.create_disk("disk", MIB), Err(VolumeError::NoSpace(_))));
+    common::run(std::process::Command::new("mount").args(["-o", "remount,ro"]).arg(&mount.path));
+    let error = volume.create_disk("disk", MIB).unwrap_err();
+    assert!(matches!(error, VolumeError::Permission { .. }), "{error}");
+}
