@@ -61,7 +61,9 @@ pub enum RegistryError {
         reason: String,
     },
     /// Stored data does not check (P11).
-    #[error("the registry's data is damaged: {reason}; restore the file from a copy or set the cluster up again")]
+    #[error(
+        "the registry's data is damaged: {reason}; restore the file from a copy or set the cluster up again"
+    )]
     Corrupt {
         /// What does not check.
         reason: String,

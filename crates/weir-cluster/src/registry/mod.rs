@@ -12,8 +12,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use error::{RegistryError, RegistryErrorKind};
-pub use watch::{Change, Watch, WatchEvent};
 pub(crate) use watch::{Batch, Delivery, WatchSink};
+pub use watch::{Change, Watch, WatchEvent};
 
 /// Longest key, in bytes.
 pub const MAX_KEY: usize = 1 << 10;
@@ -175,7 +175,9 @@ impl Transaction {
     pub(crate) fn check(&self) -> Result<(), RegistryError> {
         let malformed = |reason: String| Err(RegistryError::Malformed { reason });
         if self.compares.len() > MAX_TRANSACTION || self.ops.len() > MAX_TRANSACTION {
-            return malformed(format!("a transaction takes at most {MAX_TRANSACTION} comparisons and operations"));
+            return malformed(format!(
+                "a transaction takes at most {MAX_TRANSACTION} comparisons and operations"
+            ));
         }
         let mut bytes = 0;
         for compare in &self.compares {
@@ -192,12 +194,17 @@ impl Transaction {
             if let Op::Put { value, .. } = op {
                 bytes += value.len();
                 if value.len() > MAX_VALUE {
-                    return malformed(format!("a value takes at most {MAX_VALUE} bytes, not {}", value.len()));
+                    return malformed(format!(
+                        "a value takes at most {MAX_VALUE} bytes, not {}",
+                        value.len()
+                    ));
                 }
             }
         }
         if bytes > MAX_TRANSACTION_BYTES {
-            return malformed(format!("a transaction takes at most {MAX_TRANSACTION_BYTES} bytes, not {bytes}"));
+            return malformed(format!(
+                "a transaction takes at most {MAX_TRANSACTION_BYTES} bytes, not {bytes}"
+            ));
         }
         Ok(())
     }

@@ -23,7 +23,9 @@ pub(crate) fn serialize<S: Serializer>(value: &[u8], serializer: S) -> Result<S:
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     match Form::deserialize(deserializer)? {
         Form::Text(text) => Ok(text.into_owned().into_bytes()),
-        Form::Bytes { hex } => parse(hex.as_bytes()).ok_or_else(|| D::Error::custom("not a hexadecimal value")),
+        Form::Bytes { hex } => {
+            parse(hex.as_bytes()).ok_or_else(|| D::Error::custom("not a hexadecimal value"))
+        }
     }
 }
 
@@ -38,6 +40,7 @@ fn parse(hex: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods)]
 mod tests {
     use super::super::Entry;
 

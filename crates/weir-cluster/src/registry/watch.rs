@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::remote::Client;
+
 use super::{Entry, RegistryError, WATCH_QUEUE};
 
 /// What happened to a key.
@@ -51,7 +53,8 @@ pub(crate) struct Batch {
 impl Batch {
     /// The part of the batch under `prefix`.
     pub fn under(&self, prefix: &str) -> Batch {
-        let changes = self.changes.iter().filter(|change| change.key().starts_with(prefix)).cloned().collect();
+        let changes =
+            self.changes.iter().filter(|change| change.key().starts_with(prefix)).cloned().collect();
         Batch { revision: self.revision, changes }
     }
 }
@@ -62,9 +65,17 @@ pub struct Watch {
     backlog: VecDeque<WatchEvent>,
     batches: mpsc::Receiver<Batch>,
     end: Arc<OnceLock<RegistryError>>,
+    /// The client that feeds the watch: it must live as long, also when its other users are done with it.
+    feeder: Option<Client>,
 }
 
 impl Watch {
+    /// Keeps `client` alive as long as the watch.
+    pub(crate) fn fed_by(mut self, client: Client) -> Watch {
+        self.feeder = Some(client);
+        self
+    }
+
     /// The next change; waits for one.
     ///
     /// # Errors
@@ -85,7 +96,9 @@ impl Watch {
     pub(crate) async fn next_batch(&mut self) -> Result<Batch, RegistryError> {
         match self.batches.recv().await {
             Some(batch) => Ok(batch),
-            None => Err(self.end.get().cloned().unwrap_or_else(|| RegistryError::unavailable("it was closed"))),
+            None => {
+                Err(self.end.get().cloned().unwrap_or_else(|| RegistryError::unavailable("it was closed")))
+            }
         }
     }
 }
@@ -115,7 +128,7 @@ impl WatchSink {
             let _ = sender.try_send(batch);
         }
         let end = Arc::new(OnceLock::new());
-        let watch = Watch { backlog: VecDeque::new(), batches, end: Arc::clone(&end) };
+        let watch = Watch { backlog: VecDeque::new(), batches, end: Arc::clone(&end), feeder: None };
         (WatchSink { batches: sender, end }, watch)
     }
 

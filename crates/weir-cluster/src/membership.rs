@@ -1,0 +1,348 @@
+//! This node's place in the cluster: its lease, its record, and the moment until which it may trust them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::records::{NodeRecord, NodeRef, Record, RecordError, StoppedHow, StoppedRecord, keys};
+use crate::registry::{
+    Compare, Expect, LeaseId, MAX_TTL, MIN_TTL, ProcessWatch, Registry, RegistryError, Transaction,
+};
+use crate::view::View;
+
+/// All nodes whose lease stands; start it with [`keys::NODES`].
+pub type LiveNodes = View<NodeRecord>;
+
+/// How long a node is trusted without a word from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// Time to live of the lease. Kept alive at a third of it.
+    pub ttl: Duration,
+    /// The node itself stops trusting its lease this much earlier than the registry: for clocks that run at
+    /// different speeds and for the way from looking at the deadline to the storage.
+    pub margin: Duration,
+}
+
+impl Default for SessionConfig {
+    fn default() -> SessionConfig {
+        SessionConfig { ttl: Duration::from_secs(9), margin: Duration::from_secs(2) }
+    }
+}
+
+/// Why a node cannot join.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// Another process lives under this name.
+    #[error("{holder} lives under this name; stop it, or wait until its lease ends")]
+    NameTaken {
+        /// Which.
+        holder: NodeRef,
+    },
+    /// What is under this name cannot be read.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The times do not fit together.
+    #[error("{0}")]
+    Config(String),
+    /// The registry refused or did not answer.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+}
+
+/// What a node knows of its own lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionState {
+    /// The lease stands.
+    Held,
+    /// The registry does not answer and the deadline has passed: others may take over once the registry is
+    /// back. If the lease then still stands, the session is [`SessionState::Held`] again.
+    Unconfirmed,
+    /// The lease is gone; what hung on it is no longer this node's. Go on with [`NodeSession::register_again`].
+    Lost,
+}
+
+/// A node's membership. Dropping it stops keeping the lease alive; [`NodeSession::leave`] ends it at once.
+#[derive(Debug)]
+pub struct NodeSession {
+    shared: Arc<Shared>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    registry: Arc<dyn Registry>,
+    record: NodeRecord,
+    config: SessionConfig,
+    deadline: Arc<AtomicU64>,
+    state: watch::Sender<SessionState>,
+    held: Mutex<Held>,
+}
+
+/// What the registry has given this node.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    lease: LeaseId,
+    /// Of `nodes/<name>`.
+    revision: u64,
+    watched: ProcessWatch,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("record", &self.record)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NodeSession {
+    /// Joins: grants a lease, registers this process and puts `nodes/<name>`.
+    ///
+    /// # Errors
+    /// [`SessionError::NameTaken`] while another process holds the name, [`SessionError::Config`] when the
+    /// margin leaves no time between two keep-alives, else what the registry or the record says.
+    pub async fn start(
+        registry: Arc<dyn Registry>,
+        record: NodeRecord,
+        config: SessionConfig,
+    ) -> Result<NodeSession, SessionError> {
+        record.check()?;
+        check(&config)?;
+        let deadline = Arc::new(AtomicU64::new(0));
+        let joined = join(&*registry, &record, &config, &deadline).await?;
+        let state = watch::Sender::new(SessionState::Held);
+        let shared = Arc::new(Shared { registry, record, config, deadline, state, held: Mutex::new(joined) });
+        let keeper = Mutex::new(Some(tokio::spawn(keep_alive(Arc::clone(&shared), joined.lease))));
+        Ok(NodeSession { shared, keeper })
+    }
+
+    /// This process, as the records name it.
+    #[must_use]
+    pub fn node_ref(&self) -> NodeRef {
+        self.shared.record.node_ref()
+    }
+
+    /// What others see of this node.
+    #[must_use]
+    pub fn record(&self) -> &NodeRecord {
+        &self.shared.record
+    }
+
+    /// Until when the lease certainly stands, in nanoseconds of `CLOCK_MONOTONIC`; 0 when it does not.
+    ///
+    /// For the data path: one load, compared with the clock. The time counts from before the keep-alive was
+    /// *sent*, so that the registry, which counts from when it came, always ends the lease later.
+    #[must_use]
+    pub fn lease_deadline(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.shared.deadline)
+    }
+
+    /// Tells what becomes of the lease.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<SessionState> {
+        self.shared.state.subscribe()
+    }
+
+    /// The present lease.
+    #[must_use]
+    pub fn lease(&self) -> LeaseId {
+        self.shared.held().lease
+    }
+
+    /// Whether the registry will know when this process ends.
+    #[must_use]
+    pub fn process_watch(&self) -> ProcessWatch {
+        self.shared.held().watched
+    }
+
+    /// The condition that this session still stands. Put it into every transaction that claims something: a
+    /// request that reaches the registry after this node was given up then changes nothing.
+    #[must_use]
+    pub fn guard(&self) -> Compare {
+        let expect = Expect::ModRevision(self.shared.held().revision);
+        Compare { key: keys::node(&self.shared.record.name), expect }
+    }
+
+    /// Joins again, with a new lease, as the same process. What hung on the old lease stays lost.
+    ///
+    /// # Errors
+    /// As [`NodeSession::start`].
+    pub async fn register_again(&self) -> Result<LeaseId, SessionError> {
+        self.stop_keeper().await;
+        let shared = &self.shared;
+        let joined = join(&*shared.registry, &shared.record, &shared.config, &shared.deadline).await?;
+        *shared.held() = joined;
+        shared.state.send_replace(SessionState::Held);
+        let keeper = tokio::spawn(keep_alive(Arc::clone(shared), joined.lease));
+        if let Some(other) = self.keeper().replace(keeper) {
+            other.abort();
+        }
+        Ok(joined.lease)
+    }
+
+    /// Leaves: ends the lease, so that the others need not wait for it to run out. All disks must have been
+    /// released before.
+    ///
+    /// # Errors
+    /// What the registry says; the lease then runs out by itself.
+    pub async fn leave(self) -> Result<(), RegistryError> {
+        self.stop_keeper().await;
+        self.shared.deadline.store(0, Ordering::Release);
+        let lease = self.lease();
+        self.shared.registry.revoke(lease).await
+    }
+
+    /// Returns when the keeper has really ended, so that it cannot touch the deadline any more.
+    async fn stop_keeper(&self) {
+        let keeper = self.keeper().take();
+        if let Some(keeper) = keeper {
+            keeper.abort();
+            // Aborted or ended: there is nothing else to learn from it.
+            let _ = keeper.await;
+        }
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.keeper.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Drop for NodeSession {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper().take() {
+            keeper.abort();
+        }
+    }
+}
+
+impl Shared {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn set_state(&self, state: SessionState) {
+        self.state.send_if_modified(|now| std::mem::replace(now, state.clone()) != state);
+    }
+}
+
+fn check(config: &SessionConfig) -> Result<(), SessionError> {
+    let SessionConfig { ttl, margin } = config;
+    if *ttl < MIN_TTL || *ttl > MAX_TTL {
+        return Err(SessionError::Config(format!("a lease lives {MIN_TTL:?} to {MAX_TTL:?}, not {ttl:?}")));
+    }
+    // The deadline must lie behind the next two keep-alives, or one that is late already costs the lease.
+    if *margin > *ttl / 3 {
+        return Err(SessionError::Config(format!(
+            "a margin of {margin:?} is over a third of the lease's {ttl:?}"
+        )));
+    }
+    Ok(())
+}
+
+async fn join(
+    registry: &dyn Registry,
+    record: &NodeRecord,
+    config: &SessionConfig,
+    deadline: &AtomicU64,
+) -> Result<Held, SessionError> {
+    let sent = monotonic_nanos();
+    let lease = registry.grant(config.ttl).await?;
+    match put_node(registry, record, lease).await {
+        Ok((revision, watched)) => {
+            deadline.store(sent.saturating_add(nanos(config.ttl - config.margin)), Ordering::Release);
+            Ok(Held { lease, revision, watched })
+        }
+        Err(error) => {
+            // A lease without a node is nobody's; if this fails too, it runs out by itself.
+            let _ = registry.revoke(lease).await;
+            Err(error)
+        }
+    }
+}
+
+async fn put_node(
+    registry: &dyn Registry,
+    record: &NodeRecord,
+    lease: LeaseId,
+) -> Result<(u64, ProcessWatch), SessionError> {
+    let key = keys::node(&record.name);
+    let transaction = match registry.get(&key).await? {
+        None => Transaction::new().absent(key.clone()),
+        Some(entry) => {
+            let holder = NodeRecord::of(&entry)?.node_ref();
+            if holder != record.node_ref() {
+                return Err(SessionError::NameTaken { holder });
+            }
+            Transaction::new().unchanged(key.clone(), entry.mod_revision)
+        }
+    };
+    // Watched before it is visible: whoever sees the node may rely on hearing of its end.
+    let watched = registry.register_process(&record.name, record.incarnation, lease).await?;
+    let put = transaction.put_leased(key, record.encode(), lease);
+    Ok((registry.transact(put).await?.revision, watched))
+}
+
+async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
+    let SessionConfig { ttl, margin } = shared.config;
+    let mut pause = ttl / 3;
+    loop {
+        tokio::time::sleep(pause).await;
+        let sent = monotonic_nanos();
+        // No longer than until the next attempt is due: a late answer to this one may be the last in time.
+        let answer = tokio::time::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
+        let error = match answer {
+            Ok(Ok(granted)) => {
+                let trusted = granted.saturating_sub(margin);
+                shared.deadline.fetch_max(sent.saturating_add(nanos(trusted)), Ordering::AcqRel);
+                shared.set_state(SessionState::Held);
+                pause = granted / 3;
+                continue;
+            }
+            Ok(Err(RegistryError::LeaseExpired { .. })) => {
+                shared.deadline.store(0, Ordering::Release);
+                tracing::warn!(node = shared.record.name, %lease, "lost the lease");
+                return shared.set_state(SessionState::Lost);
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        tracing::debug!(node = shared.record.name, error, "cannot keep the lease alive");
+        if monotonic_nanos() >= shared.deadline.load(Ordering::Acquire) {
+            shared.set_state(SessionState::Unconfirmed);
+        }
+        pause = (ttl / 20).max(Duration::from_millis(10));
+    }
+}
+
+/// Writes down, on an operator's word, that a process has ended. The operator has made sure of it (fencing,
+/// power off): owners are replaced on the strength of this.
+///
+/// # Errors
+/// What the registry says, or that `node` is not a name.
+pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<(), SessionError> {
+    let record =
+        StoppedRecord { node: node.clone(), how: StoppedHow::Operator, time_unix_ms: crate::unix_millis() };
+    record.check()?;
+    let key = keys::stopped(node);
+    match registry.transact(record.create(key)).await {
+        // It is known already.
+        Ok(_) | Err(RegistryError::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The clock of [`NodeSession::lease_deadline`], in nanoseconds.
+#[must_use]
+pub fn monotonic_nanos() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Neither part is ever negative on this clock.
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

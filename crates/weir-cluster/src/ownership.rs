@@ -1,0 +1,363 @@
+//! Every change of a disk's configuration (P2, P3): who owns it, who holds its log, what is in effect.
+//!
+//! Pure functions from one [`DiskRecord`] to the next. Each raises the epoch by exactly one (except
+//! [`forget_former`], which changes nothing that a message is checked against). The result counts only
+//! once it has replaced the record it was computed from by compare-and-swap ([`crate::records::Record::replace`]),
+//! and nothing is acknowledged under it before that (P3).
+//!
+//! The configuration of a disk that has an owner is changed by that owner alone, until it is gone: nobody
+//! else can raise the epoch under a living owner and so fence it by accident.
+
+use crate::records::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, NodeRef, Policy, Record};
+
+/// Why a change is not allowed, and what to do instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Somebody owns the disk.
+    #[error("{owner} owns the disk; let it release the disk, or take over when it is gone")]
+    Owned {
+        /// Who.
+        owner: NodeRef,
+    },
+    /// Nobody owns the disk.
+    #[error("nobody owns the disk; claim it instead")]
+    NotOwned,
+    /// The caller is not, or no longer, the owner in this epoch: it must stop its I/O to the disk (P2).
+    #[error("the disk is {}'s in epoch {epoch}; stop all I/O to it and read the record again",
+        .owner.as_ref().map_or_else(|| "nobody".into(), ToString::to_string))]
+    Fenced {
+        /// Who owns the disk.
+        owner: Option<NodeRef>,
+        /// The record's epoch.
+        epoch: u64,
+    },
+    /// The evidence is about another process than the owner.
+    #[error("the evidence is about {about}, but {owner} owns the disk; read the record again")]
+    OtherEvidence {
+        /// Whom the evidence is about.
+        about: NodeRef,
+        /// Who owns the disk.
+        owner: NodeRef,
+    },
+    /// The owner may still be writing, and nothing would tell old writes from new ones.
+    #[error("{owner} may still be writing; wait until it is known stopped or the fence grace has passed")]
+    MayStillWrite {
+        /// Who owns the disk.
+        owner: NodeRef,
+    },
+    /// Only a process that holds a complete copy of the log may take over.
+    #[error("{by} holds no complete copy of the log; one of the replicas has to take over: {}", list(.replicas))]
+    NotAReplica {
+        /// Who asked.
+        by: NodeRef,
+        /// Who could.
+        replicas: Vec<NodeRef>,
+    },
+    /// Taking over would lose acknowledged writes.
+    #[error(
+        "the only copy of the log was on {owner}; bring it back, or accept the loss of what it had not destaged"
+    )]
+    OnlyCopyLost {
+        /// Who had it.
+        owner: NodeRef,
+    },
+    /// The log holds what the backing does not.
+    #[error("{bytes} bytes are dirty; destage them first")]
+    StillDirty {
+        /// How much.
+        bytes: u64,
+    },
+    /// The new replica set does not fit the mode or the requested policy (P1).
+    #[error("this replica set is not allowed: {reason}")]
+    BadReplicas {
+        /// Why.
+        reason: String,
+    },
+    /// The new size does not fit.
+    #[error("this size is not allowed: {reason}")]
+    BadSize {
+        /// Why.
+        reason: String,
+    },
+    /// Too many former owners may still have I/O under way.
+    #[error(
+        "{MAX_FORMER} former owners may still have I/O under way; wait for them, or declare the dead ones stopped"
+    )]
+    TooManyFormer,
+    /// The record is not one that these functions would have made.
+    #[error("{reason}; restore the record")]
+    BadRecord {
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+fn list(nodes: &[NodeRef]) -> String {
+    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What is known of an owner that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gone {
+    /// Its lease has ended. It may be stopped, cut off or slow, and go on any moment.
+    LeaseEnded,
+    /// Its lease ended so long ago that it has noticed and stopped by itself (its own deadline plus the
+    /// longest time that a request to the storage may take).
+    FenceGracePassed,
+    /// It is under `stopped/`.
+    Stopped,
+}
+
+/// Evidence that an owner is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnerGone {
+    /// Which process.
+    pub owner: NodeRef,
+    /// What is known of it.
+    pub how: Gone,
+}
+
+/// Who asks for a change that also makes sense on a disk without an owner.
+#[derive(Clone, Copy, Debug)]
+pub enum Caller<'a> {
+    /// The owner, in the epoch that it knows.
+    Owner {
+        /// The process.
+        node: &'a NodeRef,
+        /// The epoch that it acts in.
+        epoch: u64,
+    },
+    /// Somebody else; allowed only while nobody owns the disk.
+    Other,
+}
+
+/// Opens a disk that has no owner. It starts as `write-through`; [`change_replicas`] raises that.
+///
+/// # Errors
+/// [`Refusal::Owned`].
+pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Refusal> {
+    if let Some(owner) = &record.owner {
+        return Err(Refusal::Owned { owner: owner.clone() });
+    }
+    let mut next = next(record)?;
+    next.owner = Some(node.clone());
+    Ok(next)
+}
+
+/// Makes `by` the owner after the former owner has gone.
+///
+/// In write-back, any replica may, whatever the former owner does: the replicas refuse its epoch from
+/// now on, and nothing is acknowledged without them (P1, P2). The new owner's own copy of the log then counts
+/// as the owner's; until it has changed the replica set it must not acknowledge more than the mode says.
+/// In write-through nothing but time or certainty keeps the former owner off the backing.
+/// `write-back+0` is never taken over: that would lose acknowledged writes silently.
+///
+/// # Errors
+/// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`], [`Refusal::OnlyCopyLost`],
+/// [`Refusal::MayStillWrite`], [`Refusal::TooManyFormer`].
+pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Result<DiskRecord, Refusal> {
+    let owner = gone_owner(record, by, evidence)?;
+    match record.mode {
+        Mode::WriteBack if record.replicas.is_empty() => {
+            return Err(Refusal::OnlyCopyLost { owner: owner.clone() });
+        }
+        Mode::WriteBack if !record.replicas.contains(by) => {
+            return Err(Refusal::NotAReplica { by: by.clone(), replicas: record.replicas.clone() });
+        }
+        Mode::WriteBack => {}
+        Mode::WriteThrough => must_not_write(owner, evidence)?,
+    }
+    let mut next = succeed(record, owner, by)?;
+    next.replicas.retain(|replica| replica != by);
+    Ok(next)
+}
+
+/// Makes `by` the owner although the log is lost with everybody who held it. Only on an operator's explicit
+/// command: what was acknowledged and not destaged is gone, and the backing is as of its last checkpoint (P5).
+///
+/// # Errors
+/// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::MayStillWrite`], [`Refusal::TooManyFormer`].
+pub fn accept_loss(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Result<DiskRecord, Refusal> {
+    let owner = gone_owner(record, by, evidence)?;
+    must_not_write(owner, evidence)?;
+    let mut next = succeed(record, owner, by)?;
+    next.replicas.clear();
+    next.mode = Mode::WriteThrough;
+    Ok(next)
+}
+
+/// Sets the replica set and the mode, in one step (P3).
+///
+/// The caller has already given every node of `replicas` the complete live log, because from the commit on
+/// any of them may take over; and for [`Mode::WriteThrough`] it has destaged all of it (`dirty` is 0).
+///
+/// # Errors
+/// [`Refusal::Fenced`], [`Refusal::StillDirty`], [`Refusal::BadReplicas`].
+pub fn change_replicas(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    replicas: &[NodeRef],
+    mode: Mode,
+    dirty: u64,
+) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    let refuse = |reason: String| Err(Refusal::BadReplicas { reason });
+    let requested = record.policy;
+    match mode {
+        Mode::WriteThrough if dirty > 0 => return Err(Refusal::StillDirty { bytes: dirty }),
+        Mode::WriteThrough if !replicas.is_empty() => {
+            return refuse("write-through has none; destage and give an empty set".into());
+        }
+        Mode::WriteBack if requested == Policy::WriteThrough => {
+            return refuse("the requested policy is write-through; set another policy first".into());
+        }
+        // One copy is write-back only for those who asked for just that (P1: never fewer, never silently).
+        Mode::WriteBack if replicas.is_empty() && requested != Policy::WriteBack(0) => {
+            return refuse(format!(
+                "{requested} needs a replica; without one, destage and fall to write-through"
+            ));
+        }
+        Mode::WriteThrough | Mode::WriteBack => {}
+    }
+    if replicas.len() > MAX_REPLICAS {
+        return refuse(format!("at most {MAX_REPLICAS}, not {}", replicas.len()));
+    }
+    for (place, replica) in replicas.iter().enumerate() {
+        if replica.node == owner.node {
+            return refuse(format!("{replica} is the owner's own node and would fail with it"));
+        }
+        if replicas[..place].iter().any(|earlier| earlier.node == replica.node) {
+            return refuse(format!("{} is in it twice", replica.node));
+        }
+    }
+    let mut next = next(record)?;
+    next.replicas = replicas.to_vec();
+    next.mode = mode;
+    Ok(next)
+}
+
+/// Sets the requested policy. What is in effect changes later, by [`change_replicas`].
+///
+/// # Errors
+/// [`Refusal::Fenced`] when the caller is not the owner, [`Refusal::Owned`] when it need not be one but the
+/// disk has one: ask that one.
+pub fn set_policy(record: &DiskRecord, caller: Caller<'_>, policy: Policy) -> Result<DiskRecord, Refusal> {
+    check_caller(record, caller)?;
+    if policy.replicas() > MAX_REPLICAS {
+        return Err(Refusal::BadReplicas {
+            reason: format!("at most {MAX_REPLICAS}, not {}", policy.replicas()),
+        });
+    }
+    let mut next = next(record)?;
+    next.policy = policy;
+    Ok(next)
+}
+
+/// Sets the size, in bytes. The caller has already grown the backing, or will shrink it afterwards.
+///
+/// # Errors
+/// As [`set_policy`], and [`Refusal::BadSize`].
+pub fn resize(record: &DiskRecord, caller: Caller<'_>, size: u64) -> Result<DiskRecord, Refusal> {
+    check_caller(record, caller)?;
+    let block = record.logical_block;
+    if size == 0 || !size.is_multiple_of(u64::from(block)) {
+        let reason = format!("{size} is not a positive multiple of the logical block, {block}");
+        return Err(Refusal::BadSize { reason });
+    }
+    let mut next = next(record)?;
+    next.size = size;
+    Ok(next)
+}
+
+/// Closes the disk cleanly: no owner, no replicas, nothing in a log, no I/O of the owner under way.
+///
+/// # Errors
+/// [`Refusal::Fenced`], [`Refusal::StillDirty`].
+pub fn release(record: &DiskRecord, owner: &NodeRef, epoch: u64, dirty: u64) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    if dirty > 0 {
+        return Err(Refusal::StillDirty { bytes: dirty });
+    }
+    let mut next = next(record)?;
+    next.owner = None;
+    next.replicas.clear();
+    next.mode = Mode::WriteThrough;
+    Ok(next)
+}
+
+/// Strikes off a former owner that is now known to have no I/O under way: it is under `stopped/` (and the
+/// kernel of its machine is done with it) or under `released/`. Changes neither owner nor replica set, so the
+/// epoch stays.
+///
+/// # Errors
+/// [`Refusal::Fenced`].
+pub fn forget_former(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    former: &FormerOwner,
+) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    let mut next = record.clone();
+    next.former.retain(|known| known != former);
+    Ok(next)
+}
+
+/// The record in the next epoch, otherwise unchanged.
+fn next(record: &DiskRecord) -> Result<DiskRecord, Refusal> {
+    record.check().map_err(|error| Refusal::BadRecord { reason: error.to_string() })?;
+    let mut next = record.clone();
+    let exhausted = || Refusal::BadRecord { reason: "no process has ever reached the last epoch".into() };
+    next.epoch = record.epoch.checked_add(1).ok_or_else(exhausted)?;
+    Ok(next)
+}
+
+/// The next record, with `by` as the owner and `owner` among the former ones.
+fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRecord, Refusal> {
+    let mut next = next(record)?;
+    next.former.retain(|former| former.node != *owner);
+    if next.former.len() >= MAX_FORMER {
+        return Err(Refusal::TooManyFormer);
+    }
+    next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch });
+    next.owner = Some(by.clone());
+    Ok(next)
+}
+
+fn check_owner(record: &DiskRecord, owner: &NodeRef, epoch: u64) -> Result<(), Refusal> {
+    if record.owner.as_ref() != Some(owner) || record.epoch != epoch {
+        return Err(Refusal::Fenced { owner: record.owner.clone(), epoch: record.epoch });
+    }
+    Ok(())
+}
+
+fn check_caller(record: &DiskRecord, caller: Caller<'_>) -> Result<(), Refusal> {
+    match (caller, &record.owner) {
+        (Caller::Owner { node, epoch }, _) => check_owner(record, node, epoch),
+        (Caller::Other, Some(owner)) => Err(Refusal::Owned { owner: owner.clone() }),
+        (Caller::Other, None) => Ok(()),
+    }
+}
+
+fn gone_owner<'a>(
+    record: &'a DiskRecord,
+    by: &NodeRef,
+    evidence: &OwnerGone,
+) -> Result<&'a NodeRef, Refusal> {
+    let owner = record.owner.as_ref().ok_or(Refusal::NotOwned)?;
+    if owner == by {
+        return Err(Refusal::Owned { owner: owner.clone() });
+    }
+    if evidence.owner != *owner {
+        return Err(Refusal::OtherEvidence { about: evidence.owner.clone(), owner: owner.clone() });
+    }
+    Ok(owner)
+}
+
+fn must_not_write(owner: &NodeRef, evidence: &OwnerGone) -> Result<(), Refusal> {
+    match evidence.how {
+        Gone::LeaseEnded => Err(Refusal::MayStillWrite { owner: owner.clone() }),
+        Gone::FenceGracePassed | Gone::Stopped => Ok(()),
+    }
+}

@@ -1,0 +1,312 @@
+//! The record of a disk: its place, its policy and its configuration (owner, epoch, replica set).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{NodeRef, Record, RecordError, check_name};
+
+/// Most replicas of a write log.
+pub const MAX_REPLICAS: usize = 2;
+/// Most former owners of which it is not yet known that their I/O has come to an end.
+pub const MAX_FORMER: usize = 16;
+
+/// How writes are acknowledged (P1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Policy {
+    /// From the backing.
+    WriteThrough,
+    /// From the owner's log and this many replicas (0, 1 or 2).
+    WriteBack(u8),
+}
+
+impl Policy {
+    /// Replicas that the policy asks for.
+    #[must_use]
+    pub const fn replicas(self) -> usize {
+        match self {
+            Policy::WriteThrough => 0,
+            Policy::WriteBack(count) => count as usize,
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::WriteThrough => f.write_str("write-through"),
+            Policy::WriteBack(count) => write!(f, "write-back+{count}"),
+        }
+    }
+}
+
+/// Not a policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a policy: use write-through, write-back+0, write-back+1 or write-back+2")]
+pub struct NotAPolicy(String);
+
+impl FromStr for Policy {
+    type Err = NotAPolicy;
+
+    fn from_str(text: &str) -> Result<Policy, NotAPolicy> {
+        match text {
+            "write-through" => Ok(Policy::WriteThrough),
+            "write-back+0" => Ok(Policy::WriteBack(0)),
+            "write-back+1" => Ok(Policy::WriteBack(1)),
+            "write-back+2" => Ok(Policy::WriteBack(2)),
+            _ => Err(NotAPolicy(text.chars().take(64).collect())),
+        }
+    }
+}
+
+impl TryFrom<String> for Policy {
+    type Error = NotAPolicy;
+    fn try_from(text: String) -> Result<Policy, NotAPolicy> {
+        text.parse()
+    }
+}
+
+impl From<Policy> for String {
+    fn from(policy: Policy) -> String {
+        policy.to_string()
+    }
+}
+
+/// Where a disk's data is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// A file in the volume.
+    File {
+        /// Its name in the volume; itself a name as of [`check_name`].
+        name: String,
+    },
+    /// A block device.
+    Device {
+        /// Its absolute path.
+        path: PathBuf,
+    },
+}
+
+/// Where an accelerator keeps data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Medium {
+    /// Memory: gone with the process.
+    #[default]
+    Ram,
+}
+
+/// What is in effect, beside what was requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Writes are acknowledged from the backing; the log holds nothing that the backing does not.
+    WriteThrough,
+    /// Writes are acknowledged from the owner's log and those of all replicas.
+    WriteBack,
+}
+
+/// Who owned the disk and may still have I/O to its backing under way (P4).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormerOwner {
+    /// The process.
+    pub node: NodeRef,
+    /// The last epoch in which it owned the disk.
+    pub epoch: u64,
+}
+
+/// `disks/<name>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskRecord {
+    /// The disk's name.
+    pub name: String,
+    /// The volume it is in.
+    pub volume: String,
+    /// Where in it.
+    pub source: Source,
+    /// Bytes, a multiple of `logical_block`.
+    pub size: u64,
+    /// 512 or 4096 bytes.
+    pub logical_block: u32,
+    /// The policy that was requested; for the one in effect see [`DiskRecord::effective`].
+    pub policy: Policy,
+    /// Where its log is kept.
+    #[serde(default)]
+    pub medium: Medium,
+    /// Who may write, if anybody (P2).
+    pub owner: Option<NodeRef>,
+    /// Grows by one with each change of the configuration.
+    pub epoch: u64,
+    /// The processes that hold a complete copy of the log, in the order in which they would take over.
+    ///
+    /// Processes and not nodes: a node that started again has lost its copy in RAM.
+    pub replicas: Vec<NodeRef>,
+    /// What is in effect.
+    pub mode: Mode,
+    /// Former owners that may still have I/O under way, oldest first. One that is under `stopped/` or
+    /// `released/` is struck off by the owner ([`crate::ownership::forget_former`]).
+    #[serde(default)]
+    pub former: Vec<FormerOwner>,
+}
+
+impl DiskRecord {
+    /// The record of a disk that nobody has opened yet.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        volume: &str,
+        source: Source,
+        size: u64,
+        logical_block: u32,
+        policy: Policy,
+    ) -> Self {
+        DiskRecord {
+            name: name.to_owned(),
+            volume: volume.to_owned(),
+            source,
+            size,
+            logical_block,
+            policy,
+            medium: Medium::Ram,
+            owner: None,
+            epoch: 0,
+            replicas: Vec::new(),
+            mode: Mode::WriteThrough,
+            former: Vec::new(),
+        }
+    }
+
+    /// The policy in effect.
+    #[must_use]
+    pub fn effective(&self) -> Policy {
+        match self.mode {
+            Mode::WriteThrough => Policy::WriteThrough,
+            // At most MAX_REPLICAS, which `check` holds.
+            Mode::WriteBack => Policy::WriteBack(u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)),
+        }
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        if !matches!(self.logical_block, 512 | 4096) {
+            return Some(format!("a logical block has 512 or 4096 bytes, not {}", self.logical_block));
+        }
+        if self.size == 0 || !self.size.is_multiple_of(u64::from(self.logical_block)) {
+            let (size, block) = (self.size, self.logical_block);
+            return Some(format!("its size {size} is not a positive multiple of its logical block {block}"));
+        }
+        if self.replicas.len() > MAX_REPLICAS {
+            return Some(format!("it has {} replicas, more than {MAX_REPLICAS}", self.replicas.len()));
+        }
+        if self.former.len() > MAX_FORMER {
+            return Some(format!("it has {} former owners, more than {MAX_FORMER}", self.former.len()));
+        }
+        if self.policy.replicas() > MAX_REPLICAS {
+            return Some(format!(
+                "its policy asks for {} replicas, more than {MAX_REPLICAS}",
+                self.policy.replicas()
+            ));
+        }
+        let owner = self.owner.iter().map(|owner| &*owner.node);
+        let mut nodes = BTreeSet::new();
+        if !self.replicas.iter().map(|replica| &*replica.node).chain(owner).all(|node| nodes.insert(node)) {
+            return Some("a node is in its configuration twice".into());
+        }
+        match (self.mode, &self.owner) {
+            (Mode::WriteThrough, _) if !self.replicas.is_empty() => {
+                Some("write-through with replicas".into())
+            }
+            (Mode::WriteBack, None) => Some("write-back without an owner".into()),
+            (_, Some(_)) if self.epoch == 0 => Some("an owner in epoch 0".into()),
+            _ => None,
+        }
+    }
+}
+
+impl Record for DiskRecord {
+    const KIND: &'static str = "disk";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.name)?;
+        check_name(&self.volume)?;
+        match &self.source {
+            Source::File { name } => check_name(name)?,
+            Source::Device { path } if path.is_absolute() => {}
+            Source::Device { path } => {
+                let reason = format!("its device {} is not an absolute path", path.display());
+                return Err(RecordError::Contradiction { kind: Self::KIND, reason });
+            }
+        }
+        let former = self.former.iter().map(|former| &former.node);
+        for node in self.owner.iter().chain(&self.replicas).chain(former) {
+            check_name(&node.node)?;
+        }
+        match self.contradiction() {
+            Some(reason) => Err(RecordError::Contradiction { kind: Self::KIND, reason }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+
+    fn disk() -> DiskRecord {
+        let source = Source::File { name: "d.img".into() };
+        DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1))
+    }
+
+    #[test]
+    fn policies_parse_what_they_print() {
+        for policy in [Policy::WriteThrough, Policy::WriteBack(0), Policy::WriteBack(1), Policy::WriteBack(2)]
+        {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        for bad in ["write-back", "write-back+3", "write-back+-1", "WRITE-THROUGH", ""] {
+            assert!(bad.parse::<Policy>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_disk_survives_json_and_shows_its_version() {
+        let mut disk = disk();
+        disk.owner = Some(NodeRef::new("a", 7));
+        disk.replicas = vec![NodeRef::new("b", 8)];
+        (disk.mode, disk.epoch) = (Mode::WriteBack, 3);
+        disk.former = vec![FormerOwner { node: NodeRef::new("c", 1), epoch: 2 }];
+        let text = String::from_utf8(disk.encode()).unwrap();
+        assert!(text.starts_with("{\"v\":1,") && text.contains("\"policy\":\"write-back+1\""), "{text}");
+        assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
+        assert_eq!(disk.effective(), Policy::WriteBack(1));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let spoil: [fn(&mut DiskRecord); 9] = [
+            |disk| disk.size = 0,
+            |disk| disk.size = 513,
+            |disk| disk.logical_block = 1024,
+            |disk| disk.replicas = vec![NodeRef::new("b", 1)],
+            |disk| disk.mode = Mode::WriteBack,
+            |disk| disk.owner = Some(NodeRef::new("a", 1)),
+            |disk| disk.source = Source::File { name: "../x".into() },
+            |disk| disk.source = Source::Device { path: "sda".into() },
+            |disk| {
+                (disk.owner, disk.epoch, disk.mode) = (Some(NodeRef::new("a", 1)), 1, Mode::WriteBack);
+                disk.replicas = vec![NodeRef::new("a", 2)];
+            },
+        ];
+        for (case, spoil) in spoil.into_iter().enumerate() {
+            let mut disk = disk();
+            spoil(&mut disk);
+            assert!(DiskRecord::decode(&disk.encode()).is_err(), "case {case}");
+        }
+    }
+}

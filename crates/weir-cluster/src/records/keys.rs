@@ -1,0 +1,61 @@
+//! The names of the keys. Prefixes end with `/`, so that no name is the beginning of another.
+
+use super::NodeRef;
+
+/// All [`super::NodeRecord`]s of nodes whose lease stands.
+pub const NODES: &str = "nodes/";
+/// All [`super::VolumeRecord`]s.
+pub const VOLUMES: &str = "volumes/";
+/// All [`super::DiskRecord`]s.
+pub const DISKS: &str = "disks/";
+/// All [`super::StoppedRecord`]s.
+pub const STOPPED: &str = "stopped/";
+/// All [`super::ReleasedRecord`]s.
+pub const RELEASED: &str = "released/";
+/// All [`super::EventRecord`]s, in the order in which they happened.
+pub const EVENTS: &str = "events/";
+/// The processes that the registry's server watches; nobody else's business.
+pub const PROCESSES: &str = "processes/";
+
+/// `nodes/<name>`.
+#[must_use]
+pub fn node(name: &str) -> String {
+    format!("{NODES}{name}")
+}
+
+/// `volumes/<name>`.
+#[must_use]
+pub fn volume(name: &str) -> String {
+    format!("{VOLUMES}{name}")
+}
+
+/// `disks/<name>`.
+#[must_use]
+pub fn disk(name: &str) -> String {
+    format!("{DISKS}{name}")
+}
+
+/// `stopped/<node>/<incarnation>`.
+#[must_use]
+pub fn stopped(node: &NodeRef) -> String {
+    format!("{STOPPED}{}/{}", node.node, node.incarnation)
+}
+
+/// `released/<disk>/<epoch>/<node>`, with the epoch of [`super::FormerOwner::epoch`].
+#[must_use]
+pub fn released(disk: &str, epoch: u64, node: &str) -> String {
+    format!("{RELEASED}{disk}/{epoch}/{node}")
+}
+
+/// `processes/<name>/<incarnation>`.
+#[must_use]
+pub fn process(name: &str, incarnation: u64) -> String {
+    format!("{PROCESSES}{name}/{incarnation}")
+}
+
+/// `events/<time>-<node>-<incarnation>-<number>`: in the order of time over all nodes, and unique because
+/// each process numbers its own.
+#[must_use]
+pub fn event(time_unix_ms: u64, node: &NodeRef, number: u64) -> String {
+    format!("{EVENTS}{time_unix_ms:013x}-{}-{:x}-{number:08x}", node.node, node.incarnation)
+}

@@ -1,0 +1,172 @@
+//! What the registry holds under which key: JSON with a version, checked when it is read.
+
+mod disk;
+pub mod keys;
+mod node;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::registry::{Entry, Op, Transaction};
+
+pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, Policy, Source};
+pub use node::{
+    EventRecord, NodeRecord, NodeRef, ReleasedRecord, StoppedHow, StoppedRecord, VolumeKind, VolumeRecord,
+};
+
+/// The version that this build writes, and the newest that it reads.
+pub const VERSION: u64 = 1;
+/// Longest name of a node, volume or disk, in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// Why a record cannot be read or must not be written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Written by a newer Weir.
+    #[error("the {kind} record has version {found}, this Weir knows up to {VERSION}; upgrade this node")]
+    TooNew {
+        /// What kind of record.
+        kind: &'static str,
+        /// Its version.
+        found: u64,
+    },
+    /// Not such a record at all.
+    #[error("not a {kind} record: {reason}; delete the key or restore it")]
+    Malformed {
+        /// What kind of record it should be.
+        kind: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A name that cannot be part of a key.
+    #[error(
+        "{name:?} is not a name: use 1 to {MAX_NAME} letters, digits, '-', '_', '.', not starting with '.' or '-'"
+    )]
+    BadName {
+        /// What was given.
+        name: String,
+    },
+    /// The record contradicts itself.
+    #[error("the {kind} record contradicts itself: {reason}")]
+    Contradiction {
+        /// What kind of record.
+        kind: &'static str,
+        /// In what.
+        reason: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Version {
+    v: u64,
+}
+
+#[derive(Serialize)]
+struct Versioned<'a, R> {
+    v: u64,
+    #[serde(flatten)]
+    record: &'a R,
+}
+
+/// A typed value of the registry.
+pub trait Record: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {
+    /// The word for it in messages.
+    const KIND: &'static str;
+
+    /// What the types alone do not say.
+    ///
+    /// # Errors
+    /// [`RecordError::BadName`] or [`RecordError::Contradiction`].
+    fn check(&self) -> Result<(), RecordError> {
+        Ok(())
+    }
+
+    /// The record as JSON, with its version.
+    fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(&Versioned { v: VERSION, record: self })
+            .expect("records are structs of strings and numbers, which always serialise")
+    }
+
+    /// Reads and checks a record.
+    ///
+    /// # Errors
+    /// Any [`RecordError`].
+    fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let malformed =
+            |error: serde_json::Error| RecordError::Malformed { kind: Self::KIND, reason: error.to_string() };
+        // The version first: a newer record may well not parse, and that is then not its fault.
+        let Version { v } = serde_json::from_slice(bytes).map_err(malformed)?;
+        if v > VERSION {
+            return Err(RecordError::TooNew { kind: Self::KIND, found: v });
+        }
+        let record: Self = serde_json::from_slice(bytes).map_err(malformed)?;
+        record.check()?;
+        Ok(record)
+    }
+
+    /// Reads the record of an entry.
+    ///
+    /// # Errors
+    /// Any [`RecordError`].
+    fn of(entry: &Entry) -> Result<Self, RecordError> {
+        Self::decode(&entry.value)
+    }
+
+    /// The operation that puts this record, without a lease.
+    fn put(&self, key: impl Into<String>) -> Op {
+        Op::Put { key: key.into(), value: self.encode(), lease: None }
+    }
+
+    /// A transaction that makes this record unless the key exists.
+    fn create(&self, key: impl Into<String>) -> Transaction {
+        let key = key.into();
+        Transaction::new().absent(key.clone()).put(key, self.encode())
+    }
+
+    /// A transaction that puts this record in the place of `entry`, unless that has changed (P3).
+    fn replace(&self, entry: &Entry) -> Transaction {
+        Transaction::new()
+            .unchanged(entry.key.clone(), entry.mod_revision)
+            .put(entry.key.clone(), self.encode())
+    }
+}
+
+/// Checks the name of a node, volume or disk.
+///
+/// # Errors
+/// [`RecordError::BadName`].
+pub fn check_name(name: &str) -> Result<(), RecordError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > MAX_NAME || name.starts_with(['.', '-']) || !name.bytes().all(allowed)
+    {
+        // Cut, so that a name from outside cannot flood the log.
+        return Err(RecordError::BadName { name: name.chars().take(MAX_NAME + 1).collect() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "node-1", "vm_7.disk", "0", &"x".repeat(64)] {
+            assert_eq!(check_name(good), Ok(()), "{good}");
+        }
+        for bad in ["", ".a", "-a", "a/b", "a b", "ä", "a\0", &"x".repeat(65)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_newer_record_is_refused_clearly() {
+        let error = VolumeRecord::decode(br#"{"v":2,"something":"else"}"#).unwrap_err();
+        assert_eq!(error, RecordError::TooNew { kind: "volume", found: 2 });
+        assert!(error.to_string().contains("upgrade"));
+        for bad in [&b""[..], b"{}", b"{\"v\":1}", b"[1]", b"{\"v\":-1}", b"\xff"] {
+            assert!(matches!(VolumeRecord::decode(bad), Err(RecordError::Malformed { .. })));
+        }
+    }
+}

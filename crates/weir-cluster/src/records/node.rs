@@ -1,0 +1,174 @@
+//! Records of nodes, volumes and what happens to them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Record, RecordError, check_name};
+
+/// One process of a node. A node that starts again is the same node and another process: what the former
+/// one had in RAM, and what it was allowed to do, is gone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeRef {
+    /// The node's name.
+    pub node: String,
+    /// Unique for each start of a process of that node.
+    pub incarnation: u64,
+}
+
+impl NodeRef {
+    /// Names a process of a node.
+    #[must_use]
+    pub fn new(node: impl Into<String>, incarnation: u64) -> NodeRef {
+        NodeRef { node: node.into(), incarnation }
+    }
+}
+
+impl fmt::Display for NodeRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.node, self.incarnation)
+    }
+}
+
+/// `nodes/<name>`: a node whose lease stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// The node's name.
+    pub name: String,
+    /// Which process of the node this is.
+    pub incarnation: u64,
+    /// Where it takes messages of its peers.
+    pub peer_address: SocketAddr,
+    /// Where it exports disks by NBD over TCP, if it does.
+    pub nbd_tcp: Option<SocketAddr>,
+    /// The Unix socket where it exports disks by NBD.
+    pub nbd_unix: PathBuf,
+    /// The Unix socket of its API.
+    pub api: PathBuf,
+    /// What it shares the fate of (rack, chassis, feed).
+    pub fault_domain: String,
+}
+
+impl NodeRecord {
+    /// The process that the record is of.
+    #[must_use]
+    pub fn node_ref(&self) -> NodeRef {
+        NodeRef::new(&*self.name, self.incarnation)
+    }
+}
+
+impl Record for NodeRecord {
+    const KIND: &'static str = "node";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.name)?;
+        check_name(&self.fault_domain)
+    }
+}
+
+/// What a volume is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum VolumeKind {
+    /// A directory.
+    Dir,
+}
+
+/// `volumes/<name>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// The volume's name.
+    pub name: String,
+    /// What it is made of.
+    pub kind: VolumeKind,
+    /// The directory.
+    pub path: PathBuf,
+}
+
+impl Record for VolumeRecord {
+    const KIND: &'static str = "volume";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.name)?;
+        if !self.path.is_absolute() {
+            let reason = format!("its path {} is not absolute", self.path.display());
+            return Err(RecordError::Contradiction { kind: Self::KIND, reason });
+        }
+        Ok(())
+    }
+}
+
+/// How it is known that a process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoppedHow {
+    /// The registry's server saw it end.
+    ProcessEnded,
+    /// An operator says so, who made sure (fencing, power off).
+    Operator,
+}
+
+/// `stopped/<node>/<incarnation>`: this process has ended and will send nothing any more.
+///
+/// Requests that it had handed to its kernel may still reach the storage if the *machine* runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoppedRecord {
+    /// The process.
+    pub node: NodeRef,
+    /// How that is known.
+    pub how: StoppedHow,
+    /// When it was written, in milliseconds since 1970.
+    pub time_unix_ms: u64,
+}
+
+impl Record for StoppedRecord {
+    const KIND: &'static str = "stopped";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.node.node)
+    }
+}
+
+/// `released/<disk>/<epoch>/<node>`: a former owner was refused, and has no I/O to the disk under way any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleasedRecord {
+    /// The disk.
+    pub disk: String,
+    /// The last epoch in which the process owned it.
+    pub epoch: u64,
+    /// The process.
+    pub node: NodeRef,
+    /// When it was written, in milliseconds since 1970.
+    pub time_unix_ms: u64,
+}
+
+impl Record for ReleasedRecord {
+    const KIND: &'static str = "released";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.disk)?;
+        check_name(&self.node.node)
+    }
+}
+
+/// `events/…`: something that an operator may want to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// When it happened, in milliseconds since 1970, by the clock of `node`.
+    pub time_unix_ms: u64,
+    /// The node that saw it.
+    pub node: String,
+    /// What kind of thing happened, one word (`takeover`, `lease-lost`, …).
+    pub kind: String,
+    /// What it happened to: a disk, a volume, a node.
+    pub subject: String,
+    /// In a sentence.
+    pub text: String,
+}
+
+impl Record for EventRecord {
+    const KIND: &'static str = "event";
+}

@@ -1,0 +1,226 @@
+//! The end of a process is a fact, and a server on the same machine can know it.
+//!
+//! A closed connection proves nothing (the client may reconnect), a silent one proves nothing (the process
+//! may be stopped and go on later, with writes in its hands). A pidfd that becomes readable does: no thread
+//! of that process will run again. Requests that it had handed to the kernel before may still reach the
+//! storage; who takes over must order its own I/O behind them (P4).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+
+use crate::embedded::Embedded;
+use crate::records::{self, NodeRef, Record, StoppedHow, StoppedRecord, keys};
+use crate::registry::{LeaseId, Op, ProcessWatch, Registry, RegistryError, Transaction};
+
+/// Most processes watched at a time.
+pub const MAX_PROCESSES: usize = 1024;
+
+/// The process at the other end of a connection.
+pub(super) struct Peer {
+    pid: Pid,
+    /// Opened when the connection came, so that the number cannot have passed to another process since
+    /// without that being noticed.
+    pidfd: std::os::fd::OwnedFd,
+}
+
+impl Peer {
+    /// `None` when the process is out of sight (another machine's or namespace's) or already gone.
+    pub fn of(stream: &UnixStream) -> Option<Peer> {
+        let pid = Pid::from_raw(stream.peer_cred().ok()?.pid()?)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+        Some(Peer { pid, pidfd })
+    }
+}
+
+/// A watched process as the registry remembers it, for the next server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ProcessRecord {
+    name: String,
+    incarnation: u64,
+    lease: LeaseId,
+    pid: i32,
+    /// Clock ticks from boot to the process's start: with the pid and the boot it names a process for good.
+    start_ticks: u64,
+    boot: String,
+}
+
+impl Record for ProcessRecord {
+    const KIND: &'static str = "process";
+}
+
+impl ProcessRecord {
+    fn key(&self) -> String {
+        keys::process(&self.name, self.incarnation)
+    }
+
+    fn is_same_process(&self, other: &ProcessRecord) -> bool {
+        (self.pid, self.start_ticks, &self.boot) == (other.pid, other.start_ticks, &other.boot)
+    }
+}
+
+struct Watched {
+    record: ProcessRecord,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Table(HashMap<(String, u64), Watched>);
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        for watched in self.0.values() {
+            watched.task.abort();
+        }
+    }
+}
+
+/// The processes that this server watches.
+#[derive(Clone)]
+pub(super) struct Processes {
+    registry: Embedded,
+    table: Arc<Mutex<Table>>,
+}
+
+impl Processes {
+    pub fn new(registry: Embedded) -> Processes {
+        Processes { registry, table: Arc::default() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Takes up the watches of a former server, and reports what ended while there was none.
+    pub async fn resume(&self) -> Result<(), RegistryError> {
+        let boot = boot_id();
+        for entry in self.registry.list(keys::PROCESSES).await?.entries {
+            let record = match ProcessRecord::decode(&entry.value) {
+                Ok(record) => record,
+                Err(error) => {
+                    tracing::warn!(key = entry.key, %error, "ignoring what is not a process");
+                    continue;
+                }
+            };
+            // The descriptor first, then the question whose it is: then the answer stays true.
+            let pidfd = Pid::from_raw(record.pid).map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
+            let alive =
+                boot.as_ref() == Some(&record.boot) && start_ticks(record.pid) == Some(record.start_ticks);
+            match pidfd {
+                Some(Ok(pidfd)) if alive => self.watch(record, pidfd)?,
+                // No boot id, no knowledge: only the lease can tell then.
+                _ if boot.is_none() => {}
+                _ => self.ended(&record).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches the peer from now on. Again with a new lease when the old one was lost.
+    pub async fn register(
+        &self,
+        peer: Option<&Peer>,
+        name: String,
+        incarnation: u64,
+        lease: LeaseId,
+    ) -> Result<ProcessWatch, RegistryError> {
+        records::check_name(&name).map_err(|error| RegistryError::malformed(error.to_string()))?;
+        let Some(peer) = peer else { return Ok(ProcessWatch::NotWatched) };
+        let pid = peer.pid.as_raw_nonzero().get();
+        let (Some(start_ticks), Some(boot)) = (start_ticks(pid), boot_id()) else {
+            return Ok(ProcessWatch::NotWatched);
+        };
+        let record = ProcessRecord { name, incarnation, lease, pid, start_ticks, boot };
+        self.check(&record)?;
+        // Remembered first: a server that dies in between leaves a record that its successor checks.
+        let remember = Transaction::new().put(record.key(), record.encode());
+        self.registry.transact(remember).await?;
+        let pidfd = peer.pidfd.try_clone().map_err(|error| RegistryError::unavailable(error.to_string()))?;
+        self.watch(record, pidfd)?;
+        Ok(ProcessWatch::Watched)
+    }
+
+    fn check(&self, record: &ProcessRecord) -> Result<(), RegistryError> {
+        let table = self.table();
+        match table.0.get(&(record.name.clone(), record.incarnation)) {
+            Some(known) if !known.record.is_same_process(record) => Err(RegistryError::malformed(format!(
+                "incarnation {} of {} is process {} already; each start needs an incarnation of its own",
+                record.incarnation, record.name, known.record.pid
+            ))),
+            None if table.0.len() >= MAX_PROCESSES => {
+                let reason = format!("it watches at most {MAX_PROCESSES} processes; end some");
+                Err(RegistryError::Full { reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn watch(&self, record: ProcessRecord, pidfd: std::os::fd::OwnedFd) -> Result<(), RegistryError> {
+        // SAFETY: an `OwnedFd` always is the same open descriptor, and the `AsyncFd` owns it to its end.
+        let pidfd =
+            unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }.map_err(|error| {
+                RegistryError::unavailable(format!("cannot watch process {}: {error}", record.pid))
+            })?;
+        let (registry, table, watched) = (self.registry.clone(), Arc::downgrade(&self.table), record.clone());
+        let task = tokio::spawn(async move {
+            let readable = pidfd.readable().await.map(drop);
+            // A task does not keep the table alive: with the server's last handle to it, all watching ends.
+            let Some(table) = table.upgrade() else { return };
+            match readable {
+                Ok(()) => Processes { registry, table }.report(&watched).await,
+                // Only when the runtime shuts down.
+                Err(error) => tracing::debug!(%error, "no longer watching process {}", watched.pid),
+            }
+        });
+        let mut table = self.table();
+        let id = (record.name.clone(), record.incarnation);
+        if let Some(before) = table.0.insert(id, Watched { record, task }) {
+            before.task.abort();
+        }
+        Ok(())
+    }
+
+    async fn report(&self, record: &ProcessRecord) {
+        if let Err(error) = self.ended(record).await {
+            // The record of the process stays, and the next server looks again.
+            tracing::error!(%error, node = record.name, "cannot record the end of process {}", record.pid);
+        }
+        self.table().0.remove(&(record.name.clone(), record.incarnation));
+    }
+
+    /// Writes down that the process has ended, and ends its lease, at one revision.
+    async fn ended(&self, record: &ProcessRecord) -> Result<(), RegistryError> {
+        tracing::info!(
+            node = record.name,
+            incarnation = record.incarnation,
+            pid = record.pid,
+            "process ended"
+        );
+        let node = NodeRef { node: record.name.clone(), incarnation: record.incarnation };
+        let key = keys::stopped(&node);
+        let stopped =
+            StoppedRecord { node, how: StoppedHow::ProcessEnded, time_unix_ms: crate::unix_millis() };
+        let ops =
+            vec![Op::Put { key, value: stopped.encode(), lease: None }, Op::Delete { key: record.key() }];
+        self.registry.end_process(record.lease, ops).await?;
+        Ok(())
+    }
+}
+
+/// When the process started (field 22 of its `stat`; the name before it may hold anything but is in brackets).
+fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Which boot of the machine this is.
+fn boot_id() -> Option<String> {
+    Some(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned())
+}

@@ -1,0 +1,112 @@
+//! The registry's socket.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::connection;
+use super::process::Processes;
+use crate::embedded::Embedded;
+use crate::registry::RegistryError;
+
+/// Most connections at a time. Further ones wait in the socket's own queue.
+pub const MAX_CONNECTIONS: usize = 256;
+
+/// Serves an [`Embedded`] registry on a Unix socket, until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    registry: Embedded,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Listens at `path` (mode 0600) and serves `registry`. Replaces a socket that a former server left.
+    /// Processes that were registered with a former server of this registry and have ended since are
+    /// reported as stopped before the first client is served.
+    ///
+    /// # Errors
+    /// [`RegistryError::Setup`] when the socket cannot be made, or when another server answers at `path`.
+    pub async fn start(path: &Path, registry: Embedded) -> Result<Server, RegistryError> {
+        let listener = listen(path).await.map_err(|error| RegistryError::Setup {
+            reason: format!("cannot serve the registry at {}: {error}", path.display()),
+        })?;
+        let processes = Processes::new(registry.clone());
+        processes.resume().await?;
+        let task = tokio::spawn(accept(listener, registry.clone(), processes));
+        Ok(Server { path: path.to_owned(), registry, task })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The registry that is served.
+    #[must_use]
+    pub fn registry(&self) -> &Embedded {
+        &self.registry
+    }
+
+    /// Closes every connection, the socket and the registry's file.
+    pub async fn stop(mut self) {
+        self.task.abort();
+        // Aborted: there is nothing else to learn from it.
+        let _ = (&mut self.task).await;
+        self.registry.clone().close().await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+        // Somebody may have removed it already.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Makes the socket under another name, restricts it, and only then gives it its name: there is no moment
+/// at which others could connect.
+async fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    if UnixStream::connect(path).await.is_ok() {
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another server answers there"));
+    }
+    let mut making = path.as_os_str().to_owned();
+    making.push(format!(".{}", std::process::id()));
+    let making = PathBuf::from(making);
+    // Left by a crash between the steps below; usually not there.
+    let _ = std::fs::remove_file(&making);
+    let listener = UnixListener::bind(&making)?;
+    std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&making, path)?;
+    Ok(listener)
+}
+
+async fn accept(listener: UnixListener, registry: Embedded, processes: Processes) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    // Dropped with this task; ends every connection.
+    let mut connections = JoinSet::new();
+    loop {
+        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let serving = connection::serve(stream, registry.clone(), processes.clone());
+                connections.spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: they come back when others close theirs.
+                tracing::warn!(%error, "cannot accept a connection to the registry");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+        }
+    }
+}

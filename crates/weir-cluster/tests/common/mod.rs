@@ -1,0 +1,83 @@
+//! What the tests share.
+#![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weir_cluster::records::NodeRecord;
+use weir_cluster::registry::{Registry, RegistryError, Watch, WatchEvent};
+use weir_cluster::{Client, ClientConfig, Embedded, Server};
+
+/// A machine with a registry that can be stopped and started.
+pub struct Machine {
+    directory: tempfile::TempDir,
+    pub server: Option<Server>,
+}
+
+impl Machine {
+    pub async fn start() -> Machine {
+        let mut machine = Machine { directory: tempfile::tempdir().unwrap(), server: None };
+        machine.restart().await;
+        machine
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.directory.path().join("registry.redb")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("registry.sock")
+    }
+
+    pub async fn stop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
+    }
+
+    pub async fn restart(&mut self) {
+        self.stop().await;
+        let registry = Embedded::open(&self.file()).unwrap();
+        self.server = Some(Server::start(&self.socket(), registry).await.unwrap());
+    }
+
+    pub fn embedded(&self) -> Embedded {
+        self.server.as_ref().unwrap().registry().clone()
+    }
+
+    pub fn client(&self) -> Arc<dyn Registry> {
+        client(&self.socket())
+    }
+}
+
+pub fn client(socket: &Path) -> Arc<dyn Registry> {
+    Arc::new(Client::new(socket, ClientConfig::default()).unwrap())
+}
+
+pub fn node(name: &str, incarnation: u64) -> NodeRecord {
+    NodeRecord {
+        name: name.into(),
+        incarnation,
+        peer_address: ([127, 0, 0, 1], 7000).into(),
+        nbd_tcp: None,
+        nbd_unix: "/run/nbd".into(),
+        api: "/run/api".into(),
+        fault_domain: "rack-1".into(),
+    }
+}
+
+/// The next event, or a failed test.
+pub async fn next(watch: &mut Watch) -> Result<WatchEvent, RegistryError> {
+    tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("no event came")
+}
+
+/// Waits for a condition, and tells how long it took.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> Duration {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    start.elapsed()
+}

@@ -1,0 +1,146 @@
+//! Nodes that join, stay, lose touch and come back.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{Machine, eventually, node};
+use weir_cluster::events::{Events, MAX_EVENTS};
+use weir_cluster::housekeeping::prune_notes;
+use weir_cluster::membership::{
+    LiveNodes, NodeSession, SessionConfig, SessionError, SessionState, declare_stopped, monotonic_nanos,
+};
+use weir_cluster::ownership::claim_free;
+use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, keys};
+use weir_cluster::registry::{Registry, RegistryError, Transaction};
+
+fn config(ttl_ms: u64) -> SessionConfig {
+    SessionConfig { ttl: Duration::from_millis(ttl_ms), margin: Duration::from_millis(ttl_ms / 4) }
+}
+
+fn disk(name: &str) -> DiskRecord {
+    DiskRecord::new(name, "v", Source::File { name: name.into() }, 1 << 20, 512, Policy::WriteBack(1))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_keeps_its_deadline_ahead_and_its_name_to_itself() {
+    let machine = Machine::start().await;
+    let session = NodeSession::start(machine.client(), node("a", 1), config(600)).await.unwrap();
+    let deadline = session.lease_deadline();
+    for _ in 0..15 {
+        let left = deadline.load(Ordering::Acquire).saturating_sub(monotonic_nanos());
+        assert!(left > 0 && left <= 450_000_000, "{left}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let taken = NodeSession::start(machine.client(), node("a", 2), config(600)).await.unwrap_err();
+    assert_eq!(taken, SessionError::NameTaken { holder: NodeRef::new("a", 1) });
+    session.leave().await.unwrap();
+    assert_eq!(deadline.load(Ordering::Acquire), 0);
+    NodeSession::start(machine.client(), node("a", 2), config(600)).await.unwrap();
+    let bad = SessionConfig { ttl: Duration::from_secs(1), margin: Duration::from_millis(400) };
+    assert!(matches!(
+        NodeSession::start(machine.client(), node("b", 1), bad).await,
+        Err(SessionError::Config(_))
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_lease_is_told_and_guards_refuse_what_comes_late() {
+    let machine = Machine::start().await;
+    let registry = machine.client();
+    let session = NodeSession::start(Arc::clone(&registry), node("a", 1), config(900)).await.unwrap();
+    let free = disk("d");
+    registry.transact(free.create(keys::disk("d"))).await.unwrap();
+    let entry = registry.get("disks/d").await.unwrap().unwrap();
+    let claim = claim_free(&free, &session.node_ref()).unwrap().replace(&entry).when(session.guard());
+    // Somebody ends the lease from outside.
+    registry.revoke(session.lease()).await.unwrap();
+    let mut state = session.state();
+    let lost = state.wait_for(|state| *state == SessionState::Lost);
+    tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never told").unwrap();
+    assert_eq!(session.lease_deadline().load(Ordering::Acquire), 0);
+    assert!(matches!(registry.transact(claim).await, Err(RegistryError::Conflict { .. })));
+    session.register_again().await.unwrap();
+    assert_eq!(*session.state().borrow(), SessionState::Held);
+    assert!(session.lease_deadline().load(Ordering::Acquire) > monotonic_nanos());
+    let claim = claim_free(&free, &session.node_ref()).unwrap().replace(&entry).when(session.guard());
+    registry.transact(claim).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_registry_is_away_the_lease_is_unconfirmed_and_then_held_again() {
+    let mut machine = Machine::start().await;
+    let session = NodeSession::start(machine.client(), node("a", 1), config(600)).await.unwrap();
+    let view = LiveNodes::start(machine.client(), keys::NODES).await.unwrap();
+    machine.stop().await;
+    let mut state = session.state();
+    let wait = |wanted: SessionState| {
+        let mut state = state.clone();
+        async move {
+            let wait = state.wait_for(|state| *state == wanted);
+            tokio::time::timeout(Duration::from_secs(10), wait).await.expect("state never came").unwrap();
+        }
+    };
+    wait(SessionState::Unconfirmed).await;
+    assert!(session.lease_deadline().load(Ordering::Acquire) <= monotonic_nanos());
+    machine.restart().await;
+    wait(SessionState::Held).await;
+    assert!(session.lease_deadline().load(Ordering::Acquire) > monotonic_nanos());
+    assert!(view.now().contains_key("a"), "what was known last is shown meanwhile");
+    state.mark_unchanged();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_live_nodes_are_followed_also_over_restarts() {
+    let mut machine = Machine::start().await;
+    let view = LiveNodes::start(machine.client(), keys::NODES).await.unwrap();
+    assert!(view.now().is_empty());
+    let a = NodeSession::start(machine.client(), node("a", 1), config(30_000)).await.unwrap();
+    let b = NodeSession::start(machine.client(), node("b", 1), config(30_000)).await.unwrap();
+    eventually("both are seen", || async { view.now().len() == 2 }).await;
+    assert_eq!(view.now()["b"], *b.record());
+    machine.restart().await;
+    a.leave().await.unwrap();
+    eventually("one has left", || async { view.now().keys().eq(["b"]) }).await;
+    // A record of the future is not shown, and does not take the others with it.
+    let bad = Transaction::new().put("nodes/c", "{\"v\":99}").put("nodes/b", b.record().encode());
+    machine.client().transact(bad).await.unwrap();
+    let _d = NodeSession::start(machine.client(), node("d", 1), config(30_000)).await.unwrap();
+    eventually("the readable ones are seen", || async { view.now().keys().eq(["b", "d"]) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_ordered_and_bounded() {
+    let machine = Machine::start().await;
+    let events = Events::new(Arc::new(machine.embedded()), NodeRef::new("a", 1));
+    for number in 0..MAX_EVENTS + 40 {
+        events.record("test", "disk-1", &format!("event {number}")).await.unwrap();
+    }
+    let recent = events.recent(3).await.unwrap();
+    let texts: Vec<_> = recent.iter().map(|event| &*event.text).collect();
+    assert_eq!(texts, ["event 1037", "event 1038", "event 1039"]);
+    let kept = events.recent(usize::MAX).await.unwrap().len();
+    assert!((MAX_EVENTS..MAX_EVENTS + 40).contains(&kept), "{kept}");
+    events.record("test", "d", &"é".repeat(5000)).await.unwrap();
+    assert_eq!(events.recent(1).await.unwrap()[0].text.len(), 4096);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn notes_that_no_disk_asks_for_are_pruned() {
+    let machine = Machine::start().await;
+    let registry = machine.embedded();
+    let (dead, other) = (NodeRef::new("a", 1), NodeRef::new("a", 2));
+    declare_stopped(&registry, &dead).await.unwrap();
+    declare_stopped(&registry, &dead).await.unwrap();
+    declare_stopped(&registry, &other).await.unwrap();
+    let owned = claim_free(&disk("d"), &dead).unwrap();
+    registry.transact(owned.create(keys::disk("d"))).await.unwrap();
+    assert_eq!(prune_notes(&registry).await.unwrap(), 1);
+    assert!(registry.get(&keys::stopped(&dead)).await.unwrap().is_some());
+    registry.transact(Transaction::new().put("disks/e", "{\"v\":9}")).await.unwrap();
+    declare_stopped(&registry, &other).await.unwrap();
+    assert_eq!(prune_notes(&registry).await.unwrap(), 0, "an unreadable disk may ask for anything");
+}

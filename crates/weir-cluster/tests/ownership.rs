@@ -1,0 +1,270 @@
+//! Random walks over every change of a disk's configuration, beside a plain model of what must hold.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use weir_cluster::ownership::*;
+use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy, Record, Source};
+
+/// Something that somebody tries. Numbers name nodes; some attempts are right, most are not.
+#[derive(Clone, Debug)]
+enum Attempt {
+    Claim(u64),
+    TakeOver {
+        by: u64,
+        how: Gone,
+        right_evidence: bool,
+    },
+    AcceptLoss {
+        by: u64,
+        how: Gone,
+    },
+    Change {
+        by: u64,
+        lag: u64,
+        replicas: Vec<u64>,
+        write_back: bool,
+        dirty: u64,
+    },
+    SetPolicy {
+        owner: Option<u64>,
+        policy: Policy,
+    },
+    Resize {
+        owner: Option<u64>,
+        blocks: u64,
+        odd: bool,
+    },
+    Release {
+        by: u64,
+        lag: u64,
+        dirty: u64,
+    },
+    Forget {
+        by: u64,
+    },
+    /// The process of this node ends and starts again.
+    Restart(u64),
+}
+
+fn attempt() -> impl Strategy<Value = Attempt> {
+    let node = || 0_u64..4;
+    let lag = || prop_oneof![4 => Just(0_u64), 1 => 1_u64..3];
+    let dirty = || prop_oneof![2 => Just(0_u64), 1 => 1_u64..9000];
+    let how = || prop::sample::select(vec![Gone::LeaseEnded, Gone::FenceGracePassed, Gone::Stopped]);
+    let policy =
+        (0_u8..4).prop_map(|count| if count == 3 { Policy::WriteThrough } else { Policy::WriteBack(count) });
+    prop_oneof![
+        3 => node().prop_map(Attempt::Claim),
+        4 => (node(), how(), prop::bool::weighted(0.8))
+            .prop_map(|(by, how, right_evidence)| Attempt::TakeOver { by, how, right_evidence }),
+        1 => (node(), how()).prop_map(|(by, how)| Attempt::AcceptLoss { by, how }),
+        8 => (node(), lag(), prop::collection::vec(node(), 0..4), any::<bool>(), dirty()).prop_map(
+            |(by, lag, replicas, write_back, dirty)| Attempt::Change { by, lag, replicas, write_back, dirty }),
+        2 => (prop::option::of(node()), policy).prop_map(|(owner, policy)| Attempt::SetPolicy { owner, policy }),
+        1 => (prop::option::of(node()), 0_u64..9, any::<bool>())
+            .prop_map(|(owner, blocks, odd)| Attempt::Resize { owner, blocks, odd }),
+        2 => (node(), lag(), dirty()).prop_map(|(by, lag, dirty)| Attempt::Release { by, lag, dirty }),
+        2 => node().prop_map(|by| Attempt::Forget { by }),
+        2 => node().prop_map(Attempt::Restart),
+    ]
+}
+
+fn disk(policy: Policy) -> DiskRecord {
+    DiskRecord::new("d", "v", Source::File { name: "d".into() }, 1 << 20, 4096, policy)
+}
+
+struct Walk {
+    record: DiskRecord,
+    incarnations: [u64; 4],
+}
+
+impl Walk {
+    fn node(&self, number: u64) -> NodeRef {
+        NodeRef::new(format!("n{number}"), self.incarnations[number as usize])
+    }
+
+    fn evidence(&self, how: Gone, right: bool) -> OwnerGone {
+        let owner = self.record.owner.clone().filter(|_| right).unwrap_or_else(|| NodeRef::new("nobody", 1));
+        OwnerGone { owner, how }
+    }
+
+    fn try_it(&mut self, attempt: &Attempt) -> Result<DiskRecord, Refusal> {
+        let record = &self.record;
+        let caller_node = |number: &Option<u64>| number.map(|number| self.node(number));
+        fn caller(node: Option<&NodeRef>, epoch: u64) -> Caller<'_> {
+            node.map_or(Caller::Other, |node| Caller::Owner { node, epoch })
+        }
+        let epoch = record.epoch;
+        match attempt {
+            Attempt::Claim(by) => claim_free(record, &self.node(*by)),
+            Attempt::TakeOver { by, how, right_evidence } => {
+                take_over(record, &self.node(*by), &self.evidence(*how, *right_evidence))
+            }
+            Attempt::AcceptLoss { by, how } => {
+                accept_loss(record, &self.node(*by), &self.evidence(*how, true))
+            }
+            Attempt::Change { by, lag, replicas, write_back, dirty } => {
+                let replicas: Vec<_> = replicas.iter().map(|number| self.node(*number)).collect();
+                let mode = if *write_back { Mode::WriteBack } else { Mode::WriteThrough };
+                change_replicas(record, &self.node(*by), epoch.saturating_sub(*lag), &replicas, mode, *dirty)
+            }
+            Attempt::SetPolicy { owner, policy } => {
+                set_policy(record, caller(caller_node(owner).as_ref(), epoch), *policy)
+            }
+            Attempt::Resize { owner, blocks, odd } => resize(
+                record,
+                caller(caller_node(owner).as_ref(), epoch),
+                blocks * 4096 + u64::from(*odd) * 512,
+            ),
+            Attempt::Release { by, lag, dirty } => {
+                release(record, &self.node(*by), epoch.saturating_sub(*lag), *dirty)
+            }
+            Attempt::Forget { by } => {
+                let former = record.former.first().cloned();
+                let former = former.unwrap_or(FormerOwner { node: self.node(0), epoch: 0 });
+                forget_former(record, &self.node(*by), epoch, &former)
+            }
+            Attempt::Restart(number) => {
+                self.incarnations[*number as usize] += 1;
+                Ok(self.record.clone())
+            }
+        }
+    }
+
+    /// What must hold between a record and its successor, whatever was tried.
+    fn check(&mut self, attempt: &Attempt, next: &DiskRecord) {
+        let old = &self.record;
+        next.check().unwrap();
+        let owner_before = old.owner.as_ref();
+        match attempt {
+            Attempt::Restart(_) => return assert_eq!(old, next),
+            Attempt::Forget { .. } => {
+                let unchanged = DiskRecord { former: old.former.clone(), ..next.clone() };
+                return assert_eq!(*old, unchanged, "only the former owners change");
+            }
+            Attempt::Claim(_) => assert_eq!(owner_before, None, "never over a living owner"),
+            Attempt::TakeOver { by, how, right_evidence } => {
+                assert!(right_evidence, "never on wrong evidence");
+                assert!(old.effective() != Policy::WriteBack(0), "never loses the only copy by itself");
+                match old.mode {
+                    Mode::WriteBack => {
+                        assert!(old.replicas.contains(&self.node(*by)), "only with the whole log")
+                    }
+                    Mode::WriteThrough => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
+                }
+            }
+            Attempt::AcceptLoss { how, .. } => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
+            Attempt::Change { by, lag, write_back, dirty, .. } => {
+                assert_eq!(
+                    (owner_before, *lag),
+                    (Some(&self.node(*by)), 0),
+                    "only the owner, only in its epoch"
+                );
+                assert!(*write_back || *dirty == 0, "never leaves dirty data behind");
+                if next.effective() == Policy::WriteBack(0) {
+                    assert_eq!(next.policy, Policy::WriteBack(0), "never fewer copies silently (P1)");
+                }
+            }
+            Attempt::SetPolicy { owner, .. } | Attempt::Resize { owner, .. } => {
+                assert_eq!(owner_before, owner.map(|number| self.node(number)).as_ref());
+            }
+            Attempt::Release { by, lag, dirty } => {
+                assert_eq!((owner_before, *lag, *dirty), (Some(&self.node(*by)), 0, 0));
+                assert_eq!(next.owner, None);
+            }
+        }
+        assert_eq!(next.epoch, old.epoch + 1, "each change raises the epoch by exactly one");
+        // Who lost the disk without having released it is remembered until somebody strikes it off (P4).
+        if let Some(owner) = owner_before
+            && next.owner.as_ref() != Some(owner)
+            && !matches!(attempt, Attempt::Release { .. })
+        {
+            assert!(next.former.contains(&FormerOwner { node: owner.clone(), epoch: old.epoch }));
+        }
+        let kept = old.former.iter().filter(|former| Some(&former.node) != owner_before);
+        assert!(kept.into_iter().all(|former| next.former.contains(former)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_walks_keep_every_rule(count in 0_u8..3, attempts in prop::collection::vec(attempt(), 1..120)) {
+        let record = disk(Policy::WriteBack(count));
+        let mut walk = Walk { record, incarnations: [1; 4] };
+        for attempt in attempts {
+            // A refusal changes nothing: there is no next record at all.
+            if let Ok(next) = walk.try_it(&attempt) {
+                walk.check(&attempt, &next);
+                // What is stored is what is read.
+                prop_assert_eq!(&DiskRecord::decode(&next.encode()).unwrap(), &next);
+                walk.record = next;
+            }
+        }
+    }
+}
+
+fn gone(node: &NodeRef, how: Gone) -> OwnerGone {
+    OwnerGone { owner: node.clone(), how }
+}
+
+#[test]
+fn the_life_of_a_write_back_disk() {
+    let [a, b, c] = ["a", "b", "c"].map(|name| NodeRef::new(name, 1));
+    let owned = claim_free(&disk(Policy::WriteBack(2)), &a).unwrap();
+    assert_eq!((owned.effective(), owned.epoch), (Policy::WriteThrough, 1));
+    let two = change_replicas(&owned, &a, 1, &[b.clone(), c.clone()], Mode::WriteBack, 0).unwrap();
+    assert_eq!(two.effective(), Policy::WriteBack(2));
+    // The owner's lease is enough in write-back: the replicas refuse it from now on.
+    let taken = take_over(&two, &b, &gone(&a, Gone::LeaseEnded)).unwrap();
+    assert_eq!((taken.owner.as_ref(), &*taken.replicas, taken.epoch), (Some(&b), &[c.clone()][..], 3));
+    assert_eq!(taken.former, [FormerOwner { node: a.clone(), epoch: 2 }]);
+    // Both the old owner and a second taker come too late.
+    let fenced = change_replicas(&taken, &a, 2, &[], Mode::WriteThrough, 0).unwrap_err();
+    assert_eq!(fenced, Refusal::Fenced { owner: Some(b.clone()), epoch: 3 });
+    let late = take_over(&taken, &c, &gone(&a, Gone::Stopped)).unwrap_err();
+    assert_eq!(late, Refusal::OtherEvidence { about: a.clone(), owner: b.clone() });
+    // The next owner after that keeps both former ones in mind.
+    let again = take_over(&taken, &c, &gone(&b, Gone::LeaseEnded)).unwrap();
+    assert_eq!(again.former.len(), 2);
+    assert_eq!(again.effective(), Policy::WriteBack(0));
+    let alone = take_over(&again, &a, &gone(&c, Gone::Stopped)).unwrap_err();
+    assert_eq!(alone, Refusal::OnlyCopyLost { owner: c.clone() });
+    assert!(alone.to_string().contains("the only copy of the log was on c#1"), "{alone}");
+    let unsure = accept_loss(&again, &a, &gone(&c, Gone::LeaseEnded)).unwrap_err();
+    assert_eq!(unsure, Refusal::MayStillWrite { owner: c.clone() });
+    let lossy = accept_loss(&again, &a, &gone(&c, Gone::Stopped)).unwrap();
+    assert_eq!((lossy.owner.as_ref(), lossy.effective()), (Some(&a), Policy::WriteThrough));
+}
+
+#[test]
+fn a_restarted_replica_has_no_copy() {
+    let [a, b] = ["a", "b"].map(|name| NodeRef::new(name, 1));
+    let owned = claim_free(&disk(Policy::WriteBack(1)), &a).unwrap();
+    let one = change_replicas(&owned, &a, 1, std::slice::from_ref(&b), Mode::WriteBack, 0).unwrap();
+    let refused = take_over(&one, &NodeRef::new("b", 2), &gone(&a, Gone::Stopped)).unwrap_err();
+    assert!(matches!(refused, Refusal::NotAReplica { .. }), "{refused}");
+}
+
+#[test]
+fn a_write_through_disk_waits_for_certainty() {
+    let [a, b] = ["a", "b"].map(|name| NodeRef::new(name, 1));
+    let owned = claim_free(&disk(Policy::WriteThrough), &a).unwrap();
+    let early = take_over(&owned, &b, &gone(&a, Gone::LeaseEnded)).unwrap_err();
+    assert_eq!(early, Refusal::MayStillWrite { owner: a.clone() });
+    for how in [Gone::FenceGracePassed, Gone::Stopped] {
+        assert_eq!(take_over(&owned, &b, &gone(&a, how)).unwrap().owner, Some(b.clone()));
+    }
+}
+
+#[test]
+fn the_last_epoch_and_broken_records_are_refused() {
+    let a = NodeRef::new("a", 1);
+    let mut last = disk(Policy::WriteThrough);
+    last.epoch = u64::MAX;
+    assert!(matches!(claim_free(&last, &a), Err(Refusal::BadRecord { .. })));
+    let mut broken = disk(Policy::WriteThrough);
+    broken.logical_block = 7;
+    assert!(matches!(claim_free(&broken, &a), Err(Refusal::BadRecord { .. })));
+}
