@@ -1,1 +1,37 @@
-//! See the crate's description in Cargo.toml.
+//! The layered measurement: the same load at every layer, on the same disk, and what follows from it.
+//!
+//! - [`cell`]: what is asked of a layer: block size, direction, pattern, queue depth.
+//! - [`plan`]: which layers and cells, how often, in which order; runs them and collects the rows.
+//! - [`result`]: the rows and the environment, as JSON.
+//! - [`environment`]: the machine that measured, and the command to run it again.
+//! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
+//! - [`finding`]: medians and spread over the repeats, and the step from layer to layer.
+//! - [`verdict`]: the step that costs most, in words that say only what the numbers support.
+//! - [`table`]: the findings for a terminal.
+//! - [`report`]: the findings as one HTML file that needs no network.
+//!
+//! Nothing here knows what a node or a network is. A layer is a [`Target`]: something with a name that can
+//! run a [`Cell`] and say what it measured.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod cell;
+pub mod check;
+pub mod environment;
+pub mod finding;
+pub mod format;
+pub mod plan;
+pub mod report;
+pub mod result;
+pub mod table;
+pub mod verdict;
+
+#[cfg(test)]
+mod sample;
+
+pub use cell::{Cell, Direction, Pattern, Shape};
+pub use environment::Environment;
+pub use finding::{Findings, Judgement, find};
+pub use plan::{Plan, PlanError, Progress, Target, TargetError, measure};
+pub use result::{Diagnosis, DocumentError, LayerEntry, Measurement, Position, Row, RunOutcome};
+pub use verdict::Verdict;

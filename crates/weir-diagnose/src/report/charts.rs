@@ -1,0 +1,335 @@
+//! The report's three charts, one panel for each shape of load.
+//!
+//! - *Where the time goes*: median latency at queue depth 1 as a waterfall along the I/O's way.
+//! - *What the way can carry*: IOPS at depth, layer by layer.
+//! - *How even it is*: median and 99th percentile of the latency.
+
+use super::svg::{Anchor, Axis, Drawing, WIDTH};
+use crate::cell::{Cell, Shape};
+use crate::finding::{Difference, Findings, Judgement, Point, Quantity, Spread};
+use crate::format;
+use crate::result::{Diagnosis, LayerEntry, Position};
+use crate::verdict;
+
+/// An alternative that is beyond the layers on the way by more than this factor is cut off and marked:
+/// the chart is about the way.
+const ROOM_FOR_ALTERNATIVES: f64 = 1.5;
+
+const BAR: f64 = 13.0;
+const THIN_BAR: f64 = 6.0;
+const ROW: f64 = 44.0;
+const THIN_ROW: f64 = 33.0;
+
+/// One drawing with its title.
+#[derive(Debug)]
+pub struct Panel {
+    /// What is shown.
+    pub title: String,
+    /// A complete `svg` element.
+    pub svg: String,
+}
+
+/// A layer in a bar chart.
+struct Bar<'a> {
+    name: &'a str,
+    spread: Spread,
+    difference: Option<&'a Difference>,
+    point: &'a Point,
+}
+
+/// The panels of a bar chart for the cells that are judged by `quantity`.
+#[must_use]
+pub fn bars(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity) -> Vec<Panel> {
+    let cells = diagnosis.cells.iter().filter(|cell| Quantity::of(cell) == quantity);
+    cells.filter_map(|cell| bar_panel(diagnosis, findings, cell)).collect()
+}
+
+fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<Panel> {
+    let quantity = Quantity::of(cell);
+    let collect = |on_the_way: bool| -> Vec<Bar<'_>> {
+        let layers = diagnosis.layers.iter().enumerate();
+        let wanted = layers.filter(|(_, layer)| (layer.position == Position::OnTheWay) == on_the_way);
+        wanted.filter_map(|(index, layer)| bar(findings, index, layer, cell)).collect()
+    };
+    let (way, beside) = (collect(true), collect(false));
+    let longest = |bars: &[Bar<'_>]| bars.iter().map(|bar| bar.spread.most).fold(0.0, f64::max);
+    let most = match (longest(&way), longest(&beside)) {
+        (0.0, 0.0) => return None,
+        (0.0, beside) => beside,
+        (way, beside) => way.max(beside.min(way * ROOM_FOR_ALTERNATIVES)),
+    };
+    let axis = Axis::linear(0.0, WIDTH, most);
+    let mut drawing = Drawing::default();
+    draw_way(&mut drawing, &axis, &way, quantity);
+    draw_alternatives(&mut drawing, &axis, &beside, quantity, &heading_of_alternatives(diagnosis));
+    let (what, label): (&str, fn(f64) -> String) = match quantity {
+        Quantity::Latency => ("Median latency by layer", tick_duration),
+        Quantity::Iops => ("IOPS by layer", format::count),
+    };
+    let svg = drawing.finish(&axis, label, &format!("{what}: {cell}"));
+    Some(Panel { title: cell.to_string(), svg })
+}
+
+fn bar<'a>(findings: &'a Findings, index: usize, layer: &'a LayerEntry, cell: &Cell) -> Option<Bar<'a>> {
+    let point = findings.point(index, cell)?;
+    let spread = value_of(point);
+    Some(Bar { name: &layer.name, spread, difference: findings.difference_to(index, cell), point })
+}
+
+fn value_of(point: &Point) -> Spread {
+    match Quantity::of(&point.cell) {
+        Quantity::Latency => point.p50_ns,
+        Quantity::Iops => point.iops,
+    }
+}
+
+fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quantity) {
+    let mut previous: Option<f64> = None;
+    for bar in bars {
+        let top = drawing.bottom() + if previous.is_some() { ROW - 18.0 - BAR } else { 0.0 };
+        let y = top + 18.0;
+        drawing.begin_group(&tip(bar));
+        label(drawing, bar, top + 12.0, ["name", "value"], quantity);
+        let end = axis.place(bar.spread.median);
+        match (previous, bar.difference, quantity) {
+            // A waterfall: what comes from below is pale, what this layer adds or saves is coloured.
+            (Some(before), Some(difference), Quantity::Latency) => {
+                let start = axis.place(before);
+                drawing.rect("below", 0.0, y, start.min(end), BAR);
+                let width = (end - start).abs().max(1.5);
+                drawing.rect(class_of(difference.judgement), start.min(end), y, width, BAR);
+                drawing.line("link", (start, y - (ROW - BAR)), (start, y + BAR));
+            }
+            _ => drawing.rect("base", 0.0, y, end, BAR),
+        }
+        whisker(drawing, axis, &bar.spread, y + BAR / 2.0);
+        drawing.end_group();
+        previous = Some(bar.spread.median);
+    }
+}
+
+/// Names the layer in whose place the alternatives stand, when it is one.
+fn heading_of_alternatives(diagnosis: &Diagnosis) -> String {
+    let replaced = |layer: &LayerEntry| match &layer.position {
+        Position::AlternativeTo(name) => Some(name.clone()),
+        Position::OnTheWay => None,
+    };
+    let mut names: Vec<String> = diagnosis.layers.iter().filter_map(replaced).collect();
+    names.dedup();
+    match names.as_slice() {
+        [name] => format!("in place of {name}, compared with it"),
+        _ => "in place of a layer above, compared with it".to_owned(),
+    }
+}
+
+fn draw_alternatives(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quantity, title: &str) {
+    if bars.is_empty() {
+        return;
+    }
+    let heading = drawing.bottom() + 27.0;
+    drawing.text("aside", 0.0, heading, Anchor::Start, title);
+    drawing.line("rule", (0.0, heading - 16.0), (WIDTH, heading - 16.0));
+    for (index, bar) in bars.iter().enumerate() {
+        let top = drawing.bottom() + if index == 0 { 4.0 } else { THIN_ROW - 17.0 - THIN_BAR };
+        let y = top + 17.0;
+        drawing.begin_group(&tip(bar));
+        label(drawing, bar, top + 12.0, ["other", "other"], quantity);
+        let end = axis.place(bar.spread.median);
+        drawing.rect("beside", 0.0, y, end, THIN_BAR);
+        if axis.is_beyond(bar.spread.median) {
+            // Cut off: two gaps say that the bar goes on; its number is in the label.
+            drawing.rect("cut", end - 16.0, y - 1.0, 3.0, THIN_BAR + 2.0);
+            drawing.rect("cut", end - 10.0, y - 1.0, 3.0, THIN_BAR + 2.0);
+        } else {
+            whisker(drawing, axis, &bar.spread, y + THIN_BAR / 2.0);
+        }
+        drawing.end_group();
+    }
+}
+
+/// Name at the left; step and value at the right. The classes are those of name and value.
+fn label(drawing: &mut Drawing, bar: &Bar<'_>, baseline: f64, classes: [&str; 2], quantity: Quantity) {
+    let [name_class, value_class] = classes;
+    drawing.text(name_class, 0.0, baseline, Anchor::Start, bar.name);
+    let value = match quantity {
+        Quantity::Latency => format::duration(bar.spread.median),
+        Quantity::Iops => format::count(bar.spread.median),
+    };
+    let Some(difference) = bar.difference else {
+        drawing.text(value_class, WIDTH, baseline, Anchor::End, &value);
+        return;
+    };
+    let class = match difference.judgement {
+        Judgement::Cost => "cost-text",
+        Judgement::Gain => "gain-text",
+        _ => "flat-text",
+    };
+    let step = verdict::in_short(difference);
+    drawing.spans(WIDTH, baseline, Anchor::End, &[(class, step.as_str()), (value_class, value.as_str())]);
+}
+
+fn class_of(judgement: Judgement) -> &'static str {
+    match judgement {
+        Judgement::Cost => "cost",
+        Judgement::Gain => "gain",
+        Judgement::NotDistinguishable | Judgement::TooSmall | Judgement::OneRepeat => "flat",
+    }
+}
+
+/// The range over the repeats, where it is wide enough to be seen.
+fn whisker(drawing: &mut Drawing, axis: &Axis, spread: &Spread, y: f64) {
+    let (left, right) = (axis.place(spread.least), axis.place(spread.most));
+    if right - left < 2.0 {
+        return;
+    }
+    drawing.line("whisker", (left, y), (right, y));
+    for x in [left, right] {
+        drawing.line("whisker", (x, y - 2.5), (x, y + 2.5));
+    }
+}
+
+fn tip(bar: &Bar<'_>) -> String {
+    let point = bar.point;
+    format!(
+        "{} · {} · {} repeats\nIOPS {} ({} to {})\nlatency p50 {} · p99 {} · p99.9 {} · mean {}",
+        bar.name,
+        point.cell,
+        point.repeats,
+        format::count(point.iops.median),
+        format::count(point.iops.least),
+        format::count(point.iops.most),
+        format::duration(point.p50_ns.median),
+        format::duration(point.p99_ns.median),
+        format::duration(point.p99_9_ns.median),
+        format::duration(point.mean_ns.median),
+    )
+}
+
+/// The panels of the chart of percentiles: all depths of a shape together.
+#[must_use]
+pub fn dots(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Panel> {
+    crate::table::shapes(diagnosis)
+        .into_iter()
+        .filter_map(|shape| dot_panel(diagnosis, findings, shape))
+        .collect()
+}
+
+fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option<Panel> {
+    let of_shape = || findings.points.iter().filter(|point| point.cell.shape == shape);
+    let least = of_shape().map(|point| point.p50_ns.median).fold(f64::INFINITY, f64::min);
+    let most = of_shape().map(|point| point.p99_ns.median).fold(0.0, f64::max);
+    if !least.is_finite() {
+        return None;
+    }
+    // Left of the axis stand the depths; the dots' labels need room on both sides.
+    let axis = Axis::logarithmic(108.0, WIDTH - 62.0, least, most);
+    let mut drawing = Drawing::default();
+    for (layer, entry) in diagnosis.layers.iter().enumerate() {
+        let points: Vec<&Point> = of_shape().filter(|point| point.layer == layer).collect();
+        if points.is_empty() {
+            continue;
+        }
+        let (class, name) = match &entry.position {
+            Position::OnTheWay => ("name", entry.name.clone()),
+            Position::AlternativeTo(_) => ("other", format!("or {}", entry.name)),
+        };
+        let top = drawing.bottom() + if drawing.bottom() > 0.0 { 12.0 } else { 0.0 };
+        drawing.text(class, 0.0, top + 12.0, Anchor::Start, &name);
+        for (line, point) in points.into_iter().enumerate() {
+            dumbbell(&mut drawing, &axis, point, top + 25.0 + 17.0 * line as f64);
+        }
+    }
+    let svg =
+        drawing.finish(&axis, tick_duration, &format!("Median and 99th percentile of the latency: {shape}"));
+    Some(Panel { title: shape.to_string(), svg })
+}
+
+fn dumbbell(drawing: &mut Drawing, axis: &Axis, point: &Point, y: f64) {
+    let (median, tail) = (point.p50_ns.median, point.p99_ns.median);
+    let class = if point.cell.queue_depth == 1 { "shallow" } else { "deep" };
+    let (left, right) = (axis.place(median), axis.place(tail));
+    drawing.begin_group(&format!(
+        "{}\np50 {} · p99 {} · p99.9 {}",
+        point.cell,
+        format::duration(median),
+        format::duration(tail),
+        format::duration(point.p99_9_ns.median)
+    ));
+    drawing.text(
+        &format!("{class}-text"),
+        0.0,
+        y + 4.0,
+        Anchor::Start,
+        &format!("QD {}", point.cell.queue_depth),
+    );
+    drawing.line(&format!("{class} span"), (left, y), (right, y));
+    drawing.dot(class, left, y, 4.0);
+    drawing.dot(&format!("{class} hollow"), right, y, 4.0);
+    drawing.text("small", left - 8.0, y + 4.0, Anchor::End, &format::duration(median));
+    drawing.text("small", right + 8.0, y + 4.0, Anchor::Start, &format::duration(tail));
+    drawing.end_group();
+}
+
+/// A round number of nanoseconds without digits that say nothing: `0`, `50 µs`, `2.5 ms`.
+fn tick_duration(nanoseconds: f64) -> String {
+    let (value, unit) = match nanoseconds {
+        ns if ns <= 0.0 => return "0".to_owned(),
+        ns if ns < 999.5 => (ns, "ns"),
+        ns if ns < 999.5e3 => (ns / 1e3, "µs"),
+        ns if ns < 999.5e6 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    format!("{} {unit}", (value * 100.0).round() / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::find;
+    use crate::sample;
+
+    #[test]
+    fn each_cell_gets_the_bars_that_it_is_judged_by() {
+        let diagnosis = sample::write_back();
+        let findings = find(&diagnosis);
+        let latency = bars(&diagnosis, &findings, Quantity::Latency);
+        assert_eq!(latency.len(), 4);
+        assert_eq!(latency[2].title, "4K random write, QD 1");
+        let svg = &latency[2].svg;
+        assert!(svg.contains(">+54.0 µs</tspan>") && svg.contains(">−52.0 µs gain</tspan>"), "{svg}");
+        assert!(svg.contains(r#"class="cost""#) && svg.contains(r#"class="gain""#), "{svg}");
+        let iops = bars(&diagnosis, &findings, Quantity::Iops);
+        assert_eq!(iops.len(), 4);
+        assert!(iops[2].svg.contains(r#"class="cut""#), "write-back+0 is far beyond the way and is cut off");
+        assert_eq!(dots(&diagnosis, &findings).len(), 4);
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_numbers() {
+        let diagnosis = sample::chain(&[
+            ("backing", sample::Numbers([50e3; 3])),
+            ("export", sample::Numbers([100e3; 3])),
+        ]);
+        let panels = bars(&diagnosis, &find(&diagnosis), Quantity::Latency);
+        let svg = &panels[0].svg;
+        assert!(svg.contains(r#"class="base" x="0.0" y="18.0" width="230.0""#), "{svg}");
+        assert!(svg.contains(r#"class="cost" x="230.0" y="62.0" width="230.0""#), "{svg}");
+    }
+
+    #[test]
+    fn nothing_measured_draws_nothing() {
+        let mut diagnosis = sample::write_back();
+        diagnosis.rows.clear();
+        let findings = find(&diagnosis);
+        assert!(bars(&diagnosis, &findings, Quantity::Iops).is_empty());
+        assert!(dots(&diagnosis, &findings).is_empty());
+    }
+
+    #[test]
+    fn ticks_are_short() {
+        assert_eq!(tick_duration(0.0), "0");
+        assert_eq!(tick_duration(50e3), "50 µs");
+        assert_eq!(tick_duration(2.5e6), "2.5 ms");
+        assert_eq!(tick_duration(1e6), "1 ms");
+    }
+}

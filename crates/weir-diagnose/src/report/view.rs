@@ -1,0 +1,254 @@
+//! Turns findings into the strings of the page.
+
+use crate::cell::{Cell, Shape};
+use crate::finding::{
+    Difference, Findings, Judgement, PRACTICAL_MARGIN, Point, Quantity, chance_of_separation,
+};
+use crate::result::{Diagnosis, LayerEntry, Position};
+use crate::{check, format, table, verdict};
+
+/// A layer on the way, with what was measured in its place.
+pub struct Stop<'a> {
+    pub name: &'a str,
+    pub alternatives: Vec<&'a str>,
+}
+
+/// The way of an I/O, from the bottom.
+pub fn chain(diagnosis: &Diagnosis) -> Vec<Stop<'_>> {
+    let instead_of = |name: &str| {
+        let others = diagnosis.layers.iter().filter(|other| stands_for(other, name));
+        others.map(|other| other.name.as_str()).collect()
+    };
+    diagnosis
+        .chain()
+        .map(|(_, layer)| Stop { name: &layer.name, alternatives: instead_of(&layer.name) })
+        .collect()
+}
+
+fn stands_for(layer: &LayerEntry, name: &str) -> bool {
+    matches!(&layer.position, Position::AlternativeTo(other) if other == name)
+}
+
+/// The table of one shape.
+pub struct NumbersOfShape {
+    pub title: String,
+    pub depths: Vec<Depth>,
+    pub rows: Vec<Line>,
+}
+
+/// A queue depth's columns.
+pub struct Depth {
+    pub title: String,
+    pub columns: [&'static str; 6],
+}
+
+/// A layer's line.
+pub struct Line {
+    pub name: String,
+    pub alternative: bool,
+    pub numbers: Vec<Number>,
+}
+
+/// One number, a remark beside it, and the class that gives it its weight or colour.
+#[derive(Default)]
+pub struct Number {
+    pub text: String,
+    pub remark: String,
+    pub class: &'static str,
+}
+
+/// The tables, one for each shape.
+pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape> {
+    table::shapes(diagnosis).into_iter().map(|shape| of_shape(diagnosis, findings, shape)).collect()
+}
+
+fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> NumbersOfShape {
+    let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+    let depth = |cell: &&Cell| Depth { title: format!("QD {}", cell.queue_depth), columns: columns(cell) };
+    let line = |(index, layer): (usize, &LayerEntry)| Line {
+        name: layer.name.clone(),
+        alternative: layer.position != Position::OnTheWay,
+        numbers: cells.iter().flat_map(|cell| line_of(findings, index, cell)).collect(),
+    };
+    NumbersOfShape {
+        title: shape.to_string(),
+        depths: cells.iter().map(depth).collect(),
+        rows: diagnosis.layers.iter().enumerate().map(line).collect(),
+    }
+}
+
+fn columns(cell: &Cell) -> [&'static str; 6] {
+    match Quantity::of(cell) {
+        Quantity::Latency => ["p50", "p99", "p99.9", "IOPS", "CPU per I/O", "step"],
+        Quantity::Iops => ["IOPS", "MiB/s", "p50", "p99", "CPU per I/O", "step"],
+    }
+}
+
+fn line_of(findings: &Findings, layer: usize, cell: &Cell) -> [Number; 6] {
+    let Some(point) = findings.point(layer, cell) else {
+        let missing = || Number { text: "–".to_owned(), class: "missing", ..Number::default() };
+        return std::array::from_fn(|_| missing());
+    };
+    let plain = |text: String| Number { text, ..Number::default() };
+    let step = findings.difference_to(layer, cell).map(step).unwrap_or_default();
+    let cpu = plain(format::duration(point.cpu_ns_per_io.median));
+    let [p50, p99, p99_9] =
+        [point.p50_ns, point.p99_ns, point.p99_9_ns].map(|spread| format::duration(spread.median));
+    let iops = format::count(point.iops.median);
+    match Quantity::of(cell) {
+        Quantity::Latency => {
+            [judged(p50, point, point.p50_ns.relative()), plain(p99), plain(p99_9), plain(iops), cpu, step]
+        }
+        Quantity::Iops => [
+            judged(iops, point, point.iops.relative()),
+            plain(format::throughput(point.mib_per_s.median)),
+            plain(p50),
+            plain(p99),
+            cpu,
+            step,
+        ],
+    }
+}
+
+/// The number that the cell is judged by, with its spread.
+fn judged(text: String, point: &Point, spread: f64) -> Number {
+    let remark =
+        if point.repeats > 1 { format!("±{}", format::percent(spread)) } else { "1 repeat".to_owned() };
+    Number { text, remark, class: "judged" }
+}
+
+fn step(difference: &Difference) -> Number {
+    let class = match difference.judgement {
+        Judgement::Cost => "cost-text",
+        Judgement::Gain => "gain-text",
+        Judgement::NotDistinguishable | Judgement::TooSmall | Judgement::OneRepeat => "flat-text",
+    };
+    Number { text: verdict::in_short(difference), class, ..Number::default() }
+}
+
+/// The environment, as pairs of a word and what it is.
+pub fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
+    let environment = &diagnosis.environment;
+    let mut facts = vec![
+        ("Disk", environment.disk.clone()),
+        ("Node", environment.node.clone()),
+        ("Begun", environment.started()),
+        ("Kernel", environment.kernel.clone()),
+        ("Processor", format!("{}, {} usable", environment.cpu, cores(environment.cores))),
+        ("Memory", format::gibibytes(environment.memory_bytes)),
+        ("Load average at the start", format!("{:.2}", environment.load_average)),
+        ("Runs", runs(diagnosis)),
+        ("Order", format!("layers interleaved, seed {}", diagnosis.seed)),
+    ];
+    if let Some(governor) = &environment.governor {
+        facts.push(("Frequency governor", governor.clone()));
+    }
+    let versions: Vec<String> =
+        environment.versions.iter().map(|(program, version)| format!("{program} {version}")).collect();
+    if !versions.is_empty() {
+        facts.push(("Versions", versions.join(", ")));
+    }
+    facts
+}
+
+fn cores(number: usize) -> String {
+    format!("{number} logical processor{}", if number == 1 { "" } else { "s" })
+}
+
+fn runs(diagnosis: &Diagnosis) -> String {
+    let (layers, cells, repeats) = (diagnosis.layers.len(), diagnosis.cells.len(), diagnosis.repeats);
+    let seconds: f64 = diagnosis
+        .rows
+        .iter()
+        .filter_map(|row| match &row.outcome {
+            crate::RunOutcome::Measured(measurement) => Some(measurement.runtime_seconds),
+            _ => None,
+        })
+        .sum();
+    format!(
+        "{} of {} ({layers} layers × {cells} cells × {repeats} repeats), {} of load measured",
+        diagnosis.rows.len(),
+        diagnosis.planned_runs(),
+        format::duration(seconds * 1e9)
+    )
+}
+
+/// What a reader might take from the report and should not.
+pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
+    let repeats = diagnosis.repeats;
+    vec![
+        "It names the step in which time is lost, not the cause. A layer may be slow because of what it does, of \
+         what it waits for, or of what else the machine did."
+            .to_owned(),
+        "A step compares two runs, one after the other, each with its own requests; it does not follow single \
+         requests through the layers. Medians of layers do not add up for every request."
+            .to_owned(),
+        format!(
+            "Differences are judged by range: they count when no repeat of one layer reaches into the range of the \
+             other and the medians are more than {} apart. With {repeats} repeats on each side, two layers of equal \
+             speed end up apart in {} of all comparisons by chance alone; more repeats make that rarer.",
+            format::percent(PRACTICAL_MARGIN),
+            format::percent(chance_of_separation(repeats))
+        ),
+        "The load is a closed loop: a request waits for an answer before the next one is sent. Latency under a \
+         load that does not wait is higher once the way is full."
+            .to_owned(),
+        "Reads at a layer that caches depend on what its cache held, and writes that are answered before they are \
+         on the storage show the speed of the answer, not of the storage. How long such a speed can be kept up is \
+         not measured here."
+            .to_owned(),
+        format!(
+            "Rows are left out when I/Os failed, when there were fewer than {} of them, or when rate × latency is \
+             not the queue depth (more than {} above or {} below). The latter often means that the load generator, \
+             not the layer, was the limit.",
+            check::FEWEST_IOS,
+            format::percent(check::MOST_ABOVE_DEPTH),
+            format::percent(check::MOST_BELOW_DEPTH)
+        ),
+        "CPU per I/O is that of the process which generated the load. Where a layer runs in that process, its work \
+         is in the number."
+            .to_owned(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::find;
+    use crate::sample;
+
+    #[test]
+    fn the_chain_has_its_alternatives_beside_it() {
+        let diagnosis = sample::write_back();
+        let chain = chain(&diagnosis);
+        assert_eq!(
+            chain.iter().map(|stop| stop.name).collect::<Vec<_>>(),
+            ["backing", "accel write-back+1", "nbd export"]
+        );
+        assert_eq!(
+            chain[1].alternatives,
+            ["accel write-through", "accel write-back+0", "accel write-back+2"]
+        );
+        assert!(chain[0].alternatives.is_empty());
+    }
+
+    #[test]
+    fn tables_have_a_number_or_a_dash_in_every_place() {
+        let mut diagnosis = sample::write_back();
+        diagnosis.rows.retain(|row| row.layer != "nbd export" || row.cell.queue_depth == 1);
+        let tables = numbers(&diagnosis, &find(&diagnosis));
+        assert_eq!(tables.len(), 4);
+        for table in &tables {
+            assert!(table.rows.iter().all(|line| line.numbers.len() == 12));
+            let export = &table.rows[5];
+            assert!(export.numbers[6..].iter().all(|number| number.text == "–"));
+            assert_eq!(export.numbers[0].remark, "±3 %");
+        }
+    }
+
+    #[test]
+    fn the_limits_name_the_chance_of_a_false_difference() {
+        let limits = limits(&sample::write_back()).join(" ");
+        assert!(limits.contains("10 % of all comparisons"), "{limits}");
+    }
+}

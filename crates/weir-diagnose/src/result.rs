@@ -1,0 +1,244 @@
+//! The rows of a measurement, and everything needed to judge or repeat them, as one JSON document.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cell::Cell;
+use crate::environment::Environment;
+
+/// The schema's name and version. Grows when a reader of the old one would misread the new one.
+pub const SCHEMA: &str = "weir-diagnose/1";
+
+/// What one run of one cell at one layer measured.
+///
+/// Latency runs from the issue of a request to its completion, as the load generator saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Completed I/Os per second.
+    pub iops: f64,
+    /// Completed MiB (2^20 bytes) per second.
+    pub mib_per_s: f64,
+    /// Mean latency, in nanoseconds.
+    pub mean_ns: f64,
+    /// Median latency, in nanoseconds.
+    pub p50_ns: f64,
+    /// 99th percentile, in nanoseconds.
+    pub p99_ns: f64,
+    /// 99.9th percentile, in nanoseconds.
+    pub p99_9_ns: f64,
+    /// I/Os completed without error in the measured time.
+    pub ios: u64,
+    /// I/Os that failed in the measured time.
+    pub errors: u64,
+    /// CPU time that the generator's process used in the measured time, in seconds.
+    pub cpu_seconds: f64,
+    /// Bytes moved in the measured time.
+    pub bytes: u64,
+    /// The measured time, in seconds, without warm-up.
+    pub runtime_seconds: f64,
+}
+
+/// Where a layer stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Position {
+    /// An I/O of the disk, as it is configured now, goes through this layer. These layers form a chain,
+    /// from the bottom, in the order in which they are given.
+    OnTheWay,
+    /// The same place as another layer that is on the way, under a policy that the disk does not have now.
+    /// Compared with that layer, never part of the chain.
+    AlternativeTo(String),
+}
+
+/// A layer of a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerEntry {
+    /// Unique in the measurement.
+    pub name: String,
+    /// On the way, or an alternative to a layer that is.
+    pub position: Position,
+}
+
+/// What came of one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunOutcome {
+    /// It ran.
+    Measured(Measurement),
+    /// The layer cannot run this cell, and why.
+    Skipped(String),
+    /// It was tried and failed, and why.
+    Failed(String),
+}
+
+/// One run of one cell at one layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The layer's name.
+    pub layer: String,
+    /// The load.
+    pub cell: Cell,
+    /// From 1.
+    pub repeat: u32,
+    /// What came of it.
+    pub outcome: RunOutcome,
+}
+
+/// A whole measurement, complete or not. Rows are in the order in which they ran.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The machine, the disk, the command.
+    pub environment: Environment,
+    /// The cells that were planned.
+    pub cells: Vec<Cell>,
+    /// The layers, from the bottom.
+    pub layers: Vec<LayerEntry>,
+    /// Planned repeats of each cell at each layer.
+    pub repeats: u32,
+    /// The seed of the order of the runs.
+    pub seed: u64,
+    /// Stopped before all was run. Then `rows` is what there is.
+    pub interrupted: bool,
+    /// One per layer, cell and repeat.
+    pub rows: Vec<Row>,
+}
+
+/// A document that is not a measurement this version can read.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// Not JSON, or not of this shape.
+    #[error("the document is not a layered measurement: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Written by another version.
+    #[error("the document has the schema {found:?}, this version reads {SCHEMA:?}")]
+    Schema {
+        /// What the document says.
+        found: String,
+    },
+    /// Rows, layers and cells contradict each other.
+    #[error("the document contradicts itself: {0}")]
+    Inconsistent(String),
+}
+
+impl Diagnosis {
+    /// Runs that were planned.
+    #[must_use]
+    pub fn planned_runs(&self) -> usize {
+        self.layers.len() * self.cells.len() * self.repeats as usize
+    }
+
+    /// The layers on the I/O's way, from the bottom, with their place in `layers`.
+    pub fn chain(&self) -> impl Iterator<Item = (usize, &LayerEntry)> {
+        self.layers.iter().enumerate().filter(|(_, layer)| layer.position == Position::OnTheWay)
+    }
+
+    /// The place in `layers` of the layer of that name.
+    #[must_use]
+    pub fn layer_index(&self, name: &str) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.name == name)
+    }
+
+    /// The document, indented, with a newline at its end.
+    ///
+    /// # Errors
+    /// A number in a row is not finite; [`crate::measure`] never leaves such a row.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n")
+    }
+
+    /// Reads a document that [`Diagnosis::to_json`] wrote.
+    ///
+    /// # Errors
+    /// Not JSON, another schema, or rows that name layers or cells which the document does not list.
+    pub fn from_json(text: &str) -> Result<Diagnosis, DocumentError> {
+        #[derive(Deserialize)]
+        struct Head {
+            schema: String,
+        }
+        // The schema first: a document of another version must be told so, not that a field is missing.
+        let head: Head = serde_json::from_str(text)?;
+        if head.schema != SCHEMA {
+            return Err(DocumentError::Schema { found: head.schema });
+        }
+        let diagnosis: Diagnosis = serde_json::from_str(text)?;
+        diagnosis.check().map_err(DocumentError::Inconsistent)?;
+        Ok(diagnosis)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_layers(&self.layers)?;
+        for row in &self.rows {
+            if self.layer_index(&row.layer).is_none() {
+                return Err(format!("a row names the layer {:?}, which is not listed", row.layer));
+            }
+            if !self.cells.contains(&row.cell) {
+                return Err(format!("a row names the cell \"{}\", which is not listed", row.cell));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names are unique and not empty, and alternatives refer to layers that are on the way.
+pub(crate) fn check_layers(layers: &[LayerEntry]) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    for layer in layers {
+        if layer.name.trim().is_empty() {
+            return Err("a layer has no name".to_owned());
+        }
+        if !seen.insert(layer.name.as_str()) {
+            return Err(format!("two layers are named {:?}", layer.name));
+        }
+        if let Position::AlternativeTo(other) = &layer.position {
+            let found = layers.iter().find(|candidate| &candidate.name == other);
+            if found.is_none_or(|candidate| candidate.position != Position::OnTheWay) {
+                return Err(format!(
+                    "{:?} is given as an alternative to {other:?}, which is not a layer on the way",
+                    layer.name
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_measurement_survives_json() {
+        let mut diagnosis = sample::write_back();
+        diagnosis.rows[0].outcome = RunOutcome::Skipped("no \"such\" thing".into());
+        diagnosis.rows[1].outcome = RunOutcome::Failed("connection <refused>".into());
+        let text = diagnosis.to_json().unwrap();
+        assert_eq!(Diagnosis::from_json(&text).unwrap(), diagnosis);
+    }
+
+    #[test]
+    fn another_schema_is_named_before_anything_else() {
+        let error = Diagnosis::from_json(r#"{"schema":"weir-diagnose/9","rows":7}"#).unwrap_err();
+        assert!(error.to_string().contains("weir-diagnose/9"), "{error}");
+        assert!(matches!(Diagnosis::from_json("{}"), Err(DocumentError::Malformed(_))));
+    }
+
+    #[test]
+    fn a_document_that_contradicts_itself_is_refused() {
+        let break_it = |change: fn(&mut Diagnosis)| {
+            let mut diagnosis = sample::write_back();
+            change(&mut diagnosis);
+            Diagnosis::from_json(&diagnosis.to_json().unwrap()).unwrap_err().to_string()
+        };
+        assert!(break_it(|d| d.rows[0].layer = "moon".into()).contains("moon"));
+        assert!(break_it(|d| d.rows[0].cell.queue_depth = 7).contains("QD 7"));
+        assert!(break_it(|d| d.layers[1].name = d.layers[0].name.clone()).contains("two layers"));
+        assert!(
+            break_it(|d| d.layers[0].position = Position::AlternativeTo("moon".into()))
+                .contains("not a layer on")
+        );
+    }
+}

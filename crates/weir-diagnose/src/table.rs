@@ -1,0 +1,176 @@
+//! The findings for a terminal: one block for each shape, one line for each layer.
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, Row, Table};
+
+use crate::cell::{Cell, Shape};
+use crate::finding::{Findings, Point, Quantity};
+use crate::format;
+use crate::result::{Diagnosis, Position};
+use crate::verdict;
+
+/// A header line, lines between nothing, two spaces between columns: fits a terminal and pastes into a mail.
+const PRESET: &str = "     ──            ";
+
+/// The verdict and the table, as plain text that ends with a newline.
+#[must_use]
+pub fn render(diagnosis: &Diagnosis, findings: &Findings) -> String {
+    let mut text = String::new();
+    for shape in shapes(diagnosis) {
+        let _ = writeln!(text, "{shape}");
+        let _ = writeln!(text, "{}\n", block(diagnosis, findings, shape));
+    }
+    text.push_str(&closing(diagnosis, findings));
+    text
+}
+
+/// The shapes of a measurement in the order of its cells, each once.
+pub(crate) fn shapes(diagnosis: &Diagnosis) -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for cell in &diagnosis.cells {
+        if !shapes.contains(&cell.shape) {
+            shapes.push(cell.shape);
+        }
+    }
+    shapes
+}
+
+/// How a layer is named beside others: alternatives are set off.
+fn label(diagnosis: &Diagnosis, layer: usize) -> String {
+    let entry = &diagnosis.layers[layer];
+    match entry.position {
+        Position::OnTheWay => entry.name.clone(),
+        Position::AlternativeTo(_) => format!("  or {}", entry.name),
+    }
+}
+
+fn block(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> String {
+    let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+    let mut table = Table::new();
+    table.load_preset(PRESET);
+    let mut header = vec!["layer".to_owned()];
+    for cell in &cells {
+        header.extend(headings(cell));
+    }
+    let columns = header.len();
+    table.set_header(header);
+    for layer in 0..diagnosis.layers.len() {
+        let mut line = vec![label(diagnosis, layer)];
+        for cell in &cells {
+            line.extend(numbers(findings, layer, cell));
+        }
+        table.add_row(Row::from(line));
+    }
+    for column in 0..columns {
+        if let Some(column_of_table) = table.column_mut(column) {
+            let alignment = if column == 0 { CellAlignment::Left } else { CellAlignment::Right };
+            column_of_table.set_cell_alignment(alignment);
+            column_of_table.set_padding((0, 2));
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// At depth 1 latency comes first, above it IOPS: what the cell is judged by.
+fn headings(cell: &Cell) -> [String; 4] {
+    let depth = format!("QD {}", cell.queue_depth);
+    match Quantity::of(cell) {
+        Quantity::Latency => [format!("{depth} p50"), "±".into(), "p99".into(), "step".into()],
+        Quantity::Iops => [format!("{depth} IOPS"), "±".into(), "MiB/s".into(), "step".into()],
+    }
+}
+
+fn numbers(findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
+    let Some(point) = findings.point(layer, cell) else {
+        return ["–".into(), String::new(), String::new(), String::new()];
+    };
+    let step = findings.difference_to(layer, cell).map(verdict::in_short).unwrap_or_default();
+    let spread = |relative: f64| if point.repeats > 1 { format::percent(relative) } else { "–".to_owned() };
+    let Point { p50_ns, p99_ns, iops, mib_per_s, .. } = point;
+    match Quantity::of(cell) {
+        Quantity::Latency => [
+            format::duration(p50_ns.median),
+            spread(p50_ns.relative()),
+            format::duration(p99_ns.median),
+            step,
+        ],
+        Quantity::Iops => {
+            [format::count(iops.median), spread(iops.relative()), format::throughput(mib_per_s.median), step]
+        }
+    }
+}
+
+fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {
+    let mut text = String::new();
+    let verdict = &findings.verdict;
+    let _ = writeln!(text, "{}", verdict.headline);
+    for sentence in verdict.evidence.iter().chain(&verdict.cautions) {
+        let _ = writeln!(text, "  {sentence}");
+    }
+    for line in unused_lines(diagnosis, findings) {
+        let _ = writeln!(text, "  not used: {line}");
+    }
+    let _ = writeln!(
+        text,
+        "\nMedians of up to {} repeats; ± is the greatest distance of a repeat from the median. A step is the change from\n\
+         the layer below on the way (latency at QD 1, IOPS above), \"indistinct\" where the repeats overlap. \"or\" marks an\n\
+         alternative; its step is the change from the layer in whose place it stands.",
+        diagnosis.repeats
+    );
+    text
+}
+
+/// The rows that no finding rests on; repeats that fell for the same reason share a line.
+pub(crate) fn unused_lines(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
+    let mut groups: Vec<(&str, Cell, &str, Vec<String>)> = Vec::new();
+    for unused in &findings.unused {
+        let Some(row) = diagnosis.rows.get(unused.row) else { continue };
+        let same = |group: &&mut (&str, Cell, &str, Vec<String>)| {
+            (group.0, group.1, group.2) == (row.layer.as_str(), row.cell, unused.reason.as_str())
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.3.push(row.repeat.to_string()),
+            None => groups.push((&row.layer, row.cell, &unused.reason, vec![row.repeat.to_string()])),
+        }
+    }
+    let line = |(layer, cell, reason, repeats): (&str, Cell, &str, Vec<String>)| {
+        let word = if repeats.len() == 1 { "repeat" } else { "repeats" };
+        format!("{layer}, {cell}, {word} {}: {reason}", repeats.join(", "))
+    };
+    groups.into_iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::find;
+    use crate::result::RunOutcome;
+    use crate::sample;
+
+    /// The whole text, with everything that a table can hold: a cost, a gain, an alternative, a cell that
+    /// was not measured, a row that breaks Little's law, and repeats that could not be run.
+    #[test]
+    fn the_table_is_the_golden_one() {
+        let mut diagnosis = sample::write_back();
+        diagnosis.interrupted = true;
+        diagnosis.rows.retain(|row| !(row.layer == "backing" && row.cell == diagnosis.cells[1]));
+        for row in &mut diagnosis.rows {
+            let deep_read = row.cell == diagnosis.cells[3];
+            match &mut row.outcome {
+                outcome if deep_read && row.layer == "accel write-back+2" => {
+                    *outcome = RunOutcome::Skipped("only two nodes".into());
+                }
+                RunOutcome::Measured(row_of_export)
+                    if deep_read && row.layer == "nbd export" && row.repeat == 2 =>
+                {
+                    row_of_export.mean_ns /= 2.0;
+                }
+                _ => {}
+            }
+        }
+        let text = render(&diagnosis, &find(&diagnosis));
+        assert!(text == include_str!("../tests/golden/table.txt"), "the table changed:\n{text}");
+        assert!(text.lines().all(|line| line.trim_end() == line), "no trailing blanks");
+    }
+}
