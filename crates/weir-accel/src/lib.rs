@@ -1,1 +1,26 @@
-//! See the crate's description in Cargo.toml.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+//! The accelerator: a write log on the owner and its replicas, destaged in order to the backing.
+//!
+//! The protocol is primary–backup with a configuration that lives in a registry (PacificA; Lin et al. 2008).
+//! Its decisions are in [`owner`] and [`replica`]: state machines without I/O, clock or randomness.
+//! [`Accel`] and [`ReplicaHost`] drive them on a shard with real sockets, a real arena and a real backing.
+
+mod accel;
+mod checkpoint;
+mod config;
+mod destage;
+mod host;
+mod index;
+mod log;
+pub mod owner;
+mod pacing;
+mod peers;
+mod reads;
+pub mod replica;
+pub mod wire;
+mod writes;
+
+pub use accel::{Accel, AccelNotice, AccelStatus};
+pub use config::{AccelConfig, Configuration, Inheritance};
+pub use host::ReplicaHost;
+pub use log::{Log, Record, RecordKind};

@@ -10,23 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tokio::sync::oneshot;
+use weir_accel::Configuration;
 use weir_block::LayerMeter;
 use weir_export::nbd;
 use weir_load::{Summary, Workload};
-
-/// The configuration of a disk as the registry has it: the fencing token, the set, the effective mode (P2, P3).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Configuration {
-    /// Grows with each change of owner or replica set.
-    pub epoch: u64,
-    /// Nodes, other than the owner, that must hold each write before it is acknowledged. Empty with
-    /// `write_back` means `write-back+0`.
-    pub replicas: Vec<String>,
-    /// False: acknowledged from the backing.
-    pub write_back: bool,
-    /// `N` of the requested `write-back+N`; `None` when `write-through` is requested.
-    pub wanted_replicas: Option<usize>,
-}
 
 /// How a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +78,7 @@ pub enum Command {
     /// A replica kept here for a disk that is gone, or whose set does not name this node any more.
     ForgetReplica { disk: String, below_epoch: u64 },
     /// An NBD client chose this disk.
-    Attach { disk: String, client: Box<nbd::Attachment> },
+    Attach { disk: String, client: Box<nbd::Client> },
     /// The requested policy changed.
     SetPolicy { disk: String, wanted_replicas: Option<usize> },
     /// The disk's size changed (grown).

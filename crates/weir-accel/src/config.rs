@@ -1,0 +1,81 @@
+//! What an accelerator is told from outside.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use crate::log::Log;
+
+/// The configuration of a disk as the registry has it: the fencing token, the set, the effective mode (P2, P3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// Grows with each change of owner or replica set.
+    pub epoch: u64,
+    /// Nodes, other than the owner, that must hold each write before it is acknowledged. Empty with
+    /// `write_back` means `write-back+0`.
+    pub replicas: Vec<String>,
+    /// False: acknowledged from the backing.
+    pub write_back: bool,
+    /// `N` of the requested `write-back+N`; `None` when `write-through` is requested.
+    pub wanted_replicas: Option<usize>,
+}
+
+impl Configuration {
+    /// The effective policy, as users see it.
+    #[must_use]
+    pub fn effective(&self) -> String {
+        if self.write_back { format!("write-back+{}", self.replicas.len()) } else { "write-through".into() }
+    }
+}
+
+/// Limits and times of one disk's accelerator.
+#[derive(Clone, Debug)]
+pub struct AccelConfig {
+    /// Bytes of the log's arena; at least [`AccelConfig::SMALLEST_LOG`].
+    pub log_bytes: u64,
+    /// A replica that does not confirm within this time is lost.
+    pub peer_deadline: Duration,
+    /// Dirty data waits at most this long for company before a checkpoint is begun.
+    pub destage_delay: Duration,
+    /// Writes to the backing that a checkpoint keeps in flight.
+    pub destage_depth: usize,
+    /// Until when, on the monotonic clock in nanoseconds, the registry counts this node as alive. Nothing is
+    /// answered and nothing destaged beyond it (P2).
+    pub lease_until: Arc<AtomicU64>,
+}
+
+impl AccelConfig {
+    /// A log must be able to hold the largest request (32 MiB) and what it wastes at its end.
+    pub const SMALLEST_LOG: u64 = 64 << 20;
+
+    /// Defaults with a lease that never ends, for a disk that nobody else could own.
+    #[must_use]
+    pub fn standalone(log_bytes: u64) -> AccelConfig {
+        AccelConfig {
+            log_bytes: log_bytes.max(Self::SMALLEST_LOG),
+            peer_deadline: Duration::from_secs(1),
+            destage_delay: Duration::from_millis(100),
+            destage_depth: 32,
+            lease_until: Arc::new(AtomicU64::new(u64::MAX)),
+        }
+    }
+
+    pub(crate) fn holds_lease(&self, now: Nanos) -> bool {
+        now.0 < self.lease_until.load(Ordering::Acquire)
+    }
+}
+
+/// The log that a new owner begins with.
+pub enum Inheritance {
+    /// Nothing dirty anywhere.
+    Nothing,
+    /// This node's complete replica of the former owner's log.
+    Replica {
+        /// The records.
+        log: Log,
+        /// Epoch at which the log's owner had opened it: records of one lineage with one number are the same.
+        lineage: u64,
+    },
+}

@@ -1,0 +1,206 @@
+//! Destage: one checkpoint after the other from the log to the backing (P4, P5, P6).
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, RequestKind, Tag};
+
+use crate::checkpoint::{self, MOST_RECORDS, Step};
+use crate::log::Log;
+
+/// Log bytes of one checkpoint, softly.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Enough dirty bytes to begin a checkpoint without waiting for more.
+const ENOUGH_BYTES: u64 = 8 << 20;
+
+/// After the backing refused a write, wait so long before trying again.
+const BACK_OFF: Duration = Duration::from_secs(1);
+
+/// Steps handed to the backing in one turn of the shard's loop; others want their turn too.
+const STEPS_PER_TURN: usize = 128;
+
+enum State {
+    Idle,
+    Writing { steps: VecDeque<Step>, in_flight: usize, failed: Option<IoError> },
+    Flushing,
+    BackingOff { until: Nanos },
+}
+
+/// What came of a step towards the backing.
+pub enum Progress {
+    /// Go on.
+    None,
+    /// A checkpoint is complete: the backing holds, flushed, everything up to this record.
+    Done { to: u64, bytes: u64, time: Duration, recovered: bool },
+    /// The backing refuses. First time since the last success when `first`.
+    Failed { error: IoError, first: bool },
+}
+
+/// One disk's destage.
+pub struct Destager {
+    state: State,
+    delay: Duration,
+    depth: usize,
+    target: u64,
+    bytes: u64,
+    began: Nanos,
+    /// When there first was something to destage.
+    dirty_since: Option<Nanos>,
+    /// The last error, until a checkpoint succeeds.
+    error: Option<IoError>,
+    /// Bytes that need not be written because they were overwritten within their checkpoint.
+    coalesced: u64,
+}
+
+impl Destager {
+    pub fn new(delay: Duration, depth: usize) -> Destager {
+        Destager {
+            state: State::Idle,
+            delay,
+            depth,
+            target: 0,
+            bytes: 0,
+            began: Nanos(0),
+            dirty_since: None,
+            error: None,
+            coalesced: 0,
+        }
+    }
+
+    /// Why nothing reaches the backing, if so.
+    pub fn error(&self) -> Option<IoError> {
+        self.error
+    }
+
+    /// Begins a checkpoint if one is due. Records after `from` up to `limit` may be written.
+    pub fn begin(&mut self, now: Nanos, log: &Log, from: u64, limit: u64, urgent: bool) {
+        match self.state {
+            State::Idle => {}
+            State::BackingOff { until } if now >= until => self.state = State::Idle,
+            _ => return,
+        }
+        if limit <= from {
+            self.dirty_since = None;
+            return;
+        }
+        let since = *self.dirty_since.get_or_insert(now);
+        let enough = limit - from >= MOST_RECORDS || log.used() >= ENOUGH_BYTES.min(log.capacity() / 4);
+        if !urgent && !enough && now < since + self.delay {
+            return;
+        }
+        let mut bytes = 0;
+        let mut to = from;
+        for (sequence, record) in log.range(from + 1, limit.min(from + MOST_RECORDS)) {
+            bytes += record.data_length() as u64;
+            if bytes > MOST_BYTES && to > from {
+                break;
+            }
+            to = sequence;
+        }
+        let (steps, saved) = checkpoint::plan(log, from + 1, to);
+        self.coalesced += saved;
+        (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
+        self.state = State::Writing { steps, in_flight: 0, failed: None };
+    }
+
+    /// Hands steps to the backing, as many as the depth allows; `tag` makes a tag for each. Returns whether it
+    /// stopped only to give others their turn.
+    pub fn submit<L: Destage>(
+        &mut self,
+        reactor: &mut Reactor,
+        log: &Log,
+        lower: &mut Metered<L>,
+        mut tag: impl FnMut() -> Tag,
+    ) -> bool {
+        let State::Writing { steps, in_flight, failed } = &mut self.state else { return false };
+        let mut turn = 0;
+        while failed.is_none() && *in_flight < self.depth && lower.can_gather() {
+            let fits = match steps.front() {
+                None => break,
+                Some(Step::Write { .. }) => true,
+                Some(Step::Zero { length, .. }) => lower.has_room(RequestKind::WriteZeroes, *length),
+            };
+            if !fits {
+                break;
+            }
+            match steps.pop_front() {
+                Some(Step::Write { offset, pieces }) => {
+                    lower.write_gather(reactor, tag(), offset, Rc::clone(log.region()), pieces);
+                }
+                Some(Step::Zero { offset, length, discard }) => {
+                    let request = if discard {
+                        Request::Discard { tag: tag(), offset, length, fua: false }
+                    } else {
+                        Request::WriteZeroes {
+                            tag: tag(),
+                            offset,
+                            length,
+                            fua: false,
+                            may_unmap: false,
+                            fast_only: false,
+                        }
+                    };
+                    lower.submit(reactor, request);
+                }
+                None => break,
+            }
+            *in_flight += 1;
+            turn += 1;
+            if turn == STEPS_PER_TURN {
+                return true;
+            }
+        }
+        if *in_flight == 0 && steps.is_empty() && failed.is_none() && lower.has_room(RequestKind::Flush, 0) {
+            self.state = State::Flushing;
+            lower.submit(reactor, Request::Flush { tag: tag() });
+        }
+        false
+    }
+
+    /// A step (or the flush) came back.
+    pub fn completed(&mut self, now: Nanos, result: Result<(), IoError>) -> Progress {
+        match (&mut self.state, result) {
+            (State::Writing { in_flight, failed, .. }, result) => {
+                *in_flight -= 1;
+                if let Err(error) = result {
+                    failed.get_or_insert(error);
+                }
+                match (*in_flight, *failed) {
+                    (0, Some(error)) => self.fail(now, error),
+                    _ => Progress::None,
+                }
+            }
+            (_, Err(error)) => self.fail(now, error),
+            (_, Ok(())) => {
+                self.state = State::Idle;
+                let recovered = self.error.take().is_some();
+                Progress::Done { to: self.target, bytes: self.bytes, time: now - self.began, recovered }
+            }
+        }
+    }
+
+    /// Writing the same records again later is harmless: nothing newer of them is in the backing (P4).
+    fn fail(&mut self, now: Nanos, error: IoError) -> Progress {
+        self.state = State::BackingOff { until: now + BACK_OFF };
+        let first = self.error.replace(error).is_none();
+        Progress::Failed { error, first }
+    }
+
+    /// When something is due without an event.
+    pub fn deadline(&self) -> Nanos {
+        match self.state {
+            State::Idle => self.dirty_since.map_or(Nanos::NEVER, |since| since + self.delay),
+            State::BackingOff { until } => until,
+            State::Writing { .. } | State::Flushing => Nanos::NEVER,
+        }
+    }
+
+    /// Nothing more is begun or handed down; what is under way comes back through [`Destager::completed`].
+    pub fn stop(&mut self) {
+        if let State::Writing { steps, .. } = &mut self.state {
+            steps.clear();
+        }
+    }
+}

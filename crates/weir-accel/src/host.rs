@@ -1,0 +1,197 @@
+//! A replica on a shard: the protocol core of [`crate::replica`] with real channels.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use weir_block::{Action, Event, OwnerId, Reactor, Token};
+use weir_net::{Channel, ChannelError, Frame};
+use zerocopy::IntoBytes;
+
+use crate::config::Inheritance;
+use crate::log::Log;
+use crate::replica::{Replica, Verdict};
+use crate::wire::{self, MessageKind, Refuse, WireError};
+
+/// Connections to one replica at once: the owner's, and those of owners that come or go (P10).
+const MOST_SESSIONS: usize = 4;
+
+/// Frames read from one connection before others get their turn.
+const MOST_ROUNDS: usize = 8;
+
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+struct Session {
+    slot: u32,
+    node: String,
+    channel: Channel,
+    /// Its Hello was taken.
+    greeted: bool,
+    ended: bool,
+}
+
+/// Keeps a copy of the log of a disk that another node owns.
+pub struct ReplicaHost {
+    owner: OwnerId,
+    replica: Replica,
+    sessions: Vec<Session>,
+    next_slot: u32,
+}
+
+impl ReplicaHost {
+    /// A replica with an empty log; events of its connections go to `owner`.
+    ///
+    /// # Errors
+    /// No memory for the log's arena.
+    pub fn new(owner: OwnerId, log_bytes: u64) -> io::Result<ReplicaHost> {
+        // The owner counts on the room that its own arena has; records may lie differently around the ring's end here.
+        let log = Log::new(log_bytes + (4 << 20), 1)?;
+        Ok(ReplicaHost { owner, replica: Replica::new(log), sessions: Vec::new(), next_slot: 0 })
+    }
+
+    /// The protocol state.
+    #[must_use]
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// Whether an owner is connected.
+    #[must_use]
+    pub fn has_owner(&self) -> bool {
+        self.sessions.iter().any(|session| session.greeted && !session.ended)
+    }
+
+    /// An owner (or who thinks that it is) has connected. `received` was read from the connection already.
+    ///
+    /// # Errors
+    /// The connection cannot be used.
+    pub fn attach(&mut self, reactor: &mut Reactor, node: String, fd: OwnedFd, received: &[u8]) -> io::Result<()> {
+        if self.sessions.len() >= MOST_SESSIONS {
+            // The oldest stranger goes: an owner with a newer epoch must always be heard.
+            let place = self.sessions.iter().position(|session| !session.greeted).unwrap_or(0);
+            self.sessions.remove(place).channel.close(reactor);
+        }
+        let slot = self.next_slot;
+        self.next_slot = self.next_slot.wrapping_add(1);
+        let channel = Channel::new(fd, Token { owner: self.owner, slot }, None, received, reactor)?;
+        self.sessions.push(Session { slot, node, channel, greeted: false, ended: false });
+        Ok(())
+    }
+
+    /// An event for one of the connections.
+    pub fn on_event(&mut self, event: &Event) {
+        if let Action::Ready(interest) = event.action
+            && let Some(session) = self.sessions.iter_mut().find(|session| session.slot == event.token.slot)
+        {
+            session.channel.on_event(interest);
+        }
+    }
+
+    /// Takes what has arrived and confirms it. Returns whether more may be waiting.
+    pub fn advance(&mut self, reactor: &mut Reactor) -> bool {
+        let mut more = false;
+        let mut greeted = None;
+        for session in &mut self.sessions {
+            let before = session.greeted;
+            more |= session.advance(reactor, &mut self.replica);
+            if session.greeted && !before {
+                greeted = Some(session.slot);
+            }
+        }
+        if let Some(newest) = greeted {
+            // One owner at a time: whoever was connected before has a lower epoch or is the same node's old connection.
+            for session in self.sessions.iter_mut().filter(|session| session.slot != newest && session.greeted) {
+                session.ended = true;
+            }
+        }
+        self.sessions.retain_mut(|session| {
+            if session.ended {
+                session.channel.close(reactor);
+            }
+            !session.ended
+        });
+        more
+    }
+
+    /// Refuses every owner up to `epoch - 1` from now on, and this very epoch's too: this node is its owner (P2).
+    pub fn seal(&mut self, epoch: u64) {
+        self.replica.seal(epoch);
+    }
+
+    /// This node becomes the owner: the connections are closed and the log is handed over.
+    pub fn inherit(mut self, reactor: &mut Reactor) -> Inheritance {
+        self.close(reactor);
+        let (log, lineage) = self.replica.into_log();
+        Inheritance::Replica { log, lineage }
+    }
+
+    /// Closes all connections.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        for mut session in self.sessions.drain(..) {
+            session.channel.close(reactor);
+        }
+    }
+}
+
+impl Session {
+    fn advance(&mut self, reactor: &mut Reactor, replica: &mut Replica) -> bool {
+        for _ in 0..MOST_ROUNDS {
+            match self.round(reactor, replica) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(error) => {
+                    if !matches!(error, SessionError::Channel(ChannelError::Closed)) {
+                        tracing::warn!(owner = self.node, %error, "replication connection given up");
+                    }
+                    self.ended = true;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// One read, everything in it, one answer.
+    fn round(&mut self, reactor: &mut Reactor, replica: &mut Replica) -> Result<bool, SessionError> {
+        let mut taken = false;
+        let mut refused = None;
+        let Session { channel, greeted, .. } = self;
+        let more = channel.receive(reactor, |frame| -> Result<(), SessionError> {
+            match take(frame, greeted, replica)? {
+                Verdict::Taken => taken = true,
+                Verdict::Refused(epoch) => refused = Some(epoch),
+            }
+            Ok(())
+        })?;
+        if taken {
+            channel.queue(MessageKind::Confirm as u16, replica.confirm().as_bytes(), &[]);
+        }
+        if let Some(epoch) = refused {
+            let refuse = Refuse { epoch: epoch.into() };
+            channel.queue(MessageKind::Refuse as u16, refuse.as_bytes(), &[]);
+        }
+        channel.flush(reactor)?;
+        Ok(more)
+    }
+}
+
+fn take(frame: Frame<'_>, greeted: &mut bool, replica: &mut Replica) -> Result<Verdict, WireError> {
+    match MessageKind::from_wire(frame.kind) {
+        Some(MessageKind::Hello) if !*greeted => {
+            let verdict = replica.hello(&wire::fixed(MessageKind::Hello, frame.meta)?);
+            *greeted = verdict == Verdict::Taken;
+            Ok(verdict)
+        }
+        Some(MessageKind::Batch) if *greeted => {
+            let (head, headers) = wire::batch(frame.meta)?;
+            replica.batch(&head, headers, frame.data)
+        }
+        Some(MessageKind::Hello | MessageKind::Batch) => Err(WireError::Protocol("hello must come first, and once")),
+        _ => Err(WireError::Kind(frame.kind)),
+    }
+}

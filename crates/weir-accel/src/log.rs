@@ -1,0 +1,309 @@
+//! Records in a ring of memory: an owner's write log, or a replica of one.
+
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+
+use weir_block::Region;
+
+/// Most bytes of data in one record. Larger writes become several records.
+pub const LARGEST_RECORD: usize = 1 << 20;
+
+/// Payloads begin at multiples of this, so that they can be written with direct I/O from where they are.
+const ALIGNMENT: u64 = 512;
+
+/// Most records in a log (P10): 24 bytes of description each on the wire, some 150 in memory with the index.
+pub const MOST_RECORDS: usize = 1 << 20;
+
+/// What a record does to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// Carries data.
+    Write = 1,
+    /// The range reads as zeroes and stays allocated where the backing can do so.
+    Zero = 2,
+    /// The range reads as zeroes and its space may be given back.
+    Discard = 3,
+}
+
+impl RecordKind {
+    /// The kind with this number on the wire.
+    #[must_use]
+    pub fn from_wire(number: u8) -> Option<RecordKind> {
+        [RecordKind::Write, RecordKind::Zero, RecordKind::Discard].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// One acknowledged (or soon acknowledged) change. Its sequence number is its place in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Bytes from the start of the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+    /// CRC-32C over sequence number, offset, length, kind and data (P11).
+    pub checksum: u32,
+    /// What it does.
+    pub kind: RecordKind,
+    /// Position of the data on the endless ring; meaningless without data.
+    pub place: u64,
+}
+
+impl Record {
+    /// First byte after the range.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset + u64::from(self.length)
+    }
+
+    /// Bytes that the record keeps in the arena.
+    #[must_use]
+    pub fn data_length(&self) -> usize {
+        if self.kind == RecordKind::Write { self.length as usize } else { 0 }
+    }
+}
+
+/// The checksum of a record, see [`Record::checksum`].
+#[must_use]
+pub fn checksum(sequence: u64, offset: u64, length: u32, kind: RecordKind, data: &[u8]) -> u32 {
+    let mut head = [0u8; 21];
+    head[..8].copy_from_slice(&sequence.to_le_bytes());
+    head[8..16].copy_from_slice(&offset.to_le_bytes());
+    head[16..20].copy_from_slice(&length.to_le_bytes());
+    head[20] = kind as u8;
+    crc32c::crc32c_append(crc32c::crc32c(&head), data)
+}
+
+/// A ring of records. Appends at the head, frees at the tail, both in order of sequence numbers.
+pub struct Log {
+    region: Rc<Region>,
+    capacity: u64,
+    /// Positions on the endless ring; the physical position is the remainder by `capacity`.
+    head: u64,
+    tail: u64,
+    records: VecDeque<Record>,
+    /// Sequence number of the oldest record held, or of the next one when there is none.
+    first: u64,
+}
+
+impl Log {
+    /// An empty log whose first record will have the number `first`.
+    ///
+    /// # Errors
+    /// The kernel gives no memory.
+    pub fn new(bytes: u64, first: u64) -> io::Result<Log> {
+        let region = Rc::new(Region::new(bytes as usize)?);
+        let capacity = region.len() as u64;
+        Ok(Log { region, capacity, head: 0, tail: 0, records: VecDeque::new(), first })
+    }
+
+    /// Sequence number of the newest record; `freed` when there is none.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.first + self.records.len() as u64 - 1
+    }
+
+    /// Sequence number of the newest record that is gone.
+    #[must_use]
+    pub fn freed(&self) -> u64 {
+        self.first - 1
+    }
+
+    /// The arena's memory, for sends and gather writes.
+    #[must_use]
+    pub fn region(&self) -> &Rc<Region> {
+        &self.region
+    }
+
+    /// Bytes of the arena in use, what is lost at the ring's end included.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// Bytes of the arena.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Whether `bytes` of data, cut into records, certainly fit.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        // At most one record's length is lost where the ring ends, and each record is rounded up.
+        let need = bytes.next_multiple_of(ALIGNMENT) + LARGEST_RECORD as u64;
+        self.capacity - self.used() >= need && self.records.len() + (bytes as usize >> 20) + 2 <= MOST_RECORDS
+    }
+
+    /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
+    ///
+    /// # Panics
+    /// When a write's data is not `length` bytes or larger than [`LARGEST_RECORD`].
+    pub fn append(&mut self, kind: RecordKind, offset: u64, length: u32, data: &[u8]) -> Option<u64> {
+        let sequence = self.last() + 1;
+        let checksum = checksum(sequence, offset, length, kind, data);
+        self.push(Record { offset, length, checksum, kind, place: 0 }, data)?;
+        Some(sequence)
+    }
+
+    /// Appends a record whose checksum is known and has been verified.
+    pub fn push(&mut self, mut record: Record, data: &[u8]) -> Option<u64> {
+        assert_eq!(record.data_length(), data.len(), "a record's data has its length");
+        assert!(data.len() <= LARGEST_RECORD, "a record's data is bounded");
+        if self.records.len() >= MOST_RECORDS {
+            return None;
+        }
+        if self.records.is_empty() {
+            // Nothing is held: begin again where the memory is warm.
+            self.tail = self.head;
+        }
+        let size = (data.len() as u64).next_multiple_of(ALIGNMENT);
+        let rest = self.capacity - self.head % self.capacity;
+        let place = if size > rest { self.head + rest } else { self.head };
+        if place + size - self.tail > self.capacity {
+            return None;
+        }
+        record.place = place;
+        self.region.copy_in((place % self.capacity) as usize, data);
+        self.head = place + size;
+        self.records.push_back(record);
+        Some(self.last())
+    }
+
+    /// The record with this number.
+    #[must_use]
+    pub fn get(&self, sequence: u64) -> Option<&Record> {
+        self.records.get(usize::try_from(sequence.checked_sub(self.first)?).ok()?)
+    }
+
+    /// Records numbered `from` to `to`, as far as they are held.
+    pub fn range(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, &Record)> {
+        let from = from.max(self.first);
+        let start = (from - self.first) as usize;
+        let end = ((to + 1).saturating_sub(self.first) as usize).min(self.records.len());
+        let numbers = from..;
+        numbers.zip(self.records.range(start.min(end)..end))
+    }
+
+    /// Physical position in the region of a place on the ring.
+    #[must_use]
+    pub fn position(&self, place: u64) -> usize {
+        (place % self.capacity) as usize
+    }
+
+    /// A record's data.
+    #[must_use]
+    pub fn data(&self, record: &Record) -> &[u8] {
+        self.region.bytes(self.position(record.place), record.data_length())
+    }
+
+    /// Frees everything up to `sequence`. Past the newest record the log becomes empty and goes on behind it.
+    pub fn free_to(&mut self, sequence: u64) {
+        while self.first <= sequence {
+            match self.records.pop_front() {
+                Some(_) => self.first += 1,
+                None => self.first = sequence + 1,
+            }
+        }
+        self.settle_tail();
+    }
+
+    /// Forgets everything after `sequence`: never acknowledged by the owner that wrote it.
+    pub fn truncate_to(&mut self, sequence: u64) {
+        while self.last() > sequence && !self.records.is_empty() {
+            self.records.pop_back();
+        }
+        self.head = match self.records.back() {
+            Some(record) => record.place + (record.data_length() as u64).next_multiple_of(ALIGNMENT),
+            None => self.tail,
+        };
+        self.head = self.head.max(self.tail);
+    }
+
+    /// Forgets everything; the next record will have the number `first`.
+    pub fn reset(&mut self, first: u64) {
+        self.records.clear();
+        self.first = first;
+        self.tail = self.head;
+    }
+
+    fn settle_tail(&mut self) {
+        self.tail = self.records.front().map_or(self.head, |record| record.place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_dense_and_data_comes_back() {
+        let mut log = Log::new(2 << 20, 1).expect("memory");
+        assert_eq!((log.last(), log.freed()), (0, 0));
+        assert_eq!(log.append(RecordKind::Write, 4096, 512, &[7; 512]), Some(1));
+        assert_eq!(log.append(RecordKind::Zero, 0, 1 << 30, &[]), Some(2));
+        assert_eq!(log.data(log.get(1).expect("held")), &[7; 512]);
+        log.free_to(1);
+        assert!(log.get(1).is_none());
+        assert_eq!((log.last(), log.freed()), (2, 1));
+        log.free_to(9);
+        assert_eq!((log.last(), log.freed(), log.used()), (9, 9, 0));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Append(usize),
+        Free(usize),
+        Truncate(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (1usize..2049).prop_map(|units| Step::Append(units * 512)),
+            2 => (0usize..8).prop_map(Step::Free),
+            1 => (0usize..4).prop_map(Step::Truncate),
+        ]
+    }
+
+    proptest! {
+        /// The ring against a list of byte vectors.
+        #[test]
+        fn behaves_like_a_list(steps in prop::collection::vec(step(), 1..200)) {
+            let mut log = Log::new(4 << 20, 1).expect("memory");
+            let mut list: VecDeque<(u64, Vec<u8>)> = VecDeque::new();
+            let mut fill = 0u8;
+            for step in steps {
+                match step {
+                    Step::Append(length) => {
+                        fill = fill.wrapping_add(1);
+                        let data = vec![fill; length];
+                        let promised = log.has_room(length as u64);
+                        match log.append(RecordKind::Write, 0, length as u32, &data) {
+                            Some(number) => list.push_back((number, data)),
+                            None => prop_assert!(!promised, "has_room promised what append refused"),
+                        }
+                    }
+                    Step::Free(count) => {
+                        let to = log.freed() + count.min(list.len()) as u64;
+                        log.free_to(to);
+                        list.retain(|(number, _)| *number > to);
+                    }
+                    Step::Truncate(count) => {
+                        let to = log.last() - count.min(list.len()) as u64;
+                        log.truncate_to(to);
+                        list.retain(|(number, _)| *number <= to);
+                    }
+                }
+                prop_assert!(log.used() <= log.capacity());
+                for (number, data) in &list {
+                    let record = log.get(*number).expect("held");
+                    prop_assert_eq!(log.data(record), &data[..]);
+                }
+                prop_assert_eq!(log.range(0, u64::MAX - 1).count(), list.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The replica's side of the protocol: whom to obey, what is held. No I/O here.
+
+use crate::log::{Log, checksum};
+use crate::wire::{Batch, Confirm, Hello, RecordHeader, WireError};
+
+/// What a replica answers to a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Taken. A confirmation is due.
+    Taken,
+    /// The sender's epoch is over; this one has been seen (P2).
+    Refused(u64),
+}
+
+/// One disk's replica on one node.
+pub struct Replica {
+    log: Log,
+    /// The highest epoch seen; everything below is refused (P2).
+    epoch: u64,
+    lineage: u64,
+    /// Holds every record that was live when the owner said so, and all that followed.
+    complete: bool,
+    /// Taken over by this node: obeys nobody any more.
+    sealed: bool,
+}
+
+impl Replica {
+    /// A replica with an empty log.
+    #[must_use]
+    pub fn new(log: Log) -> Replica {
+        Replica { log, epoch: 0, lineage: 0, complete: false, sealed: false }
+    }
+
+    /// The records.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// The highest epoch seen.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether this copy may be taken over from, provided that the registry counts this node in the set.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Refuses every owner below `epoch` from now on (P2).
+    pub fn seal(&mut self, epoch: u64) {
+        self.epoch = self.epoch.max(epoch);
+        self.sealed = true;
+    }
+
+    /// Hands the log over to the new owner on this node, with its lineage.
+    #[must_use]
+    pub fn into_log(self) -> (Log, u64) {
+        (self.log, self.lineage)
+    }
+
+    fn refuses(&self, epoch: u64) -> bool {
+        epoch < self.epoch || (self.sealed && epoch == self.epoch)
+    }
+
+    /// An owner introduces itself.
+    pub fn hello(&mut self, hello: &Hello) -> Verdict {
+        let epoch = hello.epoch.get();
+        if self.refuses(epoch) {
+            return Verdict::Refused(self.epoch);
+        }
+        self.epoch = epoch;
+        self.sealed = false;
+        let (lineage, freed) = (hello.lineage.get(), hello.freed.get());
+        let same_log = self.lineage == lineage;
+        let same_past = self.lineage != 0 && self.lineage == hello.inherited_lineage.get();
+        if same_past && !same_log {
+            // What the new owner did not inherit was never acknowledged: every acknowledged record is in every
+            // copy of the set (P1).
+            self.log.truncate_to(hello.inherited_last.get());
+        }
+        if !(same_log || same_past) || self.log.last() < freed {
+            self.log.reset(freed + 1);
+            self.complete = false;
+        }
+        self.lineage = lineage;
+        Verdict::Taken
+    }
+
+    /// A run of records from the owner.
+    ///
+    /// # Errors
+    /// The peer breaks the protocol, or a record is corrupt (P11); the connection has to be closed.
+    pub fn batch(&mut self, head: &Batch, headers: &[RecordHeader], mut data: &[u8]) -> Result<Verdict, WireError> {
+        if self.refuses(head.epoch.get()) {
+            return Ok(Verdict::Refused(self.epoch));
+        }
+        self.epoch = head.epoch.get();
+        let first = head.first.get();
+        // Freeing comes first: it makes the room that the owner counts on.
+        self.log.free_to(head.freed.get().min(first.saturating_sub(1)));
+        if first != self.log.last() + 1 {
+            return Err(WireError::Protocol("records with a gap"));
+        }
+        for (sequence, header) in (first..).zip(headers) {
+            let record = header.parse()?;
+            let Some((own, rest)) = data.split_at_checked(record.data_length()) else {
+                return Err(WireError::Protocol("fewer data than the records say"));
+            };
+            data = rest;
+            if checksum(sequence, record.offset, record.length, record.kind, own) != record.checksum {
+                return Err(WireError::Checksum(sequence));
+            }
+            if self.log.push(record, own).is_none() {
+                return Err(WireError::Protocol("more records than the log holds; use the same log_size on all nodes"));
+            }
+        }
+        if !data.is_empty() {
+            return Err(WireError::Protocol("more data than the records say"));
+        }
+        if head.complete.get() == 1 {
+            self.complete = true;
+        }
+        Ok(Verdict::Taken)
+    }
+
+    /// What is held, for the owner.
+    #[must_use]
+    pub fn confirm(&self) -> Confirm {
+        Confirm {
+            epoch: self.epoch.into(),
+            last: self.log.last().into(),
+            complete: u32::from(self.complete).into(),
+            zero: 0.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::RecordKind;
+
+    fn hello(epoch: u64, lineage: u64, inherited: (u64, u64), freed: u64) -> Hello {
+        Hello {
+            epoch: epoch.into(),
+            lineage: lineage.into(),
+            inherited_lineage: inherited.0.into(),
+            inherited_last: inherited.1.into(),
+            freed: freed.into(),
+        }
+    }
+
+    fn batch(epoch: u64, first: u64, freed: u64, fills: &[u8]) -> (Batch, Vec<RecordHeader>, Vec<u8>) {
+        let mut source = Log::new(2 << 20, first).expect("memory");
+        let mut data = Vec::new();
+        let mut headers = Vec::new();
+        for fill in fills {
+            let number = source.append(RecordKind::Write, 0, 512, &[*fill; 512]).expect("fits");
+            headers.push(RecordHeader::of(source.get(number).expect("held")));
+            data.extend_from_slice(&[*fill; 512]);
+        }
+        let head = Batch {
+            epoch: epoch.into(),
+            first: first.into(),
+            freed: freed.into(),
+            count: (fills.len() as u32).into(),
+            complete: 1.into(),
+        };
+        (head, headers, data)
+    }
+
+    fn filled() -> Replica {
+        let mut replica = Replica::new(Log::new(2 << 20, 1).expect("memory"));
+        assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Verdict::Taken);
+        let (head, headers, data) = batch(5, 1, 0, &[1, 2, 3]);
+        assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Taken));
+        replica
+    }
+
+    #[test]
+    fn takes_records_in_order_and_frees_late() {
+        let mut replica = filled();
+        assert_eq!((replica.log().last(), replica.is_complete()), (3, true));
+        let (head, headers, data) = batch(5, 4, 2, &[4]);
+        assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Taken));
+        assert_eq!((replica.log().freed(), replica.log().last()), (2, 4));
+        assert!(replica.batch(&head, &headers, &data).is_err(), "the same records twice");
+        let (head, headers, data) = batch(5, 6, 2, &[6]);
+        assert!(replica.batch(&head, &headers, &data).is_err(), "a gap");
+    }
+
+    #[test]
+    fn lower_epochs_are_refused_and_a_sealed_replica_refuses_its_own() {
+        let mut replica = filled();
+        let (head, headers, data) = batch(4, 4, 0, &[4]);
+        assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Refused(5)));
+        replica.seal(5);
+        let (head, headers, data) = batch(5, 4, 0, &[4]);
+        assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Refused(5)));
+        assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Verdict::Refused(5));
+        assert_eq!(replica.hello(&hello(6, 6, (5, 3), 0)), Verdict::Taken);
+    }
+
+    #[test]
+    fn a_new_owner_cuts_off_what_it_did_not_inherit_and_keeps_the_rest() {
+        let mut replica = filled();
+        assert_eq!(replica.hello(&hello(6, 6, (5, 2), 0)), Verdict::Taken);
+        assert_eq!((replica.log().last(), replica.is_complete()), (2, true));
+        assert_eq!(replica.hello(&hello(7, 7, (0, 0), 9)), Verdict::Taken, "an unknown past: everything anew");
+        assert_eq!((replica.log().last(), replica.is_complete()), (9, false));
+    }
+
+    #[test]
+    fn corrupt_records_are_not_taken() {
+        let mut replica = filled();
+        let (head, headers, mut data) = batch(5, 4, 0, &[4]);
+        data[100] ^= 1;
+        assert_eq!(replica.batch(&head, &headers, &data), Err(WireError::Checksum(4)));
+        assert_eq!(replica.log().last(), 3);
+    }
+}

@@ -1,0 +1,234 @@
+//! What owner and replica say to each other, version 1: the meta parts of `weir-net` frames.
+//!
+//! All integers are little-endian. The numbers of [`MessageKind`] are fixed for ever; a new message gets a new
+//! number, a changed one too.
+
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::log::{LARGEST_RECORD, Record, RecordKind};
+
+/// The kinds of frame on a replication channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum MessageKind {
+    /// Owner to replica, first on every connection: [`Hello`].
+    Hello = 1,
+    /// Replica to owner, the answer to a Hello and to every batch: [`Confirm`].
+    Confirm = 2,
+    /// Owner to replica: [`Batch`], its [`RecordHeader`]s, and their data behind each other.
+    Batch = 3,
+    /// Replica to owner: [`Refuse`].
+    Refuse = 4,
+}
+
+impl MessageKind {
+    /// The kind with this number on the wire.
+    #[must_use]
+    pub fn from_wire(number: u16) -> Option<MessageKind> {
+        use MessageKind::{Batch, Confirm, Hello, Refuse};
+        [Hello, Confirm, Batch, Refuse].into_iter().find(|kind| *kind as u16 == number)
+    }
+}
+
+/// An owner introduces itself and the log that it wants to replicate. 40 bytes.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 8 | epoch of the owner (P2) |
+/// | 8 | 8 | lineage: the epoch at which this owner opened the log |
+/// | 16 | 8 | lineage of the log that it was inherited from, 0 if from none |
+/// | 24 | 8 | last record inherited |
+/// | 32 | 8 | last record freed: the copy begins behind it |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// See the table.
+    pub epoch: U64,
+    /// See the table.
+    pub lineage: U64,
+    /// See the table.
+    pub inherited_lineage: U64,
+    /// See the table.
+    pub inherited_last: U64,
+    /// See the table.
+    pub freed: U64,
+}
+
+/// A replica says what it holds. 24 bytes.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 8 | epoch that the replica has seen |
+/// | 8 | 8 | last record held: all up to it are held or freed |
+/// | 16 | 4 | 1 when the copy is complete ([`Batch`]), else 0 |
+/// | 20 | 4 | zero |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Confirm {
+    /// See the table.
+    pub epoch: U64,
+    /// See the table.
+    pub last: U64,
+    /// See the table.
+    pub complete: U32,
+    /// Zero.
+    pub zero: U32,
+}
+
+/// A run of records. 32 bytes, then `count` × [`RecordHeader`].
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 8 | epoch of the owner (P2) |
+/// | 8 | 8 | sequence number of the first record; of the next one if there is none here |
+/// | 16 | 8 | last record freed by the owner: the replica may free up to it (P6) |
+/// | 24 | 4 | number of records |
+/// | 28 | 4 | 1 when the replica holds every live record once it has taken this batch, else 0 |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Batch {
+    /// See the table.
+    pub epoch: U64,
+    /// See the table.
+    pub first: U64,
+    /// See the table.
+    pub freed: U64,
+    /// See the table.
+    pub count: U32,
+    /// See the table.
+    pub complete: U32,
+}
+
+/// One record of a batch. 20 bytes; its data is in the frame's data part.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 8 | offset on the disk, bytes |
+/// | 8 | 4 | length, bytes |
+/// | 12 | 4 | CRC-32C over sequence number, offset, length, kind and data (P11) |
+/// | 16 | 1 | kind: 1 write, 2 zero, 3 discard |
+/// | 17 | 1 | zero |
+/// | 18 | 2 | zero |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// See the table.
+    pub offset: U64,
+    /// See the table.
+    pub length: U32,
+    /// See the table.
+    pub checksum: U32,
+    /// See the table.
+    pub kind: u8,
+    /// Zero.
+    pub zero: u8,
+    /// Zero.
+    pub zero2: U16,
+}
+
+/// A replica refuses an owner: it has seen a higher epoch. 8 bytes, the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Refuse {
+    /// The epoch that the replica has seen.
+    pub epoch: U64,
+}
+
+/// Why a message is not one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// A kind that this build does not know.
+    #[error("unknown message kind {0} on a replication channel; run the same release on both nodes")]
+    Kind(u16),
+    /// The meta part is not as long as its kind says.
+    #[error("message of kind {0} with a wrong length")]
+    Length(u16),
+    /// The peer says something that makes no sense here.
+    #[error("replication protocol broken: {0}")]
+    Protocol(&'static str),
+    /// A record does not match its checksum (P11).
+    #[error("record {0} does not match its checksum")]
+    Checksum(u64),
+}
+
+impl RecordHeader {
+    /// How a record is announced.
+    #[must_use]
+    pub fn of(record: &Record) -> RecordHeader {
+        RecordHeader {
+            offset: record.offset.into(),
+            length: record.length.into(),
+            checksum: record.checksum.into(),
+            kind: record.kind as u8,
+            zero: 0,
+            zero2: 0.into(),
+        }
+    }
+
+    /// The record, not yet placed in a log.
+    ///
+    /// # Errors
+    /// Unknown kind, a range that overflows, or more data than a record may have.
+    pub fn parse(&self) -> Result<Record, WireError> {
+        let kind = RecordKind::from_wire(self.kind).ok_or(WireError::Protocol("unknown kind of record"))?;
+        let (offset, length) = (self.offset.get(), self.length.get());
+        if length == 0 || offset.checked_add(u64::from(length)).is_none() {
+            return Err(WireError::Protocol("record with an impossible range"));
+        }
+        let record = Record { offset, length, checksum: self.checksum.get(), kind, place: 0 };
+        if record.data_length() > LARGEST_RECORD {
+            return Err(WireError::Protocol("record with too much data"));
+        }
+        Ok(record)
+    }
+}
+
+/// Reads a fixed message.
+///
+/// # Errors
+/// [`WireError::Length`] when the meta part has another length.
+pub fn fixed<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
+    kind: MessageKind,
+    meta: &[u8],
+) -> Result<T, WireError> {
+    T::ref_from_bytes(meta).copied().map_err(|_| WireError::Length(kind as u16))
+}
+
+/// Reads a batch: its head and its record headers.
+///
+/// # Errors
+/// [`WireError::Length`] when count and length do not agree.
+pub fn batch(meta: &[u8]) -> Result<(Batch, &[RecordHeader]), WireError> {
+    let wrong = WireError::Length(MessageKind::Batch as u16);
+    let (head, rest) = Batch::ref_from_prefix(meta).map_err(|_| wrong)?;
+    let headers = <[RecordHeader]>::ref_from_bytes(rest).map_err(|_| wrong)?;
+    if headers.len() != head.count.get() as usize {
+        return Err(wrong);
+    }
+    Ok((*head, headers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_layouts() {
+        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [40, 24, 32]);
+        assert_eq!([size_of::<RecordHeader>(), size_of::<Refuse>()], [20, 8]);
+        let head = Batch { epoch: 1.into(), first: 2.into(), freed: 3.into(), count: 1.into(), complete: 1.into() };
+        let record = Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, place: 9 };
+        let bytes = [head.as_bytes(), RecordHeader::of(&record).as_bytes()].concat();
+        #[rustfmt::skip]
+        let golden = [
+            1,0,0,0,0,0,0,0, 2,0,0,0,0,0,0,0, 3,0,0,0,0,0,0,0, 1,0,0,0, 1,0,0,0,
+            0,16,0,0,0,0,0,0, 0,2,0,0, 0xDD,0xCC,0xBB,0xAA, 1, 0, 0,0,
+        ];
+        assert_eq!(bytes, golden);
+        let (parsed, headers) = batch(&golden).expect("valid");
+        assert_eq!((parsed, headers.len()), (head, 1));
+        assert_eq!(headers[0].parse().expect("valid"), Record { place: 0, ..record });
+        assert!(batch(&golden[..51]).is_err() && batch(&golden[..32]).is_err() && batch(&[]).is_err());
+    }
+}

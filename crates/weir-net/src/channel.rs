@@ -1,0 +1,243 @@
+//! A connection to a peer on a shard: frames queued, sent in one go, and received in place.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use weir_block::{Interest, Reactor, Received, Region, Sent, Socket, Token};
+
+use crate::frame::{self, Frame, FrameError, HEADER, LARGEST_DATA, LARGEST_META};
+
+/// The receive buffer starts with this many bytes and grows to hold one largest frame and what follows it.
+const FIRST_BUFFER: usize = 256 << 10;
+const LARGEST_BUFFER: usize = HEADER + LARGEST_META + LARGEST_DATA + FIRST_BUFFER;
+
+/// Above this many unsent bytes the user should not queue more ([`Channel::is_backed_up`]).
+const BACKED_UP: usize = 1 << 20;
+
+/// Why a channel ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The other side closed it.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The operating system says so.
+    #[error("connection to the peer broke: {0}")]
+    Broken(#[from] io::Error),
+    /// What came is not a frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// One frame on its way out: what was encoded, then pieces of a region that are sent from where they are.
+struct Outgoing {
+    head: Vec<u8>,
+    pieces: Vec<(usize, usize)>,
+    /// Bytes of this frame that have left.
+    sent: usize,
+    length: usize,
+}
+
+/// A channel to one peer. Data pieces are lent from one region (the log's arena) and must stay unchanged until
+/// they are sent or the channel is dropped; sends copy, so nothing outlives the call that sends.
+pub struct Channel {
+    socket: Socket,
+    region: Option<Rc<Region>>,
+    outgoing: VecDeque<Outgoing>,
+    unsent: usize,
+    next_out: u64,
+    blocked: bool,
+    spare: Vec<Outgoing>,
+    incoming: Vec<u8>,
+    start: usize,
+    end: usize,
+    next_in: u64,
+    readable: bool,
+}
+
+impl Channel {
+    /// Takes a connected socket whose events carry `token`. `received` are bytes that were read from it already.
+    ///
+    /// # Errors
+    /// The socket cannot be made non-blocking.
+    pub fn new(
+        fd: OwnedFd,
+        token: Token,
+        region: Option<Rc<Region>>,
+        received: &[u8],
+        reactor: &mut Reactor,
+    ) -> io::Result<Channel> {
+        let mut socket = Socket::new(fd, token)?;
+        socket.watch_read(reactor);
+        let mut incoming = vec![0; FIRST_BUFFER.max(received.len())];
+        incoming[..received.len()].copy_from_slice(received);
+        Ok(Channel {
+            socket,
+            region,
+            outgoing: VecDeque::new(),
+            unsent: 0,
+            next_out: 0,
+            blocked: false,
+            spare: Vec::new(),
+            incoming,
+            start: 0,
+            end: received.len(),
+            next_in: 0,
+            readable: false,
+        })
+    }
+
+    /// To be called with each event that carries this channel's token.
+    pub fn on_event(&mut self, interest: Interest) {
+        self.socket.on_event(interest);
+        match interest {
+            Interest::Read => self.readable = true,
+            Interest::Write => self.blocked = false,
+        }
+    }
+
+    /// Queues a frame; nothing is sent before [`Channel::flush`].
+    pub fn queue(&mut self, kind: u16, meta: &[u8], pieces: &[(usize, usize)]) {
+        let mut outgoing = self.spare.pop().unwrap_or_else(|| Outgoing {
+            head: Vec::new(),
+            pieces: Vec::new(),
+            sent: 0,
+            length: 0,
+        });
+        let data = pieces.iter().map(|piece| piece.1).sum();
+        frame::encode(&mut outgoing.head, kind, self.next_out, meta, data);
+        outgoing.pieces.extend_from_slice(pieces);
+        outgoing.length = outgoing.head.len() + data;
+        self.next_out += 1;
+        self.unsent += outgoing.length;
+        self.outgoing.push_back(outgoing);
+    }
+
+    /// Whether so much is unsent that more should wait (the peer is slower than we are).
+    #[must_use]
+    pub fn is_backed_up(&self) -> bool {
+        self.unsent >= BACKED_UP
+    }
+
+    /// Sends what is queued, as much as the socket takes.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), ChannelError> {
+        while !self.outgoing.is_empty() && !self.blocked {
+            let sent = self.send_batch()?;
+            match sent {
+                Sent::Bytes(bytes) => self.account(bytes),
+                Sent::Full => {
+                    self.blocked = true;
+                    self.socket.watch_write(reactor);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_batch(&mut self) -> io::Result<Sent> {
+        const MOST: usize = 256;
+        let mut slices = [IoSlice::new(&[]); MOST];
+        let mut count = 0;
+        'frames: for frame in &self.outgoing {
+            let mut skip = frame.sent;
+            let region = self.region.as_deref();
+            let data = frame.pieces.iter().filter_map(|&(start, length)| Some(region?.bytes(start, length)));
+            for part in std::iter::once(frame.head.as_slice()).chain(data) {
+                if skip >= part.len() {
+                    skip -= part.len();
+                    continue;
+                }
+                slices[count] = IoSlice::new(&part[skip..]);
+                skip = 0;
+                count += 1;
+                if count == MOST {
+                    break 'frames;
+                }
+            }
+        }
+        self.socket.send(&slices[..count])
+    }
+
+    fn account(&mut self, mut bytes: usize) {
+        self.unsent -= bytes;
+        while bytes > 0 {
+            let Some(front) = self.outgoing.front_mut() else { return };
+            let step = bytes.min(front.length - front.sent);
+            front.sent += step;
+            bytes -= step;
+            if front.sent == front.length
+                && let Some(mut done) = self.outgoing.pop_front()
+            {
+                done.head.clear();
+                done.pieces.clear();
+                done.sent = 0;
+                self.spare.push(done);
+            }
+        }
+    }
+
+    /// Reads what has arrived (at most one buffer full per call) and hands every complete frame to `take`. Returns
+    /// whether more may be waiting; otherwise a readable event will follow.
+    ///
+    /// # Errors
+    /// The connection ended or carries nonsense, or `take` failed.
+    pub fn receive<E: From<ChannelError>>(
+        &mut self,
+        reactor: &mut Reactor,
+        mut take: impl FnMut(Frame<'_>) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut more = false;
+        let mut ended = false;
+        if self.readable {
+            self.make_room();
+            let room = self.incoming.len() - self.end;
+            match self.socket.receive(&mut self.incoming[self.end..]).map_err(ChannelError::Broken)? {
+                Received::Bytes(bytes) => {
+                    self.end += bytes;
+                    more = bytes == room;
+                    self.readable = more;
+                }
+                Received::Nothing => self.readable = false,
+                Received::End => ended = true,
+            }
+            if !self.readable && !ended {
+                self.socket.watch_read(reactor);
+            }
+        }
+        loop {
+            let decoded = frame::decode(&self.incoming[self.start..self.end], self.next_in);
+            match decoded.map_err(ChannelError::Frame)? {
+                Some((frame, used)) => {
+                    self.next_in += 1;
+                    self.start += used;
+                    take(frame)?;
+                }
+                None if ended => return Err(ChannelError::Closed.into()),
+                None => return Ok(more),
+            }
+        }
+    }
+
+    /// Moves an incomplete frame to the front and grows the buffer when it does not fit.
+    fn make_room(&mut self) {
+        if self.start > 0 {
+            self.incoming.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.end == self.incoming.len() {
+            // A frame is at most as large as the limits say, so the largest buffer always takes it whole.
+            let larger = (self.incoming.len() * 2).min(LARGEST_BUFFER);
+            self.incoming.resize(larger, 0);
+        }
+    }
+
+    /// Ends the connection; no event arrives afterwards.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        self.socket.close(reactor);
+    }
+}

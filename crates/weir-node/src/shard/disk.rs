@@ -1,0 +1,238 @@
+//! One disk on its owner: export, accelerator and backing, driven together.
+
+use tokio::sync::oneshot;
+use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
+use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
+use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_volume::{BackingOptions, FileBacking};
+
+use super::messages::{Arrival, DiskStatus, OpenDisk};
+use super::{ShardConfig, answer};
+
+/// A tag with this bit belongs to a load, the others to NBD clients.
+pub const LOAD_TAG: u64 = 1 << 63;
+
+/// Where a disk is in its life here.
+enum Life {
+    Serving,
+    /// Destaging everything, then gone.
+    Closing(Vec<oneshot::Sender<Result<(), String>>>),
+    /// Another node owns it: ending all I/O, then gone (P4).
+    LettingGo(Vec<oneshot::Sender<()>>),
+}
+
+/// A disk that this node owns.
+pub struct Disk {
+    pub name: String,
+    nbd: NbdDisk,
+    accel: Metered<Accel<FileBacking>>,
+    backing_id: OwnerId,
+    life: Life,
+    done: Vec<Completion>,
+    load_done: Vec<Completion>,
+}
+
+impl Disk {
+    /// Opens the backing and puts the layers together.
+    pub fn open(
+        reactor: &mut Reactor,
+        config: &ShardConfig,
+        open: &OpenDisk,
+        inheritance: Inheritance,
+    ) -> Result<Disk, String> {
+        let options = BackingOptions {
+            size: Some(open.size),
+            logical_block: Some(open.logical_block),
+            ..BackingOptions::default()
+        };
+        let backing = FileBacking::open(reactor, &open.path, &options).map_err(|error| error.to_string())?;
+        let backing_id = backing.owner();
+        let former_stopped = match open.arrival {
+            Arrival::Clean => true,
+            Arrival::TakeOver { former_stopped, .. } => former_stopped,
+            Arrival::FromWriteThrough => false,
+        };
+        let accel_config = AccelConfig {
+            peer_deadline: config.peer_deadline,
+            lease_until: open.lease_until.clone(),
+            ..AccelConfig::standalone(open.log_bytes)
+        };
+        let peers_id = reactor.new_owner();
+        let accel = Accel::new(
+            accel_config,
+            open.configuration.clone(),
+            inheritance,
+            former_stopped,
+            Metered::new("backing", backing),
+            peers_id,
+        )
+        .map_err(|error| format!("no memory for the write log of {} bytes: {error}", open.log_bytes))?;
+        Ok(Disk {
+            name: open.disk.clone(),
+            nbd: NbdDisk::new(reactor, Limits::default()),
+            accel: Metered::new("accel", accel),
+            backing_id,
+            life: Life::Serving,
+            done: Vec::new(),
+            load_done: Vec::new(),
+        })
+    }
+
+    /// The owner numbers of the clients and of the layers.
+    pub fn owners(&self) -> (OwnerId, [OwnerId; 2]) {
+        (self.nbd.owner(), [self.accel.inner().peers_id(), self.backing_id])
+    }
+
+    /// The accelerator, for what the control plane says.
+    pub fn accel(&mut self) -> &mut Accel<FileBacking> {
+        self.accel.inner_mut()
+    }
+
+    /// The accelerator with its meter, for a load.
+    pub fn layer(&mut self) -> &mut Metered<Accel<FileBacking>> {
+        &mut self.accel
+    }
+
+    /// Takes a client that has chosen this disk.
+    pub fn attach(&mut self, client: Client, workspace: &mut Workspace) {
+        if let Err(error) = self.nbd.attach(client, workspace) {
+            tracing::warn!(disk = self.name, %error, "client not taken");
+        }
+    }
+
+    /// Connected clients.
+    pub fn clients(&self) -> usize {
+        self.nbd.connections()
+    }
+
+    pub fn on_client_event(&mut self, event: &Event) {
+        self.nbd.on_event(event);
+    }
+
+    pub fn on_layer_event(&mut self, reactor: &mut Reactor, event: Event) {
+        self.accel.on_event(reactor, event);
+    }
+
+    /// One turn: take what clients have sent, advance the layers, answer. Completions of loads go to `load_done`.
+    pub fn turn(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        self.nbd.pump(reactor, &mut self.accel, workspace);
+        self.accel.advance(reactor, &mut self.done);
+        if self.done.iter().any(|completion| completion.tag.0 & LOAD_TAG != 0) {
+            self.load_done.extend(self.done.extract_if(.., |completion| completion.tag.0 & LOAD_TAG != 0));
+        }
+        self.nbd.complete(&mut self.done);
+        self.nbd.flush(reactor, workspace);
+    }
+
+    /// Completions of requests whose tag has [`LOAD_TAG`].
+    pub fn load_done(&mut self) -> &mut Vec<Completion> {
+        &mut self.load_done
+    }
+
+    /// What the accelerator wants.
+    pub fn take_notices(&mut self, out: &mut Vec<AccelNotice>) {
+        self.accel.inner_mut().take_notices(out);
+    }
+
+    pub fn deadline(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
+        self.accel.deadline().min(self.nbd.deadline(&self.accel, reactor, workspace))
+    }
+
+    /// Begins to close: clients are answered and disconnected, everything is destaged.
+    pub fn close(&mut self, workspace: &mut Workspace, done: oneshot::Sender<Result<(), String>>) {
+        match &mut self.life {
+            Life::Closing(waiting) => waiting.push(done),
+            Life::LettingGo(_) => answer(done, Err("the disk belongs to another node now".into())),
+            Life::Serving => {
+                self.nbd.close(workspace);
+                self.accel.inner_mut().close();
+                self.life = Life::Closing(vec![done]);
+            }
+        }
+    }
+
+    /// Another node owns the disk: clients are disconnected (they will find the new owner), nothing more is done.
+    pub fn let_go(&mut self, reactor: &mut Reactor, workspace: &mut Workspace, done: oneshot::Sender<()>) {
+        if let Life::LettingGo(waiting) = &mut self.life {
+            return waiting.push(done);
+        }
+        self.nbd.abort(reactor, workspace);
+        self.accel.inner_mut().let_go(reactor);
+        let before = std::mem::replace(&mut self.life, Life::LettingGo(vec![done]));
+        if let Life::Closing(waiting) = before {
+            for done in waiting {
+                answer(done, Err("another node has taken the disk over".into()));
+            }
+        }
+    }
+
+    /// Whether the disk takes clients.
+    pub fn is_serving(&self) -> bool {
+        matches!(self.life, Life::Serving)
+    }
+
+    /// Whether the disk has come to its end here: nothing is under way and nobody is connected.
+    pub fn is_over(&self) -> bool {
+        let quiet = self.nbd.is_empty() && self.accel.in_flight() == 0;
+        match self.life {
+            Life::Serving => false,
+            Life::Closing(_) => quiet && self.accel.inner().is_drained(),
+            Life::LettingGo(_) => quiet && self.accel.inner().is_quiet(),
+        }
+    }
+
+    /// Tells those who wait for the end.
+    pub fn finish(self) {
+        match self.life {
+            Life::Serving => {}
+            Life::Closing(waiting) => waiting.into_iter().for_each(|done| answer(done, Ok(()))),
+            Life::LettingGo(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
+        }
+    }
+
+    /// Takes the grown size of the file into account.
+    pub fn resize(&mut self, size: u64) -> Result<(), String> {
+        let backing = self.accel.inner_mut().lower_mut().inner_mut();
+        match backing.reload_size() {
+            Ok(now) if now >= size => Ok(()),
+            Ok(now) => Err(format!("the backing has {now} bytes, not {size}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// The meters from the export down.
+    pub fn meters(&self) -> Vec<LayerMeter> {
+        let mut meters = vec![self.nbd.meter()];
+        self.accel.meters(&mut meters);
+        meters
+    }
+
+    pub fn status(&self) -> DiskStatus {
+        let status = self.accel.inner().status();
+        let state = match self.life {
+            Life::Serving if status.reason.is_empty() => "serving",
+            Life::Serving => "waiting",
+            Life::Closing(_) => "closing",
+            Life::LettingGo(_) => "letting-go",
+        };
+        DiskStatus {
+            disk: self.name.clone(),
+            role: "owner".into(),
+            state: state.into(),
+            reason: status.reason,
+            epoch: status.configuration.epoch,
+            effective: status.configuration.effective(),
+            appended: status.marks.appended,
+            replicated: status.marks.replicated,
+            acknowledged: status.marks.acknowledged,
+            destaged: status.marks.destaged,
+            freed: status.marks.freed,
+            dirty_bytes: status.dirty_bytes,
+            log_used_bytes: status.log_used,
+            log_bytes: status.log_bytes,
+            destage_rate: status.destage_rate,
+            clients: self.nbd.connections(),
+            in_flight: self.accel.in_flight(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The data path of a node: a shard is one thread with one reactor that owns some disks and all that belongs
+//! to them. Nothing is shared between shards; they and the control plane talk through [`messages`].
+
+mod disk;
+pub mod messages;
+mod places;
+mod thread;
+
+use std::io;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use weir_block::{Engine, ReactorConfig};
+
+use crate::control::ShardQueue;
+use messages::{Command, Notice};
+
+/// Commands that may wait for a shard (P10).
+const COMMANDS: usize = 4096;
+
+/// What every shard of a node is told.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// Most bytes of buffers for requests under way.
+    pub buffer_bytes: usize,
+    /// Bytes of a replica's log; the same on all nodes.
+    pub log_bytes: u64,
+    /// A replica that does not confirm within this time is lost (P9).
+    pub peer_deadline: Duration,
+    /// Which engine the reactor uses.
+    pub engine: Engine,
+}
+
+/// A running shard.
+pub struct Shard {
+    /// The way to it.
+    pub queue: ShardQueue,
+    thread: JoinHandle<()>,
+}
+
+impl Shard {
+    /// Starts the thread of shard `number`. What its disks want goes to `notices`.
+    ///
+    /// # Errors
+    /// No thread, or no reactor, can be had.
+    pub fn start(number: usize, config: ShardConfig, notices: mpsc::Sender<Notice>) -> io::Result<Shard> {
+        let (commands, queue) = mpsc::channel::<Command>(COMMANDS);
+        let (ready, started) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name(format!("weir-shard-{number}")).spawn(move || {
+            let reactor_config =
+                ReactorConfig { buffer_limit: config.buffer_bytes, engine: config.engine, ..ReactorConfig::default() };
+            match thread::ShardThread::new(reactor_config, config, queue, notices) {
+                Ok(mut shard) => {
+                    // Nobody listening means that the starter is gone, and the queue with it.
+                    let _ = ready.send(Ok(shard.waker()));
+                    shard.run();
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            }
+        })?;
+        let waker = started.recv().map_err(|_| io::Error::other("the shard ended while starting"))??;
+        Ok(Shard { queue: ShardQueue::new(commands, move || waker.wake()), thread })
+    }
+
+    /// Waits for the thread, which ends after [`Command::Stop`].
+    pub fn join(self) {
+        if self.thread.join().is_err() {
+            tracing::error!("a shard's thread ended with a panic");
+        }
+    }
+}
+
+/// Answers a question whose asker may have gone.
+fn answer<T>(to: oneshot::Sender<T>, value: T) {
+    let _ = to.send(value);
+}
