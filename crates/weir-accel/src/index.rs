@@ -95,7 +95,10 @@ impl Index {
             return;
         }
         let mut from = start;
-        while let Some((&at, value)) = self.runs.range(from..end).next() {
+        // A newer run may reach beyond the end.
+        while from < end
+            && let Some((&at, value)) = self.runs.range(from..end).next()
+        {
             from = value.end;
             if value.sequence == sequence {
                 self.runs.remove(&at);

@@ -4,13 +4,12 @@ use tokio::sync::oneshot;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_load::{Summary, Workload};
 use weir_volume::{BackingOptions, FileBacking};
 
-use super::messages::{Arrival, DiskStatus, OpenDisk};
+use super::load::RunningLoad;
+use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
 use super::{ShardConfig, answer};
-
-/// A tag with this bit belongs to a load, the others to NBD clients.
-pub const LOAD_TAG: u64 = 1 << 63;
 
 /// Where a disk is in its life here.
 enum Life {
@@ -29,7 +28,7 @@ pub struct Disk {
     backing_id: OwnerId,
     life: Life,
     done: Vec<Completion>,
-    load_done: Vec<Completion>,
+    load: Option<RunningLoad>,
 }
 
 impl Disk {
@@ -74,7 +73,7 @@ impl Disk {
             backing_id,
             life: Life::Serving,
             done: Vec::new(),
-            load_done: Vec::new(),
+            load: None,
         })
     }
 
@@ -88,9 +87,33 @@ impl Disk {
         self.accel.inner_mut()
     }
 
-    /// The accelerator with its meter, for a load.
-    pub fn layer(&mut self) -> &mut Metered<Accel<FileBacking>> {
-        &mut self.accel
+    /// Puts a load onto a layer, if nobody is harmed by it.
+    pub fn start_load(
+        &mut self,
+        layer: LoadLayer,
+        workload: &Workload,
+        result: oneshot::Sender<Result<Summary, String>>,
+    ) {
+        if let Err(reason) = self.allows_load(layer, workload) {
+            return answer(result, Err(reason.into()));
+        }
+        self.load = RunningLoad::start(layer, workload, &mut self.accel, result);
+    }
+
+    fn allows_load(&self, layer: LoadLayer, workload: &Workload) -> Result<(), &'static str> {
+        if !matches!(self.life, Life::Serving) {
+            return Err("the disk is being closed");
+        }
+        if self.load.is_some() {
+            return Err("a load runs on this disk already; wait for its end");
+        }
+        if layer == LoadLayer::Backing && !self.accel.inner().is_clean() {
+            return Err("the write log is not empty, so the backing alone is not the disk; wait until it is clean");
+        }
+        if layer == LoadLayer::Backing && workload.access.writes() && self.nbd.connections() > 0 {
+            return Err("clients are connected: writing below the accelerator would go behind their back");
+        }
+        Ok(())
     }
 
     /// Takes a client that has chosen this disk.
@@ -98,11 +121,6 @@ impl Disk {
         if let Err(error) = self.nbd.attach(client, workspace) {
             tracing::warn!(disk = self.name, %error, "client not taken");
         }
-    }
-
-    /// Connected clients.
-    pub fn clients(&self) -> usize {
-        self.nbd.connections()
     }
 
     pub fn on_client_event(&mut self, event: &Event) {
@@ -113,20 +131,21 @@ impl Disk {
         self.accel.on_event(reactor, event);
     }
 
-    /// One turn: take what clients have sent, advance the layers, answer. Completions of loads go to `load_done`.
+    /// One turn: take what clients (and a load) ask for, advance the layers, answer.
     pub fn turn(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.nbd.pump(reactor, &mut self.accel, workspace);
+        if let Some(load) = &mut self.load {
+            load.pump(reactor, &mut self.accel);
+        }
         self.accel.advance(reactor, &mut self.done);
-        if self.done.iter().any(|completion| completion.tag.0 & LOAD_TAG != 0) {
-            self.load_done.extend(self.done.extract_if(.., |completion| completion.tag.0 & LOAD_TAG != 0));
+        if let Some(load) = &mut self.load {
+            load.take(&mut self.accel, &mut self.done);
+            if load.is_over() {
+                self.load = None;
+            }
         }
         self.nbd.complete(&mut self.done);
         self.nbd.flush(reactor, workspace);
-    }
-
-    /// Completions of requests whose tag has [`LOAD_TAG`].
-    pub fn load_done(&mut self) -> &mut Vec<Completion> {
-        &mut self.load_done
     }
 
     /// What the accelerator wants.
@@ -135,7 +154,8 @@ impl Disk {
     }
 
     pub fn deadline(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
-        self.accel.deadline().min(self.nbd.deadline(&self.accel, reactor, workspace))
+        let load = self.load.as_ref().map_or(Nanos::NEVER, RunningLoad::deadline);
+        self.accel.deadline().min(self.nbd.deadline(&self.accel, reactor, workspace)).min(load)
     }
 
     /// Begins to close: clients are answered and disconnected, everything is destaged.
@@ -146,6 +166,7 @@ impl Disk {
             Life::Serving => {
                 self.nbd.close(workspace);
                 self.accel.inner_mut().close();
+                self.stop_load();
                 self.life = Life::Closing(vec![done]);
             }
         }
@@ -158,11 +179,18 @@ impl Disk {
         }
         self.nbd.abort(reactor, workspace);
         self.accel.inner_mut().let_go(reactor);
+        self.stop_load();
         let before = std::mem::replace(&mut self.life, Life::LettingGo(vec![done]));
         if let Life::Closing(waiting) = before {
             for done in waiting {
                 answer(done, Err("another node has taken the disk over".into()));
             }
+        }
+    }
+
+    fn stop_load(&mut self) {
+        if let Some(load) = &mut self.load {
+            load.stop();
         }
     }
 
@@ -173,7 +201,7 @@ impl Disk {
 
     /// Whether the disk has come to its end here: nothing is under way and nobody is connected.
     pub fn is_over(&self) -> bool {
-        let quiet = self.nbd.is_empty() && self.accel.in_flight() == 0;
+        let quiet = self.nbd.is_empty() && self.load.is_none() && self.accel.in_flight() == 0;
         match self.life {
             Life::Serving => false,
             Life::Closing(_) => quiet && self.accel.inner().is_drained(),

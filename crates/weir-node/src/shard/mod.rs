@@ -2,6 +2,7 @@
 //! to them. Nothing is shared between shards; they and the control plane talk through [`messages`].
 
 mod disk;
+mod load;
 pub mod messages;
 mod places;
 mod thread;

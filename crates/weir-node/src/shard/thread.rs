@@ -212,6 +212,10 @@ impl ShardThread {
                 let meters = self.find(&disk).map(|one| one.meters());
                 answer(to, meters);
             }
+            Command::Load { disk, layer, workload, answer: to } => match self.find(&disk) {
+                Some(one) => one.start_load(layer, &workload, to),
+                None => answer(to, Err("the disk is not open here".into())),
+            },
             Command::Stop { done } => self.stop(done),
             command => self.tell_accel(command),
         }
