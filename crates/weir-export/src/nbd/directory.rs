@@ -1,0 +1,84 @@
+//! What the handshake has to know about exports, and what comes out of it.
+
+use weir_block::LayerInfo;
+
+use super::protocol::{LARGEST_PAYLOAD, transmission_flag as flag};
+
+/// Which exports there are. Asked on the control plane; answers from memory, without blocking.
+pub trait Directory: Send + Sync {
+    /// All exports that a client may see.
+    fn list(&self) -> Vec<Listed>;
+
+    /// The export of this name. The empty name asks for the default export, if there is one.
+    ///
+    /// # Errors
+    /// A sentence for the client's user: why the disk cannot be had here, and where it is.
+    fn lookup(&self, name: &str) -> Result<ExportInfo, String>;
+}
+
+/// One line of the list of exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// As clients name it.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+}
+
+/// An export as the handshake describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// The canonical name, at most 4096 bytes.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+    /// Size, block sizes and capabilities of the layer behind it.
+    pub layer: LayerInfo,
+}
+
+impl ExportInfo {
+    /// The transmission flags ("Transmission flags").
+    ///
+    /// `CAN_MULTI_CONN` is true by construction: all connections of a disk are on one shard and one layer.
+    #[must_use]
+    pub fn flags(&self, structured_replies: bool) -> u16 {
+        let mut flags =
+            flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE | flag::CAN_MULTI_CONN;
+        if self.layer.writable {
+            flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
+        } else {
+            flags |= flag::READ_ONLY;
+        }
+        if structured_replies {
+            flags |= flag::SEND_DF;
+        }
+        flags
+    }
+
+    /// Smallest, preferred and largest block in bytes, within what the protocol allows ("Block size constraints").
+    #[must_use]
+    pub fn block_sizes(&self) -> [u32; 3] {
+        let minimum = self.layer.logical_block;
+        let preferred = self.layer.preferred_block.max(minimum).max(512).next_power_of_two();
+        [minimum, preferred, largest_payload(&self.layer)]
+    }
+}
+
+/// Largest read or write that is taken, in bytes.
+pub(super) fn largest_payload(layer: &LayerInfo) -> u32 {
+    let largest = layer.max_transfer.min(LARGEST_PAYLOAD);
+    (largest - largest % layer.logical_block).max(layer.logical_block)
+}
+
+/// What client and server have agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Canonical name of the chosen export.
+    pub export: String,
+    /// Reads and errors are answered with structured replies.
+    pub structured_replies: bool,
+    /// Number of the context `base:allocation`, when the client has selected it.
+    pub base_allocation: Option<u32>,
+    /// The transmission flags that the client was told.
+    pub flags: u16,
+}

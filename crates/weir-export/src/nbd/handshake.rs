@@ -1,0 +1,345 @@
+//! The handshake ("Fixed newstyle negotiation"), without I/O: bytes in, bytes out, and what has become of it.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::directory::{Directory, ExportInfo, Session};
+use super::option::{parse_contexts, parse_info, parse_name};
+use super::protocol::{
+    BASE_ALLOCATION, EXPORT_NAME_PADDING, ExportSize, GREETING_MAGIC, Greeting, LONGEST_STRING, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, client_flag, handshake_flag, info, option,
+    option_reply,
+};
+
+/// Longest body of an option that is read, in bytes. A name has at most 4096, and a few queries come beside it.
+pub const MOST_OPTION_BYTES: u32 = 64 << 10;
+
+/// The number by which `base:allocation` goes in `BLOCK_STATUS` replies.
+const BASE_ALLOCATION_ID: u32 = 1;
+
+/// What a [`Handshake::step`] led to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing more can be done before the client has sent more.
+    NeedMore,
+    /// One message was dealt with. Send what was put out, and step again.
+    Continue,
+    /// Transmission begins, after what was put out is sent. [`Handshake::into_leftover`] has what the client
+    /// sent ahead.
+    Attach(Session),
+    /// The client has said goodbye. Send what was put out, then close.
+    Aborted,
+    /// The session cannot go on. Send what was put out, then close.
+    Refused(HandshakeError),
+}
+
+/// Why a handshake was broken off by the server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// Required by "Client flags".
+    #[error("the client set unknown flags ({0:#x}); it is not an NBD client, or of a later protocol")]
+    UnknownClientFlags(u32),
+    /// The stream is out of step.
+    #[error("an option began with {0:#018x} instead of IHAVEOPT; it is not an NBD client")]
+    BadOptionMagic(u64),
+    /// Nobody needs options that long.
+    #[error("option {option} announced {length} bytes, the most is {MOST_OPTION_BYTES}")]
+    OptionTooLong {
+        /// Its number.
+        option: u32,
+        /// What it announced, in bytes.
+        length: u32,
+    },
+    /// `EXPORT_NAME` knows no other answer than the end.
+    #[error("the client asked by EXPORT_NAME for {name:?}: {reason}")]
+    NoSuchExport {
+        /// As asked for, made readable.
+        name: String,
+        /// From the [`Directory`].
+        reason: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    ClientFlags,
+    Options,
+    Over,
+}
+
+/// One client's handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    phase: Phase,
+    input: Vec<u8>,
+    /// Bytes of `input` that are dealt with.
+    taken: usize,
+    padding: bool,
+    structured_replies: bool,
+    /// The export for which `base:allocation` was selected.
+    context_of: Option<String>,
+}
+
+impl Handshake {
+    /// Begins a handshake by putting out the greeting.
+    pub fn new(out: &mut Vec<u8>) -> Handshake {
+        let greeting = Greeting {
+            magic: GREETING_MAGIC.into(),
+            option_magic: OPTION_MAGIC.into(),
+            flags: (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).into(),
+        };
+        out.extend_from_slice(greeting.as_bytes());
+        Handshake {
+            phase: Phase::ClientFlags,
+            input: Vec::new(),
+            taken: 0,
+            padding: true,
+            structured_replies: false,
+            context_of: None,
+        }
+    }
+
+    /// Takes what the client has sent. To be called when [`Handshake::step`] says [`Step::NeedMore`]; then at
+    /// most one incomplete option is kept.
+    pub fn receive(&mut self, bytes: &[u8]) {
+        self.input.drain(..self.taken);
+        self.taken = 0;
+        self.input.extend_from_slice(bytes);
+    }
+
+    /// Deals with one message, if one is complete, and appends the answer to `out`.
+    ///
+    /// One at a time, so that a client cannot make the answers pile up: the caller sends before the next step.
+    pub fn step(&mut self, directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
+        let step = match self.phase {
+            Phase::ClientFlags => self.client_flags(),
+            Phase::Options => self.option(directory, out),
+            Phase::Over => Step::NeedMore,
+        };
+        if !matches!(step, Step::NeedMore | Step::Continue) {
+            self.phase = Phase::Over;
+        }
+        step
+    }
+
+    /// What the client sent ahead of the transmission phase.
+    #[must_use]
+    pub fn into_leftover(mut self) -> Vec<u8> {
+        self.input.drain(..self.taken);
+        self.input
+    }
+
+    fn client_flags(&mut self) -> Step {
+        let Some((flags, _)) = self.input[self.taken..].split_first_chunk() else { return Step::NeedMore };
+        let flags = u32::from_be_bytes(*flags);
+        self.taken += size_of::<u32>();
+        let unknown = flags & !(client_flag::FIXED_NEWSTYLE | client_flag::NO_ZEROES);
+        if unknown != 0 {
+            return Step::Refused(HandshakeError::UnknownClientFlags(unknown));
+        }
+        self.padding = flags & client_flag::NO_ZEROES == 0;
+        self.phase = Phase::Options;
+        Step::Continue
+    }
+
+    fn option(&mut self, directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
+        let Ok((header, body)) = OptionHeader::read_from_prefix(&self.input[self.taken..]) else {
+            return Step::NeedMore;
+        };
+        let (number, length) = (header.option.get(), header.length.get());
+        if header.magic != OPTION_MAGIC {
+            return Step::Refused(HandshakeError::BadOptionMagic(header.magic.get()));
+        }
+        if length > MOST_OPTION_BYTES {
+            Reply { out, option: number }.error(option_reply::ERR_TOO_BIG, "the option is too long");
+            return Step::Refused(HandshakeError::OptionTooLong { option: number, length });
+        }
+        let Some(body) = body.get(..length as usize) else { return Step::NeedMore };
+        let body = body.to_vec();
+        self.taken += size_of::<OptionHeader>() + body.len();
+        if number == option::EXPORT_NAME {
+            return self.export_name(&body, directory, out);
+        }
+        self.answer(&body, directory, &mut Reply { out, option: number })
+    }
+
+    fn answer(&mut self, body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Step {
+        match reply.option {
+            option::ABORT => {
+                reply.acknowledge();
+                return Step::Aborted;
+            }
+            option::INFO => drop(describe(body, directory, self.structured_replies, reply)),
+            option::GO => {
+                if let Some(export) = describe(body, directory, self.structured_replies, reply) {
+                    return Step::Attach(self.session(export));
+                }
+            }
+            option::LIST if body.is_empty() => list(directory, reply),
+            option::STRUCTURED_REPLY if body.is_empty() => {
+                self.structured_replies = true;
+                reply.acknowledge();
+            }
+            option::LIST | option::STRUCTURED_REPLY => {
+                reply.error(option_reply::ERR_INVALID, "this option has no data");
+            }
+            option::LIST_META_CONTEXT => drop(contexts(body, directory, reply)),
+            option::SET_META_CONTEXT if self.structured_replies => {
+                self.context_of = contexts(body, directory, reply);
+            }
+            option::SET_META_CONTEXT => {
+                reply.error(option_reply::ERR_INVALID, "metadata contexts need structured replies first");
+            }
+            option::STARTTLS => reply.error(option_reply::ERR_UNSUP, "this server speaks no TLS"),
+            _ => reply.error(option_reply::ERR_UNSUP, "unknown option"),
+        }
+        Step::Continue
+    }
+
+    fn export_name(&mut self, body: &[u8], directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
+        let found = parse_name(body).map_err(str::to_owned).and_then(|name| directory.lookup(name));
+        let export = match found {
+            Ok(export) => export,
+            Err(reason) => {
+                let name = String::from_utf8_lossy(body).into_owned();
+                return Step::Refused(HandshakeError::NoSuchExport { name, reason });
+            }
+        };
+        out.extend_from_slice(export_size(&export, self.structured_replies).as_bytes());
+        if self.padding {
+            out.extend_from_slice(&[0; EXPORT_NAME_PADDING]);
+        }
+        Step::Attach(self.session(export))
+    }
+
+    fn session(&self, export: ExportInfo) -> Session {
+        let selected = self.context_of.as_ref() == Some(&export.name);
+        Session {
+            structured_replies: self.structured_replies,
+            base_allocation: selected.then_some(BASE_ALLOCATION_ID),
+            flags: export.flags(self.structured_replies),
+            export: export.name,
+        }
+    }
+}
+
+/// Answers `INFO` or `GO`; the export when the answer is yes.
+fn describe(
+    body: &[u8],
+    directory: &dyn Directory,
+    structured: bool,
+    reply: &mut Reply<'_>,
+) -> Option<ExportInfo> {
+    let query = match parse_info(body) {
+        Ok(query) => query,
+        Err(reason) => {
+            reply.error(option_reply::ERR_INVALID, reason);
+            return None;
+        }
+    };
+    let export = match directory.lookup(query.name) {
+        Ok(export) => export,
+        Err(reason) => {
+            reply.error(option_reply::ERR_UNKNOWN, &reason);
+            return None;
+        }
+    };
+    reply.information(info::EXPORT, export_size(&export, structured).as_bytes());
+    if query.wants(info::NAME) {
+        reply.information(info::NAME, export.name.as_bytes());
+    }
+    if query.wants(info::DESCRIPTION) && !export.description.is_empty() {
+        reply.information(info::DESCRIPTION, shortened(&export.description).as_bytes());
+    }
+    if query.wants(info::BLOCK_SIZE) {
+        let sizes = export.block_sizes().map(u32::to_be_bytes);
+        reply.information(info::BLOCK_SIZE, sizes.as_bytes());
+    }
+    reply.acknowledge();
+    Some(export)
+}
+
+fn list(directory: &dyn Directory, reply: &mut Reply<'_>) {
+    for export in directory.list() {
+        let length = (export.name.len() as u32).to_be_bytes();
+        let description = shortened(&export.description);
+        reply.send(option_reply::SERVER, &[&length, export.name.as_bytes(), description.as_bytes()]);
+    }
+    reply.acknowledge();
+}
+
+/// Answers a query for metadata contexts; the export's canonical name when `base:allocation` was selected.
+///
+/// A list may ask by wildcard (no query at all, or the bare namespace); a selection names what it wants.
+fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Option<String> {
+    let query = match parse_contexts(body) {
+        Ok(query) => query,
+        Err(reason) => {
+            reply.error(option_reply::ERR_INVALID, reason);
+            return None;
+        }
+    };
+    let export = match directory.lookup(query.name) {
+        Ok(export) => export,
+        Err(reason) => {
+            reply.error(option_reply::ERR_UNKNOWN, &reason);
+            return None;
+        }
+    };
+    let listing = reply.option == option::LIST_META_CONTEXT;
+    let named = query.queries().any(|query| query == BASE_ALLOCATION.as_bytes());
+    let wildcard = listing && (query.count == 0 || query.queries().any(|query| query == b"base:"));
+    if named || wildcard {
+        // "The metadata context ID in these replies [of a listing] is reserved and SHOULD be set to zero".
+        let id = if listing { 0 } else { BASE_ALLOCATION_ID };
+        reply.send(option_reply::META_CONTEXT, &[&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()]);
+    }
+    reply.acknowledge();
+    named.then_some(export.name)
+}
+
+fn export_size(export: &ExportInfo, structured: bool) -> ExportSize {
+    ExportSize { size: export.layer.size.into(), flags: export.flags(structured).into() }
+}
+
+/// The beginning of a text, as long as the protocol's strings may be.
+fn shortened(text: &str) -> &str {
+    let mut end = text.len().min(LONGEST_STRING);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// Replies to one option.
+struct Reply<'a> {
+    out: &'a mut Vec<u8>,
+    option: u32,
+}
+
+impl Reply<'_> {
+    fn send(&mut self, kind: u32, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let header = OptionReplyHeader {
+            magic: OPTION_REPLY_MAGIC.into(),
+            option: self.option.into(),
+            kind: kind.into(),
+            length: (length as u32).into(),
+        };
+        self.out.extend_from_slice(header.as_bytes());
+        for part in parts {
+            self.out.extend_from_slice(part);
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        self.send(option_reply::ACK, &[]);
+    }
+
+    fn error(&mut self, kind: u32, reason: &str) {
+        self.send(kind, &[shortened(reason).as_bytes()]);
+    }
+
+    fn information(&mut self, kind: u16, body: &[u8]) {
+        self.send(option_reply::INFO, &[&kind.to_be_bytes(), body]);
+    }
+}

@@ -1,0 +1,305 @@
+//! Where clients connect. Handshakes run here, on the control plane, bounded in number and time; the shards only
+//! ever see clients that have agreed on everything.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::directory::{Directory, Session};
+use super::handshake::{Handshake, HandshakeError, Step};
+
+/// Connections that the kernel keeps until a handshake is free (it caps this by `net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
+
+/// Pause after the process has run out of descriptors or memory, before the next connection is accepted.
+const BREATHER: Duration = Duration::from_millis(100);
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket, reachable for its owner only (mode 0600).
+    Unix(PathBuf),
+    /// TCP.
+    Tcp {
+        /// Address and port; port 0 takes a free one.
+        address: SocketAddr,
+        /// Allows an address that other hosts can reach. Whoever reaches it can read and write the disks, in
+        /// plain text.
+        beyond_loopback: bool,
+    },
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "nbd+unix:///?socket={}", path.display()),
+            Address::Tcp { address, .. } => write!(f, "nbd://{address}"),
+        }
+    }
+}
+
+/// Limits of a listener (P10).
+#[derive(Clone, Copy, Debug)]
+pub struct ListenerConfig {
+    /// Handshakes at once; further clients wait in the kernel's queue.
+    pub handshakes: usize,
+    /// Time for a whole handshake.
+    pub deadline: Duration,
+}
+
+impl Default for ListenerConfig {
+    fn default() -> ListenerConfig {
+        ListenerConfig { handshakes: 256, deadline: Duration::from_secs(10) }
+    }
+}
+
+/// Why a listener could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody answers at the path already.
+    #[error("{}: another process listens there; stop it, or choose another path", .0.display())]
+    InUse(PathBuf),
+    /// Something that is not a socket is in the way.
+    #[error("{}: not a socket; remove it, or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    /// Plain NBD beyond this host has to be asked for.
+    #[error(
+        "{0} is reachable from other hosts, and NBD without TLS lets anybody who reaches it read and write the \
+         disks; listen on a loopback address, or allow it expressly"
+    )]
+    BeyondLoopback(SocketAddr),
+    /// The kernel refused.
+    #[error("{address}: cannot {doing}: {source}")]
+    Io {
+        /// Where.
+        address: Address,
+        /// At what.
+        doing: &'static str,
+        /// Its reason.
+        source: io::Error,
+    },
+}
+
+/// A client that has chosen an export.
+#[derive(Debug)]
+pub struct Client {
+    /// Its socket, non-blocking.
+    pub stream: OwnedFd,
+    /// What it sent ahead of the transmission phase.
+    pub leftover: Vec<u8>,
+    /// What was agreed on.
+    pub session: Session,
+}
+
+/// Brings a client to the shard that owns its disk.
+pub trait Attach: Send + Sync {
+    /// Called on the control plane; must not block. Whoever drops the client disconnects it.
+    fn attach(&self, client: Client);
+}
+
+#[derive(Debug)]
+enum Socket {
+    Unix { listener: UnixListener, path: PathBuf },
+    Tcp(TcpListener),
+}
+
+/// An open listener. Closes, and removes its Unix socket, when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    config: ListenerConfig,
+}
+
+impl Listener {
+    /// Listens at `address`. A Unix socket that nobody answers at is replaced.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub async fn bind(address: &Address, config: ListenerConfig) -> Result<Listener, ListenError> {
+        let failed = |doing| move |source| ListenError::Io { address: address.clone(), doing, source };
+        let socket = match address {
+            Address::Unix(path) => {
+                clear_path(path).await?;
+                let listener = bind_unix(path).map_err(failed("create the socket"))?;
+                Socket::Unix { listener, path: path.clone() }
+            }
+            Address::Tcp { address, beyond_loopback } => {
+                if !address.ip().is_loopback() && !beyond_loopback {
+                    return Err(ListenError::BeyondLoopback(*address));
+                }
+                Socket::Tcp(TcpListener::bind(*address).await.map_err(failed("listen"))?)
+            }
+        };
+        Ok(Listener { socket, config })
+    }
+
+    /// The TCP address, with the port that was taken.
+    #[must_use]
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        match &self.socket {
+            Socket::Unix { .. } => None,
+            Socket::Tcp(listener) => listener.local_addr().ok(),
+        }
+    }
+
+    /// Accepts clients until dropped; handshakes under way end with it.
+    pub async fn run(self, directory: Arc<dyn Directory>, attach: Arc<dyn Attach>) {
+        let free = Arc::new(Semaphore::new(self.config.handshakes));
+        let mut handshakes = JoinSet::new();
+        loop {
+            let permit = Arc::clone(&free).acquire_owned().await.expect("the semaphore is never closed");
+            while handshakes.try_join_next().is_some() {}
+            let stream = match self.accept().await {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "nbd: cannot accept a client");
+                    tokio::time::sleep(BREATHER).await;
+                    continue;
+                }
+            };
+            let (directory, attach) = (Arc::clone(&directory), Arc::clone(&attach));
+            let deadline = self.config.deadline;
+            handshakes.spawn(async move {
+                let _permit = permit;
+                match tokio::time::timeout(deadline, stream.shake_hands(&*directory)).await {
+                    Ok(Ok(client)) => attach.attach(client),
+                    Ok(Err(end)) => tracing::debug!(%end, "nbd: no session"),
+                    Err(_) => tracing::debug!(?deadline, "nbd: handshake not finished in time"),
+                }
+            });
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Stream> {
+        match &self.socket {
+            Socket::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
+            Socket::Tcp(listener) => {
+                let stream = listener.accept().await?.0;
+                stream.set_nodelay(true)?;
+                Ok(Stream::Tcp(stream))
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Socket::Unix { path, .. } = &self.socket {
+            // Somebody else may have removed it, and then it is as it should be.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes a socket that a process left behind. One that answers, or anything else, stays.
+async fn clear_path(path: &Path) -> Result<(), ListenError> {
+    let address = || Address::Unix(path.to_owned());
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(ListenError::Io { address: address(), doing: "look at the path", source }),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(ListenError::NotASocket(path.to_owned()));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
+            .map_err(|source| ListenError::Io { address: address(), doing: "remove the old socket", source }),
+        _ => Err(ListenError::InUse(path.to_owned())),
+    }
+}
+
+/// Creates the socket and only then lets anybody in: between `bind` and `listen` its mode is set, so that at no
+/// moment a stranger can connect.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(path)?)?;
+    rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
+}
+
+/// How a handshake ended without a session.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the client said goodbye")]
+    Aborted,
+    #[error("the client disconnected")]
+    Disconnected,
+    #[error(transparent)]
+    Refused(HandshakeError),
+    #[error("the connection broke: {0}")]
+    Broken(#[from] io::Error),
+}
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    async fn shake_hands(self, directory: &dyn Directory) -> Result<Client, End> {
+        match self {
+            Stream::Unix(mut stream) => {
+                let (session, leftover) = shake_hands(&mut stream, directory).await?;
+                Ok(Client { stream: stream.into_std()?.into(), leftover, session })
+            }
+            Stream::Tcp(mut stream) => {
+                let (session, leftover) = shake_hands(&mut stream, directory).await?;
+                Ok(Client { stream: stream.into_std()?.into(), leftover, session })
+            }
+        }
+    }
+}
+
+async fn shake_hands<S>(stream: &mut S, directory: &dyn Directory) -> Result<(Session, Vec<u8>), End>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(&mut out);
+    // On the heap: the future of an idle client would otherwise carry it.
+    let mut buffer = vec![0; 4096];
+    loop {
+        stream.write_all(&out).await?;
+        out.clear();
+        match handshake.step(directory, &mut out) {
+            Step::Continue => {}
+            Step::NeedMore => match stream.read(&mut buffer).await? {
+                0 => return Err(End::Disconnected),
+                length => handshake.receive(&buffer[..length]),
+            },
+            Step::Attach(session) => {
+                stream.write_all(&out).await?;
+                return Ok((session, handshake.into_leftover()));
+            }
+            Step::Aborted => {
+                goodbye(stream, &out).await;
+                return Err(End::Aborted);
+            }
+            Step::Refused(error) => {
+                goodbye(stream, &out).await;
+                return Err(End::Refused(error));
+            }
+        }
+    }
+}
+
+/// Sends the last words. The client may be gone already ("the server SHOULD gracefully handle the client sending an
+/// `NBD_OPT_ABORT` and closing the connection without waiting for a reply").
+async fn goodbye<S: AsyncWrite + Unpin>(stream: &mut S, words: &[u8]) {
+    let _ = stream.write_all(words).await;
+    let _ = stream.shutdown().await;
+}

@@ -1,0 +1,139 @@
+//! What all connections of a shard share: the space to receive into, and the rules by which memory is divided.
+
+use std::io::IoSlice;
+
+use std::time::Duration;
+
+use weir_block::{BufferPool, Nanos, Token};
+
+use super::protocol::RequestHeader;
+
+/// Most bytes taken from a socket in one call.
+pub(super) const WINDOW: usize = 256 << 10;
+
+/// A write of at least this many bytes, of which not all have arrived, is received into a buffer of its own.
+pub(super) const DIRECT: usize = 32 << 10;
+
+/// The same, when much memory is held by clients that stop in the middle of their requests.
+const DIRECT_WHEN_SCARCE: usize = 4 << 10;
+
+/// Bytes that a shard keeps of requests that are incomplete or have to wait.
+const STASH_LIMIT: usize = 32 << 20;
+
+/// From this size on, in bytes, requests let a connection pass that has waited for memory for [`PATIENCE`].
+const YIELDS: usize = 64 << 10;
+
+/// How long a large request waits for memory before others are held back in its favour, and then how long they
+/// are. If it has not got through by then (memory may be held by clients that do not move), others go on for a while.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+
+/// The receive space and send scratch of one shard.
+///
+/// Connections do not own a receive buffer: they receive here, work off what is complete, and keep only the rest.
+/// Ten thousand idle ones therefore cost almost nothing.
+#[derive(Debug)]
+pub struct Workspace {
+    pub(super) receive: Box<[u8]>,
+    pub(super) slices: Vec<IoSlice<'static>>,
+    /// Bytes that connections keep of incomplete or waiting requests.
+    pub(super) stashed: usize,
+    /// The connection that has waited longest for memory, and since when.
+    pub(super) first_in_line: Option<(Token, Nanos)>,
+}
+
+impl Workspace {
+    /// A workspace for one shard, about 300 KiB.
+    #[must_use]
+    pub fn new() -> Workspace {
+        Workspace {
+            receive: vec![0; DIRECT + size_of::<RequestHeader>() + WINDOW].into_boxed_slice(),
+            slices: Vec::new(),
+            stashed: 0,
+            first_in_line: None,
+        }
+    }
+
+    /// How many bytes a connection may receive beyond what it keeps already. All of them may turn out to have to
+    /// wait, so the more is stashed on the shard, the less each may add (P10).
+    pub(super) fn window(&self) -> usize {
+        (STASH_LIMIT.saturating_sub(self.stashed) / 2).clamp(DIRECT_WHEN_SCARCE, WINDOW)
+    }
+
+    /// A connection has to wait for memory. The first that does is the first in line.
+    pub(super) fn line_up(&mut self, who: Token, now: Nanos) {
+        self.first_in_line.get_or_insert((who, now));
+    }
+
+    /// A connection got its memory, or is gone.
+    pub(super) fn leave_line(&mut self, who: Token) {
+        if self.first_in_line.is_some_and(|(first, _)| first == who) {
+            self.first_in_line = None;
+        }
+    }
+
+    /// Whether a request has to let another pass, which would otherwise starve beside many smaller ones.
+    pub(super) fn yields(&self, who: Token, wanted: usize) -> bool {
+        let Some((first, since)) = self.first_in_line else { return false };
+        wanted >= YIELDS && first != who && waited_turns(Nanos::now() - since) % 2 == 1
+    }
+
+    /// From which size on an incomplete write gets a buffer.
+    pub(super) fn direct(&self) -> usize {
+        if self.stashed < STASH_LIMIT / 2 { DIRECT } else { DIRECT_WHEN_SCARCE }
+    }
+}
+
+fn waited_turns(waited: Duration) -> u128 {
+    waited.as_nanos() / PATIENCE.as_nanos()
+}
+
+impl Default for Workspace {
+    fn default() -> Workspace {
+        Workspace::new()
+    }
+}
+
+/// Whether a connection that holds `held` bytes of the shard's buffers may take `wanted` more.
+///
+/// What it then holds may be at most `free × (free / limit)⁴`, with what is then free. Busy clients hardly notice; clients
+/// that stop reading, or stop in the middle of a write, and so never give back what they took, leave something for
+/// others however many they are: after n of them a newcomer may still hold `limit × (1 + 4n)^-1.25`, which with a pool of
+/// 256 MiB is 2.5 MiB beside 10 and 8 KiB beside 1000. (A fixed fraction of what is free would fall exponentially.)
+pub(super) fn fair(pool: &BufferPool, held: usize, wanted: usize) -> bool {
+    let limit = pool.limit() as f64;
+    let free = limit - pool.lent() as f64 - wanted as f64;
+    let share = free / limit;
+    free > 0.0 && (held + wanted) as f64 <= free * share * share * share * share && pool.has_room(wanted)
+}
+
+/// The largest request that [`fair`] is sure to admit on an idle shard, in bytes.
+pub(super) fn largest_fair(pool: &BufferPool) -> usize {
+    pool.limit() / 5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hogs_leave_something_for_others() {
+        let pool = BufferPool::new(64 << 20);
+        let mut held = Vec::new();
+        for _ in 0..200 {
+            let mut mine = Vec::new();
+            while fair(&pool, mine.len() * 4096, 4096) {
+                mine.push(pool.take(4096).expect("fair implies room"));
+            }
+            held.push(mine);
+        }
+        assert!(held[0].len() * 4096 >= 12 << 20, "one alone gets a fifth");
+        assert!(held[199].len() >= 3, "the two-hundredth still gets {} pages", held[199].len());
+    }
+
+    #[test]
+    fn the_largest_fair_request_passes_when_idle() {
+        let pool = BufferPool::new(64 << 20);
+        assert!(fair(&pool, 0, largest_fair(&pool)));
+        assert!(!fair(&pool, 0, pool.limit() / 4));
+    }
+}
