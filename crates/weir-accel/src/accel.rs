@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 
 use slab::Slab;
 use weir_block::{
-    Action, Buffer, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Metered,
-    Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
+    Action, Buffer, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter,
+    Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
 };
 
 use crate::config::{AccelConfig, Configuration, Inheritance};
@@ -69,12 +69,24 @@ pub struct AccelStatus {
 /// What a request to the layer below is for.
 enum Below {
     /// Goes back to the guest as it is. `changes` for what leaves data in the backing's cache.
-    Pass { tag: Tag, changes: bool },
-    Read { tag: Tag, overlay: Option<(Overlay, u64)> },
-    Flush { tag: Tag },
-    Extents { tag: Tag },
+    Pass {
+        tag: Tag,
+        changes: bool,
+    },
+    Read {
+        tag: Tag,
+        overlay: Option<(Overlay, u64)>,
+    },
+    Flush {
+        tag: Tag,
+    },
+    Extents {
+        tag: Tag,
+    },
     /// Measured below the accelerator, on purpose.
-    Direct { tag: Tag },
+    Direct {
+        tag: Tag,
+    },
     Destage,
 }
 
@@ -234,7 +246,8 @@ impl<L: Destage> Accel<L> {
         self.destager.stop();
         let error = not_owner();
         self.writes.fail(error, &mut self.finished);
-        self.finished.extend(self.held.drain(..).map(|held| Completion { tag: held.tag, result: Err(error) }));
+        self.finished
+            .extend(self.held.drain(..).map(|held| Completion { tag: held.tag, result: Err(error) }));
     }
 
     /// Whether no request to the backing is under way.
@@ -265,6 +278,12 @@ impl<L: Destage> Accel<L> {
     /// Answers to [`Accel::submit_direct`].
     pub fn take_direct(&mut self, out: &mut Vec<Completion>) {
         out.append(&mut self.direct);
+    }
+
+    /// What it was told.
+    #[must_use]
+    pub fn config(&self) -> &AccelConfig {
+        &self.config
     }
 
     /// The owner's number for events of this accelerator's channels.
@@ -311,7 +330,8 @@ impl<L: Destage> Accel<L> {
             Hit::Miss => None,
             Hit::Partial(newest) => {
                 let Some(side) = reactor.buffers().take(buffer.len()) else {
-                    let error = IoError::new(ErrorKind::Retry, Code::NoMemory, "reading through the write log");
+                    let error =
+                        IoError::new(ErrorKind::Retry, Code::NoMemory, "reading through the write log");
                     return self.finished.push(Completion { tag, result: Err(error) });
                 };
                 Some((reads::overlay(&self.index, &self.log, offset, side), newest))
@@ -343,7 +363,8 @@ impl<L: Destage> Accel<L> {
     }
 
     fn append(&mut self, kind: RecordKind, offset: u64, length: u32, data: &[u8]) -> u64 {
-        let sequence = self.log.append(kind, offset, length, data).expect("has_room was asked before the submit");
+        let sequence =
+            self.log.append(kind, offset, length, data).expect("has_room was asked before the submit");
         let place = self.log.get(sequence).filter(|_| kind == RecordKind::Write).map(|record| record.place);
         self.index.insert(offset, offset + u64::from(length), sequence, place);
         self.dirty_bytes += u64::from(length);
@@ -390,7 +411,9 @@ impl<L: Destage> Accel<L> {
                 }
                 Below::Extents { tag } => {
                     let result = result.map(|outcome| match outcome {
-                        Outcome::Extents(extents) => Outcome::Extents(reads::overlay_extents(&self.index, &extents)),
+                        Outcome::Extents(extents) => {
+                            Outcome::Extents(reads::overlay_extents(&self.index, &extents))
+                        }
                         other => other,
                     });
                     self.finished.push(Completion { tag, result });
@@ -432,7 +455,9 @@ impl<L: Destage> Accel<L> {
             Progress::Failed { error, first } => {
                 self.pacer.stuck();
                 if first {
-                    let text = format!("destage stopped: {error}; acknowledged writes stay in the log, retrying every second");
+                    let text = format!(
+                        "destage stopped: {error}; acknowledged writes stay in the log, retrying every second"
+                    );
                     self.notices.push(AccelNotice::Tell("backing-error", text));
                 }
             }
@@ -527,7 +552,9 @@ impl<L: Destage> Layer for Accel<L> {
             return true;
         }
         match kind {
-            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard if !self.owner.bypasses() => {
+            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard
+                if !self.owner.bypasses() =>
+            {
                 let data = if kind == RequestKind::Write { bytes } else { bytes.div_ceil(LARGEST_ZERO) };
                 self.pacer.admits() && self.log.has_room(data)
             }
@@ -551,7 +578,9 @@ impl<L: Destage> Layer for Accel<L> {
                 let kind = if may_unmap { RecordKind::Discard } else { RecordKind::Zero };
                 self.zero(tag, offset, length, kind);
             }
-            Request::Discard { tag, offset, length, .. } => self.zero(tag, offset, length, RecordKind::Discard),
+            Request::Discard { tag, offset, length, .. } => {
+                self.zero(tag, offset, length, RecordKind::Discard)
+            }
             Request::Flush { tag } => self.flush(reactor, tag),
             Request::Extents { tag, offset, length } => {
                 let tag = self.below_tag(Below::Extents { tag });

@@ -70,7 +70,13 @@ impl ReplicaHost {
     ///
     /// # Errors
     /// The connection cannot be used.
-    pub fn attach(&mut self, reactor: &mut Reactor, node: String, fd: OwnedFd, received: &[u8]) -> io::Result<()> {
+    pub fn attach(
+        &mut self,
+        reactor: &mut Reactor,
+        node: String,
+        fd: OwnedFd,
+        received: &[u8],
+    ) -> io::Result<()> {
         if self.sessions.len() >= MOST_SESSIONS {
             // The oldest stranger goes: an owner with a newer epoch must always be heard.
             let place = self.sessions.iter().position(|session| !session.greeted).unwrap_or(0);
@@ -105,7 +111,9 @@ impl ReplicaHost {
         }
         if let Some(newest) = greeted {
             // One owner at a time: whoever was connected before has a lower epoch or is the same node's old connection.
-            for session in self.sessions.iter_mut().filter(|session| session.slot != newest && session.greeted) {
+            for session in
+                self.sessions.iter_mut().filter(|session| session.slot != newest && session.greeted)
+            {
                 session.ended = true;
             }
         }
@@ -191,7 +199,9 @@ fn take(frame: Frame<'_>, greeted: &mut bool, replica: &mut Replica) -> Result<V
             let (head, headers) = wire::batch(frame.meta)?;
             replica.batch(&head, headers, frame.data)
         }
-        Some(MessageKind::Hello | MessageKind::Batch) => Err(WireError::Protocol("hello must come first, and once")),
+        Some(MessageKind::Hello | MessageKind::Batch) => {
+            Err(WireError::Protocol("hello must come first, and once"))
+        }
         _ => Err(WireError::Kind(frame.kind)),
     }
 }

@@ -108,7 +108,8 @@ impl Index {
 
     /// The parts of `start..end` that are in the log, in order, clipped to the range.
     pub fn overlaps(&self, start: u64, end: u64) -> impl Iterator<Item = Entry> {
-        let first = self.runs.range(..=start).next_back().filter(|(_, value)| value.end > start).map(|(&at, _)| at);
+        let first =
+            self.runs.range(..=start).next_back().filter(|(_, value)| value.end > start).map(|(&at, _)| at);
         self.runs.range(first.unwrap_or(start)..end).map(move |(&at, value)| {
             let from = at.max(start);
             let place = value.place_after(from - at);

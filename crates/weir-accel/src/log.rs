@@ -31,7 +31,9 @@ impl RecordKind {
     /// The kind with this number on the wire.
     #[must_use]
     pub fn from_wire(number: u8) -> Option<RecordKind> {
-        [RecordKind::Write, RecordKind::Zero, RecordKind::Discard].into_iter().find(|kind| *kind as u8 == number)
+        [RecordKind::Write, RecordKind::Zero, RecordKind::Discard]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
     }
 }
 

@@ -29,7 +29,10 @@ impl Watermarks {
     fn check(&self) {
         let Watermarks { appended, replicated, acknowledged, destaged, freed } = *self;
         assert!(
-            appended >= replicated && replicated >= acknowledged && acknowledged >= destaged && destaged >= freed,
+            appended >= replicated
+                && replicated >= acknowledged
+                && acknowledged >= destaged
+                && destaged >= freed,
             "watermarks out of order: {self:?}"
         );
     }
@@ -149,7 +152,13 @@ impl Owner {
         Owner {
             configuration,
             members,
-            marks: Watermarks { appended: last, replicated: freed, acknowledged: freed, destaged: freed, freed },
+            marks: Watermarks {
+                appended: last,
+                replicated: freed,
+                acknowledged: freed,
+                destaged: freed,
+                freed,
+            },
             proposal: None,
             restoring,
             former_stopped,
@@ -185,7 +194,17 @@ impl Owner {
         if self.fenced || !self.former_stopped {
             return self.marks.destaged;
         }
-        if self.configuration.write_back { self.drain_target() } else { self.marks.appended }
+        match (self.configuration.write_back, self.leaves_write_back()) {
+            (true, false) => self.marks.acknowledged,
+            (true, true) => self.marks.replicated.max(self.drain_target()),
+            (false, _) => self.marks.appended,
+        }
+    }
+
+    /// Whether `write-through` is where we are going. Until it is committed writes are acknowledged when the replicas
+    /// *and* the backing have them; otherwise a busy guest would keep the log from ever being drained.
+    fn leaves_write_back(&self) -> bool {
+        self.falling || self.configuration.wanted_replicas.is_none()
     }
 
     /// What must be in the backing before `write-through` may be asked for. After a takeover that is all that was
@@ -198,7 +217,7 @@ impl Owner {
     /// Whether somebody waits for the log to be drained.
     #[must_use]
     pub fn drains(&self) -> bool {
-        self.falling || !self.configuration.write_back || self.configuration.wanted_replicas.is_none()
+        !self.configuration.write_back || self.leaves_write_back()
     }
 
     /// Whether writes can bypass the log: acknowledged from the backing, and nothing older is on its way there (P4).
@@ -270,8 +289,10 @@ impl Owner {
     /// When [`Event::Tick`] is due.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        let waiting = self.members.iter().filter(|member| member.in_set && member.is_behind(self.marks.appended));
-        let slowest = waiting.map(|member| member.progress + self.peer_deadline).min().unwrap_or(Nanos::NEVER);
+        let waiting =
+            self.members.iter().filter(|member| member.in_set && member.is_behind(self.marks.appended));
+        let slowest =
+            waiting.map(|member| member.progress + self.peer_deadline).min().unwrap_or(Nanos::NEVER);
         let retry = if self.ask_again == Nanos(0) { Nanos::NEVER } else { self.ask_again };
         slowest.min(retry)
     }
@@ -295,7 +316,11 @@ impl Owner {
             }
         };
         // It may have restarted and lost everything: only what it confirms on this connection counts.
-        *member = Member { connected: true, progress: now, ..Member::new(std::mem::take(&mut member.node), member.in_set) };
+        *member = Member {
+            connected: true,
+            progress: now,
+            ..Member::new(std::mem::take(&mut member.node), member.in_set)
+        };
     }
 
     fn confirmed(&mut self, now: Nanos, node: &str, last: u64, complete: bool) {
@@ -337,7 +362,10 @@ impl Owner {
         self.ask_again = now + RETRY;
         if self.configuration.write_back && !self.falling && self.is_stuck() {
             self.falling = true;
-            effects.push(Effect::Tell("policy-falling", "no peer to be had: draining, then write-through".into()));
+            effects.push(Effect::Tell(
+                "policy-falling",
+                "no peer to be had: draining, then write-through".into(),
+            ));
         }
     }
 
@@ -364,14 +392,18 @@ impl Owner {
             }
             keep
         });
-        let enough = self.configuration.wanted_replicas.is_none_or(|wanted| self.configuration.replicas.len() >= wanted);
+        let enough = self
+            .configuration
+            .wanted_replicas
+            .is_none_or(|wanted| self.configuration.replicas.len() >= wanted);
         if !self.configuration.write_back || enough {
             self.restoring = None;
             self.falling = false;
         }
         let after = self.configuration.effective();
         if before != after {
-            effects.push(Effect::Tell("policy-effective", format!("effective policy is {after}, was {before}")));
+            effects
+                .push(Effect::Tell("policy-effective", format!("effective policy is {after}, was {before}")));
         }
     }
 
@@ -419,7 +451,9 @@ impl Owner {
         let limit = self.restoring.unwrap_or(u64::MAX);
         let safe = everywhere.min(self.marks.appended).min(limit);
         self.marks.replicated = self.marks.replicated.max(safe);
-        self.marks.acknowledged = self.marks.acknowledged.max(safe);
+        if !self.leaves_write_back() {
+            self.marks.acknowledged = self.marks.acknowledged.max(safe);
+        }
     }
 
     /// Whether acknowledging has come to a stop that only a change of configuration ends.
@@ -471,7 +505,9 @@ impl Owner {
         let mut ready: Vec<(bool, String)> = self
             .members
             .iter()
-            .filter(|member| member.connected && member.complete && member.confirmed >= self.marks.acknowledged)
+            .filter(|member| {
+                member.connected && member.complete && member.confirmed >= self.marks.acknowledged
+            })
             .map(|member| (!member.in_set, member.node.clone()))
             .collect();
         ready.sort();
@@ -484,7 +520,9 @@ impl Owner {
         if connected < wanted && !self.peer_wanted {
             self.peer_wanted = true;
             // After a takeover the members of the old set come first: their copies need no filling.
-            let node = absent.filter(|_| self.restoring.is_some() && !self.falling).map(|member| member.node.clone());
+            let node = absent
+                .filter(|_| self.restoring.is_some() && !self.falling)
+                .map(|member| member.node.clone());
             let exclude = self.members.iter().map(|member| member.node.clone()).collect();
             effects.push(Effect::WantPeer { node, exclude });
         }

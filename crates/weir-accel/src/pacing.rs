@@ -34,7 +34,8 @@ impl Pacer {
     /// A checkpoint of `bytes` took `time`.
     pub fn destaged(&mut self, bytes: u64, time: Duration) {
         let rate = bytes as f64 / time.as_secs_f64().max(1e-6);
-        self.destage_rate = if self.destage_rate == 0.0 { rate } else { 0.7 * self.destage_rate + 0.3 * rate };
+        self.destage_rate =
+            if self.destage_rate == 0.0 { rate } else { 0.7 * self.destage_rate + 0.3 * rate };
     }
 
     /// Destage throughput lately, bytes per second.

@@ -198,8 +198,13 @@ impl Peer {
         }
         meta.clear();
         pieces.clear();
-        let mut head =
-            Batch { epoch: epoch.into(), first: first.into(), freed: 0.into(), count: 0.into(), complete: 0.into() };
+        let mut head = Batch {
+            epoch: epoch.into(),
+            first: first.into(),
+            freed: 0.into(),
+            count: 0.into(),
+            complete: 0.into(),
+        };
         meta.extend_from_slice(head.as_bytes());
         let (mut count, mut bytes) = (0, 0);
         for (_, record) in log.range(first, log.last()).take(MOST_RECORDS) {

@@ -118,8 +118,10 @@ mod tests {
             Extent { offset: 0, length: 12288, state: ExtentState::Hole },
             Extent { offset: 12288, length: 8192, state: ExtentState::Allocated },
         ];
-        let states: Vec<_> =
-            overlay_extents(&index, &below).iter().map(|extent| (extent.offset, extent.length, extent.state)).collect();
+        let states: Vec<_> = overlay_extents(&index, &below)
+            .iter()
+            .map(|extent| (extent.offset, extent.length, extent.state))
+            .collect();
         assert_eq!(
             states,
             [

@@ -93,7 +93,12 @@ impl Replica {
     ///
     /// # Errors
     /// The peer breaks the protocol, or a record is corrupt (P11); the connection has to be closed.
-    pub fn batch(&mut self, head: &Batch, headers: &[RecordHeader], mut data: &[u8]) -> Result<Verdict, WireError> {
+    pub fn batch(
+        &mut self,
+        head: &Batch,
+        headers: &[RecordHeader],
+        mut data: &[u8],
+    ) -> Result<Verdict, WireError> {
         if self.refuses(head.epoch.get()) {
             return Ok(Verdict::Refused(self.epoch));
         }
@@ -114,7 +119,9 @@ impl Replica {
                 return Err(WireError::Checksum(sequence));
             }
             if self.log.push(record, own).is_none() {
-                return Err(WireError::Protocol("more records than the log holds; use the same log_size on all nodes"));
+                return Err(WireError::Protocol(
+                    "more records than the log holds; use the same log_size on all nodes",
+                ));
             }
         }
         if !data.is_empty() {
@@ -209,7 +216,11 @@ mod tests {
         let mut replica = filled();
         assert_eq!(replica.hello(&hello(6, 6, (5, 2), 0)), Verdict::Taken);
         assert_eq!((replica.log().last(), replica.is_complete()), (2, true));
-        assert_eq!(replica.hello(&hello(7, 7, (0, 0), 9)), Verdict::Taken, "an unknown past: everything anew");
+        assert_eq!(
+            replica.hello(&hello(7, 7, (0, 0), 9)),
+            Verdict::Taken,
+            "an unknown past: everything anew"
+        );
         assert_eq!((replica.log().last(), replica.is_complete()), (9, false));
     }
 

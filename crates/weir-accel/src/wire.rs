@@ -217,8 +217,10 @@ mod tests {
     fn golden_layouts() {
         assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [40, 24, 32]);
         assert_eq!([size_of::<RecordHeader>(), size_of::<Refuse>()], [20, 8]);
-        let head = Batch { epoch: 1.into(), first: 2.into(), freed: 3.into(), count: 1.into(), complete: 1.into() };
-        let record = Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, place: 9 };
+        let head =
+            Batch { epoch: 1.into(), first: 2.into(), freed: 3.into(), count: 1.into(), complete: 1.into() };
+        let record =
+            Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, place: 9 };
         let bytes = [head.as_bytes(), RecordHeader::of(&record).as_bytes()].concat();
         #[rustfmt::skip]
         let golden = [
