@@ -1,1 +1,33 @@
-//! See the crate's description in Cargo.toml.
+//! The load generator behind `weir bench` and `weir diagnose`.
+//!
+//! A [`workload::Workload`] says what to ask for, a [`generator::Generator`] says which request comes next and
+//! counts what came of it without doing any I/O, an [`engine::Engine`] moves the bytes: to nothing, to a file or
+//! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
+//! together and returns a [`summary::Summary`].
+//!
+//! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
+//! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod checker;
+pub mod cpu;
+pub mod engine;
+pub mod error;
+pub mod generator;
+pub mod nbd;
+pub mod run;
+pub mod size;
+pub mod summary;
+pub mod tally;
+pub mod target;
+pub mod verify;
+pub mod verifying;
+pub mod workload;
+
+pub use engine::LayerLoad;
+pub use error::LoadError;
+pub use run::{Monitor, run};
+pub use size::Size;
+pub use summary::Summary;
+pub use target::Target;
+pub use workload::{Access, Workload};

@@ -1,0 +1,100 @@
+//! What ends a load before its time.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::nbd::{NbdError, UriError};
+use crate::size::Size;
+use crate::verify::{HistoryError, LayoutError};
+use crate::workload::WorkloadError;
+
+/// Why a load could not be started or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The workload is not possible, or not on this target.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// An export's URI is malformed.
+    #[error(transparent)]
+    Uri(#[from] UriError),
+    /// A session with an export failed.
+    #[error(transparent)]
+    Nbd(#[from] NbdError),
+    /// A verified range is not possible.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A history could not be saved or loaded.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// A file or device could not be used.
+    #[error("{what} {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The ring broke.
+    #[error("io_uring failed: {0}")]
+    Ring(io::Error),
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// Neither a file nor a block device.
+    #[error("{} is neither a file nor a block device", .0.display())]
+    NotATarget(PathBuf),
+    /// A target that does not exist and whose size is not known.
+    #[error("{} does not exist: give a size to create it", .0.display())]
+    NoSize(PathBuf),
+    /// The null target needs a size.
+    #[error("`{0}` is not a null target: write null, or null:<size> such as null:1G")]
+    Null(String),
+    /// Writing would destroy something.
+    #[error(
+        "{target} holds data ({found}), and this load would overwrite it: pass --destroy if it may be lost"
+    )]
+    NotEmpty {
+        /// The target, as it was named.
+        target: String,
+        /// What was found there.
+        found: String,
+    },
+    /// Writing to a target that takes no writes.
+    #[error("{0} takes no writes")]
+    ReadOnly(String),
+    /// FUA on an export that has none.
+    #[error("{0} does not offer FUA: leave fua out")]
+    NoFua(String),
+    /// Requests that an export does not take.
+    #[error(
+        "{target} takes requests that are multiples of {minimum} and at most {maximum}, not {block_size}"
+    )]
+    BlockSize {
+        /// The target, as it was named.
+        target: String,
+        /// Smallest.
+        minimum: Size,
+        /// Largest.
+        maximum: Size,
+        /// The workload's.
+        block_size: Size,
+    },
+    /// Blocks that had to be judged could not be read.
+    #[error("{failed} block(s) could not be read and are not judged; the server failed the reads")]
+    NotJudged {
+        /// How many.
+        failed: u64,
+    },
+    /// The connection to a verified export could not be made again in time.
+    #[error("no export could be reached for {waited:?} ({attempts} attempts), last: {last}")]
+    Unreachable {
+        /// How long.
+        waited: std::time::Duration,
+        /// How often it was tried.
+        attempts: u64,
+        /// The last reason.
+        last: String,
+    },
+}

@@ -1,0 +1,447 @@
+//! Which request comes next, and how long each one took. Does no I/O and reads no clock.
+//!
+//! Time is handed in: an engine's loop reads the clock once before it submits a batch and once after it has
+//! reaped one. Every request of a submitted batch has the same time of issue, and every answer of a reaped
+//! batch the same time of completion. That is exact, not a shortcut: the requests of a batch leave in one
+//! system call and the answers arrive in one, so no earlier or later time is known for any of them.
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use crate::tally::{IoKind, Tally};
+use crate::workload::{Span, Workload, WorkloadError};
+
+/// Draws for a free block before the neighbours are tried in order.
+const DRAWS: u32 = 16;
+
+/// One request that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Io {
+    /// Names the request until [`Generator::complete`]: below the queue depth, and free for engines to index by.
+    pub slot: u32,
+    /// Read or write.
+    pub kind: IoKind,
+    /// Bytes from the start of the target.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    /// Of issue, or with a rate the intended start.
+    started: Nanos,
+    block: u64,
+    kind: IoKind,
+}
+
+/// The core of one thread's load.
+#[derive(Debug)]
+pub struct Generator {
+    random: fastrand::Rng,
+    is_random: bool,
+    read_percent: u8,
+    block_size: u64,
+    first: u64,
+    blocks: u64,
+    /// The next block of a sequential load.
+    cursor: u64,
+    /// Requests that may still be issued; `u64::MAX` when only time ends the load.
+    budget: u64,
+    deadline: Nanos,
+    pace: Option<Pace>,
+    slots: Vec<Pending>,
+    /// Last in, first out: the buffers used last are still in the CPU's cache.
+    free: Vec<u32>,
+    /// Blocks with a request in flight; kept only while verifying.
+    busy: Option<BitSet>,
+    tally: Tally,
+}
+
+/// The clock of an open loop.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    interval: Duration,
+    next: Nanos,
+}
+
+impl Generator {
+    /// The load of thread number `thread` on its `span` (from [`Workload::spans`]), from `now` on.
+    ///
+    /// # Errors
+    /// The workload does not validate, or the span holds no block.
+    pub fn new(workload: &Workload, span: Span, thread: u32, now: Nanos) -> Result<Generator, WorkloadError> {
+        workload.validate()?;
+        let block_size = workload.block_size.0;
+        let blocks = span.length / block_size;
+        if blocks == 0 {
+            let range = crate::size::Size(span.length);
+            return Err(WorkloadError::TooSmall {
+                range,
+                threads: workload.threads,
+                block_size: workload.block_size,
+            });
+        }
+        let depth = workload.queue_depth;
+        let pace = workload.rate.map(|rate| Pace {
+            interval: Duration::from_nanos(1_000_000_000 * u64::from(workload.threads) / rate),
+            next: now,
+        });
+        let idle = Pending { started: now, block: 0, kind: IoKind::Read };
+        Ok(Generator {
+            // Neighbouring seeds must not give related sequences: spread them over 64 bits.
+            random: fastrand::Rng::with_seed(spread(workload.seed ^ spread(u64::from(thread)))),
+            is_random: workload.access.is_random(),
+            read_percent: workload.access.read_percent(),
+            block_size,
+            first: span.offset,
+            blocks,
+            cursor: 0,
+            budget: if workload.runtime.is_some() { u64::MAX } else { blocks },
+            deadline: workload.runtime.map_or(Nanos::NEVER, |runtime| now + workload.warmup + runtime),
+            pace,
+            slots: vec![idle; depth as usize],
+            free: (0..depth).rev().collect(),
+            busy: workload.verify.then(|| BitSet::new(blocks)),
+            tally: Tally::default(),
+        })
+    }
+
+    /// The next request, issued at `now`; `None` when the queue is full, the load is over, its next start has
+    /// not come, or (while verifying) every block that may come next is in flight.
+    #[inline]
+    pub fn next(&mut self, now: Nanos) -> Option<Io> {
+        if self.budget == 0 || now >= self.deadline || self.free.is_empty() {
+            return None;
+        }
+        let started = match &self.pace {
+            Some(pace) if now < pace.next => return None,
+            Some(pace) => pace.next,
+            None => now,
+        };
+        let block = self.choose_block()?;
+        let kind = self.choose_kind();
+        let slot = self.free.pop()?;
+        self.budget -= 1;
+        if let Some(pace) = &mut self.pace {
+            pace.next = pace.next + pace.interval;
+        }
+        self.slots[slot as usize] = Pending { started, block, kind };
+        Some(Io { slot, kind, offset: self.first + block * self.block_size, length: self.block_size as u32 })
+    }
+
+    /// Takes back an I/O whose engine has answered it by `now`, `ok` or with an error.
+    #[inline]
+    pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
+        let Pending { started, block, kind } = self.slots[slot as usize];
+        self.free.push(slot);
+        if let Some(busy) = &mut self.busy {
+            busy.clear(block);
+        }
+        self.tally.count(kind, self.block_size, now.0.saturating_sub(started.0), ok);
+    }
+
+    #[inline]
+    fn choose_kind(&mut self) -> IoKind {
+        match self.read_percent {
+            100 => IoKind::Read,
+            0 => IoKind::Write,
+            percent if self.random.u8(0..100) < percent => IoKind::Read,
+            _ => IoKind::Write,
+        }
+    }
+
+    #[inline]
+    fn choose_block(&mut self) -> Option<u64> {
+        if !self.is_random {
+            let block = self.cursor;
+            if let Some(busy) = &mut self.busy
+                && !busy.set(block)
+            {
+                return None;
+            }
+            self.cursor = if block + 1 == self.blocks { 0 } else { block + 1 };
+            return Some(block);
+        }
+        match &mut self.busy {
+            None => Some(self.random.u64(0..self.blocks)),
+            Some(busy) => busy.set_random(&mut self.random),
+        }
+    }
+
+    /// Requests issued and not completed.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        (self.slots.len() - self.free.len()) as u32
+    }
+
+    /// Whether no further request will be issued.
+    #[must_use]
+    pub fn exhausted(&self, now: Nanos) -> bool {
+        self.budget == 0 || now >= self.deadline
+    }
+
+    /// When [`Generator::next`] should be asked again although nothing was completed.
+    #[must_use]
+    pub fn wake(&self) -> Nanos {
+        match &self.pace {
+            Some(pace) if !self.free.is_empty() && self.budget > 0 => pace.next.min(self.deadline),
+            _ => Nanos::NEVER,
+        }
+    }
+
+    /// Issues nothing any more.
+    pub fn stop(&mut self) {
+        self.budget = 0;
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Forgets what was counted so far: the end of the warm-up.
+    pub fn clear_tally(&mut self) {
+        self.tally.clear();
+    }
+
+    /// What was counted, when the load is over.
+    #[must_use]
+    pub fn into_tally(self) -> Tally {
+        self.tally
+    }
+}
+
+/// Spreads a seed over 64 bits (the finaliser of SplitMix64, Steele et al. 2014).
+#[must_use]
+pub(crate) fn spread(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Which blocks are in flight.
+#[derive(Debug)]
+pub(crate) struct BitSet {
+    words: Vec<u64>,
+    length: u64,
+    count: u64,
+}
+
+impl BitSet {
+    pub(crate) fn new(length: u64) -> BitSet {
+        BitSet { words: vec![0; length.div_ceil(64) as usize], length, count: 0 }
+    }
+
+    /// Sets a bit that was clear; false when it was set already.
+    pub(crate) fn set(&mut self, at: u64) -> bool {
+        let (word, bit) = (&mut self.words[(at / 64) as usize], 1 << (at % 64));
+        let was_clear = *word & bit == 0;
+        *word |= bit;
+        self.count += u64::from(was_clear);
+        was_clear
+    }
+
+    /// Clears a bit that was set.
+    pub(crate) fn clear(&mut self, at: u64) {
+        let (word, bit) = (&mut self.words[(at / 64) as usize], 1 << (at % 64));
+        self.count -= u64::from(*word & bit != 0);
+        *word &= !bit;
+    }
+
+    /// Sets a random clear bit; `None` when none is clear. Uniform as long as most bits are clear.
+    pub(crate) fn set_random(&mut self, random: &mut fastrand::Rng) -> Option<u64> {
+        if self.count == self.length {
+            return None;
+        }
+        for _ in 0..DRAWS {
+            let at = random.u64(0..self.length);
+            if self.set(at) {
+                return Some(at);
+            }
+        }
+        let length = self.length;
+        let start = random.u64(0..length);
+        (0..length).map(|step| (start + step) % length).find(|&at| self.set(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::size::Size;
+    use crate::workload::Access;
+    use proptest::prelude::*;
+
+    const BLOCK: u64 = 4096;
+
+    fn workload(access: Access) -> Workload {
+        Workload { access, runtime: None, ..Workload::default() }
+    }
+
+    fn generator(workload: &Workload, blocks: u64) -> Generator {
+        let span = Span { offset: 8 * BLOCK, length: blocks * workload.block_size.0 };
+        Generator::new(workload, span, 0, Nanos(0)).unwrap()
+    }
+
+    #[test]
+    fn sequential_goes_once_over_the_range() {
+        let mut generator = generator(&workload(Access::Read), 100);
+        let mut offsets = Vec::new();
+        while let Some(io) = generator.next(Nanos(0)) {
+            offsets.push(io.offset);
+            generator.complete(io.slot, Nanos(10), true);
+        }
+        assert_eq!(offsets, (8..108).map(|block| block * BLOCK).collect::<Vec<_>>());
+        assert_eq!((generator.tally().ios(), generator.in_flight()), (100, 0));
+        assert!(generator.exhausted(Nanos(0)));
+    }
+
+    #[test]
+    fn the_queue_depth_and_the_deadline_hold() {
+        let workload = Workload {
+            runtime: Some(Duration::from_nanos(100)),
+            queue_depth: 3,
+            ..workload(Access::RandRead)
+        };
+        let mut generator = generator(&workload, 10);
+        let slots: Vec<u32> = std::iter::from_fn(|| generator.next(Nanos(99))).map(|io| io.slot).collect();
+        assert_eq!(
+            slots.iter().collect::<HashSet<_>>().len(),
+            3,
+            "three different slots, then the queue is full"
+        );
+        generator.complete(slots[1], Nanos(99), true);
+        assert!(generator.next(Nanos(100)).is_none(), "the time is up");
+        assert_eq!(generator.in_flight(), 2);
+    }
+
+    #[test]
+    fn random_offsets_are_uniform() {
+        let workload = Workload { runtime: Some(Duration::from_secs(1)), ..workload(Access::RandRead) };
+        let mut generator = generator(&workload, 64);
+        let mut hits = [0u32; 64];
+        for _ in 0..64_000 {
+            let io = generator.next(Nanos(0)).unwrap();
+            hits[(io.offset / BLOCK - 8) as usize] += 1;
+            generator.complete(io.slot, Nanos(1), true);
+        }
+        // Chi-square with 63 degrees of freedom: above 120 has a chance of less than 1 in 50,000.
+        let chi: f64 = hits.iter().map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0).sum();
+        assert!(chi < 120.0, "chi-square {chi}");
+    }
+
+    #[test]
+    fn the_mix_is_as_asked() {
+        let workload = Workload {
+            runtime: Some(Duration::from_secs(1)),
+            ..workload(Access::RandRw { read_percent: 70 })
+        };
+        let mut generator = generator(&workload, 64);
+        for _ in 0..20_000 {
+            let io = generator.next(Nanos(0)).unwrap();
+            generator.complete(io.slot, Nanos(1), true);
+        }
+        let reads = generator.tally().kind(IoKind::Read).ios;
+        assert!((13_700..14_300).contains(&reads), "{reads} of 20000");
+    }
+
+    #[test]
+    fn errors_are_counted_apart_and_latency_is_kept() {
+        let mut generator = generator(&workload(Access::Write), 4);
+        for (latency, ok) in [(1_000, true), (2_000, false), (3_000, true)] {
+            let io = generator.next(Nanos(500)).unwrap();
+            generator.complete(io.slot, Nanos(500 + latency), ok);
+        }
+        let writes = generator.tally().kind(IoKind::Write);
+        assert_eq!((writes.ios, writes.errors, writes.bytes), (2, 1, 2 * BLOCK));
+        assert!((2_970..=3_030).contains(&writes.latency.max()));
+    }
+
+    #[test]
+    fn an_open_loop_counts_from_the_intended_start() {
+        let workload = Workload {
+            rate: Some(1_000_000),
+            runtime: Some(Duration::from_secs(1)),
+            ..workload(Access::RandRead)
+        };
+        let mut generator = generator(&workload, 64);
+        let first = generator.next(Nanos(0)).unwrap();
+        assert!(generator.next(Nanos(999)).is_none());
+        assert_eq!(generator.wake(), Nanos(1000));
+        // The target stalls until 10 µs: what should have started at 1 µs counts from there.
+        generator.complete(first.slot, Nanos(10_000), true);
+        let late = generator.next(Nanos(10_000)).unwrap();
+        generator.complete(late.slot, Nanos(10_500), true);
+        assert!((9_400..=9_600).contains(&generator.tally().kind(IoKind::Read).latency.min()));
+    }
+
+    #[test]
+    fn threads_and_seeds_differ_but_repeat() {
+        let offsets = |seed, thread| {
+            let workload = Workload { seed, ..workload(Access::RandRead) };
+            let span = Span { offset: 0, length: 1000 * BLOCK };
+            let mut generator = Generator::new(&workload, span, thread, Nanos(0)).unwrap();
+            std::iter::from_fn(move || generator.next(Nanos(0))).map(|io| io.offset).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(1, 0), offsets(1, 0));
+        assert_ne!(offsets(1, 0), offsets(2, 0));
+        assert_ne!(offsets(1, 0), offsets(1, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn offsets_are_aligned_and_inside(
+            shift in 0u32..8, blocks in 1u64..500, depth in 1u32..64, seed: u64, percent in 0u8..=100,
+        ) {
+            let workload = Workload {
+                block_size: Size(512 << shift),
+                queue_depth: depth,
+                seed,
+                ..workload(Access::RandRw { read_percent: percent })
+            };
+            let size = workload.block_size.0;
+            let mut generator = generator(&workload, blocks);
+            let mut issued = 0;
+            while let Some(io) = generator.next(Nanos(0)) {
+                prop_assert_eq!((io.offset - 8 * BLOCK) % size, 0);
+                prop_assert!(io.offset >= 8 * BLOCK);
+                prop_assert!(io.offset + u64::from(io.length) <= 8 * BLOCK + blocks * size);
+                prop_assert!(io.slot < depth);
+                generator.complete(io.slot, Nanos(1), true);
+                issued += 1;
+            }
+            prop_assert_eq!(issued, blocks);
+        }
+
+        #[test]
+        fn verifying_never_has_a_block_in_flight_twice(
+            blocks in 1u64..80, depth in 1u32..64, seed: u64, random: bool,
+        ) {
+            let access = if random { Access::RandWrite } else { Access::Write };
+            let workload = Workload {
+                runtime: Some(Duration::from_secs(1)), verify: true, queue_depth: depth, seed, ..workload(access)
+            };
+            let mut generator = generator(&workload, blocks);
+            let mut order = fastrand::Rng::with_seed(seed);
+            let mut flying: Vec<Io> = Vec::new();
+            for _ in 0..300 {
+                while let Some(io) = generator.next(Nanos(0)) {
+                    prop_assert!(flying.iter().all(|other| other.offset != io.offset));
+                    flying.push(io);
+                }
+                prop_assert!(!flying.is_empty());
+                if random {
+                    prop_assert_eq!(flying.len() as u64, u64::from(depth).min(blocks));
+                }
+                let done = flying.swap_remove(order.usize(..flying.len()));
+                generator.complete(done.slot, Nanos(1), true);
+            }
+        }
+    }
+}

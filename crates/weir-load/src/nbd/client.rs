@@ -1,0 +1,265 @@
+//! One call, one answer; or several requests at once, answered as they finish.
+
+use std::time::Duration;
+
+use weir_block::{Extent, Nanos};
+
+use super::connection::{Connection, Options};
+use super::decoder::Done;
+use super::error::NbdError;
+use super::handshake::Export;
+use super::slot::{Command, CommandFlags};
+use super::uri::Uri;
+
+/// Names a request of [`Client::submit`] until [`Client::poll`] brings its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The answer to one pipelined request.
+#[derive(Debug)]
+pub struct Completed {
+    /// Which.
+    pub ticket: Ticket,
+    /// What was asked for.
+    pub command: Command,
+    /// What it brought, or why it failed.
+    pub result: Result<Answer, NbdError>,
+}
+
+/// What a successful request brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing but success.
+    Done,
+    /// The data of a read.
+    Data(Vec<u8>),
+    /// The extents of a block status, joined; they may end before the asked range does.
+    Extents(Vec<Extent>),
+}
+
+/// A session with an export.
+///
+/// After an error for which [`NbdError::is_connection`] is true the session is of no use any more.
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+    free: Vec<u32>,
+    /// By slot: who waits for it.
+    pending: Vec<Option<(Ticket, Command)>>,
+    next_ticket: u64,
+    done: Vec<Done>,
+    finished: std::collections::VecDeque<Completed>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects to `uri` with [`Options::default`].
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn connect(uri: &Uri) -> Result<Client, NbdError> {
+        Client::connect_with(uri, &Options::default())
+    }
+
+    /// Connects to `uri`.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn connect_with(uri: &Uri, options: &Options) -> Result<Client, NbdError> {
+        Ok(Client {
+            connection: Connection::open(uri, options)?,
+            free: (0..options.depth).rev().collect(),
+            pending: vec![None; options.depth as usize],
+            next_ticket: 0,
+            done: Vec::new(),
+            finished: std::collections::VecDeque::new(),
+            timeout: options.timeout,
+        })
+    }
+
+    /// What the server said about the export.
+    #[must_use]
+    pub fn export(&self) -> &Export {
+        self.connection.export()
+    }
+
+    /// Fills `data` from `offset`. Longer reads than the server takes at once are divided.
+    ///
+    /// # Errors
+    /// The request or the connection fails.
+    pub fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), NbdError> {
+        let mut at = offset;
+        for part in data.chunks_mut(self.export().maximum_block as usize) {
+            let length = part.len() as u32;
+            if let Answer::Data(data) = self.call(Command::Read { offset: at, length }, &[])? {
+                part.copy_from_slice(&data);
+            }
+            at += u64::from(length);
+        }
+        Ok(())
+    }
+
+    /// Writes `data` at `offset`, durably with `fua`. Longer writes than the server takes at once are divided.
+    ///
+    /// # Errors
+    /// The request or the connection fails.
+    pub fn write(&mut self, offset: u64, data: &[u8], fua: bool) -> Result<(), NbdError> {
+        let flags = CommandFlags { fua, ..CommandFlags::NONE };
+        let mut at = offset;
+        for part in data.chunks(self.export().maximum_block as usize) {
+            let length = part.len() as u32;
+            self.call(Command::Write { offset: at, length, flags }, part)?;
+            at += u64::from(length);
+        }
+        Ok(())
+    }
+
+    /// Makes everything that was answered durable.
+    ///
+    /// # Errors
+    /// The request or the connection fails.
+    pub fn flush(&mut self) -> Result<(), NbdError> {
+        self.call(Command::Flush, &[]).map(drop)
+    }
+
+    /// Makes a range read as zeroes.
+    ///
+    /// # Errors
+    /// The request or the connection fails.
+    pub fn write_zeroes(&mut self, offset: u64, length: u32, flags: CommandFlags) -> Result<(), NbdError> {
+        self.call(Command::WriteZeroes { offset, length, flags }, &[]).map(drop)
+    }
+
+    /// Gives a range up.
+    ///
+    /// # Errors
+    /// The request or the connection fails.
+    pub fn trim(&mut self, offset: u64, length: u32, flags: CommandFlags) -> Result<(), NbdError> {
+        self.call(Command::Trim { offset, length, flags }, &[]).map(drop)
+    }
+
+    /// What `length` bytes from `offset` hold. The extents may end before the range does.
+    ///
+    /// # Errors
+    /// The request or the connection fails.
+    pub fn block_status(&mut self, offset: u64, length: u32) -> Result<Vec<Extent>, NbdError> {
+        match self.call(Command::BlockStatus { offset, length }, &[])? {
+            Answer::Extents(extents) => Ok(extents),
+            Answer::Done | Answer::Data(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Requests submitted whose answer [`Client::poll`] has not brought yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.pending.len() - self.free.len() + self.finished.len()
+    }
+
+    /// Starts a request without waiting for its answer; `data` is that of a write. Waits for room when the depth
+    /// is reached.
+    ///
+    /// # Errors
+    /// The export cannot do this, or the connection fails.
+    pub fn submit(&mut self, command: Command, data: &[u8]) -> Result<Ticket, NbdError> {
+        self.check(command, data)?;
+        while self.free.is_empty() {
+            self.pump(Nanos::NEVER)?;
+        }
+        let slot = self.free.pop().expect("the loop above ends when a slot is free");
+        self.connection.buffer(slot, data.len() as u32).copy_from_slice(data);
+        self.connection.start(slot, command);
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.pending[slot as usize] = Some((ticket, command));
+        // It leaves now: a server may be idle while the caller thinks.
+        self.pump(Nanos(0))?;
+        Ok(ticket)
+    }
+
+    /// The next answer; `None` when nothing is in flight or none has come within `wait`.
+    ///
+    /// # Errors
+    /// The connection fails. The failure of a request is in [`Completed::result`].
+    pub fn poll(&mut self, wait: Duration) -> Result<Option<Completed>, NbdError> {
+        let until = Nanos::now() + wait.min(self.timeout);
+        loop {
+            if let Some(completed) = self.finished.pop_front() {
+                return Ok(Some(completed));
+            }
+            if self.connection.in_flight() == 0 {
+                return Ok(None);
+            }
+            let late = Nanos::now() >= until;
+            self.pump(until)?;
+            if late && self.finished.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Ends the session in good order.
+    pub fn disconnect(self) {
+        self.connection.disconnect();
+    }
+
+    fn call(&mut self, command: Command, data: &[u8]) -> Result<Answer, NbdError> {
+        let ticket = self.submit(command, data)?;
+        loop {
+            if let Some(at) = self.finished.iter().position(|completed| completed.ticket == ticket) {
+                let completed = self.finished.remove(at).expect("the position was just found");
+                return completed.result;
+            }
+            self.pump(Nanos::NEVER)?;
+        }
+    }
+
+    fn pump(&mut self, until: Nanos) -> Result<(), NbdError> {
+        self.connection.pump(until, &mut self.done)?;
+        for Done { slot, errno } in self.done.drain(..) {
+            let Some((ticket, command)) = self.pending[slot as usize].take() else { continue };
+            self.free.push(slot);
+            let result = match (errno, command) {
+                (0, Command::Read { length, .. }) => {
+                    Ok(Answer::Data(self.connection.data(slot, length).to_vec()))
+                }
+                (0, Command::BlockStatus { .. }) => {
+                    Ok(Answer::Extents(self.connection.extents(slot).to_vec()))
+                }
+                (0, _) => Ok(Answer::Done),
+                _ => Err(NbdError::Request { command, errno }),
+            };
+            self.finished.push_back(Completed { ticket, command, result });
+        }
+        Ok(())
+    }
+
+    /// Whether the export can do this at all. Ranges are the server's to check.
+    fn check(&self, command: Command, data: &[u8]) -> Result<(), NbdError> {
+        let export = self.export();
+        let impossible = |reason| Err(NbdError::Impossible { command, reason });
+        match command {
+            Command::Read { length, .. } | Command::Write { length, .. } if length > export.maximum_block => {
+                impossible("larger than the server takes at once")
+            }
+            Command::Write { length, .. } if data.len() != length as usize => {
+                impossible("the data has not the length of the request")
+            }
+            Command::Flush if !export.can_flush() => impossible("the server does not offer flush"),
+            Command::Trim { .. } if !export.can_trim() => impossible("the server does not offer trim"),
+            Command::WriteZeroes { .. } if !export.can_write_zeroes() => {
+                impossible("the server does not offer write_zeroes")
+            }
+            Command::BlockStatus { .. } if export.allocation_context.is_none() => {
+                impossible("the server does not offer block status (base:allocation)")
+            }
+            Command::Write { flags, .. }
+            | Command::Trim { flags, .. }
+            | Command::WriteZeroes { flags, .. }
+                if flags.fua && !export.can_fua() =>
+            {
+                impossible("the server does not offer FUA")
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! One connection in the transmission phase, batched in both directions.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use weir_block::{Extent, Nanos};
+use zerocopy::IntoBytes;
+
+use super::batch::Batch;
+use super::decoder::{Decoder, Done, LARGEST_CONTROL};
+use super::error::NbdError;
+use super::handshake::{Export, Failure, negotiate};
+use super::protocol::{REQUEST_MAGIC, RequestHeader, command};
+use super::slot::{Command, Slot};
+use super::uri::{Address, Uri};
+
+/// Most bytes taken from the socket at once: more than a full queue of 4 KiB reads, and no more than a part of
+/// the CPU's second-level cache.
+const MOST_RECEIVED: usize = 256 << 10;
+
+/// From this many bytes on, data is received straight into its slot.
+const WORTH_DIRECT: usize = 32 << 10;
+
+/// Room for the largest chunk that must be complete before it is understood.
+const INBOX: usize = LARGEST_CONTROL + MOST_RECEIVED;
+
+/// How a connection is made and used.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Requests that can be in flight, 1 to 65536.
+    pub depth: u32,
+    /// Ask for structured replies (and with them for block status). Simple replies are cheaper for a plain load.
+    pub structured_replies: bool,
+    /// Keep the data of reads. Without, it is received and dropped.
+    pub keep_data: bool,
+    /// Longest time to connect and to negotiate.
+    pub connect_timeout: Duration,
+    /// Longest time without a byte from the server while requests are in flight.
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    /// Depth 32, structured replies, data kept, 5 s to connect, 30 s of silence.
+    fn default() -> Options {
+        Options {
+            depth: 32,
+            structured_replies: true,
+            keep_data: true,
+            connect_timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A connection to an export. Belongs to one thread at a time.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    export: Export,
+    slots: Vec<Slot>,
+    in_flight: usize,
+    batch: Batch,
+    decoder: Decoder,
+    inbox: Box<[u8]>,
+    /// Bytes of `inbox` that were received and not understood yet.
+    filled: usize,
+    timeout: Duration,
+    /// Silence so far, in waits that were shorter than `timeout`.
+    silence: Duration,
+}
+
+impl Connection {
+    /// Connects and negotiates.
+    ///
+    /// # Errors
+    /// The server cannot be reached, refuses the export, or does not speak NBD.
+    pub fn open(uri: &Uri, options: &Options) -> Result<Connection, NbdError> {
+        let (socket, negotiated) = match &uri.address {
+            Address::Tcp { host, port } => {
+                let mut stream = connect_tcp(host, *port, options.connect_timeout)
+                    .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+                    .and_then(|stream| limit(stream, options.connect_timeout))
+                    .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })?;
+                let negotiated = negotiate(&mut stream, &uri.export, options.structured_replies);
+                (OwnedFd::from(stream), negotiated)
+            }
+            Address::Unix(path) => {
+                let mut stream = UnixStream::connect(path)
+                    .and_then(|stream| limit(stream, options.connect_timeout))
+                    .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })?;
+                let negotiated = negotiate(&mut stream, &uri.export, options.structured_replies);
+                (OwnedFd::from(stream), negotiated)
+            }
+        };
+        let export = negotiated.map_err(|failure| describe(failure, uri))?;
+        Connection::over(socket, export, options)
+            .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })
+    }
+
+    fn over(socket: OwnedFd, export: Export, options: &Options) -> io::Result<Connection> {
+        // A full queue should leave in one call. The kernel caps this as its administrator wants.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, 4 << 20);
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(options.timeout))?;
+        let context = export.allocation_context;
+        Ok(Connection {
+            socket,
+            export,
+            slots: (0..options.depth).map(|_| Slot::new()).collect(),
+            in_flight: 0,
+            batch: Batch::default(),
+            decoder: Decoder::new(context, options.keep_data),
+            inbox: vec![0; INBOX].into_boxed_slice(),
+            filled: 0,
+            timeout: options.timeout,
+            silence: Duration::ZERO,
+        })
+    }
+
+    /// What the server said about the export.
+    #[must_use]
+    pub fn export(&self) -> &Export {
+        &self.export
+    }
+
+    /// Requests started and not yet answered.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// The first `length` bytes of a slot's buffer, to be filled before a write is started there.
+    ///
+    /// # Panics
+    /// When the slot is in flight.
+    pub fn buffer(&mut self, slot: u32, length: u32) -> &mut [u8] {
+        let slot = &mut self.slots[slot as usize];
+        assert!(!slot.busy, "the buffer of a request in flight is not to be touched");
+        if slot.data.len() < length as usize {
+            slot.data.resize(length as usize, 0);
+        }
+        &mut slot.data[..length as usize]
+    }
+
+    /// The data that a finished read brought.
+    #[must_use]
+    pub fn data(&self, slot: u32, length: u32) -> &[u8] {
+        &self.slots[slot as usize].data[..length as usize]
+    }
+
+    /// What a finished block status brought.
+    #[must_use]
+    pub fn extents(&self, slot: u32) -> &[Extent] {
+        &self.slots[slot as usize].extents
+    }
+
+    /// Starts a request in a free slot. It leaves with the next [`Connection::pump`].
+    ///
+    /// # Panics
+    /// When the slot is in flight.
+    pub fn start(&mut self, slot: u32, command: Command) {
+        let place = &mut self.slots[slot as usize];
+        assert!(!place.busy, "slot {slot} is in flight");
+        if let Command::Write { length, .. } = command
+            && place.data.len() < length as usize
+        {
+            place.data.resize(length as usize, 0);
+        }
+        place.begin(command);
+        self.in_flight += 1;
+        self.batch.push(slot);
+    }
+
+    /// Sends what was started and waits until something has arrived or `until` has passed
+    /// ([`Nanos::NEVER`]: as long as the timeout allows; a time in the past polls). Appends what is finished.
+    ///
+    /// # Errors
+    /// The connection is of no use any more; everything in flight has an unknown outcome.
+    pub fn pump(&mut self, until: Nanos, done: &mut Vec<Done>) -> Result<(), NbdError> {
+        let fd = self.socket.as_raw_fd();
+        self.batch.send(fd, &self.slots).map_err(|error| self.broken(error))?;
+        if self.in_flight == 0 {
+            sleep_until(until);
+            return Ok(());
+        }
+        if until == Nanos::NEVER && self.batch.is_empty() {
+            // The one system call that both waits and receives.
+            return self.receive(0, done);
+        }
+        if self.wait(until)? {
+            self.batch.send(fd, &self.slots).map_err(|error| self.broken(error))?;
+            self.receive(libc::MSG_DONTWAIT, done)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the session in good order. Whatever is in flight is given up.
+    pub fn disconnect(self) {
+        if self.in_flight > 0 || !self.batch.is_empty() {
+            return;
+        }
+        let goodbye = RequestHeader {
+            magic: REQUEST_MAGIC.into(),
+            flags: 0.into(),
+            command: command::DISC.into(),
+            cookie: 0.into(),
+            offset: 0.into(),
+            length: 0.into(),
+        };
+        // If it does not fit, the closing socket says the same.
+        let _ = rustix::net::send(&self.socket, goodbye.as_bytes(), rustix::net::SendFlags::NOSIGNAL);
+    }
+
+    /// Waits for the socket; false when `until` has passed first.
+    fn wait(&mut self, until: Nanos) -> Result<bool, NbdError> {
+        let start = Nanos::now();
+        let patience = self.timeout.saturating_sub(self.silence);
+        let limit = (until - start).min(patience);
+        let mut events = libc::POLLIN;
+        if !self.batch.is_empty() {
+            events |= libc::POLLOUT;
+        }
+        if poll(self.socket.as_raw_fd(), events, limit).map_err(|error| self.broken(error))? {
+            return Ok(true);
+        }
+        self.silence += Nanos::now() - start;
+        if self.silence >= self.timeout { Err(self.too_long()) } else { Ok(false) }
+    }
+
+    /// One `recv`, and everything that it brought.
+    fn receive(&mut self, flags: i32, done: &mut Vec<Done>) -> Result<(), NbdError> {
+        let direct =
+            self.decoder.target().filter(|&(_, from, to)| to - from >= WORTH_DIRECT && self.filled == 0);
+        let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
+        let mut wanted = 0;
+        if let Some((slot, from, to)) = direct {
+            pieces[0] = piece(&mut self.slots[slot as usize].data[from..to]);
+            wanted = to - from;
+        }
+        let room = (self.filled + MOST_RECEIVED).min(INBOX);
+        pieces[1] = piece(&mut self.inbox[self.filled..room]);
+        let fd = self.socket.as_raw_fd();
+        let received = match receive(fd, &mut pieces, flags) {
+            Ok(0) => return Err(NbdError::Closed { in_flight: self.in_flight }),
+            Ok(received) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && flags == 0 => {
+                return Err(self.too_long());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(self.broken(error)),
+        };
+        self.silence = Duration::ZERO;
+        let before = done.len();
+        let placed = received.min(wanted);
+        self.decoder.data_arrived(placed, &mut self.slots, done).map_err(NbdError::Protocol)?;
+        self.filled += received - placed;
+        let taken = self
+            .decoder
+            .feed(&self.inbox[..self.filled], &mut self.slots, done)
+            .map_err(NbdError::Protocol)?;
+        self.inbox.copy_within(taken..self.filled, 0);
+        self.filled -= taken;
+        self.in_flight -= done.len() - before;
+        Ok(())
+    }
+
+    fn broken(&self, source: io::Error) -> NbdError {
+        NbdError::Broken { in_flight: self.in_flight, source }
+    }
+
+    fn too_long(&self) -> NbdError {
+        NbdError::Timeout { after: self.timeout, in_flight: self.in_flight }
+    }
+}
+
+fn describe(failure: Failure, uri: &Uri) -> NbdError {
+    let address = uri.address.clone();
+    match failure {
+        Failure::Protocol(what) => NbdError::Protocol(what),
+        Failure::Refused(reason) => NbdError::Refused { address, export: uri.export.clone(), reason },
+        Failure::Io(source) => {
+            let source = match source.kind() {
+                io::ErrorKind::WouldBlock => {
+                    io::Error::new(io::ErrorKind::TimedOut, "no answer to the handshake")
+                }
+                io::ErrorKind::UnexpectedEof => io::Error::new(source.kind(), "closed during the handshake"),
+                _ => source,
+            };
+            NbdError::Connect { address, source }
+        }
+    }
+}
+
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The handshake reads and writes in blocking calls; none may take for ever.
+fn limit<S: AsRawFd + std::os::fd::AsFd>(stream: S, timeout: Duration) -> io::Result<S> {
+    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, Some(timeout))?;
+    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Send, Some(timeout))?;
+    Ok(stream)
+}
+
+fn piece(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+}
+
+/// Receives into the pieces in order.
+fn receive(fd: RawFd, pieces: &mut [libc::iovec; 2], flags: i32) -> io::Result<usize> {
+    // SAFETY: an all-zero msghdr is valid (no name, no control data).
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    let first = usize::from(pieces[0].iov_len == 0);
+    message.msg_iov = pieces[first..].as_mut_ptr();
+    message.msg_iovlen = pieces.len() - first;
+    loop {
+        // SAFETY: the pieces are writable memory that the caller borrows during the call.
+        let received = unsafe { libc::recvmsg(fd, &raw mut message, flags) };
+        if received >= 0 {
+            return Ok(received as usize);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Whether one of `events` (or an error) comes within `limit`.
+fn poll(fd: RawFd, events: i16, limit: Duration) -> io::Result<bool> {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    let timeout = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // SAFETY: one valid entry and a valid timespec; no signal mask.
+    let ready = unsafe { libc::ppoll(&raw mut entry, 1, &raw const timeout, std::ptr::null()) };
+    if ready >= 0 {
+        return Ok(ready > 0);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) }
+}
+
+fn sleep_until(until: Nanos) {
+    if until != Nanos::NEVER {
+        std::thread::sleep(until - Nanos::now());
+    }
+}

@@ -1,0 +1,384 @@
+//! Replies on their way in, simple and structured. Does no I/O.
+
+use zerocopy::FromBytes;
+
+use super::protocol::{
+    ChunkHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, reply_flag,
+    reply_type,
+};
+use super::slot::{Command, Slot};
+
+/// Largest chunk that is not data, in bytes: what a server may send as block status.
+pub(super) const LARGEST_CONTROL: usize = 1 << 20;
+
+const CHUNK: usize = size_of::<ChunkHeader>();
+
+/// A request that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Its slot, free again.
+    pub slot: u32,
+    /// The protocol's error number, 0 for success.
+    pub errno: u32,
+}
+
+/// Where in the stream of replies we are.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    /// Block status chunks carry this number for `base:allocation`.
+    context: Option<u32>,
+    state: State,
+    /// Copy data out. A load that does not verify has no use for it.
+    keep_data: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// At the head of a reply or chunk.
+    Head,
+    /// Inside the data of a read.
+    Data {
+        slot: u32,
+        /// Place in the slot's buffer.
+        at: usize,
+        left: usize,
+        /// The reply ends with this data.
+        last: bool,
+    },
+}
+
+/// What a parser found at the start of its input.
+enum Parsed {
+    /// It took so many bytes.
+    Taken(usize),
+    /// It needs more.
+    Short,
+}
+
+impl Decoder {
+    pub fn new(context: Option<u32>, keep_data: bool) -> Decoder {
+        Decoder { context, state: State::Head, keep_data }
+    }
+
+    /// Takes as much of `input` as makes sense now; returns how much that was. The rest must be offered again
+    /// together with what follows it.
+    pub fn feed(
+        &mut self,
+        input: &[u8],
+        slots: &mut [Slot],
+        done: &mut Vec<Done>,
+    ) -> Result<usize, &'static str> {
+        let mut taken = 0;
+        loop {
+            let rest = &input[taken..];
+            match self.state {
+                State::Head => match self.head(rest, slots, done)? {
+                    Parsed::Taken(bytes) => taken += bytes,
+                    Parsed::Short => return Ok(taken),
+                },
+                State::Data { slot, at, left, .. } => {
+                    let bytes = left.min(rest.len());
+                    if bytes == 0 {
+                        return Ok(taken);
+                    }
+                    if self.keep_data {
+                        slots[slot as usize].data[at..at + bytes].copy_from_slice(&rest[..bytes]);
+                    }
+                    self.data_arrived(bytes, slots, done)?;
+                    taken += bytes;
+                }
+            }
+        }
+    }
+
+    /// Where the data that comes next belongs (slot, first and last byte), for receiving it there directly.
+    pub fn target(&self) -> Option<(u32, usize, usize)> {
+        match self.state {
+            State::Data { slot, at, left, .. } => Some((slot, at, at + left)),
+            State::Head => None,
+        }
+    }
+
+    /// `bytes` of data are in their place.
+    pub fn data_arrived(
+        &mut self,
+        bytes: usize,
+        slots: &mut [Slot],
+        done: &mut Vec<Done>,
+    ) -> Result<(), &'static str> {
+        let State::Data { slot, at, left, last } = self.state else { return Ok(()) };
+        slots[slot as usize].arrived += bytes as u32;
+        self.state = State::Data { slot, at: at + bytes, left: left - bytes, last };
+        if left == bytes {
+            self.state = State::Head;
+            if last {
+                finish(slot, slots, done)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn head(
+        &mut self,
+        input: &[u8],
+        slots: &mut [Slot],
+        done: &mut Vec<Done>,
+    ) -> Result<Parsed, &'static str> {
+        let Some((magic, _)) = input.split_first_chunk::<4>() else { return Ok(Parsed::Short) };
+        match u32::from_be_bytes(*magic) {
+            SIMPLE_REPLY_MAGIC => self.simple(input, slots, done),
+            STRUCTURED_REPLY_MAGIC => self.chunk(input, slots, done),
+            _ => Err("a reply starts with an unknown magic number"),
+        }
+    }
+
+    /// "Simple reply message".
+    fn simple(
+        &mut self,
+        input: &[u8],
+        slots: &mut [Slot],
+        done: &mut Vec<Done>,
+    ) -> Result<Parsed, &'static str> {
+        let Ok((reply, _)) = SimpleReply::read_from_prefix(input) else { return Ok(Parsed::Short) };
+        let index = find(reply.cookie.get(), slots)?;
+        let slot = &mut slots[index as usize];
+        slot.errno = reply.error.get();
+        match slot.command {
+            Command::Read { length, .. } if slot.errno == 0 => {
+                self.state = State::Data { slot: index, at: 0, left: length as usize, last: true };
+            }
+            _ => finish(index, slots, done)?,
+        }
+        Ok(Parsed::Taken(size_of::<SimpleReply>()))
+    }
+
+    /// "Structured reply chunk message".
+    fn chunk(
+        &mut self,
+        input: &[u8],
+        slots: &mut [Slot],
+        done: &mut Vec<Done>,
+    ) -> Result<Parsed, &'static str> {
+        let Ok((header, body)) = ChunkHeader::read_from_prefix(input) else { return Ok(Parsed::Short) };
+        let length = header.length.get() as usize;
+        let last = header.flags.get() & reply_flag::DONE != 0;
+        let index = find(header.cookie.get(), slots)?;
+        if header.kind.get() == reply_type::OFFSET_DATA {
+            return self.offset_data(index, body, length, last, slots);
+        }
+        if length > LARGEST_CONTROL {
+            return Err("a chunk that is not data is larger than 1 MiB");
+        }
+        let Some(body) = body.get(..length) else { return Ok(Parsed::Short) };
+        let slot = &mut slots[index as usize];
+        match header.kind.get() {
+            reply_type::NONE => {}
+            reply_type::OFFSET_HOLE => hole(slot, body)?,
+            reply_type::BLOCK_STATUS => self.block_status(slot, body)?,
+            kind if kind & reply_type::ERROR_BIT != 0 => {
+                let (number, _) = body.split_first_chunk::<4>().ok_or("an error chunk without a number")?;
+                slot.errno = u32::from_be_bytes(*number);
+                if slot.errno == 0 {
+                    return Err("an error chunk with error 0");
+                }
+            }
+            _ => return Err("a structured reply of unknown type"),
+        }
+        if last {
+            finish(index, slots, done)?;
+        }
+        Ok(Parsed::Taken(CHUNK + length))
+    }
+
+    fn offset_data(
+        &mut self,
+        index: u32,
+        body: &[u8],
+        length: usize,
+        last: bool,
+        slots: &mut [Slot],
+    ) -> Result<Parsed, &'static str> {
+        let data = length.checked_sub(8).filter(|&data| data > 0).ok_or("a data chunk without data")?;
+        let Some((offset, _)) = body.split_first_chunk::<8>() else { return Ok(Parsed::Short) };
+        let at = place(&slots[index as usize], u64::from_be_bytes(*offset), data)?;
+        self.state = State::Data { slot: index, at, left: data, last };
+        Ok(Parsed::Taken(CHUNK + 8))
+    }
+
+    fn block_status(&self, slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
+        let (context, descriptors) =
+            body.split_first_chunk::<4>().ok_or("a block status without a context")?;
+        if Some(u32::from_be_bytes(*context)) != self.context {
+            return Err("a block status of a context that was not asked for");
+        }
+        let descriptors = <[StatusDescriptor]>::ref_from_bytes(descriptors)
+            .map_err(|_| "a block status that does not divide into descriptors")?;
+        for descriptor in descriptors {
+            slot.push_extent(u64::from(descriptor.length.get()), descriptor.flags.get());
+        }
+        Ok(())
+    }
+}
+
+/// "OFFSET_HOLE": part of a read is zeroes.
+fn hole(slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
+    let malformed = "a hole chunk of the wrong length";
+    let (offset, length) = body.split_first_chunk::<8>().ok_or(malformed)?;
+    let length = u32::from_be_bytes(length.try_into().map_err(|_| malformed)?) as usize;
+    let at = place(slot, u64::from_be_bytes(*offset), length)?;
+    slot.data[at..at + length].fill(0);
+    slot.arrived += length as u32;
+    Ok(())
+}
+
+/// Where in the slot's buffer `length` bytes from `offset` of the export belong.
+fn place(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'static str> {
+    let Command::Read { offset: start, length: asked } = slot.command else {
+        return Err("data in answer to a request that is not a read");
+    };
+    let at = offset.checked_sub(start).filter(|&at| at + length as u64 <= u64::from(asked));
+    at.map(|at| at as usize).ok_or("data outside the range that was asked for")
+}
+
+fn find(cookie: u64, slots: &[Slot]) -> Result<u32, &'static str> {
+    let index = cookie as u32;
+    match slots.get(index as usize) {
+        Some(slot) if slot.busy && slot.cookie(index) == cookie => Ok(index),
+        _ => Err("an answer to a request that is not in flight"),
+    }
+}
+
+fn finish(index: u32, slots: &mut [Slot], done: &mut Vec<Done>) -> Result<(), &'static str> {
+    let slot = &mut slots[index as usize];
+    if let Command::Read { length, .. } = slot.command
+        && slot.errno == 0
+        && slot.arrived != length
+    {
+        return Err("the answer to a read does not cover the range that was asked for");
+    }
+    slot.busy = false;
+    done.push(Done { slot: index, errno: slot.errno });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use weir_block::{Extent, ExtentState};
+    use zerocopy::IntoBytes;
+
+    fn slots(commands: &[Command]) -> Vec<Slot> {
+        let begin = |&command| {
+            let mut slot = Slot::new();
+            slot.begin(command);
+            slot
+        };
+        commands.iter().map(begin).collect()
+    }
+
+    fn simple(cookie: u64, errno: u32, data: &[u8]) -> Vec<u8> {
+        let reply =
+            SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: errno.into(), cookie: cookie.into() };
+        [reply.as_bytes(), data].concat()
+    }
+
+    fn chunk(cookie: u64, flags: u16, kind: u16, body: &[&[u8]]) -> Vec<u8> {
+        let body = body.concat();
+        let header = ChunkHeader {
+            magic: STRUCTURED_REPLY_MAGIC.into(),
+            flags: flags.into(),
+            kind: kind.into(),
+            cookie: cookie.into(),
+            length: (body.len() as u32).into(),
+        };
+        [header.as_bytes(), &body].concat()
+    }
+
+    /// Replies to: read (simple), flush (error), read in two chunks with a hole, block status.
+    fn conversation() -> (Vec<Command>, Vec<u8>) {
+        let commands = vec![
+            Command::Read { offset: 4096, length: 1000 },
+            Command::Flush,
+            Command::Read { offset: 0, length: 900 },
+            Command::BlockStatus { offset: 512, length: 4096 },
+        ];
+        let cookies: Vec<u64> =
+            slots(&commands).iter().zip(0..).map(|(slot, index)| slot.cookie(index)).collect();
+        let status: Vec<u8> =
+            [[0, 0, 0, 7], [0, 0, 2, 0], [0, 0, 0, 3], [0, 0, 4, 0], [0; 4], [0, 0, 1, 0], [0; 4]].concat();
+        let stream = [
+            chunk(cookies[2], 0, reply_type::OFFSET_HOLE, &[&300u64.to_be_bytes(), &600u32.to_be_bytes()]),
+            simple(cookies[0], 0, &[5; 1000]),
+            chunk(cookies[3], reply_flag::DONE, reply_type::BLOCK_STATUS, &[&status]),
+            simple(cookies[1], 28, &[]),
+            chunk(cookies[2], reply_flag::DONE, reply_type::OFFSET_DATA, &[&0u64.to_be_bytes(), &[6; 300]]),
+        ];
+        (commands, stream.concat())
+    }
+
+    fn check(slots: &[Slot], done: &[Done]) {
+        let expected = [(0, 0), (3, 0), (1, 28), (2, 0)].map(|(slot, errno)| Done { slot, errno });
+        assert_eq!(done, expected);
+        assert_eq!(slots[0].data[..1000], [5; 1000]);
+        assert_eq!(slots[2].data[..900], [[6; 300], [0; 300], [0; 300]].concat());
+        let extents = [(512, 512, ExtentState::Hole), (1024, 1280, ExtentState::Allocated)];
+        assert_eq!(slots[3].extents, extents.map(|(offset, length, state)| Extent { offset, length, state }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_of_the_stream_gives_the_same_replies(cuts in prop::collection::vec(1usize..700, 1..40)) {
+            let (commands, stream) = conversation();
+            let mut slots = slots(&commands);
+            slots[2].data.fill(1);
+            let mut decoder = Decoder::new(Some(7), true);
+            let (mut done, mut inbox, mut next) = (Vec::new(), Vec::new(), 0);
+            for cut in cuts.iter().cycle() {
+                if next == stream.len() {
+                    break;
+                }
+                let end = stream.len().min(next + cut);
+                inbox.extend_from_slice(&stream[next..end]);
+                next = end;
+                let taken = decoder.feed(&inbox, &mut slots, &mut done).unwrap();
+                inbox.drain(..taken);
+            }
+            prop_assert!(inbox.is_empty());
+            check(&slots, &done);
+        }
+
+        #[test]
+        fn no_bytes_bring_it_down(noise: Vec<u8>, at in 0usize..1500, kind in 0u16..9, flags in 0u16..2) {
+            let (commands, mut stream) = conversation();
+            let cookie = slots(&commands)[2].cookie(2);
+            let at = at.min(stream.len());
+            stream.splice(at..(at + noise.len()).min(stream.len()), noise.clone());
+            let forged = chunk(cookie, flags, kind, &[&noise]);
+            for input in [stream, forged] {
+                let mut slots = slots(&commands);
+                let _ = Decoder::new(Some(7), true).feed(&input, &mut slots, &mut Vec::new());
+            }
+        }
+    }
+
+    #[test]
+    fn violations_are_named() {
+        let read = [Command::Read { offset: 0, length: 512 }];
+        let cookie = slots(&read)[0].cookie(0);
+        let cases = [
+            (vec![0; 16], "magic"),
+            (simple(cookie + (1 << 32), 0, &[]), "not in flight"),
+            (simple(77, 0, &[]), "not in flight"),
+            (chunk(cookie, 1, reply_type::OFFSET_DATA, &[&512u64.to_be_bytes(), &[1]]), "outside"),
+            (chunk(cookie, 1, reply_type::NONE, &[]), "does not cover"),
+            (chunk(cookie, 1, 99, &[]), "unknown type"),
+            (chunk(cookie, 1, reply_type::BLOCK_STATUS, &[&[0; 12]]), "not asked for"),
+        ];
+        for (input, expected) in cases {
+            let error =
+                Decoder::new(None, true).feed(&input, &mut slots(&read), &mut Vec::new()).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

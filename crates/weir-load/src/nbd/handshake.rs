@@ -1,0 +1,264 @@
+//! From a fresh stream to an export that takes requests ("Newstyle negotiation").
+
+use std::io::{self, Read, Write};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::protocol::{
+    BASE_ALLOCATION, BlockSizes, ExportSize, GREETING_MAGIC, Greeting, OPTION_MAGIC, OPTION_REPLY_MAGIC,
+    OptionHeader, OptionReplyHeader, client_flag, handshake_flag, info, option, option_reply,
+    transmission_flag,
+};
+
+/// Largest reply to an option that is taken, in bytes.
+const LARGEST_REPLY: usize = 64 << 10;
+
+/// What the server said about the export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Bytes.
+    pub size: u64,
+    /// Transmission flags as they came.
+    pub flags: u16,
+    /// Offsets and lengths are multiples of this, in bytes (1 when the server did not say).
+    pub minimum_block: u32,
+    /// Efficient from here on, in bytes (4096 when the server did not say).
+    pub preferred_block: u32,
+    /// Largest read or write, in bytes (32 MiB when the server did not say).
+    pub maximum_block: u32,
+    /// Structured replies were agreed on.
+    pub structured_replies: bool,
+    /// The number of the context `base:allocation`, when it was agreed on.
+    pub allocation_context: Option<u32>,
+}
+
+impl Export {
+    fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Writes are refused.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.has(transmission_flag::READ_ONLY)
+    }
+
+    /// Understands flush.
+    #[must_use]
+    pub fn can_flush(&self) -> bool {
+        self.has(transmission_flag::SEND_FLUSH)
+    }
+
+    /// Understands the FUA flag.
+    #[must_use]
+    pub fn can_fua(&self) -> bool {
+        self.has(transmission_flag::SEND_FUA)
+    }
+
+    /// Understands trim.
+    #[must_use]
+    pub fn can_trim(&self) -> bool {
+        self.has(transmission_flag::SEND_TRIM)
+    }
+
+    /// Understands `write_zeroes`.
+    #[must_use]
+    pub fn can_write_zeroes(&self) -> bool {
+        self.has(transmission_flag::SEND_WRITE_ZEROES)
+    }
+
+    /// Understands the fast-zero flag.
+    #[must_use]
+    pub fn can_fast_zero(&self) -> bool {
+        self.has(transmission_flag::SEND_FAST_ZERO)
+    }
+
+    /// A flush on one connection covers what was answered on all.
+    #[must_use]
+    pub fn can_multi_conn(&self) -> bool {
+        self.has(transmission_flag::CAN_MULTI_CONN)
+    }
+}
+
+/// How a handshake failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Io(io::Error),
+    Protocol(&'static str),
+    Refused(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+/// Negotiates `name` on a blocking stream.
+pub(super) fn negotiate(
+    stream: &mut (impl Read + Write),
+    name: &str,
+    structured: bool,
+) -> Result<Export, Failure> {
+    greet(stream)?;
+    let mut export = Export {
+        size: 0,
+        flags: 0,
+        minimum_block: 1,
+        preferred_block: 4096,
+        maximum_block: 32 << 20,
+        structured_replies: false,
+        allocation_context: None,
+    };
+    if structured {
+        send_option(stream, option::STRUCTURED_REPLY, &[])?;
+        export.structured_replies = read_reply(stream, option::STRUCTURED_REPLY)?.kind == option_reply::ACK;
+    }
+    if export.structured_replies {
+        export.allocation_context = ask_for_allocation(stream, name)?;
+    }
+    go(stream, name, &mut export)?;
+    Ok(export)
+}
+
+fn greet(stream: &mut (impl Read + Write)) -> Result<(), Failure> {
+    let mut bytes = [0; size_of::<Greeting>()];
+    stream.read_exact(&mut bytes)?;
+    let greeting = Greeting::read_from_bytes(&bytes).map_err(|_| Failure::Protocol("short greeting"))?;
+    if greeting.magic != GREETING_MAGIC {
+        return Err(Failure::Protocol("the greeting does not start with NBDMAGIC: is this an NBD server?"));
+    }
+    let flags = greeting.flags.get();
+    if greeting.option_magic != OPTION_MAGIC || flags & handshake_flag::FIXED_NEWSTYLE == 0 {
+        return Err(Failure::Protocol(
+            "the server speaks only an old form of NBD (fixed newstyle is needed)",
+        ));
+    }
+    let mut answer = client_flag::FIXED_NEWSTYLE;
+    if flags & handshake_flag::NO_ZEROES != 0 {
+        answer |= client_flag::NO_ZEROES;
+    }
+    stream.write_all(&answer.to_be_bytes())?;
+    Ok(())
+}
+
+fn send_option(stream: &mut impl Write, option: u32, body: &[u8]) -> io::Result<()> {
+    let header = OptionHeader {
+        magic: OPTION_MAGIC.into(),
+        option: option.into(),
+        length: (body.len() as u32).into(),
+    };
+    stream.write_all(&[header.as_bytes(), body].concat())
+}
+
+struct Reply {
+    kind: u32,
+    body: Vec<u8>,
+}
+
+impl Reply {
+    fn is_error(&self) -> bool {
+        self.kind & option_reply::ERROR != 0
+    }
+
+    /// The server's words, or ours for its number.
+    fn reason(&self) -> String {
+        let number = match self.kind {
+            option_reply::ERR_UNKNOWN => "there is no such export",
+            option_reply::ERR_TLS_REQD => "it requires TLS, which the load generator does not speak",
+            option_reply::ERR_POLICY => "forbidden by its policy",
+            option_reply::ERR_SHUTDOWN => "it is being shut down",
+            option_reply::ERR_UNSUP => "it does not know NBD_OPT_GO",
+            _ => "it calls the option invalid",
+        };
+        match String::from_utf8_lossy(&self.body) {
+            text if text.is_empty() => number.into(),
+            text => format!("{number} ({text})"),
+        }
+    }
+}
+
+fn read_reply(stream: &mut impl Read, asked: u32) -> Result<Reply, Failure> {
+    let mut bytes = [0; size_of::<OptionReplyHeader>()];
+    stream.read_exact(&mut bytes)?;
+    let header = OptionReplyHeader::read_from_bytes(&bytes).map_err(|_| Failure::Protocol("short reply"))?;
+    if header.magic != OPTION_REPLY_MAGIC || header.option != asked {
+        return Err(Failure::Protocol("a reply to an option that was not sent"));
+    }
+    let length = header.length.get() as usize;
+    if length > LARGEST_REPLY {
+        return Err(Failure::Protocol("a reply to an option is larger than 64 KiB"));
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body)?;
+    Ok(Reply { kind: header.kind.get(), body })
+}
+
+/// "Metadata querying": agrees on `base:allocation`, if the server has it.
+fn ask_for_allocation(stream: &mut (impl Read + Write), name: &str) -> Result<Option<u32>, Failure> {
+    let mut body = text(name);
+    body.extend(1u32.to_be_bytes());
+    body.extend(text(BASE_ALLOCATION));
+    send_option(stream, option::SET_META_CONTEXT, &body)?;
+    let mut context = None;
+    loop {
+        let reply = read_reply(stream, option::SET_META_CONTEXT)?;
+        match reply.kind {
+            option_reply::META_CONTEXT => {
+                let (number, found) = reply
+                    .body
+                    .split_first_chunk::<4>()
+                    .ok_or(Failure::Protocol("a context without a number"))?;
+                if found == BASE_ALLOCATION.as_bytes() {
+                    context = Some(u32::from_be_bytes(*number));
+                }
+            }
+            option_reply::ACK => return Ok(context),
+            _ if reply.is_error() => return Ok(None),
+            _ => return Err(Failure::Protocol("an unknown reply to SET_META_CONTEXT")),
+        }
+    }
+}
+
+fn go(stream: &mut (impl Read + Write), name: &str, export: &mut Export) -> Result<(), Failure> {
+    let mut body = text(name);
+    body.extend(1u16.to_be_bytes());
+    body.extend(info::BLOCK_SIZE.to_be_bytes());
+    send_option(stream, option::GO, &body)?;
+    let mut described = false;
+    loop {
+        let reply = read_reply(stream, option::GO)?;
+        match reply.kind {
+            option_reply::INFO => described |= take_info(&reply.body, export)?,
+            option_reply::ACK if described => return Ok(()),
+            option_reply::ACK => return Err(Failure::Protocol("the export was not described")),
+            _ if reply.is_error() => return Err(Failure::Refused(reply.reason())),
+            _ => return Err(Failure::Protocol("an unknown reply to GO")),
+        }
+    }
+}
+
+/// True when this was the size and the flags.
+fn take_info(body: &[u8], export: &mut Export) -> Result<bool, Failure> {
+    let malformed = || Failure::Protocol("malformed information about the export");
+    let (kind, body) = body.split_first_chunk::<2>().ok_or_else(malformed)?;
+    match u16::from_be_bytes(*kind) {
+        info::EXPORT => {
+            let size = ExportSize::read_from_bytes(body).map_err(|_| malformed())?;
+            (export.size, export.flags) = (size.size.get(), size.flags.get());
+            Ok(true)
+        }
+        info::BLOCK_SIZE => {
+            let sizes = BlockSizes::read_from_bytes(body).map_err(|_| malformed())?;
+            export.minimum_block = sizes.minimum.get().max(1);
+            export.preferred_block = sizes.preferred.get();
+            export.maximum_block = sizes.maximum.get().min(32 << 20);
+            Ok(false)
+        }
+        _ => Ok(false),
+    }
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat()
+}

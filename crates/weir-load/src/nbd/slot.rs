@@ -1,0 +1,194 @@
+//! One request on a connection, from its header to its answer.
+
+use std::fmt;
+
+use weir_block::{Extent, ExtentState};
+
+use super::protocol::{command, command_flag, extent_flag};
+
+/// Flags of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommandFlags {
+    /// Answer only once the data is durable.
+    pub fua: bool,
+    /// Zeroed ranges stay allocated.
+    pub no_hole: bool,
+    /// Zero fast or fail.
+    pub fast_zero: bool,
+}
+
+impl CommandFlags {
+    /// No flag.
+    pub const NONE: CommandFlags = CommandFlags { fua: false, no_hole: false, fast_zero: false };
+    /// Only FUA.
+    pub const FUA: CommandFlags = CommandFlags { fua: true, ..CommandFlags::NONE };
+
+    fn bits(self) -> u16 {
+        let bit = |on, bit| if on { bit } else { 0 };
+        bit(self.fua, command_flag::FUA)
+            | bit(self.no_hole, command_flag::NO_HOLE)
+            | bit(self.fast_zero, command_flag::FAST_ZERO)
+    }
+}
+
+/// What is asked for. Offsets and lengths are bytes. The data of a write is in the slot's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Bytes out.
+    Read {
+        /// From the start of the export.
+        offset: u64,
+        /// At most 32 MiB.
+        length: u32,
+    },
+    /// Bytes in.
+    Write {
+        /// From the start of the export.
+        offset: u64,
+        /// At most 32 MiB.
+        length: u32,
+        /// FUA or none.
+        flags: CommandFlags,
+    },
+    /// Make answered writes durable.
+    Flush,
+    /// Make a range read as zeroes.
+    WriteZeroes {
+        /// From the start of the export.
+        offset: u64,
+        /// Below 4 GiB.
+        length: u32,
+        /// Any.
+        flags: CommandFlags,
+    },
+    /// Give a range up.
+    Trim {
+        /// From the start of the export.
+        offset: u64,
+        /// Below 4 GiB.
+        length: u32,
+        /// FUA or none.
+        flags: CommandFlags,
+    },
+    /// Ask what a range holds.
+    BlockStatus {
+        /// From the start of the export.
+        offset: u64,
+        /// Below 4 GiB.
+        length: u32,
+    },
+}
+
+impl Command {
+    /// First byte and length; `(0, 0)` for a flush.
+    #[must_use]
+    pub fn range(&self) -> (u64, u32) {
+        match *self {
+            Command::Read { offset, length }
+            | Command::Write { offset, length, .. }
+            | Command::WriteZeroes { offset, length, .. }
+            | Command::Trim { offset, length, .. }
+            | Command::BlockStatus { offset, length } => (offset, length),
+            Command::Flush => (0, 0),
+        }
+    }
+
+    /// The number on the wire and the flags.
+    pub(super) fn wire(&self) -> (u16, u16) {
+        match *self {
+            Command::Read { .. } => (command::READ, 0),
+            Command::Write { flags, .. } => (command::WRITE, flags.bits()),
+            Command::Flush => (command::FLUSH, 0),
+            Command::WriteZeroes { flags, .. } => (command::WRITE_ZEROES, flags.bits()),
+            Command::Trim { flags, .. } => (command::TRIM, flags.bits()),
+            Command::BlockStatus { .. } => (command::BLOCK_STATUS, 0),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Read { .. } => "read",
+            Command::Write { .. } => "write",
+            Command::Flush => "flush",
+            Command::WriteZeroes { .. } => "write_zeroes",
+            Command::Trim { .. } => "trim",
+            Command::BlockStatus { .. } => "block_status",
+        }
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.range() {
+            (0, 0) => f.write_str(self.name()),
+            (offset, length) => write!(f, "{} of {length} bytes at {offset}", self.name()),
+        }
+    }
+}
+
+/// A place for one request and its data.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub command: Command,
+    /// Counts the requests in this slot, so that an answer to an earlier one is not taken for this one's.
+    pub round: u32,
+    pub busy: bool,
+    /// The first error of the reply, 0 for none.
+    pub errno: u32,
+    /// Bytes of a read that have arrived.
+    pub arrived: u32,
+    /// Payload of a read or write.
+    pub data: Vec<u8>,
+    /// What a block status brought.
+    pub extents: Vec<Extent>,
+}
+
+impl Slot {
+    pub fn new() -> Slot {
+        Slot {
+            command: Command::Flush,
+            round: 0,
+            busy: false,
+            errno: 0,
+            arrived: 0,
+            data: Vec::new(),
+            extents: Vec::new(),
+        }
+    }
+
+    pub fn cookie(&self, index: u32) -> u64 {
+        u64::from(self.round) << 32 | u64::from(index)
+    }
+
+    /// Makes the slot ready for a new request.
+    pub fn begin(&mut self, command: Command) {
+        self.command = command;
+        self.round = self.round.wrapping_add(1);
+        self.busy = true;
+        self.errno = 0;
+        self.arrived = 0;
+        self.extents.clear();
+        if let Command::Read { length, .. } = command
+            && self.data.len() < length as usize
+        {
+            self.data.resize(length as usize, 0);
+        }
+    }
+
+    /// Appends an extent of the context `base:allocation`, and joins it with its like.
+    pub fn push_extent(&mut self, length: u64, flags: u32) {
+        let state = match (flags & extent_flag::HOLE != 0, flags & extent_flag::ZERO != 0) {
+            (true, _) => ExtentState::Hole,
+            (false, true) => ExtentState::Zero,
+            (false, false) => ExtentState::Allocated,
+        };
+        match self.extents.last_mut() {
+            Some(last) if last.state == state => last.length = last.length.saturating_add(length),
+            last => {
+                let offset =
+                    last.map_or(self.command.range().0, |last| last.offset.saturating_add(last.length));
+                self.extents.push(Extent { offset, length, state });
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Runs a workload on a target: one loop for each thread, between a generator and an engine.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use crate::checker::Checker;
+use crate::cpu;
+use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, NullEngine};
+use crate::error::LoadError;
+use crate::generator::{Generator, Io};
+use crate::nbd::{Connection, Options};
+use crate::summary::{Summary, Verification};
+use crate::tally::{IoKind, Tally};
+use crate::target::Target;
+use crate::workload::{Span, Workload};
+
+/// Lets others watch a load and end it early.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    stop: AtomicBool,
+    ios: AtomicU64,
+}
+
+impl Monitor {
+    /// Nothing seen, nothing stopped.
+    #[must_use]
+    pub fn new() -> Monitor {
+        Monitor::default()
+    }
+
+    /// Ends the load soon; what was counted until then is reported.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Requests answered so far by all threads, the warm-up's included.
+    #[must_use]
+    pub fn ios(&self) -> u64 {
+        self.ios.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs `workload` on `target` and waits for its end. With `destroy` a target that holds data is overwritten.
+///
+/// # Errors
+/// The workload is not possible there, the target may not be written, or it fails as a whole. Requests that fail
+/// one by one are counted in the summary.
+pub fn run(
+    target: &Target,
+    workload: &Workload,
+    destroy: bool,
+    monitor: &Monitor,
+) -> Result<Summary, LoadError> {
+    let size = target.prepare(workload, destroy)?;
+    let spans = workload.spans(size)?;
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(&spans)
+            .map(|(number, span)| {
+                let job = Job { target, workload, span: *span, number, monitor };
+                std::thread::Builder::new()
+                    .name(format!("weir-load-{number}"))
+                    .spawn_scoped(scope, move || job.run())
+            })
+            .collect();
+        let ended = threads.into_iter().map(|thread| {
+            let thread = thread.map_err(LoadError::Thread)?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        ended.collect::<Vec<Result<Part, LoadError>>>()
+    });
+    let mut parts = results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter();
+    let mut whole = parts.next().unwrap_or_default();
+    parts.for_each(|part| whole.add(part));
+    let mut summary = Summary::new(&target.to_string(), whole.engine, workload, &whole.tally, whole.runtime);
+    summary.cpu_seconds = Some(whole.cpu.as_secs_f64());
+    summary.first_error = whole.first_error;
+    summary.verification = whole.verification;
+    Ok(summary)
+}
+
+/// What one thread measured.
+#[derive(Debug, Default)]
+struct Part {
+    engine: &'static str,
+    tally: Tally,
+    runtime: Duration,
+    cpu: Duration,
+    first_error: Option<String>,
+    verification: Option<Verification>,
+}
+
+impl Part {
+    fn add(&mut self, other: Part) {
+        self.tally.add(&other.tally);
+        self.runtime = self.runtime.max(other.runtime);
+        self.cpu += other.cpu;
+        self.first_error = self.first_error.take().or(other.first_error);
+        if let (Some(mine), Some(theirs)) = (&mut self.verification, other.verification) {
+            mine.add(theirs);
+        }
+    }
+}
+
+/// One thread's share.
+struct Job<'a> {
+    target: &'a Target,
+    workload: &'a Workload,
+    span: Span,
+    number: u32,
+    monitor: &'a Monitor,
+}
+
+impl Job<'_> {
+    fn run(&self) -> Result<Part, LoadError> {
+        let workload = self.workload;
+        let (depth, block_size) = (workload.queue_depth, workload.block_size.0 as u32);
+        match self.target {
+            Target::Null { .. } => self.drive(NullEngine::new()),
+            Target::Path(path) => {
+                let writes = workload.access.writes();
+                self.drive(FileEngine::open(
+                    path,
+                    FileOptions { depth, block_size, writes, fua: workload.fua },
+                )?)
+            }
+            Target::Nbd(uri) => {
+                let keep_data = workload.verify;
+                let options = Options { depth, keep_data, structured_replies: false, ..Options::default() };
+                self.drive(NbdEngine::new(Connection::open(uri, &options)?, workload.fua))
+            }
+        }
+    }
+
+    fn drive<E: Engine>(&self, mut engine: E) -> Result<Part, LoadError> {
+        if self.workload.access.writes() {
+            // Data that neither compresses nor repeats.
+            let mut random = fastrand::Rng::with_seed(self.workload.seed);
+            for slot in 0..self.workload.queue_depth {
+                random.fill(engine.buffer(slot, self.workload.block_size.0 as u32));
+            }
+        }
+        let checker =
+            self.workload.verify.then(|| Checker::new(self.workload, self.span, self.number)).transpose()?;
+        let start = Nanos::now();
+        let generator = Generator::new(self.workload, self.span, self.number, start)?;
+        let mut lane = Lane {
+            engine,
+            generator,
+            checker,
+            block_size: self.workload.block_size.0 as u32,
+            monitor: self.monitor,
+            first_error: None,
+            done: Vec::with_capacity(self.workload.queue_depth as usize),
+        };
+        let (mut counted_from, mut cpu_before) = (start, cpu::of_this_thread());
+        if !self.workload.warmup.is_zero() {
+            lane.run_until(start + self.workload.warmup)?;
+            lane.generator.clear_tally();
+            (counted_from, cpu_before) = (Nanos::now(), cpu::of_this_thread());
+        }
+        lane.run_until(Nanos::NEVER)?;
+        let (runtime, cpu) = (Nanos::now() - counted_from, cpu::of_this_thread() - cpu_before);
+        let verification = lane.check_all()?;
+        let engine = lane.engine.name();
+        let first_error = lane.first_error;
+        Ok(Part { engine, tally: lane.generator.into_tally(), runtime, cpu, first_error, verification })
+    }
+}
+
+/// One generator, one engine.
+struct Lane<'a, E> {
+    engine: E,
+    generator: Generator,
+    checker: Option<Checker>,
+    block_size: u32,
+    monitor: &'a Monitor,
+    first_error: Option<String>,
+    done: Vec<Done>,
+}
+
+impl<E: Engine> Lane<'_, E> {
+    /// Goes on until the generator has no more requests and none is in flight, or `end` has passed.
+    fn run_until(&mut self, end: Nanos) -> Result<(), LoadError> {
+        loop {
+            let now = Nanos::now();
+            if now >= end {
+                return Ok(());
+            }
+            while let Some(io) = self.generator.next(now) {
+                if let Some(checker) = &mut self.checker {
+                    checker.before(io, self.engine.buffer(io.slot, io.length));
+                }
+                self.engine.queue(io);
+            }
+            if self.generator.in_flight() == 0 && self.generator.exhausted(now) {
+                return Ok(());
+            }
+            self.engine.reap(self.generator.wake(), &mut self.done)?;
+            let now = Nanos::now();
+            self.monitor.ios.fetch_add(self.done.len() as u64, Ordering::Relaxed);
+            for done in self.done.drain(..) {
+                match &mut self.checker {
+                    Some(checker) if done.errno == 0 => {
+                        checker.after(done.slot, self.engine.data(done.slot, self.block_size));
+                    }
+                    _ => {}
+                }
+                if done.errno != 0 && self.first_error.is_none() {
+                    self.first_error = Some(self.engine.errno_text(done.errno));
+                }
+                self.generator.complete(done.slot, now, done.errno == 0);
+            }
+            if self.monitor.stop.load(Ordering::Relaxed) {
+                self.generator.stop();
+            }
+        }
+    }
+
+    /// Reads every block that was written, after the load.
+    fn check_all(&mut self) -> Result<Option<Verification>, LoadError> {
+        let Some(mut checker) = self.checker.take() else { return Ok(None) };
+        let depth = checker.depth();
+        let blocks = checker.history.layout().blocks();
+        let mut blocks =
+            (0..blocks).filter(|&block| checker.history.is_written(block)).collect::<Vec<_>>().into_iter();
+        let mut free: Vec<u32> = (0..depth).collect();
+        loop {
+            while let (Some(&slot), false) = (free.last(), blocks.as_slice().is_empty()) {
+                let Some(block) = blocks.next() else { break };
+                free.pop();
+                let Span { offset, length } = checker.history.layout().block(block);
+                let io = Io { slot, kind: IoKind::Read, offset, length: length as u32 };
+                checker.before(io, self.engine.buffer(slot, io.length));
+                self.engine.queue(io);
+            }
+            if free.len() == depth as usize {
+                return Ok(Some(checker.found));
+            }
+            self.engine.reap(Nanos::NEVER, &mut self.done)?;
+            for done in self.done.drain(..) {
+                free.push(done.slot);
+                match done.errno {
+                    0 => checker.after(done.slot, self.engine.data(done.slot, self.block_size)),
+                    errno => self.first_error = Some(self.engine.errno_text(errno)),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size::Size;
+    use crate::workload::Access;
+
+    fn short(access: Access) -> Workload {
+        Workload { access, runtime: Some(Duration::from_millis(200)), ..Workload::default() }
+    }
+
+    #[test]
+    fn threads_add_up_and_the_monitor_sees_them() {
+        let workload =
+            Workload { threads: 2, runtime: None, size: Some(Size(8 << 20)), ..short(Access::Read) };
+        let monitor = Monitor::new();
+        let summary = run(&"null".parse().unwrap(), &workload, false, &monitor).unwrap();
+        assert_eq!(summary.kind(IoKind::Read).unwrap().ios, 2048);
+        assert_eq!(monitor.ios(), 2048);
+        assert!(summary.is_clean());
+    }
+
+    #[test]
+    fn a_rate_is_kept() {
+        let workload = Workload { rate: Some(2000), ..short(Access::RandRead) };
+        let summary = run(&"null".parse().unwrap(), &workload, false, &Monitor::new()).unwrap();
+        let ios = summary.kind(IoKind::Read).unwrap().ios;
+        assert!((380..=401).contains(&ios), "{ios} of 400");
+    }
+
+    #[test]
+    fn a_load_can_be_stopped() {
+        let monitor = Monitor::new();
+        let workload = Workload { runtime: Some(Duration::from_secs(3600)), ..short(Access::RandRead) };
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| run(&"null".parse().unwrap(), &workload, false, &monitor));
+            while monitor.ios() == 0 {
+                std::thread::yield_now();
+            }
+            monitor.stop();
+            assert!(load.join().unwrap().unwrap().kind(IoKind::Read).unwrap().ios > 0);
+        });
+    }
+
+    #[test]
+    fn a_file_is_written_and_verified() {
+        let directory = tempfile::tempdir().unwrap();
+        let target: Target = directory.path().join("disk").to_str().unwrap().parse().unwrap();
+        for access in [Access::RandWrite, Access::RandRw { read_percent: 50 }, Access::Write] {
+            let workload = Workload { verify: true, size: Some(Size(4 << 20)), threads: 2, ..short(access) };
+            let summary = run(&target, &workload, true, &Monitor::new()).unwrap();
+            let found = summary.verification.as_ref().unwrap();
+            assert!(found.checked > 100 && summary.is_clean(), "{summary}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_file_is_an_error_and_said() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let target = Target::Path(file.path().into());
+        let workload = Workload { size: Some(Size(2 << 20)), ..short(Access::RandRead) };
+        let error = run(&target, &workload, false, &Monitor::new()).unwrap_err().to_string();
+        assert!(error.contains("only 1MiB"), "{error}");
+    }
+
+    #[test]
+    fn the_warm_up_is_not_counted() {
+        let workload =
+            Workload { warmup: Duration::from_millis(200), rate: Some(1000), ..short(Access::RandRead) };
+        let summary = run(&"null".parse().unwrap(), &workload, false, &Monitor::new()).unwrap();
+        let ios = summary.kind(IoKind::Read).unwrap().ios;
+        assert!((150..=202).contains(&ios), "{ios} of 200");
+        assert!((0.19..0.3).contains(&summary.runtime_seconds), "{}", summary.runtime_seconds);
+    }
+}

@@ -1,0 +1,323 @@
+//! What a load measured, for people and for programs.
+
+use std::fmt;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::tally::{IoKind, KindTally, Tally};
+use crate::workload::Workload;
+
+/// Version of the JSON form. Grows when a field changes its meaning or goes; new fields do not count.
+pub const VERSION: u32 = 1;
+
+/// The result of one load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The target as it was named.
+    pub target: String,
+    /// `null`, `io_uring`, `nbd` or `layer`.
+    pub engine: String,
+    /// What was asked for.
+    pub workload: Workload,
+    /// Seconds that were counted (without the warm-up).
+    pub runtime_seconds: f64,
+    /// CPU seconds of the load's own threads in that time, user and system; `None` when they did other work too.
+    pub cpu_seconds: Option<f64>,
+    /// Reads and writes, as far as there were any.
+    pub kinds: Vec<KindSummary>,
+    /// What the first failed request was told.
+    pub first_error: Option<String>,
+    /// What verification found; `None` when it was not asked for.
+    pub verification: Option<Verification>,
+}
+
+/// One kind of request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KindSummary {
+    /// Read or write.
+    pub kind: IoKind,
+    /// Successful requests.
+    pub ios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Failed requests.
+    pub errors: u64,
+    /// Successful requests per second.
+    pub iops: f64,
+    /// Their bytes per second, in MiB.
+    pub mib_per_second: f64,
+    /// From issue (with a rate: from the intended start) to answer, in nanoseconds.
+    pub latency_ns: Latency,
+}
+
+/// A distribution of latencies, in nanoseconds; percentiles are within 1 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: u64,
+    /// 90 % are not longer.
+    pub p90: u64,
+    /// 99 % are not longer.
+    pub p99: u64,
+    /// 99.9 % are not longer.
+    pub p99_9: u64,
+    /// 99.999 % are not longer.
+    pub p99_999: u64,
+    /// Longest.
+    pub max: u64,
+}
+
+/// What verification found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verification {
+    /// Blocks that were read and judged.
+    pub checked: u64,
+    /// How many were not what they must be.
+    pub mismatches: u64,
+    /// The first of them, in words.
+    pub first: Vec<String>,
+}
+
+impl Verification {
+    /// Mismatches that are described; the rest is counted.
+    pub(crate) const DESCRIBED: usize = 10;
+
+    /// Counts one judgement.
+    pub(crate) fn count(&mut self, judged: Result<(), crate::verify::Mismatch>) {
+        self.checked += 1;
+        if let Err(mismatch) = judged {
+            self.mismatches += 1;
+            if self.first.len() < Verification::DESCRIBED {
+                self.first.push(mismatch.to_string());
+            }
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: Verification) {
+        self.checked += other.checked;
+        self.mismatches += other.mismatches;
+        self.first.extend(other.first);
+        self.first.truncate(Verification::DESCRIBED);
+    }
+}
+
+impl Latency {
+    /// The figures of a histogram of nanoseconds.
+    #[must_use]
+    pub fn of(histogram: &Histogram<u64>) -> Latency {
+        if histogram.is_empty() {
+            return Latency::default();
+        }
+        // The histogram gives the upper end of a bucket, which can lie above the longest value that was seen.
+        let at = |quantile| histogram.value_at_quantile(quantile).min(histogram.max());
+        Latency {
+            mean: histogram.mean(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            p99_999: at(0.99999),
+            max: histogram.max(),
+        }
+    }
+}
+
+impl KindSummary {
+    fn of(kind: IoKind, tally: &KindTally, runtime: Duration) -> KindSummary {
+        let per_second = |count: f64| if runtime.is_zero() { 0.0 } else { count / runtime.as_secs_f64() };
+        KindSummary {
+            kind,
+            ios: tally.ios,
+            bytes: tally.bytes,
+            errors: tally.errors,
+            iops: per_second(tally.ios as f64),
+            mib_per_second: per_second(tally.bytes as f64 / f64::from(1 << 20)),
+            latency_ns: Latency::of(&tally.latency),
+        }
+    }
+}
+
+impl Summary {
+    /// Puts together what was counted in `runtime`.
+    #[must_use]
+    pub fn new(target: &str, engine: &str, workload: &Workload, tally: &Tally, runtime: Duration) -> Summary {
+        let seen = |kind: &IoKind| tally.kind(*kind).ios + tally.kind(*kind).errors > 0;
+        Summary {
+            version: VERSION,
+            target: target.into(),
+            engine: engine.into(),
+            workload: workload.clone(),
+            runtime_seconds: runtime.as_secs_f64(),
+            cpu_seconds: None,
+            kinds: IoKind::ALL
+                .into_iter()
+                .filter(seen)
+                .map(|kind| KindSummary::of(kind, tally.kind(kind), runtime))
+                .collect(),
+            first_error: None,
+            verification: None,
+        }
+    }
+
+    /// The part of one kind, if there was any.
+    #[must_use]
+    pub fn kind(&self, kind: IoKind) -> Option<&KindSummary> {
+        self.kinds.iter().find(|summary| summary.kind == kind)
+    }
+
+    /// Successful requests of both kinds per second.
+    #[must_use]
+    pub fn iops(&self) -> f64 {
+        self.kinds.iter().map(|kind| kind.iops).sum()
+    }
+
+    /// Failed requests of both kinds.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.errors).sum()
+    }
+
+    /// Successful requests per CPU second of the load.
+    #[must_use]
+    pub fn ios_per_cpu_second(&self) -> Option<f64> {
+        let ios: u64 = self.kinds.iter().map(|kind| kind.ios).sum();
+        self.cpu_seconds.filter(|&seconds| seconds > 0.0).map(|seconds| ios as f64 / seconds)
+    }
+
+    /// Whether every request succeeded and everything that was checked was right.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.errors() == 0 && self.verification.as_ref().is_none_or(|found| found.mismatches == 0)
+    }
+
+    /// The JSON form, one line.
+    ///
+    /// # Errors
+    /// None in practice: every figure is finite.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+}
+
+/// Nanoseconds with three digits and a unit: `850 ns`, `45.2 us`, `1.30 ms`.
+#[must_use]
+pub fn format_latency(nanoseconds: f64) -> String {
+    let (value, unit) = match nanoseconds {
+        ns if ns < 1e3 => return format!("{ns:.0} ns"),
+        ns if ns < 1e6 => (ns / 1e3, "us"),
+        ns if ns < 1e9 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {unit}")
+}
+
+impl fmt::Display for Summary {
+    /// A table: one row for each kind.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} on {} ({}), {:.2} s", self.workload, self.target, self.engine, self.runtime_seconds)?;
+        let names = ["", "IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"];
+        row(f, &names.map(String::from))?;
+        for kind in &self.kinds {
+            let latency = &kind.latency_ns;
+            let percentiles =
+                [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
+            let mut cells = vec![
+                kind.kind.name().to_string(),
+                format!("{:.0}", kind.iops),
+                format!("{:.1}", kind.mib_per_second),
+                format_latency(latency.mean),
+            ];
+            cells.extend(percentiles.map(|value| format_latency(value as f64)));
+            cells.push(kind.errors.to_string());
+            row(f, &cells)?;
+        }
+        if let (Some(cpu), Some(rate)) = (self.cpu_seconds, self.ios_per_cpu_second()) {
+            writeln!(f, "load: {cpu:.2} CPU seconds, {rate:.0} requests per CPU second")?;
+        }
+        if let Some(error) = &self.first_error {
+            writeln!(f, "first error: {error}")?;
+        }
+        if let Some(found) = &self.verification {
+            writeln!(f, "verified: {} blocks checked, {} mismatches", found.checked, found.mismatches)?;
+            found.first.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn row(f: &mut fmt::Formatter<'_>, cells: &[String]) -> fmt::Result {
+    for (index, cell) in cells.iter().enumerate() {
+        match index {
+            0 => write!(f, "{cell:<6}")?,
+            _ => write!(f, " {cell:>9}")?,
+        }
+    }
+    writeln!(f)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary() -> Summary {
+        let mut tally = Tally::default();
+        for latency in 1..=1000 {
+            tally.count(IoKind::Read, 4096, latency * 1000, true);
+        }
+        tally.count(IoKind::Read, 4096, 5, false);
+        let mut summary =
+            Summary::new("null", "null", &Workload::default(), &tally, Duration::from_millis(500));
+        summary.cpu_seconds = Some(0.25);
+        summary
+    }
+
+    #[test]
+    fn figures_follow_from_the_counts() {
+        let summary = summary();
+        let read = summary.kind(IoKind::Read).unwrap();
+        assert_eq!((read.ios, read.errors, read.iops, read.bytes), (1000, 1, 2000.0, 4_096_000));
+        assert!((read.mib_per_second - 7.8125).abs() < 1e-9);
+        let within =
+            |value: u64, exact: u64| assert!(value.abs_diff(exact) * 100 <= exact, "{value} {exact}");
+        within(read.latency_ns.p50, 500_000);
+        within(read.latency_ns.p90, 900_000);
+        within(read.latency_ns.p99, 990_000);
+        within(read.latency_ns.max, 1_000_000);
+        assert!((read.latency_ns.mean - 500_500.0).abs() < 5_005.0);
+        assert_eq!(summary.ios_per_cpu_second(), Some(4000.0));
+        assert!(summary.kind(IoKind::Write).is_none());
+        assert!(!summary.is_clean());
+    }
+
+    #[test]
+    fn json_is_versioned_and_read_back() {
+        let summary = summary();
+        let text = summary.to_json().unwrap();
+        assert!(text.starts_with("{\"version\":1,") && text.contains("\"p99_999\":"), "{text}");
+        assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), summary);
+    }
+
+    #[test]
+    fn the_table_names_every_figure() {
+        let text = summary().to_string();
+        for word in ["randread 4KiB depth 32", "p99.999", "2000", "CPU seconds", "1.00 ms"] {
+            assert!(text.contains(word), "{word} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn latencies_have_three_digits() {
+        for (value, text) in
+            [(850.0, "850 ns"), (45_210.0, "45.2 us"), (1_304_000.0, "1.30 ms"), (2.5e11, "250 s")]
+        {
+            assert_eq!(format_latency(value), text);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What a load counted. Tallies merge by addition: over threads, nodes and time.
+
+use hdrhistogram::Histogram;
+use weir_block::meter::new_latency_histogram;
+
+/// The two kinds of request that a load makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoKind {
+    /// Bytes out of the target.
+    Read,
+    /// Bytes into the target.
+    Write,
+}
+
+impl IoKind {
+    /// Both kinds, in the order of their tables.
+    pub const ALL: [IoKind; 2] = [IoKind::Read, IoKind::Write];
+
+    /// The word that users see.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            IoKind::Read => "read",
+            IoKind::Write => "write",
+        }
+    }
+}
+
+/// Counts and latencies of one kind.
+#[derive(Clone, Debug)]
+pub struct KindTally {
+    /// Requests answered with success.
+    pub ios: u64,
+    /// Bytes of successful requests.
+    pub bytes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Nanoseconds from issue (with a rate: from the intended start) to the answer of successful requests;
+    /// error at most 1 %.
+    pub latency: Histogram<u64>,
+}
+
+impl Default for KindTally {
+    fn default() -> KindTally {
+        KindTally { ios: 0, bytes: 0, errors: 0, latency: new_latency_histogram() }
+    }
+}
+
+/// Counts and latencies of both kinds.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    kinds: [KindTally; 2],
+}
+
+impl Tally {
+    /// The part of one kind.
+    #[must_use]
+    pub fn kind(&self, kind: IoKind) -> &KindTally {
+        &self.kinds[kind as usize]
+    }
+
+    /// Successful requests of both kinds.
+    #[must_use]
+    pub fn ios(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.ios).sum()
+    }
+
+    /// Failed requests of both kinds.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.errors).sum()
+    }
+
+    /// Counts one answer.
+    #[inline]
+    pub fn count(&mut self, kind: IoKind, bytes: u64, nanoseconds: u64, ok: bool) {
+        let kind = &mut self.kinds[kind as usize];
+        if ok {
+            kind.ios += 1;
+            kind.bytes += bytes;
+            kind.latency.saturating_record(nanoseconds);
+        } else {
+            kind.errors += 1;
+        }
+    }
+
+    /// Adds what another tally counted.
+    pub fn add(&mut self, other: &Tally) {
+        for (mine, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
+            mine.ios += theirs.ios;
+            mine.bytes += theirs.bytes;
+            mine.errors += theirs.errors;
+            mine.latency.add(&theirs.latency).expect("all latency histograms have the same bounds");
+        }
+    }
+
+    /// Forgets everything: the end of a warm-up.
+    pub fn clear(&mut self) {
+        for kind in &mut self.kinds {
+            (kind.ios, kind.bytes, kind.errors) = (0, 0, 0);
+            kind.latency.reset();
+        }
+    }
+}
