@@ -4,15 +4,13 @@ use std::io;
 use std::time::Duration;
 
 use slab::Slab;
-use weir_block::{
-    Action, BufferPool, Completion, Event, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token,
-};
+use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token};
 
 use super::connection::{Connection, Limits, Pumped, TURN, Turn};
 use super::listener::Client;
 use super::workspace::{PATIENCE, Workspace};
 
-/// How often clients that do not move are looked for while memory is short.
+/// How long somebody must have waited for memory before clients that do not move are looked for, and how often then.
 const STALL_CHECK: Duration = Duration::from_secs(1);
 
 /// The NBD side of one disk: its connections, and the meter `export`.
@@ -161,9 +159,9 @@ impl NbdDisk {
         if !self.ready.is_empty() || self.held.iter().any(could_go_on) {
             return Nanos::default();
         }
-        let in_line = !self.held.is_empty() && workspace.first_in_line.is_some();
-        let turn = if in_line { Nanos::now() + PATIENCE } else { Nanos::NEVER };
-        if is_short(reactor.buffers()) { turn.min(self.next_stall_check) } else { turn }
+        // Whose turn it is changes with time, and clients that do not move are to be found.
+        let somebody_waits = workspace.longest_wait().is_some();
+        if somebody_waits { Nanos::now() + PATIENCE } else { Nanos::NEVER }
     }
 
     /// Begins to close: nothing more is read, what is in flight is answered, then the clients are disconnected.
@@ -237,13 +235,12 @@ impl NbdDisk {
         }
     }
 
-    /// While memory is short, disconnects clients that have held some of it for longer than they may without moving.
+    /// While somebody waits for memory, disconnects clients that have held some for longer than they may without
+    /// moving.
     fn close_stalled(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
-        if !is_short(reactor.buffers()) {
-            return;
-        }
+        let Some(since) = workspace.longest_wait() else { return };
         let now = Nanos::now();
-        if now < self.next_stall_check {
+        if now - since < STALL_CHECK || now < self.next_stall_check {
             return;
         }
         self.next_stall_check = now + STALL_CHECK;
@@ -258,9 +255,4 @@ impl NbdDisk {
             }
         }
     }
-}
-
-/// Whether so much of the shard's memory is lent out that clients that do not move are in the way.
-fn is_short(pool: &BufferPool) -> bool {
-    pool.lent() > pool.limit() / 2
 }

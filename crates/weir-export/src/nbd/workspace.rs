@@ -38,7 +38,7 @@ pub struct Workspace {
     /// Bytes that connections keep of incomplete or waiting requests.
     pub(super) stashed: usize,
     /// The connection that has waited longest for memory, and since when.
-    pub(super) first_in_line: Option<(Token, Nanos)>,
+    first_in_line: Option<(Token, Nanos)>,
 }
 
 impl Workspace {
@@ -69,6 +69,11 @@ impl Workspace {
         if self.first_in_line.is_some_and(|(first, _)| first == who) {
             self.first_in_line = None;
         }
+    }
+
+    /// Since when the first in line has waited; `None` when nobody waits.
+    pub(super) fn longest_wait(&self) -> Option<Nanos> {
+        self.first_in_line.map(|(_, since)| since)
     }
 
     /// Whether a request has to let another pass, which would otherwise starve beside many smaller ones.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod handshake;
-
+mod hostile;
 mod interop;
 mod support;
+mod transmission;

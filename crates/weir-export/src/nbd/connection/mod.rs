@@ -31,8 +31,8 @@ pub struct Limits {
     pub bytes: usize,
     /// Connections to one disk.
     pub connections: usize,
-    /// How long a client may neither take its replies nor go on with a write, while it holds memory that is
-    /// short on the shard. Without shortage a client may stop as long as it likes: a suspended guest does.
+    /// How long a client may neither take its replies nor go on with a write while it holds memory that another
+    /// waits for. If nobody waits, it may stop as long as it likes: a suspended guest does.
     pub stall: Duration,
 }
 

@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use weir_export::nbd::protocol::{
     ChunkHeader, OPTION_MAGIC, OptionHeader, OptionReplyHeader, REQUEST_MAGIC, RequestHeader,
-    SIMPLE_REPLY_MAGIC, SimpleReply, command, option, option_reply, reply_type,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, command, option, option_reply, reply_flag,
+    reply_type,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A reply in the transmission phase.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Answer {
     pub cookie: u64,
     pub error: u32,
-    /// The data of a structured read, without its offset.
+    /// Data, extents or the error's words.
     pub data: Vec<u8>,
 }
 
@@ -25,7 +26,7 @@ pub struct RawClient {
 }
 
 /// Everything up to the transmission phase: greeting, flags, structured replies if wished, GO.
-pub fn negotiate(export: &str, structured: bool) -> Vec<u8> {
+fn negotiate(export: &str, structured: bool) -> Vec<u8> {
     let mut bytes = 3u32.to_be_bytes().to_vec();
     if structured {
         bytes.extend(option_bytes(option::STRUCTURED_REPLY, &[]));
@@ -44,6 +45,47 @@ fn option_bytes(option: u32, body: &[u8]) -> Vec<u8> {
         length: (body.len() as u32).into(),
     };
     [header.as_bytes(), body].concat()
+}
+
+/// All replies in `bytes`. Data of simple replies has the length that `length_of` tells for a cookie.
+pub fn answers(mut bytes: &[u8], length_of: impl Fn(u64) -> usize) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    while !bytes.is_empty() {
+        let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
+        answers.push(read_answer(&mut bytes, length_of(cookie)).unwrap());
+    }
+    answers
+}
+
+fn read_answer(stream: &mut impl Read, length: usize) -> io::Result<Answer> {
+    let head = read_bytes(stream, 16)?;
+    let simple = SimpleReply::read_from_bytes(&head).unwrap();
+    if simple.magic == SIMPLE_REPLY_MAGIC {
+        let error = simple.error.get();
+        let data = if error == 0 { read_bytes(stream, length)? } else { Vec::new() };
+        return Ok(Answer { cookie: simple.cookie.get(), error, data });
+    }
+    let header = ChunkHeader::read_from_bytes(&[head, read_bytes(stream, 4)?].concat()).unwrap();
+    assert_eq!(header.magic.get(), STRUCTURED_REPLY_MAGIC);
+    assert_eq!(header.flags.get(), reply_flag::DONE, "all replies have one chunk");
+    let body = read_bytes(stream, header.length.get() as usize)?;
+    let cookie = header.cookie.get();
+    Ok(match header.kind.get() {
+        reply_type::ERROR => {
+            assert_eq!(usize::from(u16::from_be_bytes([body[4], body[5]])), body.len() - 6);
+            let error = u32::from_be_bytes(body[..4].try_into().unwrap());
+            Answer { cookie, error, data: body[6..].to_vec() }
+        }
+        reply_type::OFFSET_DATA => Answer { cookie, error: 0, data: body[8..].to_vec() },
+        reply_type::BLOCK_STATUS => Answer { cookie, error: 0, data: body[4..].to_vec() },
+        other => panic!("a chunk of type {other}"),
+    })
+}
+
+fn read_bytes(stream: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl RawClient {
@@ -67,10 +109,6 @@ impl RawClient {
                 return client;
             }
         }
-    }
-
-    pub fn send_option(&mut self, option: u32, body: &[u8]) {
-        self.stream.write_all(&option_bytes(option, body)).unwrap();
     }
 
     /// Option, type and body of the next reply to an option.
@@ -97,31 +135,12 @@ impl RawClient {
     }
 
     pub fn read(&mut self, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        self.stream.read_exact(&mut bytes).unwrap();
-        bytes
+        read_bytes(&mut self.stream, length).unwrap()
     }
 
     /// The next reply; `length` is that of the data, if it is a successful simple reply to a read.
     pub fn answer(&mut self, length: usize) -> Answer {
-        let head = self.read(16);
-        let simple = SimpleReply::read_from_bytes(&head).unwrap();
-        if simple.magic == SIMPLE_REPLY_MAGIC {
-            let error = simple.error.get();
-            let data = if error == 0 { self.read(length) } else { Vec::new() };
-            return Answer { cookie: simple.cookie.get(), error, data };
-        }
-        let header = ChunkHeader::read_from_bytes(&[head, self.read(4)].concat()).unwrap();
-        let body = self.read(header.length.get() as usize);
-        let cookie = header.cookie.get();
-        match header.kind.get() {
-            reply_type::ERROR => {
-                let error = u32::from_be_bytes(body[..4].try_into().unwrap());
-                Answer { cookie, error, data: body[6..].to_vec() }
-            }
-            reply_type::OFFSET_DATA => Answer { cookie, error: 0, data: body[8..].to_vec() },
-            _ => Answer { cookie, error: 0, data: body },
-        }
+        read_answer(&mut self.stream, length).unwrap()
     }
 
     /// Whether the server has closed the connection, having said nothing more.

@@ -54,7 +54,7 @@ pub fn memory_file() -> File {
 }
 
 /// What the shard looks like from inside.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct State {
     pub connections: usize,
     pub in_flight: usize,
@@ -167,10 +167,6 @@ impl Server {
         &self.socket
     }
 
-    pub fn tcp(&self) -> SocketAddr {
-        self.tcp
-    }
-
     pub fn unix_uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
@@ -210,11 +206,6 @@ impl Server {
     /// Closes all disks: what is in flight is answered first.
     pub fn close(&mut self) {
         self.shard.shard.lock().unwrap().give(Order::Close);
-        self.join();
-    }
-
-    /// Blocks for ever.
-    pub fn serve(mut self) {
         self.join();
     }
 

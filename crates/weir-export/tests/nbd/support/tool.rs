@@ -38,11 +38,3 @@ pub fn scratch(directory: &tempfile::TempDir, name: &str) -> (PathBuf, String) {
     let text = path.to_str().expect("temporary paths are text").to_owned();
     (path, text)
 }
-
-/// Resident memory of this process, in bytes.
-pub fn memory_of() -> usize {
-    let status = std::fs::read_to_string("/proc/self/statm").expect("/proc is there");
-    let pages: usize =
-        status.split(' ').nth(1).and_then(|field| field.parse().ok()).expect("the format of statm");
-    pages * 4096
-}
