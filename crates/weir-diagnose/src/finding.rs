@@ -73,8 +73,8 @@ pub struct Point {
     pub p99_ns: Spread,
     /// 99.9th percentile of the latency, in nanoseconds.
     pub p99_9_ns: Spread,
-    /// The generator's CPU time per I/O, in nanoseconds.
-    pub cpu_ns_per_io: Spread,
+    /// The generator's CPU time per I/O, in nanoseconds; absent when some repeat does not know it.
+    pub cpu_ns_per_io: Option<Spread>,
 }
 
 /// A row that no finding rests on.
@@ -266,8 +266,14 @@ fn point(layer: usize, cell: &Cell, usable: &[Usable<'_>]) -> Option<Point> {
         p50_ns: spread(|row| row.p50_ns)?,
         p99_ns: spread(|row| row.p99_ns)?,
         p99_9_ns: spread(|row| row.p99_9_ns)?,
-        cpu_ns_per_io: spread(|row| row.cpu_seconds * 1e9 / row.ios as f64)?,
+        cpu_ns_per_io: cpu_per_io(&rows),
     })
+}
+
+fn cpu_per_io(rows: &[&Measurement]) -> Option<Spread> {
+    let per_io = |row: &&Measurement| row.cpu_seconds.map(|seconds| seconds * 1e9 / row.ios as f64);
+    let known: Option<Vec<f64>> = rows.iter().map(per_io).collect();
+    Spread::of(known?.into_iter())
 }
 
 fn steps(findings: &Findings, cell: &Cell, chain: &[usize]) -> Vec<Difference> {

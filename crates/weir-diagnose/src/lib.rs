@@ -2,6 +2,7 @@
 //!
 //! - [`cell`]: what is asked of a layer: block size, direction, pattern, queue depth.
 //! - [`plan`]: which layers and cells, how often, in which order; runs them and collects the rows.
+//! - [`load`]: layers that the load generator can reach by itself.
 //! - [`result`]: the rows and the environment, as JSON.
 //! - [`environment`]: the machine that measured, and the command to run it again.
 //! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
@@ -20,6 +21,7 @@ pub mod check;
 pub mod environment;
 pub mod finding;
 pub mod format;
+pub mod load;
 pub mod plan;
 pub mod report;
 pub mod result;

@@ -168,8 +168,9 @@ impl Plan {
     }
 }
 
-/// Runs the plan. `stop` is looked at before each run; when it is set, or a target says that it was
-/// interrupted, what was measured so far comes back, marked as interrupted.
+/// Runs the plan. When `stop` is set, or a target says that it was interrupted, what was measured so far
+/// comes back, marked as interrupted. `stop` is looked at before and after each run: a run during which it
+/// was set may have been cut short and is dropped.
 ///
 /// A run that fails is a row with its reason: one broken layer must not cost the others their numbers.
 ///
@@ -202,9 +203,9 @@ pub fn measure(
     for run in runs {
         let name = diagnosis.layers[run.layer].name.clone();
         progress(Progress::Starting { done: diagnosis.rows.len(), total, layer: &name, run });
-        let outcome =
-            if stop.load(Ordering::Relaxed) { None } else { run_one(&mut *targets[run.layer], &run.cell) };
-        let Some(outcome) = outcome else {
+        let stopped = || stop.load(Ordering::Relaxed);
+        let outcome = if stopped() { None } else { run_one(&mut *targets[run.layer], &run.cell) };
+        let Some(outcome) = outcome.filter(|_| !stopped()) else {
             diagnosis.interrupted = true;
             break;
         };

@@ -31,8 +31,9 @@ pub struct Measurement {
     pub ios: u64,
     /// I/Os that failed in the measured time.
     pub errors: u64,
-    /// CPU time that the generator's process used in the measured time, in seconds.
-    pub cpu_seconds: f64,
+    /// CPU time that the generator's own threads used in the measured time, in seconds; absent when they
+    /// did other work too.
+    pub cpu_seconds: Option<f64>,
     /// Bytes moved in the measured time.
     pub bytes: u64,
     /// The measured time, in seconds, without warm-up.

@@ -30,7 +30,7 @@ pub fn measurement(cell: &Cell, latency_ns: f64) -> Measurement {
         p99_9_ns: latency_ns * 7.0,
         ios,
         errors: 0,
-        cpu_seconds: ios as f64 * 4e-6,
+        cpu_seconds: Some(ios as f64 * 4e-6),
         bytes: ios * u64::from(cell.shape.block_bytes),
         runtime_seconds: 10.0,
     }

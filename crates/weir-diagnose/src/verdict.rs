@@ -74,12 +74,14 @@ struct Leader<'a> {
     to: usize,
     leads: Vec<&'a Difference>,
     cells_compared: usize,
+    /// Cells in which no step is a loss that can be told from none.
+    cells_without_loss: usize,
 }
 
 /// The step that is the greatest loss in the most cells; among equals, the one with the greatest factor.
 fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<Leader<'a>> {
     let mut leaders: Vec<Leader<'a>> = Vec::new();
-    let mut cells_compared = 0;
+    let (mut cells_compared, mut cells_with_loss) = (0, 0);
     for cell in &diagnosis.cells {
         let steps = || {
             findings.steps.iter().filter(|step| step.cell == *cell && step.judgement != Judgement::OneRepeat)
@@ -93,6 +95,7 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<L
             Quantity::Iops => step.loss_factor(),
         };
         let Some(greatest) = losses.max_by(|a, b| size(a).total_cmp(&size(b))) else { continue };
+        cells_with_loss += 1;
         match leaders.iter_mut().find(|leader| (leader.from, leader.to) == (greatest.from, greatest.to)) {
             Some(leader) => leader.leads.push(greatest),
             None => leaders.push(Leader {
@@ -100,6 +103,7 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<L
                 to: greatest.to,
                 leads: vec![greatest],
                 cells_compared: 0,
+                cells_without_loss: 0,
             }),
         }
     }
@@ -107,6 +111,7 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<L
         a.leads.len().cmp(&b.leads.len()).then_with(|| greatest_factor(a).total_cmp(&greatest_factor(b)))
     })?;
     leader.cells_compared = cells_compared;
+    leader.cells_without_loss = cells_compared - cells_with_loss;
     Some(leader)
 }
 
@@ -117,11 +122,13 @@ fn greatest_factor(leader: &Leader<'_>) -> f64 {
 fn name_step(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Verdict {
     let name = |layer: usize| &diagnosis.layers[layer].name;
     let headline = format!("The step from {} to {} costs most.", name(leader.from), name(leader.to));
-    let mut evidence = vec![format!(
-        "It is the greatest loss in {} of {} compared.",
-        leader.leads.len(),
-        plural(leader.cells_compared, "cell", "cells")
-    )];
+    let (leads, compared) = (leader.leads.len(), plural(leader.cells_compared, "cell", "cells"));
+    let mut evidence = vec![match leader.cells_without_loss {
+        0 => format!("It is the greatest loss in {leads} of {compared} compared."),
+        even => {
+            format!("It is the greatest loss in {leads} of {compared} compared; in {even} no loss shows.")
+        }
+    }];
     let worst = |quantity: Quantity| {
         let losses = leader.leads.iter().filter(move |step| step.quantity == quantity);
         losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))
@@ -129,6 +136,7 @@ fn name_step(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) ->
     evidence
         .extend([Quantity::Latency, Quantity::Iops].into_iter().filter_map(worst).map(|step| describe(step)));
     evidence.extend(elsewhere(diagnosis, findings, leader));
+    evidence.extend(whole_way(diagnosis, findings));
     evidence.extend(gains(diagnosis, findings));
     Verdict { standing: Standing::StepCosts, headline, evidence, cautions: Vec::new() }
 }
@@ -141,6 +149,19 @@ fn elsewhere(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) ->
         .filter(|step| step.judgement == Judgement::Cost && (step.from, step.to) != (leader.from, leader.to));
     let worst = others.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     Some(format!("The greatest loss elsewhere is {}", between(diagnosis, worst)))
+}
+
+/// Where the way has several steps: what all of them together cost at worst.
+fn whole_way(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
+    let losses = findings.whole_way.iter().filter(|way| way.judgement == Judgement::Cost);
+    let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
+    let name = |layer: usize| &diagnosis.layers[layer].name;
+    Some(format!(
+        "The whole way, from {} to {}, loses most here: {}",
+        name(worst.from),
+        name(worst.to),
+        describe(worst)
+    ))
 }
 
 fn gains(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
@@ -220,6 +241,7 @@ fn plural(number: usize, one: &str, many: &str) -> String {
 mod tests {
     use super::*;
     use crate::finding::find;
+    use crate::result::RunOutcome;
     use crate::sample::{self, Numbers};
 
     fn conclude_chain(layers: &[(&str, Numbers)]) -> Verdict {
@@ -234,6 +256,8 @@ mod tests {
         let evidence = verdict.evidence.join("\n");
         assert!(evidence.starts_with("It is the greatest loss in 8 of 8 cells compared."), "{evidence}");
         assert!(evidence.contains("median latency 38.0 µs → 92.0 µs (+54.0 µs, ×2.42)"), "{evidence}");
+        let whole = "The whole way, from backing to nbd export, loses most here: ";
+        assert!(evidence.contains(whole) && evidence.contains("(×0.62)"), "{evidence}");
         assert!(evidence.contains("greatest gain is from backing to accel write-back+1; 8K"), "{evidence}");
         assert!(verdict.cautions.is_empty());
     }
@@ -253,6 +277,21 @@ mod tests {
                 .evidence
                 .iter()
                 .any(|line| line.starts_with("The greatest loss elsewhere is from b to c; "))
+        );
+    }
+
+    #[test]
+    fn cells_in_which_no_loss_shows_are_counted() {
+        let mut diagnosis =
+            sample::chain(&[("backing", Numbers::steady(40e3)), ("export", Numbers::steady(90e3))]);
+        let even = diagnosis.cells[..3].to_vec();
+        for row in diagnosis.rows.iter_mut().filter(|row| even.contains(&row.cell)) {
+            row.outcome = RunOutcome::Measured(sample::measurement(&row.cell, 40e3));
+        }
+        let verdict = find(&diagnosis).verdict;
+        assert_eq!(
+            verdict.evidence[0],
+            "It is the greatest loss in 5 of 8 cells compared; in 3 no loss shows."
         );
     }
 

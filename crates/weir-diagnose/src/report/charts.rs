@@ -15,6 +15,9 @@ use crate::verdict;
 /// the chart is about the way.
 const ROOM_FOR_ALTERNATIVES: f64 = 1.5;
 
+/// Characters of a layer's name beside its numbers.
+const LONGEST_NAME: usize = 28;
+
 const BAR: f64 = 13.0;
 const THIN_BAR: f64 = 6.0;
 const ROW: f64 = 44.0;
@@ -64,7 +67,7 @@ fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<
     draw_alternatives(&mut drawing, &axis, &beside, quantity, &heading_of_alternatives(diagnosis));
     let (what, label): (&str, fn(f64) -> String) = match quantity {
         Quantity::Latency => ("Median latency by layer", tick_duration),
-        Quantity::Iops => ("IOPS by layer", format::count),
+        Quantity::Iops => ("IOPS by layer", tick_count),
     };
     let svg = drawing.finish(&axis, label, &format!("{what}: {cell}"));
     Some(Panel { title: cell.to_string(), svg })
@@ -89,8 +92,12 @@ fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quan
         let top = drawing.bottom() + if previous.is_some() { ROW - 18.0 - BAR } else { 0.0 };
         let y = top + 18.0;
         drawing.begin_group(&tip(bar));
-        label(drawing, bar, top + 12.0, ["name", "value"], quantity);
         let end = axis.place(bar.spread.median);
+        if let (Some(before), Quantity::Latency) = (previous, quantity) {
+            let start = axis.place(before);
+            drawing.line("link", (start, y - (ROW - BAR)), (start, y + BAR));
+        }
+        label(drawing, bar, top + 12.0, ["name", "value"], quantity);
         match (previous, bar.difference, quantity) {
             // A waterfall: what comes from below is pale, what this layer adds or saves is coloured.
             (Some(before), Some(difference), Quantity::Latency) => {
@@ -98,7 +105,6 @@ fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quan
                 drawing.rect("below", 0.0, y, start.min(end), BAR);
                 let width = (end - start).abs().max(1.5);
                 drawing.rect(class_of(difference.judgement), start.min(end), y, width, BAR);
-                drawing.line("link", (start, y - (ROW - BAR)), (start, y + BAR));
             }
             _ => drawing.rect("base", 0.0, y, end, BAR),
         }
@@ -147,10 +153,18 @@ fn draw_alternatives(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quant
     }
 }
 
+/// A name that leaves room for what stands beside it; the tip and the table have the whole one.
+fn clipped(name: &str, longest: usize) -> String {
+    if name.chars().count() <= longest {
+        return name.to_owned();
+    }
+    name.chars().take(longest - 1).chain(['…']).collect()
+}
+
 /// Name at the left; step and value at the right. The classes are those of name and value.
 fn label(drawing: &mut Drawing, bar: &Bar<'_>, baseline: f64, classes: [&str; 2], quantity: Quantity) {
     let [name_class, value_class] = classes;
-    drawing.text(name_class, 0.0, baseline, Anchor::Start, bar.name);
+    drawing.text(name_class, 0.0, baseline, Anchor::Start, &clipped(bar.name, LONGEST_NAME));
     let value = match quantity {
         Quantity::Latency => format::duration(bar.spread.median),
         Quantity::Iops => format::count(bar.spread.median),
@@ -234,7 +248,7 @@ fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option
             Position::AlternativeTo(_) => ("other", format!("or {}", entry.name)),
         };
         let top = drawing.bottom() + if drawing.bottom() > 0.0 { 12.0 } else { 0.0 };
-        drawing.text(class, 0.0, top + 12.0, Anchor::Start, &name);
+        drawing.text(class, 0.0, top + 12.0, Anchor::Start, &clipped(&name, 2 * LONGEST_NAME));
         for (line, point) in points.into_iter().enumerate() {
             dumbbell(&mut drawing, &axis, point, top + 25.0 + 17.0 * line as f64);
         }
@@ -282,6 +296,16 @@ fn tick_duration(nanoseconds: f64) -> String {
     format!("{} {unit}", (value * 100.0).round() / 100.0)
 }
 
+/// A round rate in the same way: `0`, `50k`, `2.5M`.
+fn tick_count(rate: f64) -> String {
+    let (value, unit) = match rate {
+        rate if rate < 999.5 => (rate, ""),
+        rate if rate < 999.5e3 => (rate / 1e3, "k"),
+        rate => (rate / 1e6, "M"),
+    };
+    format!("{}{unit}", (value * 100.0).round() / 100.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,10 +350,19 @@ mod tests {
     }
 
     #[test]
+    fn long_names_leave_room_for_the_numbers() {
+        assert_eq!(clipped("accel write-back+1", LONGEST_NAME), "accel write-back+1");
+        assert_eq!(clipped("größer als alles", 8), "größer …");
+    }
+
+    #[test]
     fn ticks_are_short() {
         assert_eq!(tick_duration(0.0), "0");
         assert_eq!(tick_duration(50e3), "50 µs");
         assert_eq!(tick_duration(2.5e6), "2.5 ms");
         assert_eq!(tick_duration(1e6), "1 ms");
+        assert_eq!(tick_count(50e3), "50k");
+        assert_eq!(tick_count(2.5e6), "2.5M");
+        assert_eq!(tick_count(0.0), "0");
     }
 }

@@ -115,9 +115,9 @@ impl Drawing {
         for &tick in axis.ticks() {
             let x = axis.place(tick);
             grid.line("grid", (x, top), (x, bottom));
-            let anchor = if x < axis.left + 14.0 {
+            let anchor = if x < 14.0 {
                 Anchor::Start
-            } else if x > axis.right - 14.0 {
+            } else if x > WIDTH - 14.0 {
                 Anchor::End
             } else {
                 Anchor::Middle
@@ -157,17 +157,18 @@ impl Axis {
         Axis { left, right, least: 0.0, most, logarithmic: false, ticks }
     }
 
-    /// From `least` to `most` (both above 0), ticks at powers of ten, or at 1, 2, 5 when these are few.
+    /// From `least` to `most` (both above 0), at most five ticks where powers of ten allow it.
     #[must_use]
     pub fn logarithmic(left: f64, right: f64, least: f64, most: f64) -> Axis {
         let most = most.max(least * 1.5);
         let decades = least.log10().floor() as i32..=most.log10().ceil() as i32;
-        let within = |tick: &f64| (least..=most).contains(tick);
-        let mut ticks: Vec<f64> = decades.clone().map(|power| 10_f64.powi(power)).filter(within).collect();
-        if ticks.len() < 3 {
-            let fine = decades.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
-            ticks = fine.filter(within).collect();
-        }
+        let ticks = |digits: &[f64]| -> Vec<f64> {
+            let all =
+                decades.clone().flat_map(|power| digits.iter().map(move |digit| digit * 10_f64.powi(power)));
+            all.filter(|tick| (least..=most).contains(tick)).collect()
+        };
+        let choices = [ticks(&[1.0, 2.0, 5.0]), ticks(&[1.0, 3.0])];
+        let ticks = choices.into_iter().find(|ticks| ticks.len() <= 5).unwrap_or_else(|| ticks(&[1.0]));
         Axis { left, right, least, most, logarithmic: true, ticks }
     }
 
@@ -231,6 +232,8 @@ mod tests {
         assert_eq!(axis.place(0.0), 0.0);
         let narrow = Axis::logarithmic(0.0, 100.0, 90e3, 600e3);
         assert_eq!(narrow.ticks(), [100e3, 200e3, 500e3]);
+        let wider = Axis::logarithmic(0.0, 100.0, 20e3, 4e6);
+        assert_eq!(wider.ticks(), [30e3, 100e3, 300e3, 1e6, 3e6]);
     }
 
     #[test]

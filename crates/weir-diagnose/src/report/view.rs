@@ -39,7 +39,7 @@ pub struct NumbersOfShape {
 /// A queue depth's columns.
 pub struct Depth {
     pub title: String,
-    pub columns: [&'static str; 6],
+    pub columns: &'static [&'static str],
 }
 
 /// A layer's line.
@@ -55,6 +55,8 @@ pub struct Number {
     pub text: String,
     pub remark: String,
     pub class: &'static str,
+    /// The first number of a queue depth, set off from those of the depth before.
+    pub begins_depth: bool,
 }
 
 /// The tables, one for each shape.
@@ -77,36 +79,46 @@ fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Numbers
     }
 }
 
-fn columns(cell: &Cell) -> [&'static str; 6] {
+fn columns(cell: &Cell) -> &'static [&'static str] {
     match Quantity::of(cell) {
-        Quantity::Latency => ["p50", "p99", "p99.9", "IOPS", "CPU per I/O", "step"],
-        Quantity::Iops => ["IOPS", "MiB/s", "p50", "p99", "CPU per I/O", "step"],
+        Quantity::Latency => &["p50", "p99", "p99.9", "IOPS", "step"],
+        Quantity::Iops => &["IOPS", "MiB/s", "p50", "p99", "CPU/IO", "step"],
     }
 }
 
-fn line_of(findings: &Findings, layer: usize, cell: &Cell) -> [Number; 6] {
-    let Some(point) = findings.point(layer, cell) else {
-        let missing = || Number { text: "–".to_owned(), class: "missing", ..Number::default() };
-        return std::array::from_fn(|_| missing());
+fn line_of(findings: &Findings, layer: usize, cell: &Cell) -> Vec<Number> {
+    let mut numbers = match findings.point(layer, cell) {
+        Some(point) => numbers_of(point, findings.difference_to(layer, cell)),
+        None => columns(cell)
+            .iter()
+            .map(|_| Number { text: "–".to_owned(), class: "missing", ..Number::default() })
+            .collect(),
     };
+    numbers[0].begins_depth = true;
+    numbers
+}
+
+fn numbers_of(point: &Point, difference: Option<&Difference>) -> Vec<Number> {
     let plain = |text: String| Number { text, ..Number::default() };
-    let step = findings.difference_to(layer, cell).map(step).unwrap_or_default();
-    let cpu = plain(format::duration(point.cpu_ns_per_io.median));
+    let step = difference.map(step).unwrap_or_default();
     let [p50, p99, p99_9] =
         [point.p50_ns, point.p99_ns, point.p99_9_ns].map(|spread| format::duration(spread.median));
     let iops = format::count(point.iops.median);
-    match Quantity::of(cell) {
+    match Quantity::of(&point.cell) {
         Quantity::Latency => {
-            [judged(p50, point, point.p50_ns.relative()), plain(p99), plain(p99_9), plain(iops), cpu, step]
+            vec![judged(p50, point, point.p50_ns.relative()), plain(p99), plain(p99_9), plain(iops), step]
         }
-        Quantity::Iops => [
-            judged(iops, point, point.iops.relative()),
-            plain(format::throughput(point.mib_per_s.median)),
-            plain(p50),
-            plain(p99),
-            cpu,
-            step,
-        ],
+        Quantity::Iops => {
+            let cpu = point.cpu_ns_per_io.map_or("–".to_owned(), |cpu| format::duration(cpu.median));
+            vec![
+                judged(iops, point, point.iops.relative()),
+                plain(format::throughput(point.mib_per_s.median)),
+                plain(p50),
+                plain(p99),
+                plain(cpu),
+                step,
+            ]
+        }
     }
 }
 
@@ -114,7 +126,7 @@ fn line_of(findings: &Findings, layer: usize, cell: &Cell) -> [Number; 6] {
 fn judged(text: String, point: &Point, spread: f64) -> Number {
     let remark =
         if point.repeats > 1 { format!("±{}", format::percent(spread)) } else { "1 repeat".to_owned() };
-    Number { text, remark, class: "judged" }
+    Number { text, remark, class: "judged", ..Number::default() }
 }
 
 fn step(difference: &Difference) -> Number {
@@ -205,8 +217,8 @@ pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
             format::percent(check::MOST_ABOVE_DEPTH),
             format::percent(check::MOST_BELOW_DEPTH)
         ),
-        "CPU per I/O is that of the process which generated the load. Where a layer runs in that process, its work \
-         is in the number."
+        "CPU/IO is that of the threads which generated the load, not that of the layers; a dash means that \
+         they did other work too."
             .to_owned(),
     ]
 }
@@ -239,9 +251,9 @@ mod tests {
         let tables = numbers(&diagnosis, &find(&diagnosis));
         assert_eq!(tables.len(), 4);
         for table in &tables {
-            assert!(table.rows.iter().all(|line| line.numbers.len() == 12));
+            assert!(table.rows.iter().all(|line| line.numbers.len() == 11));
             let export = &table.rows[5];
-            assert!(export.numbers[6..].iter().all(|number| number.text == "–"));
+            assert!(export.numbers[5..].iter().all(|number| number.text == "–"));
             assert_eq!(export.numbers[0].remark, "±3 %");
         }
     }
