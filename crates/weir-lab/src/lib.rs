@@ -1,3 +1,18 @@
-//! See the crate's description in Cargo.toml.
+//! Several nodes on one machine, faults at will. Tests, benchmarks and the demo stand on it.
+//!
+//! ```no_run
+//! use weir_lab::{Lab, LabConfig};
+//! let mut lab = Lab::up(&LabConfig::new("/tmp/lab", "target/release/weir"))?;
+//! lab.kill("n1")?;
+//! lab.start("n1")?;
+//! # Ok::<(), weir_lab::LabError>(())
+//! ```
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod error;
 pub mod guest;
+mod lab;
+pub mod process;
+
+pub use error::LabError;
+pub use lab::{Lab, LabConfig, LabNode, MOST_NODES, NodeReport};

@@ -1,1 +1,23 @@
-//! See the crate's description in Cargo.toml.
+//! Puts a node together from the parts.
+//!
+//! - [`config`], [`units`]: what a node is told;
+//! - [`run()`]: a node, from start to stop;
+//! - [`control`]: the control plane: ownership, takeover, configuration;
+//! - [`shard`]: the data path, on threads of its own;
+//! - [`peer`], [`exports`]: who connects, and where to;
+//! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod api;
+pub mod client;
+pub mod config;
+pub mod control;
+pub mod exports;
+pub mod http;
+pub mod operations;
+pub mod peer;
+mod run;
+pub mod shard;
+pub mod units;
+
+pub use run::{NodeError, run};

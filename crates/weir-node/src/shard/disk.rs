@@ -108,7 +108,9 @@ impl Disk {
             return Err("a load runs on this disk already; wait for its end");
         }
         if layer == LoadLayer::Backing && !self.accel.inner().is_clean() {
-            return Err("the write log is not empty, so the backing alone is not the disk; wait until it is clean");
+            return Err(
+                "the write log is not empty, so the backing alone is not the disk; wait until it is clean",
+            );
         }
         if layer == LoadLayer::Backing && workload.access.writes() && self.nbd.connections() > 0 {
             return Err("clients are connected: writing below the accelerator would go behind their back");

@@ -55,6 +55,7 @@ pub struct OpenDisk {
 
 /// To a shard.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the sentence above each variant names its fields")]
 pub enum Command {
     /// Open a disk that this node has just come to own in the registry.
     Open(Box<OpenDisk>, oneshot::Sender<Result<(), String>>),
@@ -88,7 +89,12 @@ pub enum Command {
     /// The meters of one disk, from the export down.
     Meters { disk: String, answer: oneshot::Sender<Option<Vec<LayerMeter>>> },
     /// Run a load straight onto a layer of an open disk.
-    Load { disk: String, layer: LoadLayer, workload: Box<Workload>, answer: oneshot::Sender<Result<Summary, String>> },
+    Load {
+        disk: String,
+        layer: LoadLayer,
+        workload: Box<Workload>,
+        answer: oneshot::Sender<Result<Summary, String>>,
+    },
     /// Close every disk (destaging first), then end the thread.
     Stop { done: oneshot::Sender<()> },
 }
@@ -105,6 +111,7 @@ pub enum LoadLayer {
 
 /// From a shard.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the sentence above each variant names its fields")]
 pub enum Notice {
     /// Commit `replicas` and `write_back` if the epoch is still `epoch`; answer with `Configured` or `NotConfigured`.
     WantConfiguration { disk: String, epoch: u64, replicas: Vec<String>, write_back: bool },

@@ -49,8 +49,11 @@ impl Shard {
         let (commands, queue) = mpsc::channel::<Command>(COMMANDS);
         let (ready, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("weir-shard-{number}")).spawn(move || {
-            let reactor_config =
-                ReactorConfig { buffer_limit: config.buffer_bytes, engine: config.engine, ..ReactorConfig::default() };
+            let reactor_config = ReactorConfig {
+                buffer_limit: config.buffer_bytes,
+                engine: config.engine,
+                ..ReactorConfig::default()
+            };
             match thread::ShardThread::new(reactor_config, config, queue, notices) {
                 Ok(mut shard) => {
                     // Nobody listening means that the starter is gone, and the queue with it.

@@ -187,10 +187,12 @@ impl ShardThread {
                 Some((_, one)) => one.close(&mut self.workspace, done),
                 None => answer(done, Ok(())),
             },
-            Command::LetGo { disk, done, .. } => match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
-                Some((_, one)) => one.let_go(&mut self.reactor, &mut self.workspace, done),
-                None => answer(done, ()),
-            },
+            Command::LetGo { disk, done, .. } => {
+                match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
+                    Some((_, one)) => one.let_go(&mut self.reactor, &mut self.workspace, done),
+                    None => answer(done, ()),
+                }
+            }
             Command::PeerConnected { disk, node, fd } => {
                 if let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) {
                     one.accel().peer_connected(&mut self.reactor, node, fd);
@@ -198,13 +200,15 @@ impl ShardThread {
             }
             Command::Replicate { disk, owner, fd, received } => self.replicate(disk, owner, fd, &received),
             Command::ForgetReplica { disk, below_epoch } => self.forget_replica(&disk, below_epoch),
-            Command::Attach { disk, client } => match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
+            Command::Attach { disk, client } => match self.disks.iter_mut().find(|(_, one)| one.name == disk)
+            {
                 Some((_, one)) if one.is_serving() => one.attach(*client, &mut self.workspace),
                 // Dropping the client disconnects it; it will ask the directory again.
                 _ => drop(client),
             },
             Command::Resize { disk, size, done } => {
-                let resized = self.find(&disk).map_or(Err("the disk is not open here".into()), |one| one.resize(size));
+                let resized =
+                    self.find(&disk).map_or(Err("the disk is not open here".into()), |one| one.resize(size));
                 answer(done, resized);
             }
             Command::Status { answer: to } => answer(to, self.status()),

@@ -1,0 +1,67 @@
+//! What can go wrong with a lab.
+
+use std::io;
+use std::path::PathBuf;
+
+use weir_node::api::ApiError;
+
+/// Why a lab did not do what it was asked. Says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// There is no lab in this directory.
+    #[error("there is no lab in {path}; `weir lab up --dir {path}` makes one", path = .0.display())]
+    NoLab(PathBuf),
+    /// There is one already.
+    #[error("a lab is running in {path}; `weir lab status` shows it, `weir lab down` ends it", path = .0.display())]
+    Running(PathBuf),
+    /// No node of this name.
+    #[error("the lab has no node {name:?}; it has {known}")]
+    NoNode {
+        /// The name.
+        name: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// The node is not in a state for this.
+    #[error("node {node} {state}")]
+    State {
+        /// The node.
+        node: String,
+        /// What it is instead, and what to do.
+        state: String,
+    },
+    /// What was asked for cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// A process ended, or did not get ready, right after its start.
+    #[error("{what} did not start: {reason}\nits log {log} ends with:\n{tail}", log = log.display())]
+    Start {
+        /// The process.
+        what: String,
+        /// What was seen.
+        reason: String,
+        /// Where it says more.
+        log: PathBuf,
+        /// The last lines.
+        tail: String,
+    },
+    /// The system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A node refused.
+    #[error("{error}{hint}", error = .0.message, hint = if .0.hint.is_empty() { String::new() } else { format!(" ({})", .0.hint) })]
+    Api(#[from] ApiError),
+}
+
+impl LabError {
+    /// For `map_err`: names what was tried.
+    pub fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> LabError {
+        let what = what.into();
+        move |source| LabError::System { what, source }
+    }
+}

@@ -1,0 +1,515 @@
+//! The lab: one registry and several nodes, each a process of its own.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use weir_block::Nanos;
+use weir_node::api::{ApiErrorKind, NodeStatus};
+use weir_node::client::Client;
+use weir_node::config::{
+    ApiConfig, Config, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+};
+use weir_node::units::{Period, Size};
+
+use crate::error::LabError;
+use crate::process::{ProcessId, ProcessState, spawn};
+
+/// Most nodes of one lab.
+pub const MOST_NODES: usize = 16;
+
+/// Longest path of a Unix socket, in bytes, with the zero at its end (unix(7)).
+const LONGEST_SOCKET_PATH: usize = 108;
+
+/// How long a process may take to get ready, and to end when asked to.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a lab is to be like.
+#[derive(Clone, Debug)]
+pub struct LabConfig {
+    /// Where its state, sockets and logs go. Created when missing.
+    pub dir: PathBuf,
+    /// The `weir` program.
+    pub program: PathBuf,
+    /// Nodes, 1 to [`MOST_NODES`]. They are called `n1`, `n2`, … and listen on 127.0.0.1, 127.0.0.2, ….
+    pub nodes: usize,
+    /// A node that the registry has not heard for this long counts as gone.
+    pub lease_ttl: Duration,
+    /// I/O of a silent former owner is taken to have ended after this long.
+    pub fence_grace: Duration,
+    /// A replica that has not answered for this long is replaced.
+    pub peer_deadline: Duration,
+    /// Threads for I/O, per node.
+    pub shards: usize,
+    /// Memory for requests under way, per shard.
+    pub buffers: Size,
+    /// Memory for each write log.
+    pub log: Size,
+}
+
+impl LabConfig {
+    /// Three nodes with short time-outs.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, program: impl Into<PathBuf>) -> LabConfig {
+        LabConfig {
+            dir: dir.into(),
+            program: program.into(),
+            nodes: 3,
+            lease_ttl: Duration::from_secs(2),
+            fence_grace: Duration::from_secs(10),
+            peer_deadline: Duration::from_secs(1),
+            shards: 1,
+            buffers: Size(64 << 20),
+            log: Size(64 << 20),
+        }
+    }
+}
+
+/// One node of a lab.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LabNode {
+    /// Its name.
+    pub name: String,
+    /// Its configuration file.
+    pub config: PathBuf,
+    /// Everything that it said.
+    pub log: PathBuf,
+    /// Its API.
+    pub api: PathBuf,
+    /// Its NBD export.
+    pub nbd_unix: PathBuf,
+    /// Its NBD export on TCP.
+    pub nbd_tcp: SocketAddr,
+    /// Its process; absent after `kill`.
+    pub process: Option<ProcessId>,
+}
+
+impl LabNode {
+    /// What its process is doing.
+    #[must_use]
+    pub fn process_state(&self) -> ProcessState {
+        self.process.map_or(ProcessState::Gone, |process| process.state())
+    }
+
+    /// A client of its API.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        Client::new(&self.api)
+    }
+}
+
+/// What `lab.json` holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct State {
+    program: PathBuf,
+    registry: ProcessId,
+    nodes: Vec<LabNode>,
+}
+
+/// What a node of the lab is doing, from outside and in its own words.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// The node.
+    #[serde(flatten)]
+    pub node: LabNode,
+    /// Its process.
+    pub state: ProcessState,
+    /// What it says itself; absent when it does not answer.
+    pub status: Option<NodeStatus>,
+}
+
+/// A running lab. Ends it when dropped, unless [`Lab::detach`]ed.
+#[derive(Debug)]
+pub struct Lab {
+    dir: PathBuf,
+    state: State,
+    /// Those that this process started: they must be waited for, or they stay as zombies.
+    children: HashMap<u32, Child>,
+    ends_with_us: bool,
+}
+
+impl Lab {
+    /// Starts a lab and waits until every node answers. It ends when the value is dropped.
+    ///
+    /// # Errors
+    /// One is running there, or a process does not start; its log's end is in the message.
+    pub fn up(config: &LabConfig) -> Result<Lab, LabError> {
+        if !(1..=MOST_NODES).contains(&config.nodes) {
+            return Err(LabError::Invalid(format!(
+                "a lab has 1 to {MOST_NODES} nodes, not {}",
+                config.nodes
+            )));
+        }
+        fs::create_dir_all(&config.dir)
+            .map_err(LabError::system(format!("creating {}", config.dir.display())))?;
+        let dir = fs::canonicalize(&config.dir).map_err(LabError::system("finding the lab's directory"))?;
+        if let Ok(former) = Lab::open(&dir) {
+            if former.processes().any(|process| process.state() != ProcessState::Gone) {
+                return Err(LabError::Running(dir));
+            }
+        }
+        let nodes =
+            (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect::<Result<Vec<_>, _>>()?;
+        let (child, registry) = start_registry(&config.program, &dir)?;
+        let state = State { program: config.program.clone(), registry, nodes };
+        let children = HashMap::from([(registry.pid, child)]);
+        let mut lab = Lab { dir, state, children, ends_with_us: true };
+        lab.save()?;
+        for index in 0..lab.state.nodes.len() {
+            lab.spawn_node(index)?;
+        }
+        for index in 0..lab.state.nodes.len() {
+            lab.wait_ready(index)?;
+        }
+        Ok(lab)
+    }
+
+    /// The lab in `dir`, running or not. It goes on when the value is dropped.
+    ///
+    /// # Errors
+    /// There is none, or its state is not understood.
+    pub fn open(dir: &Path) -> Result<Lab, LabError> {
+        let Ok(text) = fs::read_to_string(dir.join("lab.json")) else {
+            return Err(LabError::NoLab(dir.to_owned()));
+        };
+        let state = serde_json::from_str(&text).map_err(|error| {
+            LabError::Invalid(format!(
+                "{} is not understood: {error}; remove the directory",
+                dir.join("lab.json").display()
+            ))
+        })?;
+        Ok(Lab { dir: dir.to_owned(), state, children: HashMap::new(), ends_with_us: false })
+    }
+
+    /// Lets the lab go on after this process.
+    pub fn detach(mut self) {
+        self.ends_with_us = false;
+    }
+
+    /// Where it lives.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its nodes, by number.
+    #[must_use]
+    pub fn nodes(&self) -> &[LabNode] {
+        &self.state.nodes
+    }
+
+    /// One node.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn node(&self, name: &str) -> Result<&LabNode, LabError> {
+        self.index(name).map(|index| &self.state.nodes[index])
+    }
+
+    /// A client of one node's API.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn client(&self, name: &str) -> Result<Client, LabError> {
+        self.node(name).map(LabNode::client)
+    }
+
+    /// A client of the first node that runs.
+    ///
+    /// # Errors
+    /// None does.
+    pub fn any_client(&self) -> Result<Client, LabError> {
+        let running = self.nodes().iter().find(|node| node.process_state() == ProcessState::Running);
+        running.map(LabNode::client).ok_or_else(|| {
+            LabError::Invalid(format!(
+                "no node of the lab in {} runs; `weir lab start NODE`",
+                self.dir.display()
+            ))
+        })
+    }
+
+    /// What every node is doing.
+    #[must_use]
+    pub fn report(&self) -> Vec<NodeReport> {
+        let report = |node: &LabNode| {
+            let state = node.process_state();
+            // A paused node would let us wait for nothing.
+            let status = (state == ProcessState::Running).then(|| node.client().status().ok()).flatten();
+            NodeReport { node: node.clone(), state, status }
+        };
+        self.nodes().iter().map(report).collect()
+    }
+
+    /// What the registry's process is doing.
+    #[must_use]
+    pub fn registry_state(&self) -> ProcessState {
+        self.state.registry.state()
+    }
+
+    /// SIGKILL: the node is gone at once and does nothing more.
+    ///
+    /// # Errors
+    /// There is no such node, or it has ended before.
+    pub fn kill(&mut self, name: &str) -> Result<(), LabError> {
+        let index = self.index(name)?;
+        let process = self.running(index)?;
+        process.signal(Signal::KILL).map_err(LabError::system(format!("killing {name}")))?;
+        self.reap(process)?;
+        self.state.nodes[index].process = None;
+        self.save()
+    }
+
+    /// SIGSTOP: the node stands still and does not know it.
+    ///
+    /// # Errors
+    /// There is no such node, or it has ended.
+    pub fn pause(&self, name: &str) -> Result<(), LabError> {
+        let process = self.running(self.index(name)?)?;
+        process.signal(Signal::STOP).map_err(LabError::system(format!("pausing {name}")))
+    }
+
+    /// SIGCONT: the node goes on where it stood.
+    ///
+    /// # Errors
+    /// There is no such node, or it has ended.
+    pub fn resume(&self, name: &str) -> Result<(), LabError> {
+        let process = self.running(self.index(name)?)?;
+        process.signal(Signal::CONT).map_err(LabError::system(format!("resuming {name}")))
+    }
+
+    /// Starts a node that was killed, with the same configuration, and waits until it answers.
+    ///
+    /// # Errors
+    /// It runs, or does not start.
+    pub fn start(&mut self, name: &str) -> Result<(), LabError> {
+        let index = self.index(name)?;
+        if self.state.nodes[index].process_state() != ProcessState::Gone {
+            let state = "runs; `weir lab kill` first, or `weir lab resume` if it is paused".to_owned();
+            return Err(LabError::State { node: name.to_owned(), state });
+        }
+        self.spawn_node(index)?;
+        self.wait_ready(index)
+    }
+
+    /// Ends all processes: first by asking (the nodes destage what is dirty), then by SIGKILL.
+    ///
+    /// # Errors
+    /// A process cannot be ended.
+    pub fn down(mut self) -> Result<(), LabError> {
+        self.ends_with_us = false;
+        self.end(PATIENCE)?;
+        let state = self.dir.join("lab.json");
+        fs::remove_file(&state).map_err(LabError::system(format!("removing {}", state.display())))
+    }
+
+    fn end(&mut self, patience: Duration) -> Result<(), LabError> {
+        let nodes: Vec<_> = self.nodes().iter().filter_map(|node| node.process).collect();
+        let refused = || LabError::system("ending a process of the lab");
+        for process in &nodes {
+            process.signal(Signal::TERM).map_err(refused())?;
+            process.signal(Signal::CONT).map_err(refused())?;
+        }
+        let deadline = Nanos::now() + patience;
+        // The registry goes last: the nodes write to it while they end.
+        for process in nodes.into_iter().chain([self.state.registry]) {
+            process.signal(Signal::TERM).map_err(refused())?;
+            if !process.wait(deadline - Nanos::now()).map_err(refused())? {
+                process.signal(Signal::KILL).map_err(refused())?;
+            }
+            self.reap(process)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of a process and, when it is our child, for its exit status.
+    fn reap(&mut self, process: ProcessId) -> Result<(), LabError> {
+        let lost = || LabError::system(format!("waiting for process {}", process.pid));
+        if !process.wait(PATIENCE).map_err(lost())? {
+            return Err(LabError::Invalid(format!("process {} does not end; see `ps {0}`", process.pid)));
+        }
+        match self.children.remove(&process.pid) {
+            Some(mut child) => child.wait().map(|_| ()).map_err(lost()),
+            None => Ok(()),
+        }
+    }
+
+    fn processes(&self) -> impl Iterator<Item = ProcessId> {
+        self.state.nodes.iter().filter_map(|node| node.process).chain([self.state.registry])
+    }
+
+    fn index(&self, name: &str) -> Result<usize, LabError> {
+        self.state.nodes.iter().position(|node| node.name == name).ok_or_else(|| LabError::NoNode {
+            name: name.to_owned(),
+            known: self.state.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    fn running(&self, index: usize) -> Result<ProcessId, LabError> {
+        let node = &self.state.nodes[index];
+        match node.process {
+            Some(process) if process.state() != ProcessState::Gone => Ok(process),
+            _ => {
+                let state = "does not run; `weir lab start` starts it".to_owned();
+                Err(LabError::State { node: node.name.clone(), state })
+            }
+        }
+    }
+
+    fn spawn_node(&mut self, index: usize) -> Result<(), LabError> {
+        let node = &mut self.state.nodes[index];
+        let arguments = [OsStr::new("node"), OsStr::new("--config"), node.config.as_os_str()];
+        let (child, process) = spawn(&self.state.program, &arguments, &node.log)
+            .map_err(LabError::system(format!("starting {}", self.state.program.display())))?;
+        node.process = Some(process);
+        self.children.insert(process.pid, child);
+        let pid_file = self.dir.join(&self.state.nodes[index].name).join("pid");
+        fs::write(&pid_file, format!("{}\n", process.pid))
+            .map_err(LabError::system(format!("writing {}", pid_file.display())))?;
+        self.save()
+    }
+
+    fn wait_ready(&mut self, index: usize) -> Result<(), LabError> {
+        let node = &self.state.nodes[index];
+        let Some(process) = node.process else { return Ok(()) };
+        let client = node.client();
+        let ready = || match client.status() {
+            Err(error) if error.kind == ApiErrorKind::Unavailable => false,
+            Ok(status) => status.pid == process.pid,
+            Err(_) => true,
+        };
+        wait_until(process, &format!("node {}", node.name), &node.log, ready)
+    }
+
+    fn save(&self) -> Result<(), LabError> {
+        let path = self.dir.join("lab.json");
+        let fresh = self.dir.join("lab.json.new");
+        let text =
+            serde_json::to_string_pretty(&self.state).expect("the state holds nothing that JSON cannot");
+        fs::write(&fresh, text)
+            .and_then(|()| fs::rename(&fresh, &path))
+            .map_err(LabError::system(format!("writing {}", path.display())))
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.ends_with_us {
+            // Nothing in a lab is worth waiting for once its test has ended.
+            let processes: Vec<_> = self.processes().collect();
+            for process in &processes {
+                let _ = process.signal(Signal::KILL);
+            }
+            for process in processes {
+                let _ = self.reap(process);
+            }
+            let _ = fs::remove_file(self.dir.join("lab.json"));
+        }
+    }
+}
+
+/// Directory, free ports and configuration file of one node.
+fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, LabError> {
+    let name = format!("n{number}");
+    let home = dir.join(&name);
+    fs::create_dir_all(&home).map_err(LabError::system(format!("creating {}", home.display())))?;
+    let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, number as u8));
+    let (peers, nbd_tcp) = free_ports(address)?;
+    let node = LabNode {
+        config: home.join("weir.toml"),
+        log: home.join("log"),
+        api: home.join("api.sock"),
+        nbd_unix: home.join("nbd.sock"),
+        nbd_tcp,
+        process: None,
+        name: name.clone(),
+    };
+    if node.api.as_os_str().len() >= LONGEST_SOCKET_PATH {
+        let reason = format!(
+            "{} is too long for the path of a socket; choose a shorter directory",
+            node.api.display()
+        );
+        return Err(LabError::Invalid(reason));
+    }
+    let settings = Config {
+        name: name.clone(),
+        fault_domain: format!("rack-{number}"),
+        state_dir: home,
+        registry: RegistryConfig { socket: registry_socket(dir) },
+        lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
+        peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
+        nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
+        api: ApiConfig { socket: Some(node.api.clone()) },
+        resources: ResourcesConfig { shards: config.shards, buffers: config.buffers, log: config.log },
+    };
+    let text = toml::to_string(&settings).map_err(|error| LabError::Invalid(error.to_string()))?;
+    Config::parse(&text, &node.config).map_err(|error| LabError::Invalid(error.to_string()))?;
+    fs::write(&node.config, text).map_err(LabError::system(format!("writing {}", node.config.display())))?;
+    Ok(node)
+}
+
+/// Two ports that are free at present. Held together while they are chosen, so that they differ.
+fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
+    let listen =
+        || TcpListener::bind((address, 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let none = || LabError::system(format!("finding a free port on {address}"));
+    let ((first, _held), (second, _)) = (listen().map_err(none())?, listen().map_err(none())?);
+    Ok((first, second))
+}
+
+fn registry_socket(dir: &Path) -> PathBuf {
+    dir.join("registry.sock")
+}
+
+fn start_registry(program: &Path, dir: &Path) -> Result<(Child, ProcessId), LabError> {
+    let (socket, file, log) = (registry_socket(dir), dir.join("registry.db"), dir.join("registry.log"));
+    let arguments = [
+        OsStr::new("registry"),
+        OsStr::new("--socket"),
+        socket.as_os_str(),
+        OsStr::new("--file"),
+        file.as_os_str(),
+    ];
+    let (mut child, process) = spawn(program, &arguments, &log)
+        .map_err(LabError::system(format!("starting {}", program.display())))?;
+    match wait_until(process, "the registry", &log, || UnixStream::connect(&socket).is_ok()) {
+        Ok(()) => Ok((child, process)),
+        Err(error) => {
+            // It is of no use to anybody, and nobody else knows of it.
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
+    }
+}
+
+/// Polls until `ready`, the end of the process, or the end of our patience.
+fn wait_until(process: ProcessId, what: &str, log: &Path, ready: impl Fn() -> bool) -> Result<(), LabError> {
+    let deadline = Nanos::now() + PATIENCE;
+    while !ready() {
+        let reason = if process.state() == ProcessState::Gone {
+            "its process has ended".to_owned()
+        } else if Nanos::now() > deadline {
+            format!("it is not ready after {} s", PATIENCE.as_secs())
+        } else {
+            thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        return Err(LabError::Start { what: what.to_owned(), reason, log: log.to_owned(), tail: tail(log) });
+    }
+    Ok(())
+}
+
+/// The last lines of a log.
+fn tail(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}

@@ -1,0 +1,334 @@
+//! What the HTTP API says, in JSON. Shared by the server ([`crate::http`]) and the [`crate::client`].
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/status` | [`NodeStatus`] |
+//! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`VolumeView`] (list, one) |
+//! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`DiskView`] (list, one) |
+//! | `GET /v1/disks/NAME` | [`DiskView`] |
+//! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
+//! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
+//! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
+//! | `GET /v1/events` | list of [`EventView`], oldest first |
+//!
+//! Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use weir_block::{KindMeter, LayerMeter, RequestKind};
+use weir_load::Workload;
+
+use crate::shard::messages::{DiskStatus, LoadLayer};
+
+/// What the caller has to do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ApiErrorKind {
+    /// There is no such thing.
+    NotFound,
+    /// There is one already.
+    Exists,
+    /// The request itself is wrong.
+    Invalid,
+    /// Not in the state that things are in, or not without being told so explicitly.
+    Refused,
+    /// Not now: the registry or a node cannot be reached. Try again.
+    Unavailable,
+    /// The storage or the system failed.
+    Failed,
+}
+
+/// An error that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// What the caller has to do, as a word.
+    pub kind: ApiErrorKind,
+    /// What is wrong, and where.
+    pub message: String,
+    /// What to do; empty when the message says it.
+    pub hint: String,
+}
+
+impl ApiError {
+    /// An error without a hint.
+    pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> ApiError {
+        ApiError { kind, message: message.into(), hint: String::new() }
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> ApiError {
+        self.hint = hint.into();
+        self
+    }
+}
+
+/// What a node says about itself and the cluster as it sees it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its name.
+    pub node: String,
+    /// What fails together with it.
+    pub fault_domain: String,
+    /// Number of this process; grows with each start.
+    pub incarnation: u64,
+    /// Process id.
+    pub pid: u32,
+    /// Version of Weir.
+    pub version: String,
+    /// `connected`, or why the registry is not reached.
+    pub registry: String,
+    /// Nodes that the registry knows of, by name.
+    pub nodes: Vec<NodeView>,
+    /// All disks, by name.
+    pub disks: Vec<DiskView>,
+    /// Replicas that this node keeps for other owners.
+    pub replicas: Vec<DiskStatus>,
+    /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`.
+    pub exports: Vec<String>,
+}
+
+/// A node, as the registry has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// What fails together with it.
+    pub fault_domain: String,
+    /// `up`, or `down` for a node that still owns something.
+    pub state: String,
+    /// Address for replication; empty when down.
+    pub peer_address: String,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeView {
+    /// Its name.
+    pub name: String,
+    /// Kind of backing: `dir`.
+    pub kind: String,
+    /// Where it is, on every node.
+    pub path: PathBuf,
+    /// Disks in it.
+    pub disks: usize,
+}
+
+/// A disk: what the registry says, and what its owner says when that is the node asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DiskView {
+    /// Its name.
+    pub name: String,
+    /// The volume that holds it.
+    pub volume: String,
+    /// Bytes.
+    pub size: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// Requested policy.
+    pub requested: String,
+    /// Effective policy; empty when the disk is not open.
+    pub effective: String,
+    /// The node that it is open on.
+    pub owner: Option<String>,
+    /// The fencing token (P2).
+    pub epoch: u64,
+    /// Current replica set.
+    pub replicas: Vec<String>,
+    /// `closed`, `serving`, `waiting`, `unavailable`, or `owned` when another node has to be asked.
+    pub state: String,
+    /// Why it is not simply serving; empty otherwise.
+    pub reason: String,
+    /// Where it is exported.
+    pub uris: Vec<String>,
+    /// Watermarks and the like, when the node asked is the owner.
+    pub detail: Option<DiskStatus>,
+}
+
+/// Makes a volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolume {
+    /// Its name.
+    pub name: String,
+    /// Kind of backing: `dir`.
+    pub kind: String,
+    /// Where it is, on every node: an existing directory.
+    pub path: PathBuf,
+}
+
+/// Makes a disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateDisk {
+    /// Its name.
+    pub name: String,
+    /// The volume to put it in.
+    pub volume: String,
+    /// Bytes.
+    pub size: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// `write-through` or `write-back+N`.
+    pub policy: String,
+}
+
+/// Changes the requested policy, on line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetPolicy {
+    /// `write-through` or `write-back+N`.
+    pub policy: String,
+}
+
+/// Makes a node the disk's owner, if it has none.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Export {
+    /// The node; absent: the one asked.
+    #[serde(default)]
+    pub on: Option<String>,
+    /// Open a disk whose log is lost: acknowledged writes are missing.
+    #[serde(default)]
+    pub accept_loss: bool,
+}
+
+/// Grows a disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    /// Bytes; not less than now.
+    pub size: u64,
+}
+
+/// Deletes a disk and its data.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Delete {
+    /// Also when clients are connected.
+    #[serde(default)]
+    pub force: bool,
+    /// Only say what would be deleted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What was, or would be, deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deleted {
+    /// The disk.
+    pub disk: String,
+    /// Its file.
+    pub path: PathBuf,
+    /// Bytes that the file occupies.
+    pub allocated: u64,
+    /// False for a dry run.
+    pub done: bool,
+}
+
+/// Runs a load on a layer of a disk that the node asked has open.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunLoad {
+    /// Where.
+    pub layer: LoadLayer,
+    /// What.
+    pub workload: Workload,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventView {
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// The node that tells it.
+    pub node: String,
+    /// What it is about: a disk, a node; may be empty.
+    pub subject: String,
+    /// What kind of event, a word.
+    pub kind: String,
+    /// The sentence.
+    pub text: String,
+}
+
+/// What one layer did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MeterView {
+    /// `export`, `accel`, `backing`, …
+    pub layer: String,
+    /// Requests in flight now.
+    pub in_flight: u64,
+    /// Integral of the number in flight, in request-seconds.
+    pub occupancy: f64,
+    /// The kinds that were seen.
+    pub kinds: Vec<KindView>,
+}
+
+/// What one layer did with one kind of request. Latencies in microseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KindView {
+    /// `read`, `write`, …
+    pub kind: RequestKind,
+    /// Requests taken.
+    pub arrivals: u64,
+    /// Answered with success.
+    pub completions: u64,
+    /// Answered with an error.
+    pub errors: u64,
+    /// Bytes of successful requests.
+    pub bytes: u64,
+    /// Extra requests made out of one.
+    pub splits: u64,
+    /// Requests saved by joining.
+    pub merges: u64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Median.
+    pub p50_us: f64,
+    /// 99 of 100 were faster.
+    pub p99_us: f64,
+    /// 999 of 1000 were faster.
+    pub p999_us: f64,
+    /// The slowest.
+    pub max_us: f64,
+}
+
+impl From<&LayerMeter> for MeterView {
+    fn from(meter: &LayerMeter) -> MeterView {
+        let kinds = RequestKind::ALL.iter().map(|&kind| (kind, meter.meter.kind(kind)));
+        MeterView {
+            layer: meter.layer.to_owned(),
+            in_flight: meter.meter.in_flight(),
+            occupancy: meter.meter.occupancy() as f64 / 1e9,
+            kinds: kinds
+                .filter(|(_, seen)| seen.arrivals > 0)
+                .map(|(kind, seen)| KindView::new(kind, seen))
+                .collect(),
+        }
+    }
+}
+
+impl KindView {
+    fn new(kind: RequestKind, seen: &KindMeter) -> KindView {
+        let quantile = |q: f64| seen.latency.value_at_quantile(q) as f64 / 1e3;
+        KindView {
+            kind,
+            arrivals: seen.arrivals,
+            completions: seen.completions,
+            errors: seen.errors,
+            bytes: seen.bytes,
+            splits: seen.splits,
+            merges: seen.merges,
+            mean_us: seen.latency.mean() / 1e3,
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            p999_us: quantile(0.999),
+            max_us: seen.latency.max() as f64 / 1e3,
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! A blocking client of a node's API, for the command line, the lab and tests.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use weir_cluster::records::check_name;
+
+use crate::api::{
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
+    MeterView, NodeStatus, Resize, RunLoad, SetPolicy, VolumeView,
+};
+
+/// Longest answer that is read, in bytes.
+const LONGEST_ANSWER: usize = 64 << 20;
+
+/// How long an ordinary request may take. Loads take their own time on top.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node's API at a Unix socket. One connection for each request; not for use inside an async runtime.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the node whose API is at `socket`. Does not connect yet.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Client {
+        Client { socket: socket.into() }
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What the node says about itself and the cluster.
+    ///
+    /// # Errors
+    /// This, like all calls: what the node answered, or `unavailable` when it cannot be reached.
+    pub fn status(&self) -> Result<NodeStatus, ApiError> {
+        self.get("/v1/status")
+    }
+
+    /// All volumes.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn volumes(&self) -> Result<Vec<VolumeView>, ApiError> {
+        self.get("/v1/volumes")
+    }
+
+    /// Makes a volume.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn create_volume(&self, volume: &CreateVolume) -> Result<VolumeView, ApiError> {
+        self.post("/v1/volumes", volume)
+    }
+
+    /// All disks.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn disks(&self) -> Result<Vec<DiskView>, ApiError> {
+        self.get("/v1/disks")
+    }
+
+    /// One disk.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn disk(&self, name: &str) -> Result<DiskView, ApiError> {
+        self.get(&of_disk(name, ""))
+    }
+
+    /// Makes a disk.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn create_disk(&self, disk: &CreateDisk) -> Result<DiskView, ApiError> {
+        self.post("/v1/disks", disk)
+    }
+
+    /// Changes the requested policy.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn set_policy(&self, name: &str, policy: &str) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(name, "/policy"), &SetPolicy { policy: policy.to_owned() })
+    }
+
+    /// Makes a node the disk's owner.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn export(&self, name: &str, export: &Export) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(name, "/export"), export)
+    }
+
+    /// Grows a disk to `size` bytes.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn resize(&self, name: &str, size: u64) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(name, "/resize"), &Resize { size })
+    }
+
+    /// Deletes a disk and its data.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn delete(&self, name: &str, delete: &Delete) -> Result<Deleted, ApiError> {
+        self.post(&of_disk(name, "/delete"), delete)
+    }
+
+    /// The meters of a disk that is open on this node, from the top.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn meters(&self, name: &str) -> Result<Vec<MeterView>, ApiError> {
+        self.get(&of_disk(name, "/meters"))
+    }
+
+    /// Runs a load on a layer of a disk that is open on this node, and waits for its end.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn load(&self, name: &str, load: &RunLoad) -> Result<weir_load::Summary, ApiError> {
+        // A load without a runtime is one pass over the disk: nobody knows how long that takes.
+        let own =
+            load.workload.runtime.map_or(Duration::from_secs(3600), |runtime| runtime + load.workload.warmup);
+        let body = encode(load)?;
+        self.call(Method::POST, &of_disk(name, "/load"), body, PATIENCE + own)
+    }
+
+    /// What happened lately, oldest first.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn events(&self) -> Result<Vec<EventView>, ApiError> {
+        self.get("/v1/events")
+    }
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
+        self.call(Method::GET, path, Vec::new(), PATIENCE)
+    }
+
+    fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ApiError> {
+        self.call(Method::POST, path, encode(body)?, PATIENCE)
+    }
+
+    fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        patience: Duration,
+    ) -> Result<T, ApiError> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+                ApiError::new(ApiErrorKind::Failed, format!("cannot start a runtime: {error}"))
+            })?;
+        let (status, answer) = runtime.block_on(patiently(&self.socket, method, path, body, patience))?;
+        decode(&self.socket, status, &answer)
+    }
+}
+
+/// Asks another node's API for something about a disk; for use inside an async runtime.
+pub(crate) async fn ask<T: DeserializeOwned>(
+    socket: &Path,
+    disk: &str,
+    what: &str,
+    body: &impl Serialize,
+) -> Result<T, ApiError> {
+    let path = of_disk(disk, &format!("/{what}"));
+    let (status, answer) = patiently(socket, Method::POST, &path, encode(body)?, PATIENCE).await?;
+    decode(socket, status, &answer)
+}
+
+fn of_disk(name: &str, what: &str) -> String {
+    // A name that is none could make another path of it; '-' begins no name and so finds nothing.
+    let name = if check_name(name).is_ok() { name } else { "-" };
+    format!("/v1/disks/{name}{what}")
+}
+
+fn encode(body: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(body).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))
+}
+
+fn decode<T: DeserializeOwned>(socket: &Path, status: StatusCode, answer: &[u8]) -> Result<T, ApiError> {
+    let not_understood = |error: serde_json::Error| {
+        let message = format!("the answer of {} is not understood: {error}", socket.display());
+        ApiError::new(ApiErrorKind::Failed, message).hint("node and command must be of the same version")
+    };
+    if status.is_success() {
+        return serde_json::from_slice(answer).map_err(not_understood);
+    }
+    Err(serde_json::from_slice::<ApiError>(answer).unwrap_or_else(not_understood))
+}
+
+async fn patiently(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+    patience: Duration,
+) -> Result<(StatusCode, Bytes), ApiError> {
+    let answered = tokio::time::timeout(patience, exchange(socket, method, path, body)).await;
+    answered.unwrap_or_else(|_| {
+        let seconds = patience.as_secs();
+        let message = format!("the node at {} has not answered for {seconds} s", socket.display());
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("its log says what it is waiting for"))
+    })
+}
+
+async fn exchange(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<(StatusCode, Bytes), ApiError> {
+    let lost = |error: &dyn std::fmt::Display| {
+        ApiError::new(
+            ApiErrorKind::Unavailable,
+            format!("no answer from the node at {}: {error}", socket.display()),
+        )
+        .hint("is it running? `weir lab status` or `systemctl status weir` tells; its log says why not")
+    };
+    let stream = UnixStream::connect(socket).await.map_err(|error| lost(&error))?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| lost(&error))?;
+    let connection = tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "weir")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+    let response = sender.send_request(request).await.map_err(|error| lost(&error))?;
+    let status = response.status();
+    let answer =
+        Limited::new(response.into_body(), LONGEST_ANSWER).collect().await.map_err(|error| lost(&error))?;
+    connection.abort();
+    Ok((status, answer.to_bytes()))
+}

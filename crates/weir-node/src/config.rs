@@ -1,0 +1,322 @@
+//! The node's configuration: one TOML file, every key documented in `weir.toml` beside this file.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weir_cluster::records::check_name;
+
+use crate::units::{Period, Size};
+
+/// The example file: every key, its meaning and its default.
+pub const EXAMPLE: &str = include_str!("weir.toml");
+
+/// What a node is told. Documentation of the keys: [`EXAMPLE`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of this node, unique in the cluster.
+    pub name: String,
+    /// What fails together with this node.
+    #[serde(default = "default_fault_domain")]
+    pub fault_domain: String,
+    /// Where the node keeps what is its own.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// Where the cluster agrees on who owns what.
+    #[serde(default)]
+    pub registry: RegistryConfig,
+    /// How long silence is taken for what.
+    #[serde(default)]
+    pub lease: LeaseConfig,
+    /// Replication between nodes.
+    #[serde(default)]
+    pub peers: PeersConfig,
+    /// The NBD export.
+    #[serde(default)]
+    pub nbd: NbdConfig,
+    /// The HTTP API.
+    #[serde(default)]
+    pub api: ApiConfig,
+    /// Threads and memory.
+    #[serde(default)]
+    pub resources: ResourcesConfig,
+}
+
+/// `[registry]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RegistryConfig {
+    /// Unix socket of the registry.
+    pub socket: PathBuf,
+}
+
+/// `[lease]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaseConfig {
+    /// A node not heard of for this long counts as gone.
+    pub ttl: Period,
+    /// I/O of a silent former owner is taken to have ended after this long (P4).
+    pub fence_grace: Period,
+}
+
+/// `[peers]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PeersConfig {
+    /// Address for other nodes' replication.
+    pub listen: SocketAddr,
+    /// A replica that has not answered for this long is replaced (P9).
+    pub deadline: Period,
+}
+
+/// `[nbd]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NbdConfig {
+    /// Unix socket; absent: `nbd.sock` in the state directory; empty: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unix: Option<PathBuf>,
+    /// TCP addresses.
+    pub tcp: Vec<SocketAddr>,
+}
+
+/// `[api]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ApiConfig {
+    /// Unix socket; absent: `api.sock` in the state directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+}
+
+/// `[resources]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ResourcesConfig {
+    /// Threads for I/O.
+    pub shards: usize,
+    /// Memory for requests under way, per shard.
+    pub buffers: Size,
+    /// Memory for one disk's write log.
+    pub log: Size,
+}
+
+fn default_fault_domain() -> String {
+    "default".to_owned()
+}
+
+fn default_state_dir() -> PathBuf {
+    PathBuf::from("/var/lib/weir")
+}
+
+impl Default for RegistryConfig {
+    fn default() -> RegistryConfig {
+        RegistryConfig { socket: PathBuf::from("/run/weir/registry.sock") }
+    }
+}
+
+impl Default for LeaseConfig {
+    fn default() -> LeaseConfig {
+        LeaseConfig { ttl: Period(Duration::from_secs(5)), fence_grace: Period(Duration::from_secs(120)) }
+    }
+}
+
+impl Default for PeersConfig {
+    fn default() -> PeersConfig {
+        PeersConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7420)),
+            deadline: Period(Duration::from_secs(1)),
+        }
+    }
+}
+
+impl Default for ResourcesConfig {
+    fn default() -> ResourcesConfig {
+        ResourcesConfig { shards: 1, buffers: Size(256 << 20), log: Size(64 << 20) }
+    }
+}
+
+/// Why a configuration cannot be used. Says where and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}; `weir node --print-config` prints an example", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not TOML, or has an unknown key or a value of the wrong form.
+    #[error("{path}: {message}\n`weir node --print-config` shows every key", path = path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Line, key and reason.
+        message: String,
+    },
+    /// A value is outside its range.
+    #[error("{path}: {key} = {value}: {reason}", path = path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The key, with its table.
+        key: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What it may be.
+        reason: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, does not parse, or has a value outside its range.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Config::parse(&text, path)
+    }
+
+    /// Checks the text of a file; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text)
+            .map_err(|error| ConfigError::Parse { path: path.to_owned(), message: error.to_string() })?;
+        config.check().map_err(|(key, value, reason)| ConfigError::Value {
+            path: path.to_owned(),
+            key,
+            value,
+            reason,
+        })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String, String)> {
+        let bad = |key, value: &dyn std::fmt::Display, reason: String| Err((key, value.to_string(), reason));
+        for (key, name) in [("name", &self.name), ("fault_domain", &self.fault_domain)] {
+            if let Err(error) = check_name(name) {
+                return bad(key, name, error.to_string());
+            }
+        }
+        let (ms, second, minute) =
+            (Duration::from_millis(1), Duration::from_secs(1), Duration::from_secs(60));
+        for (key, period, least, most) in [
+            ("lease.ttl", self.lease.ttl, 500 * ms, 5 * minute),
+            ("lease.fence_grace", self.lease.fence_grace, second, 60 * minute),
+            ("peers.deadline", self.peers.deadline, 50 * ms, minute),
+        ] {
+            if !(least..=most).contains(&period.0) {
+                return bad(key, &period, format!("it must be {} to {}", Period(least), Period(most)));
+            }
+        }
+        for (key, size, least, most) in [
+            ("resources.buffers", self.resources.buffers, 8 << 20, 64 << 30),
+            ("resources.log", self.resources.log, 1 << 20, 64 << 30),
+        ] {
+            if !(least..=most).contains(&size.0) || !size.0.is_multiple_of(4096) {
+                let range = format!("it must be a multiple of 4 KiB from {} to {}", Size(least), Size(most));
+                return bad(key, &size, range);
+            }
+        }
+        if !(1..=64).contains(&self.resources.shards) {
+            return bad("resources.shards", &self.resources.shards, "it must be 1 to 64".to_owned());
+        }
+        if !self.state_dir.is_absolute() {
+            return bad("state_dir", &self.state_dir.display(), "it must be an absolute path".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The API's socket.
+    #[must_use]
+    pub fn api_socket(&self) -> PathBuf {
+        self.api.socket.clone().unwrap_or_else(|| self.state_dir.join("api.sock"))
+    }
+
+    /// The NBD export's Unix socket, when there is one.
+    #[must_use]
+    pub fn nbd_socket(&self) -> Option<PathBuf> {
+        match &self.nbd.unix {
+            None => Some(self.state_dir.join("nbd.sock")),
+            Some(path) if path.as_os_str().is_empty() => None,
+            Some(path) => Some(path.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("weir.toml"))
+    }
+
+    /// The example with every commented key switched on.
+    fn everything() -> String {
+        let is_key = |line: &str| {
+            line.split_once(" = ")
+                .is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
+        };
+        EXAMPLE
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|rest| is_key(rest)).unwrap_or(line))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    #[test]
+    fn the_example_shows_the_defaults() {
+        let minimal = parse("name = \"n1\"").unwrap();
+        assert_eq!(parse(EXAMPLE).unwrap(), minimal);
+        let mut full = parse(&everything()).unwrap();
+        assert_eq!(full.nbd_socket(), minimal.nbd_socket());
+        assert_eq!(full.api_socket(), minimal.api_socket());
+        (full.nbd.unix, full.api.socket) = (None, None);
+        assert_eq!(full, minimal);
+    }
+
+    #[test]
+    fn the_example_has_every_key() {
+        let mut config = parse("name = \"n1\"").unwrap();
+        (config.nbd.unix, config.api.socket) = (Some("/a".into()), Some("/b".into()));
+        let all = everything();
+        let keys: Vec<_> = toml::to_string(&config)
+            .unwrap()
+            .lines()
+            .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
+            .collect();
+        assert_eq!(keys.len(), 14, "a new key: extend this test's count and the example");
+        for key in keys {
+            assert!(
+                all.lines().any(|line| line.starts_with(&format!("{key} = "))),
+                "{key} is not in the example"
+            );
+        }
+    }
+
+    #[test]
+    fn errors_name_the_line_the_key_and_the_remedy() {
+        let error = parse("name = \"n1\"\nshard = 2\n").unwrap_err().to_string();
+        assert!(
+            error.contains("line 2") && error.contains("shard") && error.contains("--print-config"),
+            "{error}"
+        );
+        let error = parse("name = \"n1\"\n[lease]\nttl = \"5\"").unwrap_err().to_string();
+        assert!(error.contains("line 3") && error.contains("5 s"), "{error}");
+        let error = parse("name = \"n1\"\n[lease]\nttl = \"1 ms\"").unwrap_err().to_string();
+        assert!(error.contains("lease.ttl") && error.contains("500 ms to 5 min"), "{error}");
+        let error = parse("name = \"a b\"").unwrap_err().to_string();
+        assert!(error.contains("letters"), "{error}");
+        let error = Config::load(Path::new("/nonexistent/weir.toml")).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/weir.toml") && error.contains("--print-config"), "{error}");
+    }
+}

@@ -1,0 +1,322 @@
+//! What this node has to do about one disk. Pure: the records, what is open here and the time come in, one decision
+//! comes out.
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_cluster::ownership::{Gone, OwnerGone};
+use weir_cluster::placement::{Live, successor};
+use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef};
+
+/// After the end of a process was seen, the kernel may still be finishing what the process had handed to it. This is
+/// how long it gets on the same machine (P4).
+pub const SETTLE: Duration = Duration::from_secs(1);
+
+/// What is here of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    /// Not open.
+    Closed,
+    /// Open, configured as of this epoch.
+    Open {
+        /// The epoch that the shard knows.
+        epoch: u64,
+    },
+}
+
+/// How the I/O of a former owner is known to have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// Nothing is known.
+    None,
+    /// Its process is under `stopped/`.
+    Stopped,
+    /// It has said so itself, under `released/`.
+    Released,
+}
+
+/// What a decision rests on.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation<'a> {
+    /// This process.
+    pub me: &'a NodeRef,
+    /// The nodes whose lease stands.
+    pub live: &'a Live,
+    /// What is here.
+    pub local: Local,
+    /// Whether the owner is under `stopped/`.
+    pub owner_stopped: bool,
+    /// Since when this node has seen the owner without a lease.
+    pub owner_gone_since: Option<Nanos>,
+    /// Now.
+    pub now: Nanos,
+    /// How long a silent owner may still have I/O under way.
+    pub fence_grace: Duration,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing, until something changes.
+    Nothing,
+    /// Nothing, until then.
+    WaitUntil(Nanos),
+    /// The owner is gone and this node is next: take over on this evidence, by compare-and-swap.
+    TakeOver(OwnerGone),
+    /// This process owns the disk and does not have it open: open it.
+    Open,
+    /// It is open and ours, and the record has moved on: tell the shard.
+    Configure,
+    /// It is open and another's (P2): end all I/O.
+    LetGo {
+        /// The record's epoch.
+        epoch: u64,
+    },
+    /// Nobody can take over without losing acknowledged writes. Says why, for the operator.
+    Unavailable(String),
+}
+
+/// Whether this very process lives.
+#[must_use]
+pub fn is_live(live: &Live, node: &NodeRef) -> bool {
+    live.get(&node.node).is_some_and(|record| record.incarnation == node.incarnation)
+}
+
+/// Decides. `record` is `None` when the disk was deleted.
+#[must_use]
+pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decision {
+    let Situation { me, live, local, .. } = *situation;
+    let Some(record) = record else {
+        return match local {
+            Local::Open { epoch } => Decision::LetGo { epoch: epoch + 1 },
+            Local::Closed => Decision::Nothing,
+        };
+    };
+    let mine = record.owner.as_ref() == Some(me);
+    match (local, mine) {
+        (Local::Open { epoch }, true) if epoch < record.epoch => Decision::Configure,
+        (Local::Open { .. }, true) => Decision::Nothing,
+        (Local::Open { epoch }, false) if epoch <= record.epoch => Decision::LetGo { epoch: record.epoch },
+        // What is seen here of the registry lags behind what this process has just committed.
+        (Local::Open { .. }, false) => Decision::Nothing,
+        (Local::Closed, true) => Decision::Open,
+        (Local::Closed, false) => match &record.owner {
+            Some(owner) if !is_live(live, owner) => succeed(record, owner, situation),
+            _ => Decision::Nothing,
+        },
+    }
+}
+
+/// The owner is gone. Is it for this node to act, and may it already?
+fn succeed(record: &DiskRecord, owner: &NodeRef, situation: &Situation<'_>) -> Decision {
+    let Situation { me, live, .. } = *situation;
+    if record.mode == Mode::WriteBack && !record.replicas.iter().any(|replica| is_live(live, replica)) {
+        return Decision::Unavailable(lost_copies(record, owner));
+    }
+    if successor(record, live).as_ref() != Some(me) {
+        return Decision::Nothing;
+    }
+    let evidence = evidence(owner, situation);
+    match (record.mode, evidence.how, situation.owner_gone_since) {
+        // The replicas refuse the old epoch from now on, whatever the former owner still does.
+        (Mode::WriteBack, ..) | (_, Gone::Stopped | Gone::FenceGracePassed, _) => {
+            Decision::TakeOver(evidence)
+        }
+        (Mode::WriteThrough, Gone::LeaseEnded, Some(since)) => {
+            Decision::WaitUntil(since + situation.fence_grace)
+        }
+        (Mode::WriteThrough, Gone::LeaseEnded, None) => {
+            Decision::WaitUntil(situation.now + situation.fence_grace)
+        }
+    }
+}
+
+/// The best evidence that there is about an owner that is gone.
+#[must_use]
+pub fn evidence(owner: &NodeRef, situation: &Situation<'_>) -> OwnerGone {
+    let silent = situation.owner_gone_since.map(|since| situation.now - since);
+    let how = if situation.owner_stopped {
+        Gone::Stopped
+    } else if silent.is_some_and(|silent| silent >= situation.fence_grace) {
+        Gone::FenceGracePassed
+    } else {
+        Gone::LeaseEnded
+    };
+    OwnerGone { owner: owner.clone(), how }
+}
+
+/// For the operator: whose copies are missing, and what can be done.
+fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
+    let mut holders: Vec<_> = record.replicas.iter().map(ToString::to_string).collect();
+    holders.insert(0, owner.to_string());
+    format!(
+        "the write log was in the memory of {}, and none of these processes lives any more; the backing is as of its \
+         last checkpoint; `weir disk export {} --accept-loss` opens it without the writes that are missing",
+        holders.join(", "),
+        record.name
+    )
+}
+
+/// When the I/O of a former owner has ended for certain: now, at a point of time, or at one that depends on evidence
+/// still to come (`None`: already).
+#[must_use]
+pub fn former_ends(
+    former: &[(&FormerOwner, Evidence, Nanos)],
+    fence_grace: Duration,
+    now: Nanos,
+) -> Option<Nanos> {
+    let ends = former.iter().map(|(_, evidence, since)| match evidence {
+        Evidence::Released => *since,
+        Evidence::Stopped => *since + SETTLE.min(fence_grace),
+        Evidence::None => *since + fence_grace,
+    });
+    ends.max().filter(|end| *end > now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_cluster::records::{NodeRecord, Policy, Source};
+
+    const GRACE: Duration = Duration::from_secs(10);
+    const NOW: Nanos = Nanos(100_000_000_000);
+
+    fn node(name: &str) -> NodeRef {
+        NodeRef::new(name, 1)
+    }
+
+    fn live(nodes: &[NodeRef]) -> Live {
+        let record = |node: &NodeRef| NodeRecord {
+            name: node.node.clone(),
+            incarnation: node.incarnation,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+            nbd_tcp: None,
+            nbd_unix: "/a".into(),
+            api: "/b".into(),
+            fault_domain: "default".into(),
+        };
+        nodes.iter().map(|node| (node.node.clone(), record(node))).collect()
+    }
+
+    fn disk(owner: Option<&str>, replicas: &[&str], mode: Mode) -> DiskRecord {
+        let source = Source::File { name: "d".into() };
+        let mut record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+        record.owner = owner.map(node);
+        record.replicas = replicas.iter().map(|name| node(name)).collect();
+        (record.mode, record.epoch) = (mode, 5);
+        record
+    }
+
+    struct Case {
+        me: NodeRef,
+        live: Live,
+        local: Local,
+        stopped: bool,
+        gone_since: Option<Nanos>,
+    }
+
+    impl Case {
+        fn of(me: &str, alive: &[&str]) -> Case {
+            let live = live(&alive.iter().map(|name| node(name)).collect::<Vec<_>>());
+            Case { me: node(me), live, local: Local::Closed, stopped: false, gone_since: None }
+        }
+        fn decide(&self, record: Option<&DiskRecord>) -> Decision {
+            let situation = Situation {
+                me: &self.me,
+                live: &self.live,
+                local: self.local,
+                owner_stopped: self.stopped,
+                owner_gone_since: self.gone_since,
+                now: NOW,
+                fence_grace: GRACE,
+            };
+            decide(record, &situation)
+        }
+    }
+
+    #[test]
+    fn only_the_first_living_replica_takes_over() {
+        let record = disk(Some("a"), &["b", "c"], Mode::WriteBack);
+        let take_over = Decision::TakeOver(OwnerGone { owner: node("a"), how: Gone::LeaseEnded });
+        assert_eq!(
+            Case::of("b", &["a", "b", "c"]).decide(Some(&record)),
+            Decision::Nothing,
+            "the owner lives"
+        );
+        assert_eq!(Case::of("b", &["b", "c"]).decide(Some(&record)), take_over);
+        assert_eq!(Case::of("c", &["b", "c"]).decide(Some(&record)), Decision::Nothing);
+        assert_eq!(Case::of("c", &["c"]).decide(Some(&record)), take_over);
+    }
+
+    #[test]
+    fn a_node_that_started_again_is_not_the_owner_and_not_the_replica() {
+        let record = disk(Some("a"), &["b"], Mode::WriteBack);
+        let mut case = Case::of("a", &["b"]);
+        case.me.incarnation = 2;
+        case.live.extend(live(&[NodeRef::new("a", 2)]));
+        assert_eq!(case.decide(Some(&record)), Decision::Nothing, "b has the log and takes over");
+        case.live.remove("b");
+        let Decision::Unavailable(reason) = case.decide(Some(&record)) else { panic!("no copy is left") };
+        assert!(reason.contains("a#1, b#1") && reason.contains("--accept-loss"), "{reason}");
+        case.live.extend(live(&[NodeRef::new("b", 2)]));
+        assert!(
+            matches!(case.decide(Some(&record)), Decision::Unavailable(_)),
+            "b's copy was in its former memory"
+        );
+    }
+
+    #[test]
+    fn write_back_without_replicas_is_never_taken_over() {
+        let mut record = disk(Some("a"), &[], Mode::WriteBack);
+        record.policy = Policy::WriteBack(0);
+        let mut case = Case::of("b", &["b"]);
+        case.stopped = true;
+        assert!(matches!(case.decide(Some(&record)), Decision::Unavailable(_)));
+    }
+
+    #[test]
+    fn write_through_waits_until_the_former_owner_cannot_write() {
+        let record = disk(Some("a"), &[], Mode::WriteThrough);
+        let mut case = Case::of("b", &["b"]);
+        case.gone_since = Some(Nanos(NOW.0 - 4_000_000_000));
+        assert_eq!(case.decide(Some(&record)), Decision::WaitUntil(NOW + Duration::from_secs(6)));
+        case.gone_since = Some(Nanos(NOW.0 - 10_000_000_000));
+        let passed = Decision::TakeOver(OwnerGone { owner: node("a"), how: Gone::FenceGracePassed });
+        assert_eq!(case.decide(Some(&record)), passed);
+        (case.stopped, case.gone_since) = (true, Some(NOW));
+        let stopped = Decision::TakeOver(OwnerGone { owner: node("a"), how: Gone::Stopped });
+        assert_eq!(case.decide(Some(&record)), stopped);
+    }
+
+    #[test]
+    fn what_is_open_follows_the_record() {
+        let mut case = Case::of("a", &["a", "b"]);
+        let mine = disk(Some("a"), &["b"], Mode::WriteBack);
+        let other = disk(Some("b"), &["a"], Mode::WriteBack);
+        assert_eq!(case.decide(Some(&mine)), Decision::Open);
+        for (epoch, decision) in [(4, Decision::Configure), (5, Decision::Nothing), (6, Decision::Nothing)] {
+            case.local = Local::Open { epoch };
+            assert_eq!(case.decide(Some(&mine)), decision, "own epoch {epoch}");
+        }
+        case.local = Local::Open { epoch: 4 };
+        assert_eq!(case.decide(Some(&other)), Decision::LetGo { epoch: 5 });
+        assert_eq!(case.decide(Some(&disk(None, &[], Mode::WriteThrough))), Decision::LetGo { epoch: 5 });
+        assert_eq!(case.decide(None), Decision::LetGo { epoch: 5 });
+        case.local = Local::Open { epoch: 6 };
+        assert_eq!(case.decide(Some(&other)), Decision::Nothing, "an old view never takes a newer disk away");
+        case.local = Local::Closed;
+        assert_eq!(case.decide(None), Decision::Nothing);
+    }
+
+    #[test]
+    fn the_last_former_owner_counts() {
+        let former = |name: &str| FormerOwner { node: node(name), epoch: 1 };
+        let (a, b) = (former("a"), former("b"));
+        let ends = |list: &[(&FormerOwner, Evidence, Nanos)]| former_ends(list, GRACE, NOW);
+        assert_eq!(ends(&[]), None);
+        assert_eq!(ends(&[(&a, Evidence::Released, NOW)]), None);
+        assert_eq!(ends(&[(&a, Evidence::Stopped, NOW)]), Some(NOW + SETTLE));
+        let both = [(&a, Evidence::Stopped, NOW), (&b, Evidence::None, NOW)];
+        assert_eq!(ends(&both), Some(NOW + GRACE));
+    }
+}

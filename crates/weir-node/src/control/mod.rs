@@ -1,0 +1,24 @@
+//! The control plane of a node: what the registry says, carried out here (DESIGN §6).
+//!
+//! - [`world`]: copies of the registry's records, kept up to date;
+//! - [`decide`]: what to do about one disk, as a pure function;
+//! - [`change`]: compare-and-swap on a disk's record;
+//! - [`disk`], `request`: the task that does it, one per disk;
+//! - [`node`]: what all of these share;
+//! - [`supervisor`]: starts the tasks, routes what the shards want, keeps the membership;
+//! - [`shards`]: the way to the shards.
+//!
+//! Nothing here is on the way of an I/O.
+
+pub mod change;
+pub mod decide;
+pub mod disk;
+pub mod node;
+mod request;
+pub mod shards;
+pub mod supervisor;
+pub mod world;
+
+pub use node::Node;
+pub use shards::{ShardQueue, Shards};
+pub use supervisor::Tasks;

@@ -1,0 +1,208 @@
+//! What all parts of a node's control plane share.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use weir_block::LayerInfo;
+use weir_cluster::events::Events;
+use weir_cluster::membership::NodeSession;
+use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
+use weir_cluster::registry::Registry;
+use weir_volume::{DirVolume, VolumeError};
+
+use super::shards::Shards;
+use super::world::World;
+use crate::api::{ApiError, ApiErrorKind};
+use crate::config::Config;
+
+/// Events that wait to be written to the registry; further ones are only logged (P10).
+const EVENT_QUEUE: usize = 256;
+
+/// The parts.
+pub struct Node {
+    /// What it was told.
+    pub config: Config,
+    /// Where the cluster agrees.
+    pub registry: Arc<dyn Registry>,
+    /// Its membership.
+    pub session: NodeSession,
+    /// What the registry says.
+    pub world: World,
+    /// The way to the shards.
+    pub shards: Shards,
+    /// Where events are told.
+    pub journal: Journal,
+    /// The disks that are open here.
+    pub here: Here,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({})", self.session.node_ref())
+    }
+}
+
+impl Node {
+    /// The directory of a volume.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub fn volume_path(&self, volume: &str) -> Result<PathBuf, ApiError> {
+        self.world.volumes.now().get(volume).map(|record| record.path.clone()).ok_or_else(|| {
+            ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {volume}"))
+                .hint("`weir volume list` shows those that there are")
+        })
+    }
+
+    /// The record of a volume, straight from the registry: the view may lag behind what a client has just made.
+    ///
+    /// # Errors
+    /// There is no such volume, or the registry does not answer.
+    pub async fn volume(&self, volume: &str) -> Result<VolumeRecord, ApiError> {
+        let entry =
+            self.registry.get(&keys::volume(volume)).await.map_err(unavailable)?.ok_or_else(|| {
+                ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {volume}"))
+                    .hint("`weir volume list` shows those that there are")
+            })?;
+        VolumeRecord::of(&entry).map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))
+    }
+
+    /// The file or device behind a disk.
+    ///
+    /// # Errors
+    /// In words: the volume is unknown, or its directory cannot be opened on this node.
+    pub async fn backing_path(&self, record: &DiskRecord) -> Result<PathBuf, String> {
+        match &record.source {
+            Source::Device { path } => Ok(path.clone()),
+            Source::File { name } => {
+                let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
+                let name = name.clone();
+                blocking(move || DirVolume::open(volume.path)?.disk_path(&name))
+                    .await
+                    .map_err(|error| error.message)
+            }
+        }
+    }
+
+    /// Where a node exports a disk.
+    #[must_use]
+    pub fn uris_on(&self, node: &str, disk: &str) -> Vec<String> {
+        let nodes = self.world.nodes.now();
+        let Some(record) = nodes.get(node) else { return Vec::new() };
+        let mut uris = Vec::new();
+        if !record.nbd_unix.as_os_str().is_empty() {
+            uris.push(format!("nbd+unix:///{disk}?socket={}", record.nbd_unix.display()));
+        }
+        uris.extend(record.nbd_tcp.map(|address| format!("nbd://{address}/{disk}")));
+        uris
+    }
+}
+
+/// Runs something that may block on the storage.
+///
+/// # Errors
+/// What it failed with, for a client.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result.map_err(|error| {
+            let kind = match &error {
+                VolumeError::Exists { .. } => ApiErrorKind::Exists,
+                VolumeError::NotFound(_) => ApiErrorKind::NotFound,
+                VolumeError::InvalidName { .. }
+                | VolumeError::InvalidSize { .. }
+                | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
+                _ => ApiErrorKind::Failed,
+            };
+            ApiError::new(kind, error.to_string())
+        }),
+        Err(error) => Err(ApiError::new(ApiErrorKind::Failed, error.to_string())),
+    }
+}
+
+/// The registry's error as the API's.
+pub fn unavailable(error: weir_cluster::RegistryError) -> ApiError {
+    ApiError::new(ApiErrorKind::Unavailable, error.to_string())
+}
+
+/// Milliseconds since 1970, for people to read. Nothing is decided by it.
+#[must_use]
+pub fn wall_clock_ms() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "for people; nothing is decided by it")]
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The disks that are open on this node, for those who must not wait: the NBD handshake.
+#[derive(Debug, Default)]
+pub struct Here {
+    disks: Mutex<BTreeMap<String, LayerInfo>>,
+}
+
+impl Here {
+    /// A disk is open, or has changed.
+    pub fn insert(&self, record: &DiskRecord) {
+        let info = LayerInfo {
+            size: record.size,
+            logical_block: record.logical_block,
+            preferred_block: 4096,
+            max_transfer: weir_block::buffer::LARGEST as u32,
+            writable: true,
+            fast_zeroes: true,
+            discards: true,
+        };
+        self.lock().insert(record.name.clone(), info);
+    }
+
+    /// A disk is no longer open.
+    pub fn remove(&self, disk: &str) {
+        self.lock().remove(disk);
+    }
+
+    /// What is open.
+    #[must_use]
+    pub fn all(&self) -> BTreeMap<String, LayerInfo> {
+        self.lock().clone()
+    }
+
+    /// One disk, when it is open.
+    #[must_use]
+    pub fn get(&self, disk: &str) -> Option<LayerInfo> {
+        self.lock().get(disk).copied()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, LayerInfo>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where events are told: the log at once, the registry when it can.
+#[derive(Debug)]
+pub struct Journal {
+    queue: tokio::sync::mpsc::Sender<(&'static str, String, String)>,
+}
+
+impl Journal {
+    /// Starts the task that writes events to the registry.
+    #[must_use]
+    pub fn start(events: Events) -> Journal {
+        let (queue, mut told) = tokio::sync::mpsc::channel::<(&'static str, String, String)>(EVENT_QUEUE);
+        tokio::spawn(async move {
+            while let Some((kind, subject, text)) = told.recv().await {
+                if let Err(error) = events.record(kind, &subject, &text).await {
+                    tracing::debug!(kind, subject, %error, "the event is only in this log");
+                }
+            }
+        });
+        Journal { queue }
+    }
+
+    /// Tells what happened to `subject` (a disk, a node). Never waits.
+    pub fn tell(&self, kind: &'static str, subject: &str, text: String) {
+        tracing::info!(kind, subject, "{text}");
+        let _ = self.queue.try_send((kind, subject.to_owned(), text));
+    }
+}

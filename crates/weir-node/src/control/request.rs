@@ -1,0 +1,196 @@
+//! What operators can want of a disk, carried out in the disk's task.
+
+use weir_block::Nanos;
+use weir_cluster::ownership::{self, Caller, Gone, Refusal};
+use weir_cluster::records::{DiskRecord, Mode, Policy};
+
+use super::decide::{Decision, Local, Situation, decide, evidence, is_live};
+use super::disk::{DiskTask, Request};
+use crate::api::{ApiError, ApiErrorKind};
+use crate::shard::messages::{Arrival, Command};
+
+impl DiskTask {
+    pub(super) async fn on_request(&mut self, request: Request) {
+        // Whoever asked may have gone; the work is done all the same.
+        match request {
+            Request::Export { accept_loss, done } => {
+                let _ = done.send(self.export(accept_loss).await);
+            }
+            Request::SetPolicy { policy, done } => {
+                let _ = done.send(self.set_policy(policy).await);
+            }
+            Request::Resize { size, done } => {
+                let _ = done.send(self.resize(size).await);
+            }
+            Request::Release { done } => {
+                let _ = done.send(self.release().await);
+            }
+        }
+    }
+
+    fn known(&mut self) -> Result<DiskRecord, ApiError> {
+        let name = self.name.clone();
+        self.record().ok_or_else(|| ApiError::new(ApiErrorKind::NotFound, format!("there is no disk {name}")))
+    }
+
+    async fn export(&mut self, accept_loss: bool) -> Result<(), ApiError> {
+        let record = self.known()?;
+        let me = self.me().clone();
+        let next = match &record.owner {
+            Some(owner) if *owner == me => {
+                if matches!(self.local, Local::Open { .. }) {
+                    return Ok(());
+                }
+                record.clone()
+            }
+            Some(owner) if is_live(&self.node.world.nodes.now(), owner) => {
+                let uris = self.node.uris_on(&owner.node, &self.name).join("\n  ");
+                let message =
+                    format!("disk {} is owned by {}, which exports it at\n  {uris}", self.name, owner.node);
+                return Err(ApiError::new(ApiErrorKind::Refused, message)
+                    .hint(format!("use it there; it moves only when {} ends", owner.node)));
+            }
+            Some(_) => self.succeed(&record, accept_loss).await?,
+            None => {
+                let next = self.change(|record| ownership::claim_free(record, &me)).await?;
+                self.set_arrival(&record, &next);
+                next
+            }
+        };
+        if let Err(reason) = self.open(&next).await {
+            self.give_back(&next).await;
+            return Err(ApiError::new(
+                ApiErrorKind::Failed,
+                format!("disk {} cannot be opened: {reason}", self.name),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The owner is gone: take over as far as the evidence goes.
+    async fn succeed(&mut self, record: &DiskRecord, accept_loss: bool) -> Result<DiskRecord, ApiError> {
+        let me = self.me().clone();
+        let live = self.node.world.nodes.now();
+        let Some(owner) = record.owner.clone() else { return Err(ChangedMeanwhile.into()) };
+        let situation = Situation {
+            me: &me,
+            live: &live,
+            local: self.local,
+            owner_stopped: self.node.world.has_stopped(&owner),
+            owner_gone_since: self.owner_gone_since(),
+            now: Nanos::now(),
+            fence_grace: self.node.config.lease.fence_grace.0,
+        };
+        let evidence = evidence(&owner, &situation);
+        let lost = match decide(Some(record), &situation) {
+            Decision::Unavailable(reason) => Some(reason),
+            _ => None,
+        };
+        let result = match (&lost, accept_loss) {
+            (Some(reason), false) => return Err(ApiError::new(ApiErrorKind::Refused, reason.clone())),
+            (Some(_), true) => self.change(|record| ownership::accept_loss(record, &me, &evidence)).await,
+            (None, _) => self.change(|record| ownership::take_over(record, &me, &evidence)).await,
+        };
+        match result {
+            Ok(next) => {
+                self.set_arrival(record, &next);
+                if lost.is_some() {
+                    let text = format!(
+                        "opened on {} as of the last checkpoint; acknowledged writes are lost",
+                        me.node
+                    );
+                    self.event("loss-accepted", text);
+                }
+                Ok(next)
+            }
+            Err(error) => {
+                let wait =
+                    matches!(&error, super::change::ChangeError::Refused(Refusal::MayStillWrite { .. }));
+                let error = ApiError::from(error);
+                Err(if wait && evidence.how == Gone::LeaseEnded {
+                    let grace = self.node.config.lease.fence_grace;
+                    error.hint(format!(
+                        "try again; at the latest {grace} after {owner} fell silent it will do"
+                    ))
+                } else {
+                    error
+                })
+            }
+        }
+    }
+
+    /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
+    async fn give_back(&mut self, record: &DiskRecord) {
+        if record.mode == Mode::WriteThrough {
+            let (me, epoch) = (self.me().clone(), record.epoch);
+            if let Err(error) = self.change(|record| ownership::release(record, &me, epoch, 0)).await {
+                tracing::warn!(disk = self.name, %error, "cannot give the claim back");
+            }
+        }
+    }
+
+    async fn set_policy(&mut self, policy: Policy) -> Result<(), ApiError> {
+        let me = self.me().clone();
+        self.change(|record| ownership::set_policy(record, caller(record, &me), policy)).await?;
+        self.event("policy", format!("{policy} is requested"));
+        Ok(())
+    }
+
+    async fn resize(&mut self, size: u64) -> Result<(), ApiError> {
+        let record = self.known()?;
+        if size < record.size {
+            let message =
+                format!("disk {} has {} bytes; shrinking it would cut off data", self.name, record.size);
+            return Err(ApiError::new(ApiErrorKind::Invalid, message));
+        }
+        // The file first: a record that promises more than there is would be worse than the other way round.
+        let (volume, name) = (self.node.volume_path(&record.volume)?, self.name.clone());
+        let grow = move || weir_volume::DirVolume::open(volume)?.resize(&name, size);
+        super::node::blocking(grow).await?;
+        let me = self.me().clone();
+        let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
+        if matches!(self.local, Local::Open { .. }) {
+            self.node.here.insert(&next);
+            let disk = self.name.clone();
+            let grown = self.ask(|done| Command::Resize { disk, size, done }).await.and_then(|grown| grown);
+            grown.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+        }
+        self.event("resize", format!("{size} bytes"));
+        Ok(())
+    }
+
+    async fn release(&mut self) -> Result<(), ApiError> {
+        if self.local == Local::Closed {
+            return Ok(());
+        }
+        self.node.here.remove(&self.name);
+        let disk = self.name.clone();
+        let closed = self.ask(|done| Command::Close { disk, done }).await.and_then(|closed| closed);
+        closed.map_err(|reason| {
+            ApiError::new(ApiErrorKind::Failed, format!("disk {} cannot be closed: {reason}", self.name))
+        })?;
+        // Closed: nothing is dirty, and nothing is under way. Should the registry not answer now, that stays true.
+        (self.local, self.arrival) = (Local::Closed, Some(Arrival::Clean));
+        let me = self.me().clone();
+        self.change(|record| ownership::release(record, &me, record.epoch, 0)).await?;
+        self.arrival = None;
+        self.event("closed", format!("{} has destaged and closed it", me.node));
+        Ok(())
+    }
+}
+
+fn caller<'a>(record: &DiskRecord, me: &'a weir_cluster::records::NodeRef) -> Caller<'a> {
+    match &record.owner {
+        Some(owner) if owner == me => Caller::Owner { node: me, epoch: record.epoch },
+        _ => Caller::Other,
+    }
+}
+
+/// The record changed between two looks at it.
+struct ChangedMeanwhile;
+
+impl From<ChangedMeanwhile> for ApiError {
+    fn from(_: ChangedMeanwhile) -> ApiError {
+        ApiError::new(ApiErrorKind::Unavailable, "the disk's record has just changed").hint("try again")
+    }
+}

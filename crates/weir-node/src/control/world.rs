@@ -1,0 +1,110 @@
+//! What the registry says, as this node has last heard it.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use weir_cluster::records::{
+    DiskRecord, NodeRecord, NodeRef, Record, ReleasedRecord, StoppedRecord, VolumeRecord, keys,
+};
+use weir_cluster::registry::{Registry, RegistryError};
+use weir_cluster::view::{Records, View};
+
+/// Copies of everything that decisions rest on, kept up to date.
+#[derive(Debug)]
+pub struct World {
+    /// All disks.
+    pub disks: View<DiskRecord>,
+    /// All volumes.
+    pub volumes: View<VolumeRecord>,
+    /// The nodes whose lease stands.
+    pub nodes: View<NodeRecord>,
+    /// Processes that have ended.
+    stopped: View<StoppedRecord>,
+    /// Former owners that have no I/O under way any more.
+    released: View<ReleasedRecord>,
+}
+
+impl World {
+    /// Lists and follows.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub async fn start(registry: &Arc<dyn Registry>) -> Result<World, RegistryError> {
+        Ok(World {
+            disks: View::start(Arc::clone(registry), keys::DISKS).await?,
+            volumes: View::start(Arc::clone(registry), keys::VOLUMES).await?,
+            nodes: View::start(Arc::clone(registry), keys::NODES).await?,
+            stopped: View::start(Arc::clone(registry), keys::STOPPED).await?,
+            released: View::start(Arc::clone(registry), keys::RELEASED).await?,
+        })
+    }
+
+    /// The record of a disk.
+    #[must_use]
+    pub fn disk(&self, name: &str) -> Option<DiskRecord> {
+        self.disks.now().get(name).cloned()
+    }
+
+    /// Whether a process is known to have ended.
+    #[must_use]
+    pub fn has_stopped(&self, node: &NodeRef) -> bool {
+        self.stopped.now().contains_key(short(&keys::stopped(node), keys::STOPPED))
+    }
+
+    /// Whether a former owner has said that it has no I/O to the disk under way any more.
+    #[must_use]
+    pub fn has_released(&self, disk: &str, epoch: u64, node: &NodeRef) -> bool {
+        let key = keys::released(disk, epoch, &node.node);
+        self.released.now().get(short(&key, keys::RELEASED)).is_some_and(|record| record.node == *node)
+    }
+
+    /// Tells of changes from now on.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        Changes {
+            disks: fresh(self.disks.changes()),
+            volumes: fresh(self.volumes.changes()),
+            nodes: fresh(self.nodes.changes()),
+            stopped: fresh(self.stopped.changes()),
+            released: fresh(self.released.changes()),
+        }
+    }
+}
+
+fn short<'a>(key: &'a str, prefix: &str) -> &'a str {
+    key.strip_prefix(prefix).unwrap_or(key)
+}
+
+type Receiver<R> = watch::Receiver<Arc<Records<R>>>;
+
+fn fresh<R: Record>(mut receiver: Receiver<R>) -> Receiver<R> {
+    receiver.mark_unchanged();
+    receiver
+}
+
+/// Wakes whoever depends on any part of the [`World`].
+#[derive(Debug)]
+pub struct Changes {
+    disks: Receiver<DiskRecord>,
+    volumes: Receiver<VolumeRecord>,
+    nodes: Receiver<NodeRecord>,
+    stopped: Receiver<StoppedRecord>,
+    released: Receiver<ReleasedRecord>,
+}
+
+impl Changes {
+    /// Waits for the next change. Several in a row may be seen as one. Cancel safe.
+    pub async fn next(&mut self) {
+        let changed = tokio::select! {
+            changed = self.disks.changed() => changed,
+            changed = self.volumes.changed() => changed,
+            changed = self.nodes.changed() => changed,
+            changed = self.stopped.changed() => changed,
+            changed = self.released.changed() => changed,
+        };
+        if changed.is_err() {
+            // A view ends only with the node; there is nothing to tell any more.
+            std::future::pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The NBD export: which disks clients may choose here, and how they get to the disk's shard.
+
+use std::sync::Arc;
+
+use weir_cluster::records::DiskRecord;
+use weir_export::nbd::{Attach, Client, Directory, ExportInfo, Listed};
+
+use crate::control::Node;
+use crate::control::decide::is_live;
+use crate::shard::messages::Command;
+
+/// The disks that are open on this node. Says of the others where they are.
+#[derive(Debug)]
+pub struct Exports {
+    node: Arc<Node>,
+}
+
+impl Exports {
+    /// The exports of `node`.
+    #[must_use]
+    pub fn new(node: Arc<Node>) -> Exports {
+        Exports { node }
+    }
+
+    /// Why a disk cannot be had here, and what to do.
+    fn elsewhere(&self, name: &str) -> String {
+        let me = &self.node.config.name;
+        match self.node.world.disk(name) {
+            None => format!("there is no disk {name:?}; `weir disk list` shows those that there are"),
+            Some(DiskRecord { owner: None, .. }) => {
+                format!("disk {name} is closed; `weir disk export {name} --on {me}` opens it here")
+            }
+            Some(DiskRecord { owner: Some(owner), .. }) if owner.node == *me => {
+                format!("disk {name} is being opened on this node; try again")
+            }
+            Some(DiskRecord { owner: Some(owner), .. }) if is_live(&self.node.world.nodes.now(), &owner) => {
+                let uris = self.node.uris_on(&owner.node, name).join(" or ");
+                format!("disk {name} is owned by node {} at {uris}", owner.node)
+            }
+            Some(DiskRecord { owner: Some(owner), .. }) => {
+                format!(
+                    "disk {name} was owned by node {}, which is gone; try again, or ask `weir disk show {name}`",
+                    owner.node
+                )
+            }
+        }
+    }
+}
+
+impl Directory for Exports {
+    fn list(&self) -> Vec<Listed> {
+        let listed = |name: String| Listed { description: format!("Weir disk {name}"), name };
+        self.node.here.all().into_keys().map(listed).collect()
+    }
+
+    fn lookup(&self, name: &str) -> Result<ExportInfo, String> {
+        let all = self.node.here.all();
+        // Without a name, the only disk is meant.
+        let name = match (name, all.len()) {
+            ("", 1) => all.keys().next().map_or("", String::as_str),
+            ("", _) => return Err(format!("{} disks are exported here; name one", all.len())),
+            (name, _) => name,
+        };
+        match all.get(name) {
+            Some(layer) => Ok(ExportInfo {
+                name: name.to_owned(),
+                description: format!("Weir disk {name}"),
+                layer: *layer,
+            }),
+            None => Err(self.elsewhere(name)),
+        }
+    }
+}
+
+impl Attach for Exports {
+    fn attach(&self, client: Client) {
+        let disk = client.session.export.clone();
+        let command = Command::Attach { disk: disk.clone(), client: Box::new(client) };
+        // A shard that is so far behind would not serve one client more; dropping it disconnects it.
+        if self.node.shards.try_send(&disk, command).is_err() {
+            tracing::warn!(disk, "the shard is too far behind to take a client");
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! What the API does: everything an operator can ask of a node.
+
+use std::sync::Arc;
+
+use weir_cluster::events::Events;
+use weir_cluster::ownership;
+use weir_cluster::records::{
+    DiskRecord, NodeRef, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
+};
+use weir_cluster::registry::{RegistryError, Transaction};
+use weir_volume::DirVolume;
+
+use crate::api::{
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
+    MeterView, NodeStatus, NodeView, Resize, RunLoad, SetPolicy, VolumeView,
+};
+use crate::control::change::{ChangeError, read};
+use crate::control::decide::is_live;
+use crate::control::disk::Request;
+use crate::control::node::{blocking, unavailable};
+use crate::control::{Node, Tasks};
+use crate::shard::messages::{Command, DiskStatus};
+
+/// Events that are shown.
+const EVENTS: usize = 200;
+
+/// What the API can do. Cheap to clone.
+#[derive(Clone)]
+pub struct Operations {
+    node: Arc<Node>,
+    tasks: Arc<Tasks>,
+    events: Arc<Events>,
+}
+
+type Answer<T> = Result<T, ApiError>;
+
+impl Operations {
+    /// Operations on `node`.
+    #[must_use]
+    pub fn new(node: Arc<Node>, tasks: Arc<Tasks>) -> Operations {
+        let events = Arc::new(Events::new(Arc::clone(&node.registry), node.session.node_ref()));
+        Operations { node, tasks, events }
+    }
+
+    fn me(&self) -> NodeRef {
+        self.node.session.node_ref()
+    }
+
+    /// What this node says about itself and the cluster.
+    pub async fn status(&self) -> NodeStatus {
+        let statuses = self.node.shards.status().await;
+        let me = self.me();
+        NodeStatus {
+            node: me.node.clone(),
+            fault_domain: self.node.config.fault_domain.clone(),
+            incarnation: me.incarnation,
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            registry: match self.node.registry.get(&keys::node(&me.node)).await {
+                Ok(_) => "connected".to_owned(),
+                Err(error) => error.to_string(),
+            },
+            nodes: self.nodes(),
+            disks: self.node.world.disks.now().values().map(|record| self.view(record, &statuses)).collect(),
+            replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
+            exports: self.node.uris_on(&me.node, ""),
+        }
+    }
+
+    /// The nodes that live, and those that are gone and still own something.
+    fn nodes(&self) -> Vec<NodeView> {
+        let live = self.node.world.nodes.now();
+        let mut nodes: Vec<_> = live
+            .values()
+            .map(|record| NodeView {
+                name: record.name.clone(),
+                fault_domain: record.fault_domain.clone(),
+                state: "up".to_owned(),
+                peer_address: record.peer_address.to_string(),
+            })
+            .collect();
+        let disks = self.node.world.disks.now();
+        let owners = disks.values().filter_map(|record| record.owner.as_ref());
+        for owner in owners.filter(|owner| !live.contains_key(&owner.node)) {
+            if nodes.iter().all(|node| node.name != owner.node) {
+                nodes.push(NodeView {
+                    name: owner.node.clone(),
+                    fault_domain: String::new(),
+                    state: "down".to_owned(),
+                    peer_address: String::new(),
+                });
+            }
+        }
+        nodes.sort_by(|left, right| left.name.cmp(&right.name));
+        nodes
+    }
+
+    /// All volumes.
+    ///
+    /// # Errors
+    /// This, like all operations: what is wrong and what to do.
+    pub async fn volumes(&self) -> Answer<Vec<VolumeView>> {
+        let volumes = self.node.registry.list(keys::VOLUMES).await.map_err(unavailable)?;
+        let records = volumes.entries.iter().filter_map(|entry| VolumeRecord::of(entry).ok());
+        Ok(records.map(|record| self.volume_view(&record)).collect())
+    }
+
+    fn volume_view(&self, record: &VolumeRecord) -> VolumeView {
+        VolumeView {
+            name: record.name.clone(),
+            kind: "dir".to_owned(),
+            path: record.path.clone(),
+            disks: self.node.world.disks.now().values().filter(|disk| disk.volume == record.name).count(),
+        }
+    }
+
+    /// Makes a volume.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn create_volume(&self, wanted: CreateVolume) -> Answer<VolumeView> {
+        if wanted.kind != "dir" {
+            let message = format!("{:?} is not a kind of volume; use dir", wanted.kind);
+            return Err(ApiError::new(ApiErrorKind::Invalid, message));
+        }
+        let record = VolumeRecord { name: wanted.name, kind: VolumeKind::Dir, path: wanted.path };
+        record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        let path = record.path.clone();
+        blocking(move || DirVolume::open(path).map(|_| ())).await.map_err(|error| {
+            error.hint("the directory must exist, on this node and on every other that is to serve its disks")
+        })?;
+        match self.node.registry.transact(record.create(keys::volume(&record.name))).await {
+            Ok(_) => Ok(self.volume_view(&record)),
+            Err(RegistryError::Conflict { .. }) => {
+                Err(ApiError::new(ApiErrorKind::Exists, format!("there is a volume {} already", record.name)))
+            }
+            Err(error) => Err(unavailable(error)),
+        }
+    }
+
+    /// All disks.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn disks(&self) -> Answer<Vec<DiskView>> {
+        let statuses = self.node.shards.status().await;
+        let disks = self.node.registry.list(keys::DISKS).await.map_err(unavailable)?;
+        let records = disks.entries.iter().filter_map(|entry| DiskRecord::of(entry).ok());
+        Ok(records.map(|record| self.view(&record, &statuses)).collect())
+    }
+
+    /// One disk.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn disk(&self, name: &str) -> Answer<DiskView> {
+        let record = self.record(name).await?;
+        Ok(self.view(&record, &self.node.shards.status().await))
+    }
+
+    async fn record(&self, name: &str) -> Answer<DiskRecord> {
+        match read(&*self.node.registry, name).await {
+            Ok((_, record)) => Ok(record),
+            Err(error @ ChangeError::NoDisk(_)) => {
+                Err(ApiError::from(error).hint("`weir disk list` shows those that there are"))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn view(&self, record: &DiskRecord, statuses: &[DiskStatus]) -> DiskView {
+        let me = self.me();
+        let mine = record.owner.as_ref() == Some(&me);
+        let own = |status: &&DiskStatus| status.disk == record.name && status.role == "owner";
+        let detail = statuses.iter().find(own).filter(|_| mine).cloned();
+        let (state, reason) = match (&record.owner, &detail) {
+            (None, _) => ("closed".to_owned(), String::new()),
+            (Some(_), Some(detail)) => (detail.state.clone(), detail.reason.clone()),
+            (Some(_), None) if mine => {
+                ("unavailable".to_owned(), "it is not open on its owner; see its log".to_owned())
+            }
+            (Some(owner), None) if is_live(&self.node.world.nodes.now(), owner) => {
+                ("owned".to_owned(), String::new())
+            }
+            (Some(owner), None) => self.orphan(record, owner),
+        };
+        let uris = match &record.owner {
+            Some(owner) if state != "unavailable" => self.node.uris_on(&owner.node, &record.name),
+            _ => Vec::new(),
+        };
+        DiskView {
+            name: record.name.clone(),
+            volume: record.volume.clone(),
+            size: record.size,
+            logical_block: record.logical_block,
+            requested: record.policy.to_string(),
+            effective: record.owner.as_ref().map(|_| record.effective().to_string()).unwrap_or_default(),
+            owner: record.owner.as_ref().map(|owner| owner.node.clone()),
+            epoch: record.epoch,
+            replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
+            state,
+            reason,
+            uris,
+            detail,
+        }
+    }
+
+    /// A disk whose owner is gone: on its way to another node, or lost.
+    fn orphan(&self, record: &DiskRecord, owner: &NodeRef) -> (String, String) {
+        use crate::control::decide::{Decision, Local, Situation, decide};
+        let live = self.node.world.nodes.now();
+        let me = self.me();
+        let situation = Situation {
+            me: &me,
+            live: &live,
+            local: Local::Closed,
+            owner_stopped: self.node.world.has_stopped(owner),
+            owner_gone_since: None,
+            now: weir_block::Nanos::now(),
+            fence_grace: self.node.config.lease.fence_grace.0,
+        };
+        match decide(Some(record), &situation) {
+            Decision::Unavailable(reason) => ("unavailable".to_owned(), reason),
+            _ => ("waiting".to_owned(), format!("{owner} is gone; another node takes over")),
+        }
+    }
+
+    /// Makes a disk.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn create_disk(&self, wanted: CreateDisk) -> Answer<DiskView> {
+        let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
+        check_name(&wanted.name).map_err(|error| invalid(&error))?;
+        let policy: Policy = parse_policy(&wanted.policy)?;
+        let source = Source::File { name: wanted.name.clone() };
+        let CreateDisk { name, volume, size, logical_block, .. } = wanted;
+        let record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
+        record.check().map_err(|error| invalid(&error))?;
+        let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already"));
+        if self.node.registry.get(&keys::disk(&name)).await.map_err(unavailable)?.is_some() {
+            return Err(exists());
+        }
+        let path = self.node.volume(&volume).await?.path;
+        let (directory, disk) = (path.clone(), name.clone());
+        blocking(move || DirVolume::open(directory)?.create_disk(&disk, size)).await?;
+        match self.node.registry.transact(record.create(keys::disk(&name))).await {
+            Ok(_) => {
+                self.node.journal.tell(
+                    "disk-created",
+                    &name,
+                    format!("in volume {volume}, {size} bytes, {policy}"),
+                );
+                Ok(self.view(&record, &[]))
+            }
+            Err(error) => {
+                // The file is ours: it was made a moment ago, and only if there was none.
+                if matches!(error, RegistryError::Conflict { .. }) {
+                    let disk = name.clone();
+                    blocking(move || DirVolume::open(path)?.delete(&disk)).await?;
+                    return Err(exists());
+                }
+                Err(unavailable(error))
+            }
+        }
+    }
+
+    /// Changes the requested policy.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn set_policy(&self, name: &str, wanted: SetPolicy) -> Answer<DiskView> {
+        let policy = parse_policy(&wanted.policy)?;
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "policy", &wanted).await;
+        }
+        self.tasks.ask(name, &self.node, |done| Request::SetPolicy { policy, done }).await?;
+        self.disk(name).await
+    }
+
+    /// Makes a node the owner.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn export(&self, name: &str, wanted: Export) -> Answer<DiskView> {
+        self.record(name).await?;
+        let me = self.me().node;
+        match &wanted.on {
+            Some(on) if *on != me => {
+                let known = self.node.world.nodes.now().get(on).map(|record| record.node_ref());
+                let Some(other) = known else {
+                    return Err(ApiError::new(
+                        ApiErrorKind::NotFound,
+                        format!("there is no node {on}, or it is down"),
+                    )
+                    .hint("`weir status` shows the nodes"));
+                };
+                self.forward(&other, name, "export", &wanted).await
+            }
+            _ => {
+                let accept_loss = wanted.accept_loss;
+                self.tasks.ask(name, &self.node, |done| Request::Export { accept_loss, done }).await?;
+                self.disk(name).await
+            }
+        }
+    }
+
+    /// Grows a disk.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn resize(&self, name: &str, wanted: Resize) -> Answer<DiskView> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "resize", &wanted).await;
+        }
+        let size = wanted.size;
+        self.tasks.ask(name, &self.node, |done| Request::Resize { size, done }).await?;
+        self.disk(name).await
+    }
+
+    /// Deletes a disk and its data, or says what would be deleted.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn delete(&self, name: &str, wanted: Delete) -> Answer<Deleted> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "delete", &wanted).await;
+        }
+        let record = self.record(name).await?;
+        let (volume, disk) = (self.node.volume(&record.volume).await?.path, name.to_owned());
+        let path = self
+            .node
+            .backing_path(&record)
+            .await
+            .map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+        let directory = volume.clone();
+        let entries = blocking(move || DirVolume::open(directory)?.list()).await?;
+        let allocated = entries.iter().find(|entry| entry.name == name).map_or(0, |entry| entry.allocated);
+        self.check_deletable(&record, wanted.force).await?;
+        let deleted = Deleted { disk: disk.clone(), path, allocated, done: !wanted.dry_run };
+        if wanted.dry_run {
+            return Ok(deleted);
+        }
+        if record.owner.as_ref() == Some(&self.me()) {
+            self.tasks.ask(name, &self.node, |done| Request::Release { done }).await?;
+        }
+        self.remove_record(name, wanted.force).await?;
+        blocking(move || DirVolume::open(volume)?.delete(&disk)).await?;
+        self.node.journal.tell("disk-deleted", name, format!("{} is gone", deleted.path.display()));
+        Ok(deleted)
+    }
+
+    async fn check_deletable(&self, record: &DiskRecord, force: bool) -> Answer<()> {
+        if force {
+            return Ok(());
+        }
+        let refuse = |reason: String| {
+            Err(ApiError::new(ApiErrorKind::Refused, format!("disk {}: {reason}", record.name))
+                .hint("--force deletes it all the same"))
+        };
+        let mine = record.owner.as_ref() == Some(&self.me());
+        let statuses = self.node.shards.status().await;
+        let clients = statuses.iter().find(|status| status.disk == record.name && status.role == "owner");
+        match (&record.owner, clients.map_or(0, |status| status.clients)) {
+            (Some(_), clients @ 1..) if mine => refuse(format!("{clients} clients are connected to it")),
+            (Some(owner), _) if !mine => {
+                refuse(format!("its owner {owner} is gone; what was in its log may be lost"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Only while nobody owns it: somebody may have opened it since we looked.
+    async fn remove_record(&self, name: &str, force: bool) -> Answer<()> {
+        let (entry, record) = read(&*self.node.registry, name).await?;
+        let owner_lives =
+            record.owner.as_ref().is_some_and(|owner| is_live(&self.node.world.nodes.now(), owner));
+        if let Some(owner) = record.owner.filter(|_| owner_lives || !force) {
+            return Err(ownership_error(ownership::Refusal::Owned { owner }));
+        }
+        let delete = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key);
+        match self.node.registry.transact(delete).await {
+            Ok(_) => Ok(()),
+            Err(RegistryError::Conflict { .. }) => {
+                Err(ApiError::new(ApiErrorKind::Refused, format!("disk {name} has just been opened")))
+            }
+            Err(error) => Err(unavailable(error)),
+        }
+    }
+
+    /// The meters of a disk that is open here.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn meters(&self, name: &str) -> Answer<Vec<MeterView>> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return Err(elsewhere(name, &owner));
+        }
+        let disk = name.to_owned();
+        let meters = self.node.shards.ask(name, |answer| Command::Meters { disk, answer }).await?;
+        let closed =
+            || ApiError::new(ApiErrorKind::Refused, format!("disk {name} is closed")).hint("export it first");
+        Ok(meters.ok_or_else(closed)?.iter().map(MeterView::from).collect())
+    }
+
+    /// Runs a load on a layer of a disk that is open here.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn load(&self, name: &str, wanted: RunLoad) -> Answer<weir_load::Summary> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return Err(elsewhere(name, &owner));
+        }
+        wanted
+            .workload
+            .validate()
+            .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        let (disk, layer, workload) = (name.to_owned(), wanted.layer, Box::new(wanted.workload));
+        let result =
+            self.node.shards.ask(name, |answer| Command::Load { disk, layer, workload, answer }).await?;
+        result.map_err(|reason| ApiError::new(ApiErrorKind::Refused, reason))
+    }
+
+    /// What happened lately.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn events(&self) -> Answer<Vec<EventView>> {
+        let events = self.events.recent(EVENTS).await.map_err(unavailable)?;
+        let view = |event: weir_cluster::records::EventRecord| EventView {
+            at_ms: event.time_unix_ms,
+            node: event.node,
+            subject: event.subject,
+            kind: event.kind,
+            text: event.text,
+        };
+        Ok(events.into_iter().map(view).collect())
+    }
+
+    /// The living owner of a disk, when that is another node.
+    async fn owner_elsewhere(&self, name: &str) -> Answer<Option<NodeRef>> {
+        let owner = self.record(name).await?.owner.filter(|owner| *owner != self.me());
+        Ok(owner.filter(|owner| is_live(&self.node.world.nodes.now(), owner)))
+    }
+
+    /// Asks the API of the node that it concerns.
+    async fn forward<T: serde::de::DeserializeOwned>(
+        &self,
+        to: &NodeRef,
+        disk: &str,
+        what: &str,
+        body: &impl serde::Serialize,
+    ) -> Answer<T> {
+        let api = self.node.world.nodes.now().get(&to.node).map(|record| record.api.clone());
+        let Some(api) = api else {
+            return Err(ApiError::new(ApiErrorKind::Unavailable, format!("node {} has just gone", to.node)));
+        };
+        crate::client::ask(&api, disk, what, body).await
+    }
+}
+
+fn parse_policy(text: &str) -> Answer<Policy> {
+    let invalid =
+        |error: <Policy as std::str::FromStr>::Err| ApiError::new(ApiErrorKind::Invalid, error.to_string());
+    text.parse().map_err(invalid)
+}
+
+fn ownership_error(refusal: ownership::Refusal) -> ApiError {
+    ApiError::from(ChangeError::Refused(refusal))
+}
+
+fn elsewhere(name: &str, owner: &NodeRef) -> ApiError {
+    ApiError::new(ApiErrorKind::Refused, format!("disk {name} is open on node {}", owner.node))
+        .hint(format!("ask that node: --node {}", owner.node))
+}

@@ -1,0 +1,222 @@
+//! Connections between nodes: the greeting that says what a connection is for.
+//!
+//! An owner connects to a replica's node, one connection for each disk and replica, and sends one greeting. From then on the
+//! connection belongs to the two shards. The greeting, little-endian:
+//!
+//! | at | bytes | what |
+//! |---|---|---|
+//! | 0 | 8 | `WEIRPEER` |
+//! | 8 | 2 | version, 1 |
+//! | 10 | 2 | length of the whole greeting |
+//! | 12 | 1 | length of the disk's name |
+//! | 13 | 1 | length of the owner's name |
+//! | 14 | 1 | length of the replica's name |
+//! | 15 | 1 | 0 |
+//! | 16 | 8 | incarnation of the replica's process |
+//! | 24 | … | the three names, UTF-8, in this order |
+//! | length − 4 | 4 | CRC-32C of everything before |
+//!
+//! Name and incarnation of the replica are in it because addresses are reused and processes start again: a copy counts
+//! for the process that has it (P1), so who is greeted as somebody else hangs up.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use weir_cluster::records::{MAX_NAME, NodeRef, check_name};
+
+const MAGIC: &[u8; 8] = b"WEIRPEER";
+const VERSION: u16 = 1;
+const HEADER: usize = 24;
+const CHECKSUM: usize = 4;
+const LONGEST: usize = HEADER + 3 * MAX_NAME + CHECKSUM;
+
+/// What a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// The disk whose log is replicated.
+    pub disk: String,
+    /// The node that connects.
+    pub owner: String,
+    /// The process that is meant.
+    pub replica: NodeRef,
+}
+
+/// Why a greeting was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum GreetingError {
+    /// It does not begin as a greeting does: another protocol, or a port scan.
+    #[error("not a greeting of a Weir node")]
+    Foreign,
+    /// Another version of Weir.
+    #[error(
+        "greeting version {0}, this node speaks version {VERSION}: run the same version of Weir on all nodes"
+    )]
+    Version(u16),
+    /// A length or a name is outside its bounds.
+    #[error("malformed greeting: {0}")]
+    Malformed(&'static str),
+    /// The checksum is wrong (P11).
+    #[error("the greeting's checksum is wrong")]
+    Checksum,
+    /// It did not come whole, or not in time.
+    #[error("the connection ended during the greeting: {0}")]
+    Ended(#[from] io::Error),
+}
+
+impl Greeting {
+    /// The bytes on the wire.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let names = [&self.disk, &self.owner, &self.replica.node];
+        let length = HEADER + names.iter().map(|name| name.len()).sum::<usize>() + CHECKSUM;
+        debug_assert!(length <= LONGEST, "names are checked where they are made");
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(length as u16).to_le_bytes());
+        bytes.extend(names.iter().map(|name| name.len() as u8));
+        bytes.push(0);
+        bytes.extend_from_slice(&self.replica.incarnation.to_le_bytes());
+        for name in names {
+            bytes.extend_from_slice(name.as_bytes());
+        }
+        let checksum = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads one greeting and nothing beyond it.
+    ///
+    /// # Errors
+    /// Whatever is wrong with it; the connection is then of no use.
+    pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Greeting, GreetingError> {
+        let mut bytes = [0; LONGEST];
+        stream.read_exact(&mut bytes[..HEADER]).await?;
+        let length = check_header(&bytes)?;
+        stream.read_exact(&mut bytes[HEADER..length]).await?;
+        decode(&bytes[..length])
+    }
+}
+
+/// The length of the whole greeting, from its header.
+fn check_header(header: &[u8]) -> Result<usize, GreetingError> {
+    if &header[..8] != MAGIC {
+        return Err(GreetingError::Foreign);
+    }
+    let number = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    if number(8) != VERSION {
+        return Err(GreetingError::Version(number(8)));
+    }
+    let names: usize = header[12..15].iter().map(|&length| usize::from(length)).sum();
+    let length = usize::from(number(10));
+    if length > LONGEST || length != HEADER + names + CHECKSUM || header[15] != 0 {
+        return Err(GreetingError::Malformed("the lengths do not add up"));
+    }
+    Ok(length)
+}
+
+fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
+    let (content, checksum) = bytes.split_at(bytes.len() - CHECKSUM);
+    if crc32c::crc32c(content).to_le_bytes() != checksum {
+        return Err(GreetingError::Checksum);
+    }
+    let mut rest = &content[HEADER..];
+    let mut name = |length: u8| {
+        let (name, after) = rest.split_at(usize::from(length));
+        rest = after;
+        let name = std::str::from_utf8(name).map_err(|_| GreetingError::Malformed("a name is not UTF-8"))?;
+        check_name(name).map_err(|_| GreetingError::Malformed("a name has characters that no name has"))?;
+        Ok::<_, GreetingError>(name.to_owned())
+    };
+    let incarnation = u64::from_le_bytes(content[16..24].try_into().expect("eight bytes"));
+    let (disk, owner, replica) = (name(content[12])?, name(content[13])?, name(content[14])?);
+    Ok(Greeting { disk, owner, replica: NodeRef::new(replica, incarnation) })
+}
+
+/// Connects to a replica's node and greets it, all within `deadline`. The descriptor is non-blocking.
+///
+/// # Errors
+/// The node cannot be reached in time.
+pub async fn connect(address: SocketAddr, greeting: &Greeting, deadline: Duration) -> io::Result<OwnedFd> {
+    let attempt = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        stream.write_all(&greeting.encode()).await?;
+        stream.into_std().map(OwnedFd::from)
+    };
+    tokio::time::timeout(deadline, attempt).await.unwrap_or_else(|_| {
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no connection to {address} within {deadline:?}"),
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn example() -> Greeting {
+        Greeting { disk: "db".into(), owner: "n1".into(), replica: NodeRef::new("n2", 7) }
+    }
+
+    fn read(bytes: &[u8]) -> Result<Greeting, GreetingError> {
+        let mut bytes = bytes;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(Greeting::read(&mut bytes))
+    }
+
+    #[test]
+    fn the_layout_is_as_documented() {
+        let golden: &[u8] = b"WEIRPEER\x01\x00\x22\x00\x02\x02\x02\x00\x07\x00\x00\x00\x00\x00\x00\x00dbn1n2";
+        let bytes = example().encode();
+        assert_eq!(&bytes[..bytes.len() - 4], golden);
+        assert_eq!(bytes[bytes.len() - 4..], crc32c::crc32c(golden).to_le_bytes());
+        assert_eq!(read(&bytes).unwrap(), example());
+    }
+
+    #[test]
+    fn nothing_beyond_the_greeting_is_read() {
+        let mut bytes = example().encode();
+        bytes.extend_from_slice(b"frames");
+        let mut rest = bytes.as_slice();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(Greeting::read(&mut rest)).unwrap();
+        assert_eq!(rest, b"frames");
+    }
+
+    #[test]
+    fn what_is_wrong_is_told() {
+        assert!(matches!(read(b"GET /v1/status HTTP/1.1\r\n\r\n"), Err(GreetingError::Foreign)));
+        assert!(matches!(read(&example().encode()[..28]), Err(GreetingError::Ended(_))));
+        let mut newer = example().encode();
+        newer[8] = 2;
+        assert!(matches!(read(&newer), Err(GreetingError::Version(2))));
+        let mut odd = Greeting { disk: "a b".into(), ..example() }.encode();
+        assert!(matches!(read(&odd), Err(GreetingError::Malformed(_))));
+        odd[10] = 200;
+        assert!(matches!(read(&odd), Err(GreetingError::Malformed(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_bit_is_refused(bit in 0usize..34 * 8) {
+            let mut bytes = example().encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(read(&bytes).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = read(&bytes);
+            let mut framed = b"WEIRPEER\x01\x00".to_vec();
+            framed.extend_from_slice(&bytes);
+            let _ = read(&framed);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Puts a node together and runs it.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use weir_block::Engine;
+use weir_cluster::events::Events;
+use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
+use weir_cluster::records::NodeRecord;
+use weir_cluster::registry::{Registry, RegistryError};
+use weir_cluster::{Client, ClientConfig};
+use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
+
+use crate::config::Config;
+use crate::control::disk::{Message, Request};
+use crate::control::node::{Here, Journal, Node, wall_clock_ms};
+use crate::control::world::World;
+use crate::control::{Shards, Tasks, supervisor};
+use crate::exports::Exports;
+use crate::http;
+use crate::operations::Operations;
+use crate::peer::Greeting;
+use crate::shard::messages::Command;
+use crate::shard::{Shard, ShardConfig};
+
+/// Notices of the shards that wait for the control plane.
+const NOTICES: usize = 4096;
+
+/// Greetings of peers at once; further connections wait in the kernel's queue (P10).
+const GREETINGS: usize = 128;
+
+/// Time for a peer's greeting.
+const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Time for destaging and closing all disks when the node is asked to stop.
+const CLOSING: Duration = Duration::from_secs(25);
+
+/// Pause before the registry, or a name that is still taken, is asked again at the start.
+const START_AGAIN: Duration = Duration::from_millis(200);
+
+/// Why a node does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A directory, socket or thread cannot be had.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process answers at the API's socket.
+    #[error("another process answers at {}; stop it, or set api.socket", .0.display())]
+    Running(PathBuf),
+    /// An NBD address cannot be had.
+    #[error("the NBD export: {0}")]
+    Export(#[from] ListenError),
+    /// The registry refuses, or this node's name is taken.
+    #[error("cannot join the cluster: {0}")]
+    Join(#[from] SessionError),
+    /// The registry refuses.
+    #[error("the registry: {0}")]
+    Registry(#[from] RegistryError),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
+    let what = what.into();
+    move |source| NodeError::System { what, source }
+}
+
+/// Runs a node until `shutdown` completes, then destages and closes its disks, and leaves the cluster.
+///
+/// # Errors
+/// The node cannot start. Once it runs, it copes.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+    make_state_dir(&config.state_dir)?;
+    let peers = TcpListener::bind(config.peers.listen)
+        .await
+        .map_err(system(format!("listening for peers at {}", config.peers.listen)))?;
+    let (listeners, nbd_tcp) = bind_exports(&config).await?;
+    let api = bind_api(&config.api_socket()).await?;
+
+    let (notices, wanted) = mpsc::channel(NOTICES);
+    let shards = start_shards(&config, &notices)?;
+    drop(notices);
+    let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
+
+    let registry: Arc<dyn Registry> =
+        Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?);
+    let record = NodeRecord {
+        name: config.name.clone(),
+        // Grows with each start, unless the clock is set back by more than the node was down.
+        incarnation: wall_clock_ms(),
+        peer_address: peers.local_addr().map_err(system("asking for the peers' address"))?,
+        nbd_tcp,
+        nbd_unix: config.nbd_socket().unwrap_or_default(),
+        api: config.api_socket(),
+        fault_domain: config.fault_domain.clone(),
+    };
+    tokio::pin!(shutdown);
+    let session = tokio::select! {
+        session = join(&registry, record, &config) => session?,
+        () = &mut shutdown => return Ok(()),
+    };
+    let me = session.node_ref();
+    let node = Arc::new(Node {
+        world: World::start(&registry).await?,
+        journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
+        registry,
+        session,
+        shards: queues,
+        here: Here::default(),
+        config,
+    });
+    let tasks = Arc::new(Tasks::default());
+    node.journal.tell(
+        "joined",
+        &me.node,
+        format!("{} joined the cluster as incarnation {}", me.node, me.incarnation),
+    );
+
+    let mut services = JoinSet::new();
+    services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
+    services.spawn(accept_peers(peers, Arc::clone(&node)));
+    let exports = Arc::new(Exports::new(Arc::clone(&node)));
+    for listener in listeners {
+        services.spawn(listener.run(exports.clone(), exports.clone()));
+    }
+    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
+    services.spawn(http::serve(api, operations));
+
+    shutdown.await;
+    tracing::info!("stopping: destaging and closing all disks");
+    if tokio::time::timeout(CLOSING, close_all(&node, &tasks)).await.is_err() {
+        tracing::warn!("not all disks could be closed in time; others take them over");
+    }
+    services.shutdown().await;
+    node.shards.stop().await;
+    for shard in shards {
+        let _ = tokio::task::spawn_blocking(|| shard.join()).await;
+    }
+    // The end of this process ends the lease in any case.
+    let _ = node.registry.revoke(node.session.lease()).await;
+    let _ = std::fs::remove_file(node.config.api_socket());
+    Ok(())
+}
+
+/// Waits for the registry, and for the lease of a former process under the same name to end.
+async fn join(
+    registry: &Arc<dyn Registry>,
+    record: NodeRecord,
+    config: &Config,
+) -> Result<NodeSession, NodeError> {
+    let ttl = config.lease.ttl.0;
+    loop {
+        let times = SessionConfig { ttl, margin: ttl / 5 };
+        match NodeSession::start(Arc::clone(registry), record.clone(), times).await {
+            Ok(session) => return Ok(session),
+            Err(
+                error @ (SessionError::NameTaken { .. }
+                | SessionError::Registry(RegistryError::Unavailable { .. })),
+            ) => {
+                tracing::info!(%error, "waiting to join the cluster");
+                tokio::time::sleep(START_AGAIN).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn make_state_dir(path: &Path) -> Result<(), NodeError> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(system(format!("creating state_dir {}", path.display())))
+}
+
+fn start_shards(
+    config: &Config,
+    notices: &mpsc::Sender<crate::shard::messages::Notice>,
+) -> Result<Vec<Shard>, NodeError> {
+    let shard = ShardConfig {
+        buffer_bytes: usize::try_from(config.resources.buffers.0).unwrap_or(usize::MAX),
+        log_bytes: config.resources.log.0,
+        peer_deadline: config.peers.deadline.0,
+        engine: Engine::Auto,
+    };
+    (0..config.resources.shards)
+        .map(|number| Shard::start(number, shard.clone(), notices.clone()))
+        .collect::<Result<_, _>>()
+        .map_err(system("starting the shards"))
+}
+
+async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<std::net::SocketAddr>), NodeError> {
+    let unix = config.nbd_socket().map(Address::Unix);
+    // Whoever writes an address that others reach into the configuration has read what that means.
+    let tcp = config.nbd.tcp.iter().map(|&address| Address::Tcp { address, beyond_loopback: true });
+    let mut listeners = Vec::new();
+    for address in unix.into_iter().chain(tcp) {
+        listeners.push(Listener::bind(&address, ListenerConfig::default()).await?);
+    }
+    let first = listeners.iter().find_map(Listener::local_address);
+    Ok((listeners, first))
+}
+
+/// The API's socket: mode 0600 before anybody can connect. One that a former process left is replaced.
+async fn bind_api(path: &Path) -> Result<UnixListener, NodeError> {
+    if UnixStream::connect(path).await.is_ok() {
+        return Err(NodeError::Running(path.to_owned()));
+    }
+    let mut making = path.as_os_str().to_owned();
+    making.push(".new");
+    let making = PathBuf::from(making);
+    let _ = std::fs::remove_file(&making);
+    let bind = || {
+        let listener = UnixListener::bind(&making)?;
+        std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&making, path)?;
+        Ok(listener)
+    };
+    bind().map_err(system(format!("making the API's socket {}", path.display())))
+}
+
+/// Takes connections of other nodes' disks and hands each to the shard that keeps the replica.
+async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
+    let room = Arc::new(Semaphore::new(GREETINGS));
+    let mut greetings = JoinSet::new();
+    loop {
+        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+        while greetings.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let node = Arc::clone(&node);
+                greetings.spawn(async move {
+                    let _place = place;
+                    match tokio::time::timeout(GREETING_DEADLINE, welcome(stream, &node)).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(reason)) => tracing::warn!(%from, reason, "a peer was turned away"),
+                        Err(_) => tracing::warn!(%from, "a peer did not greet in time"),
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a peer");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
+    let greeting = Greeting::read(&mut stream).await.map_err(|error| error.to_string())?;
+    let me = node.session.node_ref();
+    if greeting.replica != me {
+        return Err(format!("it looks for {}, and this is {me}", greeting.replica));
+    }
+    let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
+    let Greeting { disk, owner, .. } = greeting;
+    let command = Command::Replicate { disk: disk.clone(), owner, fd, received: Vec::new() };
+    node.shards.send(&disk, command).await;
+    Ok(())
+}
+
+/// Destages and closes all disks that are open here, side by side.
+async fn close_all(node: &Arc<Node>, tasks: &Arc<Tasks>) {
+    let mut closing = JoinSet::new();
+    for name in node.here.all().into_keys() {
+        let inbox = tasks.of(&name, node);
+        closing.spawn(async move {
+            let (done, closed) = tokio::sync::oneshot::channel();
+            let _ = inbox.send(Message::Request(Request::Release { done })).await;
+            if let Ok(Err(error)) = closed.await {
+                tracing::warn!(disk = name, %error, "not closed");
+            }
+        });
+    }
+    while closing.join_next().await.is_some() {}
+}

@@ -1,0 +1,395 @@
+//! The command line: what there is, and what `--help` says about it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use weir_node::shard::messages::LoadLayer;
+use weir_node::units::{Period, Size};
+
+const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
+acceleration on the host that loses nothing that was answered, and an instrument that names the layer at fault.";
+
+const AFTER: &str = "\
+Which cluster is meant:
+  --api SOCKET, or WEIR_API    the node whose API is at that socket
+  --lab DIR, or WEIR_LAB       the lab in that directory (a node of it: --node NAME)
+  otherwise                    the lab in ./weir-lab if there is one, else the node at /run/weir/api.sock
+
+Exit codes:
+  0  done
+  1  failed: storage, system, or a measurement that found data wrong
+  2  the command line is not understood
+  3  there is no such volume, disk, node or lab
+  4  refused: the message says what has to happen first
+  5  the cluster does not answer
+
+Examples:
+  weir lab up                               three nodes on this machine, to try things
+  weir volume create pool --path /srv/pool  disks live in /srv/pool
+  weir disk create db --volume pool --size 20GiB --policy write-back+1
+  weir disk export db                       prints the NBD URIs for QEMU, nbdcopy, fio
+  weir bench --disk db --layer accel        how fast is it?
+  weir diagnose --disk db --destroy         which layer costs what?";
+
+/// Shared volumes, fault-tolerant write-back and a bottleneck finder for KVM clusters.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, long_about = ABOUT, after_long_help = AFTER)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options that every command has.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Text for people or JSON for programs.
+    #[arg(long, global = true, value_enum, default_value = "text", help_heading = "Global options")]
+    pub output: Output,
+    /// Ask the lab in this directory.
+    #[arg(long, global = true, env = "WEIR_LAB", value_name = "DIR", help_heading = "Global options")]
+    pub lab: Option<PathBuf>,
+    /// Ask the node whose API is at this Unix socket.
+    #[arg(
+        long,
+        global = true,
+        env = "WEIR_API",
+        value_name = "SOCKET",
+        help_heading = "Global options",
+        conflicts_with = "lab"
+    )]
+    pub api: Option<PathBuf>,
+    /// Ask this node of the lab; default: the first that runs, or the one that owns the disk.
+    #[arg(id = "ask", long = "node", global = true, value_name = "NAME", help_heading = "Global options")]
+    pub node: Option<String>,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Tables and sentences.
+    Text,
+    /// One JSON document.
+    Json,
+}
+
+/// What `weir` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a node of a cluster.
+    ///
+    /// Runs until SIGTERM or SIGINT; then destages and closes its disks and leaves the cluster. Logs to standard error;
+    /// WEIR_LOG sets how much (error, warn, info, debug).
+    Node(NodeArgs),
+    /// Run the registry of a single machine's cluster.
+    ///
+    /// Nodes agree there on who owns which disk. It must outlive the nodes; they go on serving while it is away, as long as
+    /// nothing has to change and their lease stands.
+    Registry(RegistryArgs),
+    /// Several nodes on this machine, and faults at will.
+    #[command(subcommand)]
+    Lab(LabCommand),
+    /// Volumes: shared storage that holds disks.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Disks: what guests get.
+    #[command(subcommand)]
+    Disk(DiskCommand),
+    /// What the cluster is doing: nodes, disks, policies, dirty data.
+    Status,
+    /// What happened lately: takeovers, configurations, refusals.
+    Events,
+    /// Measure a file, a device, an NBD export, or a layer of a disk.
+    #[command(after_long_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
+    /// Put the same load on every layer of a disk and name the one that costs most.
+    #[command(after_long_help = DIAGNOSE_EXAMPLES)]
+    Diagnose(DiagnoseArgs),
+    /// Print the completion script of a shell.
+    ///
+    /// For bash, zsh, fish, elvish and PowerShell.
+    #[command(after_long_help = "Example:\n  weir completions bash > /etc/bash_completion.d/weir")]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Three nodes, a killed owner, nothing lost. What `make demo` runs.
+    #[command(hide = true)]
+    Demo(DemoArgs),
+}
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  weir bench /dev/nvme1n1                                     random 4 KiB reads at depth 32 for 10 s
+  weir bench nbd://127.0.0.1:10809/db --access randrw:70      an NBD export, 70 % reads
+  weir bench --disk db --layer accel --access randwrite --destroy
+  weir bench scratch.img --size 1GiB --access randwrite --verify --runtime '30 s'";
+
+const DIAGNOSE_EXAMPLES: &str = "\
+The same cells run on each layer, interleaved in random order, at least three times: the backing, the accelerator, the NBD
+export on Unix socket and TCP. Writes destroy what the disk holds, therefore --destroy.
+
+Examples:
+  weir diagnose --disk scratch --destroy
+  weir diagnose --disk scratch --destroy --report scratch.html --runtime '5 s'";
+
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE", default_value = "/etc/weir/weir.toml")]
+    pub config: PathBuf,
+    /// Print an example configuration with every key, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RegistryArgs {
+    /// Unix socket to serve at, mode 0600.
+    #[arg(long, value_name = "PATH", default_value = "/run/weir/registry.sock")]
+    pub socket: PathBuf,
+    /// File that holds everything; made when missing.
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/weir/registry.db")]
+    pub file: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Start a registry and some nodes on 127.0.0.1, 127.0.0.2, ….
+    Up {
+        /// Where state, sockets and logs go.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+        /// How many nodes, 1 to 16. They are called n1, n2, ….
+        #[arg(long, default_value_t = 3)]
+        nodes: usize,
+        /// A node not heard of for this long counts as gone.
+        #[arg(long, default_value = "2 s", value_name = "TIME")]
+        lease: Period,
+        /// Memory for each write log.
+        #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+        log: Size,
+    },
+    /// What each node is doing.
+    Status,
+    /// End everything: by asking first, then by SIGKILL. Disks stay.
+    Down,
+    /// SIGKILL: the node is gone at once.
+    Kill {
+        /// Its name.
+        node: String,
+    },
+    /// SIGSTOP: the node stands still and does not know it.
+    Pause {
+        /// Its name.
+        node: String,
+    },
+    /// SIGCONT: the node goes on where it stood.
+    Resume {
+        /// Its name.
+        node: String,
+    },
+    /// Start a node that was killed.
+    Start {
+        /// Its name.
+        node: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Make a volume out of a directory that all nodes mount.
+    Create {
+        /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
+        name: String,
+        /// The directory; it must exist.
+        #[arg(long, value_name = "DIR")]
+        path: PathBuf,
+        /// Kind of backing.
+        #[arg(long, default_value = "dir")]
+        kind: String,
+    },
+    /// All volumes.
+    List,
+    /// One volume and its disks.
+    Show {
+        /// Its name.
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Make a disk. It takes no space until it is written.
+    Create {
+        /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
+        name: String,
+        /// The volume to put it in.
+        #[arg(long)]
+        volume: String,
+        /// Size, for example 20GiB.
+        #[arg(long)]
+        size: Size,
+        /// write-through, or write-back+N: answered once the owner and N (0, 1, 2) other nodes hold it in memory.
+        #[arg(long, default_value = "write-back+1")]
+        policy: String,
+        /// Logical block: 512 or 4096 bytes.
+        #[arg(long, default_value_t = 512, value_name = "BYTES")]
+        block: u32,
+    },
+    /// All disks.
+    List,
+    /// One disk: owner, policies, watermarks, where it is exported.
+    Show {
+        /// Its name.
+        name: String,
+    },
+    /// Change the requested policy, on line. The effective one follows when it can.
+    Policy {
+        /// Its name.
+        name: String,
+        /// write-through, or write-back+N with N = 0, 1, 2.
+        policy: String,
+    },
+    /// Make a node the owner of a disk that nobody owns, and print where it is exported.
+    Export {
+        /// Its name.
+        name: String,
+        /// The node; default: the one asked.
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+        /// Open a disk whose log is lost. Writes that were acknowledged after the last checkpoint are missing then.
+        #[arg(long)]
+        accept_loss: bool,
+    },
+    /// Grow a disk, on line.
+    Resize {
+        /// Its name.
+        name: String,
+        /// The new size; not less than now.
+        size: Size,
+    },
+    /// Delete a disk and everything on it.
+    Delete {
+        /// Its name.
+        name: String,
+        /// Only say what would be deleted.
+        #[arg(long)]
+        dry_run: bool,
+        /// Yes, delete it.
+        #[arg(long)]
+        yes: bool,
+        /// Also while clients are connected, or when its owner is gone.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// A layer of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Layer {
+    /// The accelerator, under the effective policy.
+    Accel,
+    /// The backing, below the accelerator.
+    Backing,
+}
+
+impl From<Layer> for LoadLayer {
+    fn from(layer: Layer) -> LoadLayer {
+        match layer {
+            Layer::Accel => LoadLayer::Accel,
+            Layer::Backing => LoadLayer::Backing,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// A file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
+    #[arg(required_unless_present = "disk", conflicts_with = "disk")]
+    pub target: Option<String>,
+    /// A disk of the cluster instead: the load runs inside its owner, straight on a layer.
+    #[arg(long, value_name = "NAME", requires = "layer")]
+    pub disk: Option<String>,
+    /// Which layer of the disk.
+    #[arg(long, value_enum)]
+    pub layer: Option<Layer>,
+    /// read, write, randread, randwrite, randrw or randrw:PERCENT-OF-READS.
+    #[arg(long, default_value = "randread")]
+    pub access: weir_load::workload::Access,
+    /// Bytes per request.
+    #[arg(long, default_value = "4KiB")]
+    pub block_size: Size,
+    /// Requests in flight per thread, 1 to 4096.
+    #[arg(long, default_value_t = 32)]
+    pub depth: u32,
+    /// Threads, each with its own connection.
+    #[arg(long, default_value_t = 1)]
+    pub threads: u32,
+    /// How long.
+    #[arg(long, default_value = "10 s")]
+    pub runtime: Period,
+    /// Load before that is not counted.
+    #[arg(long, default_value = "1 s")]
+    pub warmup: Period,
+    /// First byte of the range.
+    #[arg(long, default_value = "0")]
+    pub offset: Size,
+    /// Bytes of the range; default: up to the end.
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// Requests per second over all threads, with an open-loop clock; default: as many as the target takes.
+    #[arg(long)]
+    pub rate: Option<u64>,
+    /// The same seed asks for the same blocks.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write stamps and check what is read.
+    #[arg(long)]
+    pub verify: bool,
+    /// Each write is durable before it is answered.
+    #[arg(long)]
+    pub fua: bool,
+    /// Overwrite what the target holds.
+    #[arg(long)]
+    pub destroy: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DiagnoseArgs {
+    /// The disk.
+    #[arg(long, value_name = "NAME")]
+    pub disk: String,
+    /// Yes, overwrite what the disk holds. Without it only reads are measured.
+    #[arg(long)]
+    pub destroy: bool,
+    /// Time for each run.
+    #[arg(long, default_value = "2 s", value_name = "TIME")]
+    pub runtime: Period,
+    /// Runs of each cell on each layer; three are the fewest that have a spread.
+    #[arg(long, default_value_t = 3)]
+    pub repeats: u32,
+    /// Only the cells that matter most: 4 KiB at random, read and write, depth 1 and 32.
+    #[arg(long)]
+    pub quick: bool,
+    /// Seed of the order of the runs.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The report: one HTML file, and JSON beside it.
+    #[arg(long, value_name = "FILE", default_value = "weir-diagnose.html")]
+    pub report: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Where the lab and the report go; default: a new directory under /tmp that is kept.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Time of the load, the owner's end in its middle.
+    #[arg(long, default_value = "40 s")]
+    pub load: Period,
+    /// Time for each run of the layered measurement.
+    #[arg(long, default_value = "1 s")]
+    pub runtime: Period,
+}

@@ -1,0 +1,58 @@
+//! Which cluster is meant, and which of its nodes is asked.
+
+use std::path::{Path, PathBuf};
+
+use weir_lab::Lab;
+use weir_node::client::Client;
+
+use crate::cli::Global;
+use crate::failure::Failure;
+
+/// Where a lab is when nobody says where.
+const DEFAULT_LAB: &str = "weir-lab";
+
+/// Where a node's API is when nobody says where.
+const DEFAULT_API: &str = "/run/weir/api.sock";
+
+/// The directory of the lab that is meant.
+pub fn lab_dir(global: &Global) -> PathBuf {
+    global.lab.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_LAB))
+}
+
+/// The lab that is meant.
+pub fn lab(global: &Global) -> Result<Lab, Failure> {
+    Ok(Lab::open(&lab_dir(global))?)
+}
+
+/// Any node of the cluster that is meant.
+pub fn any_node(global: &Global) -> Result<Client, Failure> {
+    if let Some(socket) = &global.api {
+        return Ok(Client::new(socket));
+    }
+    if global.lab.is_some() || Path::new(DEFAULT_LAB).join("lab.json").exists() {
+        let lab = lab(global)?;
+        return Ok(match &global.node {
+            Some(node) => lab.client(node)?,
+            None => lab.any_client()?,
+        });
+    }
+    if global.node.is_some() {
+        return Err(Failure::usage(
+            "--node chooses a node of a lab; with --api the socket says which node is asked",
+        ));
+    }
+    Ok(Client::new(DEFAULT_API))
+}
+
+/// The node that owns `disk`, for what only the owner can do; otherwise any node, which then says what is wrong.
+pub fn owner_of(global: &Global, disk: &str) -> Result<Client, Failure> {
+    let client = any_node(global)?;
+    if global.api.is_some() || global.node.is_some() {
+        return Ok(client);
+    }
+    let owner = client.disk(disk)?.owner;
+    match (owner, lab(global)) {
+        (Some(owner), Ok(lab)) => Ok(lab.client(&owner)?),
+        _ => Ok(client),
+    }
+}

@@ -1,0 +1,58 @@
+//! `weir node` and `weir registry`: what runs until it is told to stop.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use weir_cluster::{Embedded, Server};
+use weir_node::config::{Config, EXAMPLE};
+
+use crate::cli::{NodeArgs, RegistryArgs};
+use crate::failure::Failure;
+
+/// Runs a node.
+pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
+    if arguments.print_config {
+        return crate::output::say(EXAMPLE.trim_end());
+    }
+    let config = Config::load(&arguments.config).map_err(Failure::usage)?;
+    log();
+    runtime()?.block_on(async {
+        let shutdown = shutdown()?;
+        weir_node::run(config, shutdown).await.map_err(Failure::failed)
+    })
+}
+
+/// Runs the registry.
+pub fn registry(arguments: &RegistryArgs) -> Result<(), Failure> {
+    log();
+    runtime()?.block_on(async {
+        let shutdown = shutdown()?;
+        let registry = Embedded::open(&arguments.file).map_err(Failure::failed)?;
+        let server = Server::start(&arguments.socket, registry).await.map_err(Failure::failed)?;
+        tracing::info!(socket = %arguments.socket.display(), file = %arguments.file.display(), "serving the registry");
+        shutdown.await;
+        server.stop().await;
+        Ok(())
+    })
+}
+
+/// To standard error; `WEIR_LOG` says how much.
+fn log() {
+    let filter = EnvFilter::try_from_env("WEIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))
+}
+
+/// Completes at SIGTERM or SIGINT.
+fn shutdown() -> Result<impl Future<Output = ()>, Failure> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}

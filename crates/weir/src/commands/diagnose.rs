@@ -1,0 +1,325 @@
+//! `weir diagnose`: the same load on every layer of a disk. The method is `weir-diagnose`'s; here are the layers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_diagnose::{
+    Cell, Diagnosis, Direction, Environment, Findings, Measurement, Pattern, Plan, Progress, Shape, Target,
+    TargetError, find, measure,
+};
+use weir_load::run::Monitor;
+use weir_load::size::Size;
+use weir_load::summary::Summary;
+use weir_load::workload::{Access, Workload};
+use weir_node::api::{DiskView, RunLoad};
+use weir_node::client::Client;
+use weir_node::shard::messages::LoadLayer;
+
+use crate::cli::{DiagnoseArgs, Global};
+use crate::cluster::owner_of;
+use crate::failure::Failure;
+use crate::output::{print, say};
+
+/// Bytes that are measured on, at most: more than any cache of a small machine's processor, soon filled.
+const RANGE: u64 = 256 << 20;
+
+/// Longest wait for what earlier runs left dirty.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// What is to be measured, apart from the disk.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Writes are allowed.
+    pub destroy: bool,
+    /// Time for each run.
+    pub runtime: Duration,
+    /// Runs of each cell on each layer.
+    pub repeats: u32,
+    /// Only the cells that matter most.
+    pub quick: bool,
+    /// Seed of the order.
+    pub seed: u64,
+    /// The report's HTML file; the JSON goes beside it.
+    pub report: PathBuf,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The rows.
+    pub diagnosis: Diagnosis,
+    /// What follows from them.
+    pub findings: Findings,
+    /// The HTML file.
+    pub report: PathBuf,
+    /// The JSON file.
+    pub json: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Files<'a> {
+    report: &'a Path,
+    json: &'a Path,
+    interrupted: bool,
+}
+
+/// Carries out `weir diagnose`.
+pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
+    let settings = Settings {
+        destroy: arguments.destroy,
+        runtime: arguments.runtime.0,
+        repeats: arguments.repeats,
+        quick: arguments.quick,
+        seed: arguments.seed,
+        report: arguments.report.clone(),
+    };
+    let client = owner_of(global, &arguments.disk)?;
+    let outcome = diagnose(&client, &arguments.disk, &settings)?;
+    let files =
+        Files { report: &outcome.report, json: &outcome.json, interrupted: outcome.diagnosis.interrupted };
+    print(global.output, &files, |files| {
+        let table = weir_diagnose::table::render(&outcome.diagnosis, &outcome.findings);
+        format!("{table}\n\nreport: {}\ndata:   {}", files.report.display(), files.json.display())
+    })
+}
+
+/// Measures a disk through the API of its owner and writes the report.
+pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outcome, Failure> {
+    let view = client.disk(disk)?;
+    let Some(owner) = view.owner.clone().filter(|_| view.detail.is_some()) else {
+        return Err(Failure::refused(format!(
+            "disk {disk} is not open on the node that was asked; `weir disk export {disk}`"
+        )));
+    };
+    if view.uris.is_empty() {
+        return Err(Failure::refused(format!("node {owner} exports nothing; set nbd.unix or nbd.tcp")));
+    }
+    let range = view.size.min(RANGE);
+    if settings.destroy {
+        fill(&view.uris[0], range)?;
+    }
+    let mut targets = targets(client, &view, range, settings.runtime);
+    let plan = Plan { cells: cells(settings), repeats: settings.repeats, seed: settings.seed };
+    let environment = Environment::here(disk, &owner, std::env::args());
+    let stop = Arc::new(AtomicBool::new(false));
+    let bar = progress_bar();
+    let mut show = |progress: Progress<'_>| match progress {
+        Progress::Starting { done, total, layer, run } => {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+            bar.set_message(format!("{layer}: {}", run.cell));
+        }
+        Progress::Finished { done, .. } => bar.set_position(done as u64),
+    };
+    let diagnosis = interruptible(&stop, || measure(&plan, &mut targets, environment, &stop, &mut show))?;
+    bar.finish_and_clear();
+    write_report(diagnosis.map_err(Failure::usage)?, &settings.report)
+}
+
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Ctrl-C ends the measurement after the run under way; what was measured is kept.
+fn interruptible<T>(stop: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let stop = Arc::clone(stop);
+    runtime.spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    let result = work();
+    runtime.shutdown_background();
+    Ok(result)
+}
+
+fn write_report(diagnosis: Diagnosis, report: &Path) -> Result<Outcome, Failure> {
+    let findings = find(&diagnosis);
+    let html = weir_diagnose::report::html(&diagnosis, &findings).map_err(Failure::failed)?;
+    let json = report.with_extension("json");
+    let unwritten = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| Failure::failed(format!("cannot write {path}: {error}"))
+    };
+    std::fs::write(report, html).map_err(unwritten(report))?;
+    let text = serde_json::to_string_pretty(&diagnosis).map_err(Failure::failed)?;
+    std::fs::write(&json, text).map_err(unwritten(&json))?;
+    Ok(Outcome { diagnosis, findings, report: report.to_owned(), json })
+}
+
+fn cells(settings: &Settings) -> Vec<Cell> {
+    let quick = || {
+        let shape = |direction| Shape::new(4096, Pattern::Random, direction);
+        let depths = [1, 32].into_iter();
+        depths
+            .flat_map(|depth| [shape(Direction::Read).at(depth), shape(Direction::Write).at(depth)])
+            .collect()
+    };
+    let cells = if settings.quick { quick() } else { Cell::standard() };
+    cells.into_iter().filter(|cell| settings.destroy || cell.shape.direction == Direction::Read).collect()
+}
+
+/// Writes the range once, so that nothing measures holes.
+fn fill(uri: &str, range: u64) -> Result<(), Failure> {
+    let block = (1 << 20).min(range);
+    let workload = Workload {
+        access: Access::Write,
+        block_size: Size(block),
+        queue_depth: 8,
+        runtime: None,
+        size: Some(Size(range / block * block)),
+        ..Workload::default()
+    };
+    let target = uri.parse().map_err(Failure::failed)?;
+    let summary = weir_load::run::run(&target, &workload, true, &Monitor::new()).map_err(Failure::failed)?;
+    match summary.first_error {
+        Some(error) => Err(Failure::failed(format!("filling the disk before the measurement: {error}"))),
+        None => say(&format!("filled {} before the measurement", weir_node::units::about(range))),
+    }
+}
+
+/// The layers, from the bottom.
+fn targets<'a>(
+    client: &'a Client,
+    view: &DiskView,
+    range: u64,
+    runtime: Duration,
+) -> Vec<Box<dyn Target + 'a>> {
+    let layer = |layer, name: String| -> Box<dyn Target + 'a> {
+        Box::new(Inside { client, disk: view.name.clone(), layer, name, range, runtime })
+    };
+    let mut targets = vec![
+        layer(LoadLayer::Backing, "backing".to_owned()),
+        layer(LoadLayer::Accel, format!("accel {}", view.effective)),
+    ];
+    for uri in &view.uris {
+        let name = if uri.starts_with("nbd+unix:") { "nbd unix" } else { "nbd tcp" };
+        targets.push(Box::new(Export {
+            client,
+            disk: view.name.clone(),
+            uri: uri.clone(),
+            name,
+            range,
+            runtime,
+        }));
+    }
+    targets
+}
+
+/// A layer inside the owner's process.
+struct Inside<'a> {
+    client: &'a Client,
+    disk: String,
+    layer: LoadLayer,
+    name: String,
+    range: u64,
+    runtime: Duration,
+}
+
+/// The NBD export, from outside.
+struct Export<'a> {
+    client: &'a Client,
+    disk: String,
+    uri: String,
+    name: &'static str,
+    range: u64,
+    runtime: Duration,
+}
+
+impl Target for Inside<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+        settle(self.client, &self.disk)?;
+        let workload = workload(cell, self.range, self.runtime);
+        let summary = self.client.load(&self.disk, &RunLoad { layer: self.layer, workload });
+        measurement(&summary.map_err(|error| TargetError::Failed(error.to_string()))?)
+    }
+}
+
+impl Target for Export<'_> {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+        settle(self.client, &self.disk)?;
+        let failed = |error: weir_load::error::LoadError| TargetError::Failed(error.to_string());
+        let target = self.uri.parse().map_err(failed)?;
+        let workload = workload(cell, self.range, self.runtime);
+        measurement(&weir_load::run::run(&target, &workload, true, &Monitor::new()).map_err(failed)?)
+    }
+}
+
+/// Waits until the log is empty and nobody is connected: no run pays for what an earlier one left.
+fn settle(client: &Client, disk: &str) -> Result<(), TargetError> {
+    let deadline = Nanos::now() + SETTLE;
+    loop {
+        let view = client.disk(disk).map_err(|error| TargetError::Failed(error.to_string()))?;
+        match view.detail {
+            Some(detail) if detail.dirty_bytes == 0 && detail.clients == 0 => return Ok(()),
+            Some(_) if Nanos::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            Some(detail) => {
+                return Err(TargetError::Failed(format!(
+                    "after {} s there are still {} bytes dirty and {} clients connected",
+                    SETTLE.as_secs(),
+                    detail.dirty_bytes,
+                    detail.clients
+                )));
+            }
+            None => return Err(TargetError::Failed(format!("disk {disk} is no longer open there"))),
+        }
+    }
+}
+
+fn workload(cell: &Cell, range: u64, runtime: Duration) -> Workload {
+    let access = match (cell.shape.pattern, cell.shape.direction) {
+        (Pattern::Sequential, Direction::Read) => Access::Read,
+        (Pattern::Sequential, Direction::Write) => Access::Write,
+        (Pattern::Random, Direction::Read) => Access::RandRead,
+        (Pattern::Random, Direction::Write) => Access::RandWrite,
+    };
+    let block = u64::from(cell.shape.block_bytes);
+    Workload {
+        access,
+        block_size: Size(block),
+        queue_depth: cell.queue_depth,
+        runtime: Some(runtime),
+        warmup: runtime / 5,
+        size: Some(Size(range / block * block)),
+        ..Workload::default()
+    }
+}
+
+fn measurement(summary: &Summary) -> Result<Measurement, TargetError> {
+    if let Some(error) = &summary.first_error {
+        return Err(TargetError::Failed(error.clone()));
+    }
+    // A cell has one direction.
+    let Some(kind) = summary.kinds.first() else {
+        return Err(TargetError::Failed("nothing was answered in the measured time".to_owned()));
+    };
+    let latency = &kind.latency_ns;
+    Ok(Measurement {
+        iops: kind.iops,
+        mib_per_s: kind.mib_per_second,
+        mean_ns: latency.mean,
+        p50_ns: latency.p50 as f64,
+        p99_ns: latency.p99 as f64,
+        p99_9_ns: latency.p99_9 as f64,
+        ios: kind.ios,
+        errors: kind.errors,
+        cpu_seconds: summary.cpu_seconds,
+        bytes: kind.bytes,
+        runtime_seconds: summary.runtime_seconds,
+    })
+}

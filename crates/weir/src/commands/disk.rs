@@ -1,0 +1,116 @@
+//! `weir disk`
+
+use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export};
+use weir_node::shard::messages::DiskStatus;
+use weir_node::units::{Size, about};
+
+use crate::cli::{DiskCommand, Global};
+use crate::cluster::{any_node, owner_of};
+use crate::failure::Failure;
+use crate::output::{list, print, table};
+
+/// Carries out a `weir disk` command.
+pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
+    match command {
+        DiskCommand::Create { name, volume, size, policy, block } => {
+            let wanted = CreateDisk { name, volume, size: size.0, logical_block: block, policy };
+            print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
+        }
+        DiskCommand::List => print(global.output, &any_node(global)?.disks()?, |disks| rows(disks)),
+        DiskCommand::Show { name } => print(global.output, &owner_of(global, &name)?.disk(&name)?, show),
+        DiskCommand::Policy { name, policy } => {
+            print(global.output, &any_node(global)?.set_policy(&name, &policy)?, |disk| {
+                format!(
+                    "{}\nThe effective policy follows when it can; `weir disk show {name}` tells.",
+                    policies(disk)
+                )
+            })
+        }
+        DiskCommand::Export { name, on, accept_loss } => {
+            let disk = any_node(global)?.export(&name, &Export { on, accept_loss })?;
+            print(global.output, &disk, |disk| disk.uris.join("\n"))
+        }
+        DiskCommand::Resize { name, size } => {
+            print(global.output, &any_node(global)?.resize(&name, size.0)?, show)
+        }
+        DiskCommand::Delete { name, dry_run, yes, force } => delete(global, &name, dry_run, yes, force),
+    }
+}
+
+fn delete(global: &Global, name: &str, dry_run: bool, yes: bool, force: bool) -> Result<(), Failure> {
+    let client = any_node(global)?;
+    if !dry_run && !yes {
+        let would = client.delete(name, &Delete { force, dry_run: true })?;
+        return Err(Failure::refused(format!("{}\n  --yes does it", sentence(&would))));
+    }
+    print(global.output, &client.delete(name, &Delete { force, dry_run })?, sentence)
+}
+
+fn sentence(deleted: &Deleted) -> String {
+    let verb = if deleted.done { "deleted" } else { "would delete" };
+    format!("{verb} disk {}: {}, {} in use", deleted.disk, deleted.path.display(), about(deleted.allocated))
+}
+
+/// One line for each disk.
+pub fn rows(disks: &[DiskView]) -> String {
+    let row = |disk: &DiskView| {
+        vec![
+            disk.name.clone(),
+            disk.volume.clone(),
+            Size(disk.size).to_string(),
+            disk.requested.clone(),
+            disk.effective.clone(),
+            disk.owner.clone().unwrap_or_default(),
+            disk.replicas.join(" "),
+            disk.state.clone(),
+            disk.detail.as_ref().map_or_else(String::new, |detail| about(detail.dirty_bytes)),
+        ]
+    };
+    let header = ["DISK", "VOLUME", "SIZE", "REQUESTED", "EFFECTIVE", "OWNER", "REPLICAS", "STATE", "DIRTY"];
+    table(&header, &[2, 8], disks.iter().map(row))
+}
+
+fn policies(disk: &DiskView) -> String {
+    let effective = if disk.effective.is_empty() { "none: the disk is closed" } else { &disk.effective };
+    list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned())])
+}
+
+/// Everything about one disk.
+pub fn show(disk: &DiskView) -> String {
+    let mut pairs = vec![
+        ("disk", disk.name.clone()),
+        ("volume", disk.volume.clone()),
+        ("size", format!("{} ({} bytes)", about(disk.size), disk.size)),
+        ("logical block", disk.logical_block.to_string()),
+        ("requested", disk.requested.clone()),
+        ("effective", disk.effective.clone()),
+        ("owner", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())),
+        ("replicas", disk.replicas.join(" ")),
+        ("epoch", disk.epoch.to_string()),
+        ("state", disk.state.clone()),
+        ("reason", disk.reason.clone()),
+    ];
+    if let Some(detail) = &disk.detail {
+        pairs.extend(watermarks(detail));
+    }
+    pairs.extend(disk.uris.iter().map(|uri| ("exported at", uri.clone())));
+    list(&pairs)
+}
+
+fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
+    let DiskStatus { appended, replicated, acknowledged, destaged, freed, .. } = detail;
+    let of = |used: u64, all: u64| format!("{} of {}", about(used), about(all));
+    vec![
+        (
+            "watermarks",
+            format!(
+                "appended {appended}, replicated {replicated}, acknowledged {acknowledged}, destaged {destaged}, freed {freed}"
+            ),
+        ),
+        ("dirty", about(detail.dirty_bytes)),
+        ("write log", of(detail.log_used_bytes, detail.log_bytes)),
+        ("destage rate", format!("{}/s", about(detail.destage_rate))),
+        ("clients", detail.clients.to_string()),
+        ("in flight", detail.in_flight.to_string()),
+    ]
+}

@@ -1,0 +1,37 @@
+//! What each command does.
+
+mod bench;
+mod daemon;
+mod demo;
+mod diagnose;
+mod disk;
+mod lab;
+mod status;
+mod volume;
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+
+/// Carries out a command line.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    let global = &cli.global;
+    match cli.command {
+        Command::Node(arguments) => daemon::node(&arguments),
+        Command::Registry(arguments) => daemon::registry(&arguments),
+        Command::Lab(command) => lab::run(global, command),
+        Command::Volume(command) => volume::run(global, command),
+        Command::Disk(command) => disk::run(global, command),
+        Command::Status => status::status(global),
+        Command::Events => status::events(global),
+        Command::Bench(arguments) => bench::run(global, &arguments),
+        Command::Diagnose(arguments) => diagnose::run(global, &arguments),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);
+            crate::output::say(&String::from_utf8_lossy(&script))
+        }
+        Command::Demo(arguments) => demo::run(&arguments),
+    }
+}

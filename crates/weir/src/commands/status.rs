@@ -1,0 +1,64 @@
+//! `weir status` and `weir events`
+
+use weir_node::api::{EventView, NodeStatus};
+
+use super::disk;
+use crate::cli::Global;
+use crate::cluster::{any_node, owner_of};
+use crate::failure::Failure;
+use crate::output::{print, table};
+
+/// What the cluster is doing.
+pub fn status(global: &Global) -> Result<(), Failure> {
+    let mut status = any_node(global)?.status()?;
+    // What only a disk's owner knows is asked there.
+    for disk in &mut status.disks {
+        let elsewhere = disk.owner.as_ref().is_some_and(|owner| *owner != status.node);
+        if elsewhere
+            && let Ok(detailed) = owner_of(global, &disk.name).and_then(|node| Ok(node.disk(&disk.name)?))
+        {
+            *disk = detailed;
+        }
+    }
+    print(global.output, &status, text)
+}
+
+fn text(status: &NodeStatus) -> String {
+    let nodes = table(
+        &["NODE", "STATE", "FAULT DOMAIN", "PEERS AT"],
+        &[],
+        status.nodes.iter().map(|node| {
+            vec![node.name.clone(), node.state.clone(), node.fault_domain.clone(), node.peer_address.clone()]
+        }),
+    );
+    let disks = if status.disks.is_empty() {
+        "no disks yet; `weir disk create`".to_owned()
+    } else {
+        disk::rows(&status.disks)
+    };
+    let reasons = status.disks.iter().filter(|disk| !disk.reason.is_empty());
+    let reasons: String = reasons.map(|disk| format!("\n{}: {}", disk.name, disk.reason)).collect();
+    format!("asked {}, registry {}\n\n{nodes}\n\n{disks}{reasons}", status.node, status.registry)
+}
+
+/// What happened lately.
+pub fn events(global: &Global) -> Result<(), Failure> {
+    print(global.output, &any_node(global)?.events()?, |events| {
+        let row = |event: &EventView| {
+            vec![
+                time_of_day(event.at_ms),
+                event.node.clone(),
+                event.subject.clone(),
+                event.kind.clone(),
+                event.text.clone(),
+            ]
+        };
+        table(&["TIME (UTC)", "NODE", "SUBJECT", "KIND", "WHAT"], &[], events.iter().map(row))
+    })
+}
+
+/// `21:07:44.125`, UTC.
+fn time_of_day(ms: u64) -> String {
+    let (seconds, ms) = (ms / 1000 % 86_400, ms % 1000);
+    format!("{:02}:{:02}:{:02}.{ms:03}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}

@@ -1,0 +1,53 @@
+//! `weir volume`
+
+use weir_node::api::{ApiError, ApiErrorKind, CreateVolume, VolumeView};
+
+use super::disk;
+use crate::cli::{Global, VolumeCommand};
+use crate::cluster::any_node;
+use crate::failure::Failure;
+use crate::output::{list, print, table};
+
+/// Carries out a `weir volume` command.
+pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
+    let client = any_node(global)?;
+    match command {
+        VolumeCommand::Create { name, path, kind } => {
+            // Nodes have working directories of their own.
+            let path = std::path::absolute(path)?;
+            let volume = client.create_volume(&CreateVolume { name, kind, path })?;
+            print(global.output, &volume, show)
+        }
+        VolumeCommand::List => print(global.output, &client.volumes()?, |volumes| {
+            let row = |volume: &VolumeView| {
+                vec![
+                    volume.name.clone(),
+                    volume.kind.clone(),
+                    volume.disks.to_string(),
+                    volume.path.display().to_string(),
+                ]
+            };
+            table(&["VOLUME", "KIND", "DISKS", "PATH"], &[2], volumes.iter().map(row))
+        }),
+        VolumeCommand::Show { name } => {
+            let volumes = client.volumes()?;
+            let Some(volume) = volumes.into_iter().find(|volume| volume.name == name) else {
+                let error = ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {name}"));
+                return Err(error.hint("`weir volume list` shows those that there are").into());
+            };
+            let disks: Vec<_> = client.disks()?.into_iter().filter(|disk| disk.volume == name).collect();
+            print(global.output, &(volume, disks), |(volume, disks)| {
+                format!("{}\n\n{}", show(volume), disk::rows(disks))
+            })
+        }
+    }
+}
+
+fn show(volume: &VolumeView) -> String {
+    list(&[
+        ("volume", volume.name.clone()),
+        ("kind", volume.kind.clone()),
+        ("path", volume.path.display().to_string()),
+        ("disks", volume.disks.to_string()),
+    ])
+}
