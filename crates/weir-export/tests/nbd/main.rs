@@ -5,5 +5,6 @@
 mod handshake;
 mod hostile;
 mod interop;
+mod listener;
 mod support;
 mod transmission;

@@ -294,7 +294,6 @@ fn outcome(bytes: &[u8], pieces: &[usize], structured: bool, lengths: &[usize]) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     /// However the network cuts a client's bytes, each request has the same answer.
     #[test]
