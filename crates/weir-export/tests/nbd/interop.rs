@@ -178,6 +178,7 @@ fn fio_verifies_what_it_wrote_over_several_connections() {
                 "--verify=crc32c",
                 "--verify_fatal=1",
                 "--do_verify=1",
+                "--verify_state_save=0",
                 "--randseed=11",
                 "--group_reporting",
                 "--output-format=json",

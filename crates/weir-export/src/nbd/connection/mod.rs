@@ -205,13 +205,13 @@ impl Connection {
 
     fn reply(&mut self, request: InFlight, result: Result<Outcome, IoError>, counted: Counted) {
         let structured = self.terms.structured_replies;
-        let InFlight { cookie, command, offset, length, status, .. } = request;
+        let (cookie, command) = (request.cookie, request.command);
         match (result, command) {
-            (Ok(Outcome::Read(data)), Command::Read) if data.len() == length as usize => {
-                self.replies.data(structured, cookie, offset, data, counted);
+            (Ok(Outcome::Read(data)), Command::Read) if data.len() == request.length as usize => {
+                self.replies.data(structured, cookie, request.offset, data, counted);
             }
             (Ok(Outcome::Extents(extents)), Command::BlockStatus { one }) => {
-                self.reply_status(cookie, offset, length, one, &extents, status, counted);
+                self.reply_status(request, one, &extents, counted);
             }
             (Ok(Outcome::Done), Command::Read | Command::BlockStatus { .. }) | (Ok(Outcome::Read(_)), _) => {
                 tracing::error!(?command, "nbd: a layer answered with something else than was asked for");
@@ -226,24 +226,14 @@ impl Connection {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one request and its answer")]
-    fn reply_status(
-        &mut self,
-        cookie: u64,
-        offset: u64,
-        length: u32,
-        one: bool,
-        extents: &[Extent],
-        room: Option<Buffer>,
-        counted: Counted,
-    ) {
-        let context = self.terms.base_allocation;
-        let described = room.and_then(|mut room| {
+    fn reply_status(&mut self, request: InFlight, one: bool, extents: &[Extent], counted: Counted) {
+        let InFlight { cookie, offset, length, status, .. } = request;
+        let described = status.and_then(|mut room| {
             let used = describe_extents(offset, length, one, extents, room.bytes_mut());
             room.truncate(used);
             (used > 0).then_some(room)
         });
-        match (context, described) {
+        match (self.terms.base_allocation, described) {
             (Some(context), Some(described)) => {
                 self.replies.block_status(context, cookie, described, counted);
             }
