@@ -188,6 +188,11 @@ impl Destager {
         Progress::Failed { error, first }
     }
 
+    /// Whether [`Destager::begin`] has to be called to find out what to do next, given that there is something to do.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle) && self.dirty_since.is_none()
+    }
+
     /// When something is due without an event.
     pub fn deadline(&self) -> Nanos {
         match self.state {

@@ -7,7 +7,7 @@ use weir_block::{Action, Event, OwnerId, Reactor, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
-use crate::config::Inheritance;
+use crate::config::{AccelConfig, Inheritance};
 use crate::log::Log;
 use crate::replica::{Replica, Verdict};
 use crate::wire::{self, MessageKind, Refuse, WireError};
@@ -50,7 +50,7 @@ impl ReplicaHost {
     /// No memory for the log's arena.
     pub fn new(owner: OwnerId, log_bytes: u64) -> io::Result<ReplicaHost> {
         // The owner counts on the room that its own arena has; records may lie differently around the ring's end here.
-        let log = Log::new(log_bytes + (4 << 20), 1)?;
+        let log = Log::new(log_bytes.max(AccelConfig::SMALLEST_LOG) + (4 << 20), 1)?;
         Ok(ReplicaHost { owner, replica: Replica::new(log), sessions: Vec::new(), next_slot: 0 })
     }
 
@@ -169,6 +169,11 @@ impl Session {
         let mut taken = false;
         let mut refused = None;
         let Session { channel, greeted, .. } = self;
+        channel.flush(reactor)?;
+        if channel.is_backed_up() {
+            // Who does not take our answers is not listened to (P10). An event follows when the socket takes more.
+            return Ok(false);
+        }
         let more = channel.receive(reactor, |frame| -> Result<(), SessionError> {
             match take(frame, greeted, replica)? {
                 Verdict::Taken => taken = true,
@@ -191,7 +196,7 @@ impl Session {
 fn take(frame: Frame<'_>, greeted: &mut bool, replica: &mut Replica) -> Result<Verdict, WireError> {
     match MessageKind::from_wire(frame.kind) {
         Some(MessageKind::Hello) if !*greeted => {
-            let verdict = replica.hello(&wire::fixed(MessageKind::Hello, frame.meta)?);
+            let verdict = replica.hello(&wire::fixed(MessageKind::Hello, frame.meta)?)?;
             *greeted = verdict == Verdict::Taken;
             Ok(verdict)
         }

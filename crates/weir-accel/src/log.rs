@@ -130,12 +130,19 @@ impl Log {
         self.capacity
     }
 
-    /// Whether `bytes` of data, cut into records, certainly fit.
+    /// Whether `bytes` of data, cut into `records` of which all but the last are multiples of 512 bytes, certainly fit.
     #[must_use]
-    pub fn has_room(&self, bytes: u64) -> bool {
-        // At most one record's length is lost where the ring ends, and each record is rounded up.
+    pub fn has_room(&self, bytes: u64, records: u64) -> bool {
+        // At most one record's length is lost where the ring ends, and the last record is rounded up.
         let need = bytes.next_multiple_of(ALIGNMENT) + LARGEST_RECORD as u64;
-        self.capacity - self.used() >= need && self.records.len() + (bytes as usize >> 20) + 2 <= MOST_RECORDS
+        self.capacity - self.used() >= need && self.records.len() as u64 + records <= MOST_RECORDS as u64
+    }
+
+    /// The share of the log in use, in bytes or in records, whichever is more: 0 to 1.
+    #[must_use]
+    pub fn fill(&self) -> f64 {
+        let bytes = self.used() as f64 / self.capacity as f64;
+        bytes.max(self.records.len() as f64 / MOST_RECORDS as f64)
     }
 
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
@@ -282,7 +289,7 @@ mod tests {
                     Step::Append(length) => {
                         fill = fill.wrapping_add(1);
                         let data = vec![fill; length];
-                        let promised = log.has_room(length as u64);
+                        let promised = log.has_room(length as u64, 1);
                         match log.append(RecordKind::Write, 0, length as u32, &data) {
                             Some(number) => list.push_back((number, data)),
                             None => prop_assert!(!promised, "has_room promised what append refused"),

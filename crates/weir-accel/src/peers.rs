@@ -2,14 +2,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use slab::Slab;
-use weir_block::{Interest, OwnerId, Reactor, Token};
+use weir_block::{Interest, Nanos, OwnerId, Reactor, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
 use crate::log::Log;
-use crate::owner::Event;
+use crate::owner::{Event, Held};
 use crate::wire::{self, Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
 
 /// Most records and (softly) bytes of data in one batch.
@@ -26,10 +26,15 @@ enum PeerError {
     Channel(#[from] ChannelError),
     #[error(transparent)]
     Wire(#[from] WireError),
+    #[error("no answer to our hello within {0:?}")]
+    Silent(Duration),
 }
 
 struct Peer {
+    /// Never used again, so that an event of an older channel is not taken for one of this.
+    slot: u32,
     node: String,
+    since: Nanos,
     channel: Channel,
     /// The replica has answered our Hello; `next` is valid.
     joined: bool,
@@ -54,15 +59,18 @@ pub struct Identity {
 /// All channels of one disk's owner.
 pub struct Peers {
     owner: OwnerId,
-    peers: Slab<Peer>,
+    /// Who connects and then does not answer our Hello within this time is given up.
+    deadline: Duration,
+    peers: Vec<Peer>,
+    next_slot: u32,
     meta: Vec<u8>,
     pieces: Vec<(usize, usize)>,
 }
 
 impl Peers {
     /// No channels; their events will go to `owner`.
-    pub fn new(owner: OwnerId) -> Peers {
-        Peers { owner, peers: Slab::new(), meta: Vec::new(), pieces: Vec::new() }
+    pub fn new(owner: OwnerId, deadline: Duration) -> Peers {
+        Peers { owner, deadline, peers: Vec::new(), next_slot: 0, meta: Vec::new(), pieces: Vec::new() }
     }
 
     /// A connection to `node` stands: introduce ourselves.
@@ -75,7 +83,8 @@ impl Peers {
         log: &Log,
     ) -> io::Result<()> {
         self.drop_peer(reactor, &node);
-        let slot = self.peers.vacant_key() as u32;
+        let slot = self.next_slot;
+        self.next_slot = slot.wrapping_add(1);
         let token = Token { owner: self.owner, slot };
         let mut channel = Channel::new(fd, token, Some(log.region().clone()), &[], reactor)?;
         let hello = Hello {
@@ -87,30 +96,45 @@ impl Peers {
         };
         channel.queue(MessageKind::Hello as u16, hello.as_bytes(), &[]);
         let told = (identity.epoch, log.freed());
-        self.peers.insert(Peer { node, channel, joined: false, next: 0, told, complete: false, lost: false });
+        let (since, joined, next, complete, lost) = (Nanos::now(), false, 0, false, false);
+        self.peers.push(Peer { slot, node, since, channel, joined, next, told, complete, lost });
         Ok(())
     }
 
     /// An event for one of the channels.
     pub fn on_event(&mut self, slot: u32, interest: Interest) {
-        if let Some(peer) = self.peers.get_mut(slot as usize) {
+        if let Some(peer) = self.peers.iter_mut().find(|peer| peer.slot == slot) {
             peer.channel.on_event(interest);
         }
     }
 
     /// Reads what the replicas say. Returns whether more may be waiting.
-    pub fn receive(&mut self, reactor: &mut Reactor, freed: u64, events: &mut Vec<Event>) -> bool {
+    pub fn receive(&mut self, reactor: &mut Reactor, log: &Log, events: &mut Vec<Event>) -> bool {
         let mut more = false;
-        for (_, peer) in self.peers.iter_mut().filter(|(_, peer)| !peer.lost) {
-            more |= peer.receive(reactor, freed, events);
+        for peer in self.peers.iter_mut().filter(|peer| !peer.lost) {
+            more |= peer.receive(reactor, log, events);
         }
         more
+    }
+
+    /// Gives up who does not answer our Hello.
+    pub fn expire(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        let deadline = self.deadline;
+        for peer in self.peers.iter_mut().filter(|peer| peer.is_silent() && now >= peer.since + deadline) {
+            peer.give_up(&PeerError::Silent(deadline), events);
+        }
+    }
+
+    /// When [`Peers::expire`] is due.
+    pub fn deadline(&self) -> Nanos {
+        let silent = self.peers.iter().filter(|peer| peer.is_silent());
+        silent.map(|peer| peer.since + self.deadline).min().unwrap_or(Nanos::NEVER)
     }
 
     /// Sends every replica what it does not have yet, in as few frames as possible.
     pub fn send(&mut self, reactor: &mut Reactor, log: &Log, epoch: u64, events: &mut Vec<Event>) {
         let Peers { peers, meta, pieces, .. } = self;
-        for (_, peer) in peers.iter_mut().filter(|(_, peer)| !peer.lost) {
+        for peer in peers.iter_mut().filter(|peer| !peer.lost) {
             while peer.joined && !peer.channel.is_backed_up() && peer.queue_batch(log, epoch, meta, pieces) {}
             if let Err(error) = peer.channel.flush(reactor) {
                 peer.give_up(&error.into(), events);
@@ -120,7 +144,7 @@ impl Peers {
 
     /// Closes the channel to a node.
     pub fn drop_peer(&mut self, reactor: &mut Reactor, node: &str) {
-        self.peers.retain(|_, peer| {
+        self.peers.retain_mut(|peer| {
             if peer.node == node {
                 peer.channel.close(reactor);
             }
@@ -130,28 +154,31 @@ impl Peers {
 
     /// Closes all channels.
     pub fn drop_all(&mut self, reactor: &mut Reactor) {
-        for mut peer in self.peers.drain() {
+        for mut peer in self.peers.drain(..) {
             peer.channel.close(reactor);
         }
     }
 }
 
 impl Peer {
-    fn receive(&mut self, reactor: &mut Reactor, freed: u64, events: &mut Vec<Event>) -> bool {
+    fn is_silent(&self) -> bool {
+        !self.joined && !self.lost
+    }
+
+    fn receive(&mut self, reactor: &mut Reactor, log: &Log, events: &mut Vec<Event>) -> bool {
         for _ in 0..MOST_ROUNDS {
             let Peer { node, channel, joined, next, .. } = self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
                     Some(MessageKind::Confirm) => {
                         let confirm: Confirm = wire::fixed(MessageKind::Confirm, frame.meta)?;
-                        let last = confirm.last.get();
+                        let held = check(&confirm, if *joined { *next } else { log.last() + 1 })?;
                         if !*joined {
                             *joined = true;
-                            *next = last.max(freed) + 1;
+                            *next = held.last.max(log.freed()) + 1;
                             events.push(Event::PeerJoined(node.clone()));
                         }
-                        let complete = confirm.complete.get() == 1;
-                        confirmed(events, node, last, complete);
+                        confirmed(events, node, held);
                         Ok(())
                     }
                     Some(MessageKind::Refuse) => {
@@ -239,13 +266,20 @@ fn push_piece(pieces: &mut Vec<(usize, usize)>, position: usize, length: usize) 
     }
 }
 
-/// Of several confirmations in one read only the last one counts.
-fn confirmed(events: &mut Vec<Event>, node: &str, last: u64, complete: bool) {
-    if let Some(Event::PeerConfirmed { node: before, last: held, complete: whole }) = events.last_mut()
-        && before == node
-    {
-        (*held, *whole) = (last, complete);
-        return;
+/// What a replica says that it holds. It cannot hold what comes after `next`, the record that it is sent next.
+fn check(confirm: &Confirm, next: u64) -> Result<Held, WireError> {
+    let complete = confirm.complete.get() == 1;
+    let held = Held { last: confirm.last.get(), freed: confirm.freed.get(), complete };
+    if held.last >= next || held.freed > held.last {
+        return Err(WireError::Protocol("confirmed records that were never sent"));
     }
-    events.push(Event::PeerConfirmed { node: node.to_owned(), last, complete });
+    Ok(held)
+}
+
+/// Of several confirmations in one read only the last one counts.
+fn confirmed(events: &mut Vec<Event>, node: &str, now: Held) {
+    match events.last_mut() {
+        Some(Event::PeerConfirmed { node: before, held }) if before == node => *held = now,
+        _ => events.push(Event::PeerConfirmed { node: node.to_owned(), held: now }),
+    }
 }

@@ -1,7 +1,7 @@
 //! The replica's side of the protocol: whom to obey, what is held. No I/O here.
 
 use crate::log::{Log, checksum};
-use crate::wire::{Batch, Confirm, Hello, RecordHeader, WireError};
+use crate::wire::{self, Batch, Confirm, Hello, RecordHeader, WireError};
 
 /// What a replica answers to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +66,17 @@ impl Replica {
     }
 
     /// An owner introduces itself.
-    pub fn hello(&mut self, hello: &Hello) -> Verdict {
+    ///
+    /// # Errors
+    /// It says something impossible; the connection has to be closed.
+    pub fn hello(&mut self, hello: &Hello) -> Result<Verdict, WireError> {
         let epoch = hello.epoch.get();
         if self.refuses(epoch) {
-            return Verdict::Refused(self.epoch);
+            return Ok(Verdict::Refused(self.epoch));
         }
+        let (lineage, freed) = (hello.lineage.get(), wire::sequence(hello.freed)?);
         self.epoch = epoch;
         self.sealed = false;
-        let (lineage, freed) = (hello.lineage.get(), hello.freed.get());
         let same_log = self.lineage == lineage;
         let same_past = self.lineage != 0 && self.lineage == hello.inherited_lineage.get();
         if same_past && !same_log {
@@ -85,8 +88,10 @@ impl Replica {
             self.log.reset(freed + 1);
             self.complete = false;
         }
+        // What the owner has freed may be older than what the backing holds by now (P4).
+        self.log.free_to(freed);
         self.lineage = lineage;
-        Verdict::Taken
+        Ok(Verdict::Taken)
     }
 
     /// A run of records from the owner.
@@ -102,10 +107,10 @@ impl Replica {
         if self.refuses(head.epoch.get()) {
             return Ok(Verdict::Refused(self.epoch));
         }
+        let (first, freed) = (wire::sequence(head.first)?, wire::sequence(head.freed)?);
         self.epoch = head.epoch.get();
-        let first = head.first.get();
         // Freeing comes first: it makes the room that the owner counts on.
-        self.log.free_to(head.freed.get().min(first.saturating_sub(1)));
+        self.log.free_to(freed.min(first.saturating_sub(1)));
         if first != self.log.last() + 1 {
             return Err(WireError::Protocol("records with a gap"));
         }
@@ -139,6 +144,7 @@ impl Replica {
         Confirm {
             epoch: self.epoch.into(),
             last: self.log.last().into(),
+            freed: self.log.freed().into(),
             complete: u32::from(self.complete).into(),
             zero: 0.into(),
         }
@@ -181,7 +187,7 @@ mod tests {
 
     fn filled() -> Replica {
         let mut replica = Replica::new(Log::new(2 << 20, 1).expect("memory"));
-        assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Verdict::Taken);
+        assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Ok(Verdict::Taken));
         let (head, headers, data) = batch(5, 1, 0, &[1, 2, 3]);
         assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Taken));
         replica
@@ -207,18 +213,18 @@ mod tests {
         replica.seal(5);
         let (head, headers, data) = batch(5, 4, 0, &[4]);
         assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Refused(5)));
-        assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Verdict::Refused(5));
-        assert_eq!(replica.hello(&hello(6, 6, (5, 3), 0)), Verdict::Taken);
+        assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Ok(Verdict::Refused(5)));
+        assert_eq!(replica.hello(&hello(6, 6, (5, 3), 0)), Ok(Verdict::Taken));
     }
 
     #[test]
     fn a_new_owner_cuts_off_what_it_did_not_inherit_and_keeps_the_rest() {
         let mut replica = filled();
-        assert_eq!(replica.hello(&hello(6, 6, (5, 2), 0)), Verdict::Taken);
+        assert_eq!(replica.hello(&hello(6, 6, (5, 2), 0)), Ok(Verdict::Taken));
         assert_eq!((replica.log().last(), replica.is_complete()), (2, true));
         assert_eq!(
             replica.hello(&hello(7, 7, (0, 0), 9)),
-            Verdict::Taken,
+            Ok(Verdict::Taken),
             "an unknown past: everything anew"
         );
         assert_eq!((replica.log().last(), replica.is_complete()), (9, false));

@@ -8,6 +8,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::log::{LARGEST_RECORD, Record, RecordKind};
 
+/// The smallest logical block; ranges are multiples of it.
+const SECTOR: u64 = 512;
+
+/// Above every sequence number that a log reaches: a million records a second for 70,000 years. Arithmetic with those below
+/// cannot overflow.
+pub const SEQUENCE_LIMIT: u64 = 1 << 61;
+
 /// The kinds of frame on a replication channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -55,14 +62,15 @@ pub struct Hello {
     pub freed: U64,
 }
 
-/// A replica says what it holds. 24 bytes.
+/// A replica says what it holds. 32 bytes.
 ///
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | epoch that the replica has seen |
 /// | 8 | 8 | last record held: all up to it are held or freed |
-/// | 16 | 4 | 1 when the copy is complete ([`Batch`]), else 0 |
-/// | 20 | 4 | zero |
+/// | 16 | 8 | last record freed |
+/// | 24 | 4 | 1 when the copy is complete ([`Batch`]), else 0 |
+/// | 28 | 4 | zero |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Confirm {
@@ -70,6 +78,8 @@ pub struct Confirm {
     pub epoch: U64,
     /// See the table.
     pub last: U64,
+    /// See the table.
+    pub freed: U64,
     /// See the table.
     pub complete: U32,
     /// Zero.
@@ -173,7 +183,8 @@ impl RecordHeader {
     pub fn parse(&self) -> Result<Record, WireError> {
         let kind = RecordKind::from_wire(self.kind).ok_or(WireError::Protocol("unknown kind of record"))?;
         let (offset, length) = (self.offset.get(), self.length.get());
-        if length == 0 || offset.checked_add(u64::from(length)).is_none() {
+        let aligned = offset.is_multiple_of(SECTOR) && u64::from(length).is_multiple_of(SECTOR);
+        if length == 0 || !aligned || offset.checked_add(u64::from(length)).is_none() {
             return Err(WireError::Protocol("record with an impossible range"));
         }
         let record = Record { offset, length, checksum: self.checksum.get(), kind, place: 0 };
@@ -181,6 +192,17 @@ impl RecordHeader {
             return Err(WireError::Protocol("record with too much data"));
         }
         Ok(record)
+    }
+}
+
+/// Checks a sequence number that a peer has sent.
+///
+/// # Errors
+/// It is not below [`SEQUENCE_LIMIT`].
+pub fn sequence(number: U64) -> Result<u64, WireError> {
+    match number.get() {
+        number if number < SEQUENCE_LIMIT => Ok(number),
+        _ => Err(WireError::Protocol("impossible sequence number")),
     }
 }
 
@@ -215,7 +237,7 @@ mod tests {
 
     #[test]
     fn golden_layouts() {
-        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [40, 24, 32]);
+        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [40, 32, 32]);
         assert_eq!([size_of::<RecordHeader>(), size_of::<Refuse>()], [20, 8]);
         let head =
             Batch { epoch: 1.into(), first: 2.into(), freed: 3.into(), count: 1.into(), complete: 1.into() };

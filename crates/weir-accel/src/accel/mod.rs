@@ -1,84 +1,47 @@
 //! The accelerator as a layer: the protocol core of [`crate::owner`] driven with a real log, real channels and a real backing.
 
+mod notices;
+mod turn;
+
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 
 use slab::Slab;
+use weir_block::buffer::LARGEST;
 use weir_block::{
-    Action, Buffer, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter,
-    Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
+    Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo,
+    LayerMeter, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
 };
 
 use crate::config::{AccelConfig, Configuration, Inheritance};
-use crate::destage::{Destager, Progress};
+use crate::destage::Destager;
 use crate::index::Index;
 use crate::log::{LARGEST_RECORD, Log, RecordKind};
-use crate::owner::{Effect, Event as OwnerEvent, Owner, Watermarks};
+use crate::owner::{Effect, Event as OwnerEvent, Owner};
 use crate::pacing::Pacer;
 use crate::peers::{Identity, Peers};
 use crate::reads::{self, HeldRead, Hit, Overlay};
 use crate::writes::Writes;
+pub use notices::{AccelNotice, AccelStatus};
 
 /// Most bytes of zeroes in one record; longer ranges become several.
 const LARGEST_ZERO: u64 = 1 << 30;
 
-/// What the accelerator asks of, or tells, the node that it runs on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AccelNotice {
-    /// Connect to this node, or to any node but these; answer with `peer_connected` or `peer_unavailable`.
-    WantPeer {
-        /// `None`: choose.
-        node: Option<String>,
-        /// Not these.
-        exclude: Vec<String>,
-    },
-    /// Have this configuration committed; answer with `configured` or `not_configured`.
-    WantConfiguration {
-        /// The epoch that the change starts from.
-        epoch: u64,
-        /// The new set.
-        replicas: Vec<String>,
-        /// The new effective mode.
-        write_back: bool,
-    },
-    /// Somebody has seen this epoch, and it is not ours: ask the registry (P2).
-    Fenced(u64),
-    /// Tell the operator.
-    Tell(&'static str, String),
-}
-
-/// The accelerator's state, for people.
-#[derive(Clone, Debug)]
-pub struct AccelStatus {
-    /// The committed configuration.
-    pub configuration: Configuration,
-    /// The watermarks.
-    pub marks: Watermarks,
-    /// Why something waits; empty when nothing is unusual.
-    pub reason: String,
-    /// Bytes acknowledged and not destaged.
-    pub dirty_bytes: u64,
-    /// Bytes of the arena in use.
-    pub log_used: u64,
-    /// Bytes of the arena.
-    pub log_bytes: u64,
-    /// Destage throughput lately, bytes per second.
-    pub destage_rate: u64,
-}
-
 /// What a request to the layer below is for.
 enum Below {
-    /// Goes back to the guest as it is. `changes` for what leaves data in the backing's cache.
+    /// A write past the log.
     Pass {
         tag: Tag,
-        changes: bool,
     },
     Read {
         tag: Tag,
         overlay: Option<(Overlay, u64)>,
     },
+    /// Covers so many of the writes in [`Cached`].
     Flush {
         tag: Tag,
+        covers: u64,
     },
     Extents {
         tag: Tag,
@@ -86,8 +49,16 @@ enum Below {
     /// Measured below the accelerator, on purpose.
     Direct {
         tag: Tag,
+        changes: bool,
     },
     Destage,
+}
+
+/// Writes that went past the log, counted as they end: what the backing may hold in a volatile cache only.
+struct Cached {
+    written: u64,
+    /// A flush that began after so many of them has succeeded.
+    flushed: u64,
 }
 
 /// One disk's accelerator on its owner.
@@ -103,10 +74,13 @@ pub struct Accel<L: Destage> {
     peers_id: OwnerId,
     writes: Writes,
     held: Vec<HeldRead>,
+    /// Reads that wait for memory.
+    deferred: VecDeque<(Tag, u64, Buffer)>,
+    /// Memory for one read at a time when the shard has none left: its buffers may all wait for this very disk.
+    reserve: BufferPool,
     /// Writes that went past the log and have not come back.
     bypassing: usize,
-    /// The backing may hold acknowledged writes in a volatile cache.
-    unflushed: bool,
+    cached: Cached,
     destager: Destager,
     pacer: Pacer,
     dirty_bytes: u64,
@@ -118,6 +92,8 @@ pub struct Accel<L: Destage> {
     direct: Vec<Completion>,
     /// Another turn of the loop has work without a new event.
     again: bool,
+    /// When to look for the lease again; never while there is one.
+    look_again: Nanos,
     closing: bool,
     gone: bool,
 }
@@ -153,19 +129,22 @@ impl<L: Destage> Accel<L> {
         let owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
         let mut accel = Accel {
             destager: Destager::new(config.destage_delay, config.destage_depth),
-            config,
             owner,
             identity,
             log,
             index,
             lower,
             below: Slab::new(),
-            peers: Peers::new(peers_id),
+            peers: Peers::new(peers_id, config.peer_deadline),
+            config,
             peers_id,
             writes: Writes::default(),
             held: Vec::new(),
+            deferred: VecDeque::new(),
+            reserve: BufferPool::new(LARGEST),
             bypassing: 0,
-            unflushed: true,
+            // The former owner's.
+            cached: Cached { written: 1, flushed: 0 },
             pacer: Pacer::new(),
             dirty_bytes,
             finished: Vec::new(),
@@ -175,6 +154,7 @@ impl<L: Destage> Accel<L> {
             notices: Vec::new(),
             direct: Vec::new(),
             again: true,
+            look_again: Nanos::NEVER,
             closing: false,
             gone: false,
         };
@@ -244,10 +224,6 @@ impl<L: Destage> Accel<L> {
         self.again = true;
         self.peers.drop_all(reactor);
         self.destager.stop();
-        let error = not_owner();
-        self.writes.fail(error, &mut self.finished);
-        self.finished
-            .extend(self.held.drain(..).map(|held| Completion { tag: held.tag, result: Err(error) }));
     }
 
     /// Whether no request to the backing is under way.
@@ -270,7 +246,13 @@ impl<L: Destage> Accel<L> {
     /// A request past the accelerator, for measuring the backing. Only while [`Accel::is_clean`] and nobody writes
     /// through the accelerator; the answer comes from [`Accel::take_direct`].
     pub fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        request.set_tag(self.below_tag(Below::Direct { tag: request.tag() }));
+        let (tag, changes) = (request.tag(), request.kind().changes_data());
+        if changes && !self.may_bypass() {
+            self.direct.push(Completion { tag, result: Err(not_owner()) });
+            self.again = true;
+            return;
+        }
+        request.set_tag(self.below_tag(Below::Direct { tag, changes }));
         self.lower.submit(reactor, request);
         self.again = true;
     }
@@ -329,10 +311,9 @@ impl<L: Destage> Accel<L> {
             Hit::Full(sequence) => return self.held.push(HeldRead { sequence, tag, buffer }),
             Hit::Miss => None,
             Hit::Partial(newest) => {
-                let Some(side) = reactor.buffers().take(buffer.len()) else {
-                    let error =
-                        IoError::new(ErrorKind::Retry, Code::NoMemory, "reading through the write log");
-                    return self.finished.push(Completion { tag, result: Err(error) });
+                let side = reactor.buffers().take(buffer.len());
+                let Some(side) = side.or_else(|| self.reserve.take(buffer.len())) else {
+                    return self.deferred.push_back((tag, offset, buffer));
                 };
                 Some((reads::overlay(&self.index, &self.log, offset, side), newest))
             }
@@ -374,167 +355,29 @@ impl<L: Destage> Accel<L> {
 
     fn pass(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
         self.bypassing += 1;
-        request.set_tag(self.below_tag(Below::Pass { tag: request.tag(), changes: true }));
+        self.owner.bypassed();
+        request.set_tag(self.below_tag(Below::Pass { tag: request.tag() }));
         self.lower.submit(reactor, request);
     }
 
     fn flush(&mut self, reactor: &mut Reactor, tag: Tag) {
-        if self.owner.configuration().write_back && !self.unflushed {
+        let covers = self.cached.written;
+        if self.owner.configuration().write_back && self.cached.flushed >= covers {
             // Everything acknowledged is in the log of every member of the set: that is what the policy names (P8).
             return self.finished.push(Completion { tag, result: Ok(Outcome::Done) });
         }
-        let tag = self.below_tag(Below::Flush { tag });
+        let tag = self.below_tag(Below::Flush { tag, covers });
         self.lower.submit(reactor, Request::Flush { tag });
+    }
+
+    /// Whether a write may go straight to the backing now. Looks at the clock as late as possible: this process may have
+    /// stood still since the last turn, and another node may own the disk by now (P2, P4).
+    fn may_bypass(&self) -> bool {
+        !self.gone && !self.owner.is_fenced() && self.config.holds_lease(Nanos::now())
     }
 
     fn below_tag(&mut self, below: Below) -> Tag {
         Tag(self.below.insert(below) as u64)
-    }
-
-    /// Answers of the backing.
-    fn collect(&mut self, reactor: &mut Reactor, now: Nanos) {
-        let mut completions = std::mem::take(&mut self.completions);
-        self.lower.advance(reactor, &mut completions);
-        for Completion { tag, result } in completions.drain(..) {
-            match self.below.remove(tag.0 as usize) {
-                Below::Pass { tag, changes } => {
-                    self.bypassing -= usize::from(changes);
-                    self.unflushed |= changes;
-                    self.finished.push(Completion { tag, result });
-                }
-                Below::Read { tag, overlay } => self.read_back(tag, overlay, result),
-                Below::Flush { tag } => {
-                    if result.is_ok() && self.bypassing == 0 {
-                        self.unflushed = false;
-                    }
-                    self.finished.push(Completion { tag, result });
-                }
-                Below::Extents { tag } => {
-                    let result = result.map(|outcome| match outcome {
-                        Outcome::Extents(extents) => {
-                            Outcome::Extents(reads::overlay_extents(&self.index, &extents))
-                        }
-                        other => other,
-                    });
-                    self.finished.push(Completion { tag, result });
-                }
-                Below::Direct { tag } => self.direct.push(Completion { tag, result }),
-                Below::Destage => {
-                    let progress = self.destager.completed(now, result.map(drop));
-                    self.destaged(progress);
-                }
-            }
-        }
-        self.completions = completions;
-    }
-
-    fn read_back(&mut self, tag: Tag, overlay: Option<(Overlay, u64)>, result: Result<Outcome, IoError>) {
-        match (overlay, result) {
-            (Some((overlay, sequence)), Ok(Outcome::Read(mut buffer))) if !self.gone => {
-                overlay.apply(&mut buffer);
-                self.held.push(HeldRead { sequence, tag, buffer });
-            }
-            (_, result) => {
-                let result = if self.gone { Err(not_owner()) } else { result };
-                self.finished.push(Completion { tag, result });
-            }
-        }
-    }
-
-    fn destaged(&mut self, progress: Progress) {
-        match progress {
-            Progress::None => {}
-            Progress::Done { to, bytes, time, recovered } => {
-                self.pacer.destaged(bytes, time);
-                self.events.push(OwnerEvent::Destaged(to));
-                if recovered {
-                    let text = "the backing takes writes again; destage goes on".into();
-                    self.notices.push(AccelNotice::Tell("backing-recovered", text));
-                }
-            }
-            Progress::Failed { error, first } => {
-                self.pacer.stuck();
-                if first {
-                    let text = format!(
-                        "destage stopped: {error}; acknowledged writes stay in the log, retrying every second"
-                    );
-                    self.notices.push(AccelNotice::Tell("backing-error", text));
-                }
-            }
-        }
-    }
-
-    /// Feeds everything that happened to the protocol core and carries out what it decides.
-    fn decide(&mut self, reactor: &mut Reactor, now: Nanos) {
-        if self.log.last() > self.owner.marks().appended {
-            self.events.push(OwnerEvent::Appended(self.log.last()));
-        }
-        if now >= self.owner.deadline() {
-            self.events.push(OwnerEvent::Tick);
-        }
-        while !self.events.is_empty() {
-            let mut events = std::mem::take(&mut self.events);
-            for event in events.drain(..) {
-                self.owner.step(now, event, &mut self.effects);
-            }
-            self.identity.epoch = self.owner.configuration().epoch;
-            let mut effects = std::mem::take(&mut self.effects);
-            for effect in effects.drain(..) {
-                self.carry_out(reactor, effect);
-            }
-            self.effects = effects;
-            if self.events.is_empty() {
-                self.events = events;
-            }
-        }
-    }
-
-    fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
-        match effect {
-            Effect::WantPeer { node, exclude } => self.notices.push(AccelNotice::WantPeer { node, exclude }),
-            Effect::Propose { epoch, replicas, write_back } => {
-                self.notices.push(AccelNotice::WantConfiguration { epoch, replicas, write_back });
-            }
-            Effect::DropPeer(node) => self.peers.drop_peer(reactor, &node),
-            Effect::FreeTo(to) => self.free_to(to),
-            Effect::Fenced(epoch) => self.notices.push(AccelNotice::Fenced(epoch)),
-            Effect::Tell(kind, text) => self.notices.push(AccelNotice::Tell(kind, text)),
-        }
-    }
-
-    fn free_to(&mut self, to: u64) {
-        for (sequence, record) in self.log.range(0, to) {
-            self.index.remove(record.offset, record.end(), sequence);
-            self.dirty_bytes -= u64::from(record.length);
-        }
-        self.log.free_to(to);
-    }
-
-    fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
-        if self.bypassing > 0 {
-            // A write that went past the log must not land on top of a newer one that went through it (P4).
-            return;
-        }
-        let urgent = self.closing || self.owner.drains();
-        let marks = self.owner.marks();
-        self.destager.begin(now, &self.log, marks.destaged, self.owner.destage_limit(), urgent);
-        let Accel { destager, log, lower, below, .. } = self;
-        self.again |= destager.submit(reactor, log, lower, || Tag(below.insert(Below::Destage) as u64));
-    }
-
-    /// Answers everything that the watermarks allow.
-    fn release(&mut self) {
-        let acknowledged = self.owner.marks().acknowledged;
-        self.writes.release(acknowledged, &mut self.finished);
-        let mut place = 0;
-        while place < self.held.len() {
-            if self.held[place].sequence <= acknowledged {
-                let HeldRead { tag, buffer, .. } = self.held.swap_remove(place);
-                self.finished.push(Completion { tag, result: Ok(Outcome::Read(buffer)) });
-            } else {
-                place += 1;
-            }
-        }
     }
 }
 
@@ -552,15 +395,12 @@ impl<L: Destage> Layer for Accel<L> {
             return true;
         }
         match kind {
-            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard
-                if !self.owner.bypasses() =>
-            {
-                let data = if kind == RequestKind::Write { bytes } else { bytes.div_ceil(LARGEST_ZERO) };
-                self.pacer.admits() && self.log.has_room(data)
+            kind if !kind.changes_data() => self.deferred.is_empty() && self.lower.has_room(kind, bytes),
+            kind if self.owner.bypasses() => self.lower.has_room(kind, bytes) && self.may_bypass(),
+            RequestKind::Write => {
+                self.pacer.admits() && self.log.has_room(bytes, bytes.div_ceil(LARGEST_RECORD as u64))
             }
-            // A read may need a second buffer for what the log has of it.
-            RequestKind::Read if !self.index.is_empty() => self.lower.has_room(kind, bytes.saturating_mul(2)),
-            _ => self.lower.has_room(kind, bytes),
+            _ => self.pacer.admits() && self.log.has_room(0, bytes.div_ceil(LARGEST_ZERO)),
         }
     }
 
@@ -599,48 +439,15 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
-        let now = Nanos::now();
-        self.again = false;
-        self.again |= self.peers.receive(reactor, self.log.freed(), &mut self.events);
-        self.collect(reactor, now);
-        if !self.gone {
-            self.pacer.refill(now, self.log.used() as f64 / self.log.capacity() as f64);
-            self.decide(reactor, now);
-            // What is older than our lease must neither reach the backing nor be answered (P2, P4).
-            let holds_lease = self.config.holds_lease(now);
-            if !self.owner.is_fenced() {
-                self.peers.send(reactor, &self.log, self.identity.epoch, &mut self.events);
-                if holds_lease {
-                    self.destage(reactor, now);
-                }
-            }
-            // A backing in memory has answered already.
-            let freed = self.log.freed();
-            self.collect(reactor, now);
-            self.decide(reactor, now);
-            // The replicas are told with the next batch, or next turn.
-            self.again |= self.log.freed() != freed;
-            if !holds_lease || self.owner.is_fenced() {
-                return;
-            }
-            self.release();
-        }
-        done.append(&mut self.finished);
+        self.turn(reactor, done);
     }
 
     fn deadline(&self) -> Nanos {
-        if self.again {
-            return Nanos(0);
-        }
-        if self.gone {
-            return self.lower.deadline();
-        }
-        let own = self.owner.deadline().min(self.destager.deadline()).min(self.pacer.deadline());
-        own.min(self.lower.deadline())
+        self.next_turn()
     }
 
     fn in_flight(&self) -> usize {
-        self.below.len() + self.writes.len() + self.held.len() + self.finished.len()
+        self.below.len() + self.writes.len() + self.held.len() + self.deferred.len() + self.finished.len()
     }
 
     fn meters(&self, out: &mut Vec<LayerMeter>) {

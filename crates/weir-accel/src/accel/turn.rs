@@ -1,0 +1,234 @@
+//! One turn of the accelerator: take what came back, decide, send, destage, answer.
+
+use std::time::Duration;
+
+use weir_block::{Completion, Destage, IoError, Layer, Nanos, Outcome, Reactor, Tag};
+
+use super::{Accel, AccelNotice, Below, not_owner};
+use crate::destage::Progress;
+use crate::owner::{Effect, Event as OwnerEvent};
+use crate::reads::{self, HeldRead, Overlay};
+
+/// The lease is renewed by another thread that wakes nobody. While there is none, look again after this time.
+const LEASE_POLL: Duration = Duration::from_millis(10);
+
+impl<L: Destage> Accel<L> {
+    pub(super) fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        let now = Nanos::now();
+        self.again = self.peers.receive(reactor, &self.log, &mut self.events);
+        self.collect(reactor, now);
+        if self.gone {
+            return self.refuse(done);
+        }
+        self.peers.expire(now, &mut self.events);
+        self.pacer.refill(now, self.log.fill());
+        self.decide(reactor, now);
+        // What is older than our lease must neither reach the backing nor be answered (P2, P4).
+        let holds_lease = self.config.holds_lease(now);
+        self.look_again = if holds_lease { Nanos::NEVER } else { now + LEASE_POLL };
+        let freed = self.log.freed();
+        if !self.owner.is_fenced() {
+            self.peers.send(reactor, &self.log, self.identity.epoch, &mut self.events);
+            if holds_lease {
+                self.destage(reactor, now);
+            }
+        }
+        // A backing in memory has answered already.
+        self.collect(reactor, now);
+        self.decide(reactor, now);
+        self.retry_reads(reactor);
+        if !holds_lease || self.owner.is_fenced() {
+            return;
+        }
+        // The replicas are told with the next batch, or next turn.
+        self.again |= self.log.freed() != freed || (self.may_destage() && self.destager.is_idle());
+        self.release();
+        done.append(&mut self.finished);
+    }
+
+    /// Answers of the backing.
+    fn collect(&mut self, reactor: &mut Reactor, now: Nanos) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.lower.advance(reactor, &mut completions);
+        for Completion { tag, result } in completions.drain(..) {
+            match self.below.remove(tag.0 as usize) {
+                Below::Pass { tag } => {
+                    self.bypassing -= 1;
+                    self.cached.written += 1;
+                    self.finished.push(Completion { tag, result });
+                }
+                Below::Read { tag, overlay } => self.read_back(tag, overlay, result),
+                Below::Flush { tag, covers } => {
+                    if result.is_ok() {
+                        self.cached.flushed = self.cached.flushed.max(covers);
+                    }
+                    self.finished.push(Completion { tag, result });
+                }
+                Below::Extents { tag } => {
+                    let result = result.map(|outcome| match outcome {
+                        Outcome::Extents(extents) => {
+                            Outcome::Extents(reads::overlay_extents(&self.index, &extents))
+                        }
+                        other => other,
+                    });
+                    self.finished.push(Completion { tag, result });
+                }
+                Below::Direct { tag, changes } => {
+                    self.cached.written += u64::from(changes);
+                    self.direct.push(Completion { tag, result });
+                }
+                Below::Destage => {
+                    let progress = self.destager.completed(now, result.map(drop));
+                    self.destaged(progress);
+                }
+            }
+        }
+        self.completions = completions;
+    }
+
+    fn read_back(&mut self, tag: Tag, overlay: Option<(Overlay, u64)>, result: Result<Outcome, IoError>) {
+        match (overlay, result) {
+            (Some((overlay, sequence)), Ok(Outcome::Read(mut buffer))) => {
+                overlay.apply(&mut buffer);
+                self.held.push(HeldRead { sequence, tag, buffer });
+            }
+            (_, result) => self.finished.push(Completion { tag, result }),
+        }
+    }
+
+    fn destaged(&mut self, progress: Progress) {
+        match progress {
+            Progress::None => {}
+            Progress::Done { to, bytes, time, recovered } => {
+                self.pacer.destaged(bytes, time);
+                self.events.push(OwnerEvent::Destaged(to));
+                if recovered {
+                    let text = "the backing takes writes again; destage goes on".into();
+                    self.notices.push(AccelNotice::Tell("backing-recovered", text));
+                }
+            }
+            Progress::Failed { error, first } => {
+                self.pacer.stuck();
+                if first {
+                    let text = format!(
+                        "destage stopped: {error}; acknowledged writes stay in the log, retrying every second"
+                    );
+                    self.notices.push(AccelNotice::Tell("backing-error", text));
+                }
+            }
+        }
+    }
+
+    /// Feeds everything that happened to the protocol core and carries out what it decides.
+    fn decide(&mut self, reactor: &mut Reactor, now: Nanos) {
+        if self.log.last() > self.owner.marks().appended {
+            self.events.push(OwnerEvent::Appended(self.log.last()));
+        }
+        if now >= self.owner.deadline() {
+            self.events.push(OwnerEvent::Tick);
+        }
+        while !self.events.is_empty() {
+            let mut events = std::mem::take(&mut self.events);
+            for event in events.drain(..) {
+                self.owner.step(now, event, &mut self.effects);
+            }
+            self.identity.epoch = self.owner.configuration().epoch;
+            let mut effects = std::mem::take(&mut self.effects);
+            for effect in effects.drain(..) {
+                self.carry_out(reactor, effect);
+            }
+            self.effects = effects;
+            if self.events.is_empty() {
+                self.events = events;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
+        match effect {
+            Effect::WantPeer { node, exclude } => self.notices.push(AccelNotice::WantPeer { node, exclude }),
+            Effect::Propose { epoch, replicas, write_back } => {
+                self.notices.push(AccelNotice::WantConfiguration { epoch, replicas, write_back });
+            }
+            Effect::DropPeer(node) => self.peers.drop_peer(reactor, &node),
+            Effect::FreeTo(to) => self.free_to(to),
+            Effect::Fenced(epoch) => self.notices.push(AccelNotice::Fenced(epoch)),
+            Effect::Tell(kind, text) => self.notices.push(AccelNotice::Tell(kind, text)),
+        }
+    }
+
+    fn free_to(&mut self, to: u64) {
+        for (sequence, record) in self.log.range(0, to) {
+            self.index.remove(record.offset, record.end(), sequence);
+            self.dirty_bytes -= u64::from(record.length);
+        }
+        self.log.free_to(to);
+    }
+
+    /// Whether there is something that may go to the backing now.
+    fn may_destage(&self) -> bool {
+        // A write that went past the log must not land on top of a newer one that went through it (P4).
+        self.bypassing == 0 && self.owner.destage_limit() > self.owner.in_backing()
+    }
+
+    fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
+        if self.bypassing > 0 {
+            return;
+        }
+        let urgent = self.closing || self.owner.drains();
+        let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
+        self.destager.begin(now, &self.log, from, limit, urgent);
+        let Accel { destager, log, lower, below, .. } = self;
+        self.again |= destager.submit(reactor, log, lower, || Tag(below.insert(Below::Destage) as u64));
+    }
+
+    /// Reads that waited for memory to lay the log's bytes over the backing's.
+    fn retry_reads(&mut self, reactor: &mut Reactor) {
+        for _ in 0..self.deferred.len() {
+            let Some((tag, offset, buffer)) = self.deferred.pop_front() else { return };
+            self.read(reactor, tag, offset, buffer);
+        }
+    }
+
+    /// Answers everything that the watermarks allow.
+    fn release(&mut self) {
+        let acknowledged = self.owner.marks().acknowledged;
+        self.writes.release(acknowledged, &mut self.finished);
+        let mut place = 0;
+        while place < self.held.len() {
+            if self.held[place].sequence <= acknowledged {
+                let HeldRead { tag, buffer, .. } = self.held.swap_remove(place);
+                self.finished.push(Completion { tag, result: Ok(Outcome::Read(buffer)) });
+            } else {
+                place += 1;
+            }
+        }
+    }
+
+    /// The disk is another node's: whatever came of a request here, it was not done for that owner (P2).
+    fn refuse(&mut self, done: &mut Vec<Completion>) {
+        let error = not_owner();
+        self.writes.fail(error, &mut self.finished);
+        let held = self.held.drain(..).map(|held| held.tag);
+        let tags = held.chain(self.deferred.drain(..).map(|(tag, ..)| tag));
+        self.finished.extend(tags.map(|tag| Completion { tag, result: Err(error) }));
+        done.extend(
+            self.finished.drain(..).map(|Completion { tag, .. }| Completion { tag, result: Err(error) }),
+        );
+    }
+
+    /// When the next turn is due even if nothing happens.
+    pub(super) fn next_turn(&self) -> Nanos {
+        if self.again {
+            return Nanos(0);
+        }
+        if self.gone || self.owner.is_fenced() {
+            return self.lower.deadline();
+        }
+        let peers = self.owner.deadline().min(self.peers.deadline());
+        // Without a lease, or while writes go past the log, destage is not even asked what it wants.
+        let asks = self.look_again == Nanos::NEVER && self.bypassing == 0;
+        let destage = if asks { self.destager.deadline() } else { self.look_again };
+        peers.min(destage).min(self.pacer.deadline()).min(self.lower.deadline())
+    }
+}

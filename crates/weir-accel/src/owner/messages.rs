@@ -1,0 +1,105 @@
+//! What an owner's core is told, and what it wants done.
+
+use crate::config::Configuration;
+
+/// The watermarks of a log: sequence numbers of the last record in each state (DESIGN §3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watermarks {
+    /// In the owner's log.
+    pub appended: u64,
+    /// In the log of every member of the set.
+    pub replicated: u64,
+    /// Answered, or free to be answered.
+    pub acknowledged: u64,
+    /// In the backing, and the backing flushed over it.
+    pub destaged: u64,
+    /// Gone from the log.
+    pub freed: u64,
+}
+
+impl Watermarks {
+    pub(super) fn check(&self) {
+        let Watermarks { appended, replicated, acknowledged, destaged, freed } = *self;
+        assert!(
+            appended >= replicated
+                && replicated >= acknowledged
+                && acknowledged >= destaged
+                && destaged >= freed,
+            "watermarks out of order: {self:?}"
+        );
+    }
+}
+
+/// What a replica says of its copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Sequence number of the newest record; those before it are held or freed.
+    pub last: u64,
+    /// Sequence number of the newest record that it has freed.
+    pub freed: u64,
+    /// It holds every record that was live when the owner said so, and all that followed.
+    pub complete: bool,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The log has grown up to this record.
+    Appended(u64),
+    /// A connection to this node stands and it has taken our Hello.
+    PeerJoined(String),
+    /// A replica has said what it holds.
+    PeerConfirmed {
+        /// Node.
+        node: String,
+        /// What.
+        held: Held,
+    },
+    /// The connection to a replica is gone.
+    PeerLost(String),
+    /// No connection to a wanted node (or to any) can be had now.
+    PeerUnavailable,
+    /// The registry committed a configuration.
+    Configured(Configuration),
+    /// The registry did not commit what was asked for, as far as anybody knows: it may still do so.
+    NotConfigured,
+    /// The requested policy changed.
+    PolicyRequested(Option<usize>),
+    /// The backing holds, flushed, everything up to this record.
+    Destaged(u64),
+    /// The former owner has no I/O under way any more (P4).
+    FormerStopped,
+    /// Somebody knows a higher epoch than ours (P2).
+    Refused(u64),
+    /// Time passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Have a connection made: to this node, or to any node but these.
+    WantPeer {
+        /// `None`: the control plane chooses.
+        node: Option<String>,
+        /// Connected already, or just lost.
+        exclude: Vec<String>,
+    },
+    /// Have this configuration committed, if the epoch is still ours (P3).
+    Propose {
+        /// The epoch that the change starts from.
+        epoch: u64,
+        /// The new set.
+        replicas: Vec<String>,
+        /// The new effective mode.
+        write_back: bool,
+    },
+    /// Close the channel to this node.
+    DropPeer(String),
+    /// Free the log up to this record, here and (with the next batch) on the replicas (P6).
+    FreeTo(u64),
+    /// We do not own the disk any more (P2).
+    Fenced(u64),
+    /// Tell the operator.
+    Tell(&'static str, String),
+}

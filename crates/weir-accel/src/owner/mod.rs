@@ -1,0 +1,499 @@
+//! The owner's side of the protocol: what may be acknowledged, destaged and freed, and which configuration to
+//! ask for. `step(now, event) -> effects`; no I/O, no clock, no randomness here.
+
+mod asked;
+mod member;
+mod messages;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use crate::config::Configuration;
+use asked::Asked;
+use member::Member;
+pub use messages::{Effect, Event, Held, Watermarks};
+
+/// After a peer or a change could not be had, wait this long before asking again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// One disk's owner.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    configuration: Configuration,
+    members: Vec<Member>,
+    marks: Watermarks,
+    /// In the backing, flushed, up to here. What lies between `marks.destaged` and this has not been seen by anybody
+    /// and must not be yet: a copy that may be taken over from lacks it, and its older records would cover it (P4, P7).
+    in_backing: u64,
+    /// The last record that was there when this owner began: the former owner may have acknowledged it.
+    inherited: u64,
+    /// After a takeover: new writes are acknowledged once the set is restored or given up.
+    restoring: bool,
+    /// Records up to here are older than a write that went past the log: who still holds one must not take over.
+    bypassed_at: u64,
+    asked: Asked,
+    former_stopped: bool,
+    fenced: bool,
+    peer_deadline: Duration,
+    peer_wanted: bool,
+    /// Next time a peer is wanted, ask for the member of the set that is away.
+    ask_absent: bool,
+    /// Nodes that could be connected to and yet were of no use, since the last time that nobody else was to be had.
+    avoid: Vec<String>,
+    /// No node is to be had: drain, then acknowledge from the backing.
+    falling: bool,
+    /// Nothing is asked of the control plane before these; zero when it may be asked now.
+    ask_peer_at: Nanos,
+    propose_at: Nanos,
+}
+
+impl Owner {
+    /// An owner of a log that holds the records after `freed` up to `last`.
+    #[must_use]
+    pub fn new(
+        configuration: Configuration,
+        freed: u64,
+        last: u64,
+        former_stopped: bool,
+        peer_deadline: Duration,
+    ) -> Owner {
+        let members = configuration.replicas.iter().map(|node| Member::new(node.clone(), true)).collect();
+        let short = configuration.wanted_replicas.is_some_and(|wanted| configuration.replicas.len() < wanted);
+        let restoring = configuration.write_back && (last > freed || short);
+        Owner {
+            configuration,
+            members,
+            marks: Watermarks {
+                appended: last,
+                replicated: freed,
+                acknowledged: freed,
+                destaged: freed,
+                freed,
+            },
+            in_backing: freed,
+            inherited: last,
+            restoring,
+            bypassed_at: freed,
+            asked: Asked::default(),
+            former_stopped,
+            fenced: false,
+            peer_deadline,
+            peer_wanted: false,
+            ask_absent: restoring,
+            avoid: Vec::new(),
+            falling: false,
+            ask_peer_at: Nanos(0),
+            propose_at: Nanos(0),
+        }
+    }
+
+    /// The committed configuration.
+    #[must_use]
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// The watermarks.
+    #[must_use]
+    pub fn marks(&self) -> Watermarks {
+        self.marks
+    }
+
+    /// Whether this owner was told that it is none.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
+    /// Everything up to here is in the backing: the next checkpoint begins behind it.
+    #[must_use]
+    pub fn in_backing(&self) -> u64 {
+        self.in_backing
+    }
+
+    /// Everything up to here may be written to the backing now.
+    #[must_use]
+    pub fn destage_limit(&self) -> u64 {
+        if self.fenced || !self.former_stopped {
+            return self.in_backing;
+        }
+        if !self.configuration.write_back {
+            self.marks.appended
+        } else if self.drains() {
+            self.held().max(self.promised())
+        } else {
+            self.marks.acknowledged
+        }
+    }
+
+    /// Whether writes are acknowledged from the backing, so that somebody waits for the log to be drained.
+    ///
+    /// Also while `write-through` is where we are going, or where we may already be: until that is known, writes are
+    /// acknowledged when the replicas *and* the backing have them. Otherwise a busy guest would keep the log from ever
+    /// being drained, and what is acknowledged from the replicas alone would be lost by a change that commits late.
+    #[must_use]
+    pub fn drains(&self) -> bool {
+        !self.configuration.write_back || self.leaves_write_back() || self.asked.write_through
+    }
+
+    fn leaves_write_back(&self) -> bool {
+        self.falling || self.configuration.wanted_replicas.is_none()
+    }
+
+    /// Nothing after this record can have been acknowledged, by us or by whom the log was inherited from.
+    fn promised(&self) -> u64 {
+        self.marks.acknowledged.max(self.inherited)
+    }
+
+    /// Everything up to here is held by everybody who may take over.
+    fn held(&self) -> u64 {
+        let needed = self.members.iter().filter(|member| self.is_needed(member));
+        needed.map(|member| member.held.last).min().unwrap_or(u64::MAX).min(self.marks.appended)
+    }
+
+    /// Whether writes can bypass the log: acknowledged from the backing, and nothing older is on its way there (P4).
+    #[must_use]
+    pub fn bypasses(&self) -> bool {
+        !self.fenced
+            && self.former_stopped
+            && !self.configuration.write_back
+            && !self.asked.any
+            && self.marks.freed == self.marks.appended
+    }
+
+    /// A write bypasses the log: whatever a copy still holds now is older (P4).
+    pub fn bypassed(&mut self) {
+        self.bypassed_at = self.marks.appended;
+    }
+
+    /// In words, why a write waits; empty when nothing is unusual.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        if self.fenced {
+            "another node owns the disk"
+        } else if !self.former_stopped {
+            "waiting until the former owner has certainly stopped; destage is held back"
+        } else if self.falling {
+            "no peer to replicate to: draining, then write-through"
+        } else if self.restoring {
+            "restoring the replica set"
+        } else if self.members.iter().any(|member| member.in_set && !member.connected) {
+            "a replica is lost"
+        } else if self.asked.any && !self.asked.waiting {
+            "the registry has not said what became of a change; asking again"
+        } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
+            "not enough peers: effective policy is write-through"
+        } else {
+            ""
+        }
+    }
+
+    /// Takes an event into account and appends what follows from it to `effects`.
+    pub fn step(&mut self, now: Nanos, event: Event, effects: &mut Vec<Effect>) {
+        if self.fenced {
+            return;
+        }
+        match event {
+            Event::Appended(last) => self.appended(now, last),
+            Event::PeerJoined(node) => self.joined(now, node),
+            Event::PeerConfirmed { node, held } => self.confirmed(now, &node, held),
+            Event::PeerLost(node) => self.lost(now, &node, effects),
+            Event::PeerUnavailable => {
+                self.avoid.clear();
+                self.unavailable(now, effects);
+            }
+            Event::Configured(configuration) => self.configured(configuration, effects),
+            Event::NotConfigured => {
+                self.asked.waiting = false;
+                self.propose_at = now + RETRY;
+            }
+            Event::PolicyRequested(wanted) => {
+                self.configuration.wanted_replicas = wanted;
+                self.falling = false;
+            }
+            Event::Destaged(to) => {
+                assert!(to <= self.marks.appended, "destaged {to} of {}", self.marks.appended);
+                self.in_backing = self.in_backing.max(to);
+            }
+            Event::FormerStopped => self.former_stopped = true,
+            Event::Refused(epoch) => {
+                if epoch >= self.configuration.epoch {
+                    self.fenced = true;
+                    effects.push(Effect::Fenced(epoch));
+                    return;
+                }
+            }
+            Event::Tick => self.expire(now, effects),
+        }
+        self.acknowledge(effects);
+        self.decide(now, effects);
+        self.marks.check();
+    }
+
+    /// When [`Event::Tick`] is due.
+    #[must_use]
+    pub fn deadline(&self) -> Nanos {
+        if self.fenced {
+            return Nanos::NEVER;
+        }
+        let waiting =
+            self.members.iter().filter(|member| member.is_behind(self.marks.appended, self.bypassed_at));
+        let slowest = waiting.map(|member| member.progress + self.peer_deadline);
+        let retries = [self.ask_peer_at, self.propose_at].into_iter().filter(|at| *at != Nanos(0));
+        slowest.chain(retries).min().unwrap_or(Nanos::NEVER)
+    }
+
+    fn appended(&mut self, now: Nanos, last: u64) {
+        let Owner { members, marks, bypassed_at, .. } = self;
+        for member in members {
+            if !member.is_behind(marks.appended, *bypassed_at) {
+                member.progress = now;
+            }
+        }
+        marks.appended = last;
+    }
+
+    fn joined(&mut self, now: Nanos, node: String) {
+        self.peer_wanted = false;
+        let place = self.members.iter().position(|member| member.node == node);
+        let in_set = place.is_some_and(|place| self.members.swap_remove(place).in_set);
+        // It may have restarted and lost everything: only what it confirms on this connection counts.
+        self.members.push(Member { connected: true, progress: now, ..Member::new(node, in_set) });
+    }
+
+    fn confirmed(&mut self, now: Nanos, node: &str, held: Held) {
+        let held = Held { last: held.last.min(self.marks.appended), ..held };
+        if let Some(member) = self.members.iter_mut().find(|member| member.node == node) {
+            member.confirmed(now, held);
+        }
+    }
+
+    fn lost(&mut self, now: Nanos, node: &str, effects: &mut Vec<Effect>) {
+        effects.push(Effect::DropPeer(node.to_owned()));
+        let place = self.members.iter().position(|member| member.node == node && member.connected);
+        let Some(place) = place else {
+            // It went before it had joined: as good as not there.
+            self.avoid(node);
+            return self.unavailable(now, effects);
+        };
+        let needed = self.is_needed(&self.members[place]);
+        let member = &mut self.members[place];
+        if !member.held.complete {
+            // Who cannot be filled now is not asked again at once, and not before others.
+            self.ask_peer_at = now + RETRY;
+            self.avoid(node);
+        }
+        if needed {
+            let member = &mut self.members[place];
+            (member.connected, member.held.complete) = (false, false);
+            self.ask_absent = false;
+            effects.push(Effect::Tell("replica-lost", format!("replica on {node} is lost")));
+        } else {
+            self.members.remove(place);
+        }
+        self.peer_wanted = false;
+    }
+
+    fn avoid(&mut self, node: &str) {
+        if !self.avoid.iter().any(|known| known == node) {
+            self.avoid.push(node.to_owned());
+        }
+    }
+
+    fn unavailable(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
+        self.peer_wanted = false;
+        self.ask_peer_at = now + RETRY;
+        if self.configuration.write_back && !self.falling && self.is_stuck() {
+            self.falling = true;
+            effects.push(Effect::Tell(
+                "policy-falling",
+                "no peer to be had: draining, then write-through".into(),
+            ));
+        }
+    }
+
+    fn configured(&mut self, configuration: Configuration, effects: &mut Vec<Effect>) {
+        if configuration.epoch <= self.configuration.epoch {
+            return;
+        }
+        let before = self.configuration.effective();
+        self.asked = Asked::default();
+        self.propose_at = Nanos(0);
+        self.configuration = configuration;
+        for node in &self.configuration.replicas {
+            if !self.members.iter().any(|member| member.node == *node) {
+                self.members.push(Member::new(node.clone(), true));
+            }
+        }
+        for member in &mut self.members {
+            member.in_set = self.configuration.replicas.contains(&member.node);
+        }
+        self.drop_members(|member| !member.in_set && !member.connected, effects);
+        let Configuration { replicas, write_back, wanted_replicas, .. } = &self.configuration;
+        if !write_back || wanted_replicas.is_none_or(|wanted| replicas.len() >= wanted) {
+            self.restoring = false;
+            self.falling = false;
+            self.avoid.clear();
+        }
+        let after = self.configuration.effective();
+        if before != after {
+            effects
+                .push(Effect::Tell("policy-effective", format!("effective policy is {after}, was {before}")));
+        }
+    }
+
+    fn expire(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
+        let slow: Vec<String> = self
+            .members
+            .iter()
+            .filter(|member| member.is_behind(self.marks.appended, self.bypassed_at))
+            .filter(|member| now >= member.progress + self.peer_deadline)
+            .map(|member| member.node.clone())
+            .collect();
+        for node in slow {
+            effects.push(Effect::Tell("replica-slow", format!("replica on {node} missed its deadline")));
+            self.lost(now, &node, effects);
+        }
+    }
+
+    /// Whether acknowledging needs this member: it is in the committed set or in one that may be committed by now (P3).
+    fn is_needed(&self, member: &Member) -> bool {
+        member.in_set || self.asked.replicas.contains(&member.node)
+    }
+
+    fn drop_members(&mut self, which: impl Fn(&Member) -> bool, effects: &mut Vec<Effect>) {
+        self.members.retain(|member| {
+            let goes = which(member);
+            if goes {
+                effects.push(Effect::DropPeer(member.node.clone()));
+            }
+            !goes
+        });
+    }
+
+    /// Moves the watermarks. They never go back: what was once true of a record stays true.
+    fn acknowledge(&mut self, effects: &mut Vec<Effect>) {
+        let limit = if self.configuration.write_back && self.restoring { self.inherited } else { u64::MAX };
+        let held = self.held().min(limit);
+        let safe = if self.drains() { held.min(self.in_backing) } else { held };
+        let replicated = if self.configuration.write_back { held } else { safe };
+        let marks = &mut self.marks;
+        marks.replicated = marks.replicated.max(replicated);
+        marks.acknowledged = marks.acknowledged.max(safe);
+        // Freeing shows to reads what is in the backing, so it must have been acknowledged (P7).
+        marks.destaged = marks.destaged.max(self.in_backing.min(marks.acknowledged));
+        if marks.destaged > marks.freed {
+            marks.freed = marks.destaged;
+            effects.push(Effect::FreeTo(marks.freed));
+        }
+    }
+
+    /// Whether acknowledging has come to a stop that only a change of configuration ends.
+    fn is_stuck(&self) -> bool {
+        self.restoring || self.members.iter().any(|member| member.in_set && !member.connected)
+    }
+
+    /// Whether the configuration is as requested and everybody is there.
+    fn is_settled(&self) -> bool {
+        let Configuration { replicas, write_back, wanted_replicas, .. } = &self.configuration;
+        let as_requested = match wanted_replicas {
+            None => !write_back && self.members.is_empty(),
+            Some(wanted) => *write_back && replicas.len() == *wanted && self.members.len() == *wanted,
+        };
+        as_requested
+            && !self.asked.any
+            && !self.restoring
+            && !self.falling
+            && self.members.iter().all(|member| member.in_set && member.connected)
+    }
+
+    fn decide(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
+        for at in [&mut self.ask_peer_at, &mut self.propose_at] {
+            if now >= *at {
+                *at = Nanos(0);
+            }
+        }
+        if self.is_settled() {
+            return;
+        }
+        match self.configuration.wanted_replicas {
+            None => self.leave_write_back(effects),
+            Some(wanted) => self.gather(wanted, effects),
+        }
+        if self.asked.any && self.may_propose() {
+            // Nothing else is to be changed, but what was asked for may yet be committed: end that by a new epoch.
+            let Configuration { replicas, write_back, .. } = self.configuration.clone();
+            self.propose(replicas, write_back, effects);
+        }
+    }
+
+    /// Towards write-through: drain what was acknowledged, then change (DESIGN §4).
+    fn leave_write_back(&mut self, effects: &mut Vec<Effect>) {
+        if !self.configuration.write_back {
+            let Asked { replicas, .. } = self.asked.clone();
+            return self.drop_members(|member| !replicas.contains(&member.node), effects);
+        }
+        if self.in_backing >= self.promised() {
+            self.propose(Vec::new(), false, effects);
+        }
+    }
+
+    /// Towards `write-back+wanted`.
+    fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
+        let ready = self.members.iter().filter(|member| member.holds(self.promised(), self.bypassed_at));
+        let mut ready: Vec<(bool, String)> =
+            ready.map(|member| (!member.in_set, member.node.clone())).collect();
+        ready.sort();
+        if ready.len() >= wanted {
+            let chosen: Vec<String> = ready.into_iter().take(wanted).map(|(_, node)| node).collect();
+            return self.settle_on(chosen, effects);
+        }
+        let connected = self.members.iter().filter(|member| member.connected).count();
+        if connected < wanted && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
+            self.want_peer(effects);
+        }
+        if self.falling && self.configuration.write_back && self.in_backing >= self.promised() {
+            self.propose(Vec::new(), false, effects);
+        }
+    }
+
+    /// Asks for a member of the set that is away and for somebody else, by turns. After a takeover the former comes
+    /// first: its copy needs no filling.
+    fn want_peer(&mut self, effects: &mut Vec<Effect>) {
+        self.peer_wanted = true;
+        let absent = self.members.iter().find(|member| member.in_set && !member.connected);
+        let node = absent.filter(|_| self.ask_absent).map(|member| member.node.clone());
+        self.ask_absent = node.is_none();
+        let mut exclude: Vec<String> = self.members.iter().map(|member| member.node.clone()).collect();
+        exclude.extend(self.avoid.iter().filter(|node| !exclude.contains(node)).cloned().collect::<Vec<_>>());
+        effects.push(Effect::WantPeer { node, exclude });
+    }
+
+    fn settle_on(&mut self, chosen: Vec<String>, effects: &mut Vec<Effect>) {
+        let current = &self.configuration.replicas;
+        let same = current.len() == chosen.len() && current.iter().all(|node| chosen.contains(node));
+        if !same || !self.configuration.write_back {
+            return self.propose(chosen, true, effects);
+        }
+        // The set is what it should be; whoever else is connected is not needed.
+        self.restoring = false;
+        self.falling = false;
+        let Asked { replicas, .. } = self.asked.clone();
+        self.drop_members(|member| !member.in_set && !replicas.contains(&member.node), effects);
+        self.acknowledge(effects);
+    }
+
+    fn may_propose(&self) -> bool {
+        !self.asked.waiting && self.propose_at == Nanos(0)
+    }
+
+    fn propose(&mut self, replicas: Vec<String>, write_back: bool, effects: &mut Vec<Effect>) {
+        if self.may_propose() {
+            self.asked.add(&replicas, write_back);
+            effects.push(Effect::Propose { epoch: self.configuration.epoch, replicas, write_back });
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The core alone, event by event: each case is a way in which a write was once lost, or a guest kept waiting.
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_secs(1);
+const NOW: Nanos = Nanos(1_000_000_000_000);
+
+struct Case {
+    owner: Owner,
+    effects: Vec<Effect>,
+}
+
+fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option<usize>) -> Configuration {
+    let replicas = replicas.iter().map(|name| (*name).to_owned()).collect();
+    Configuration { epoch, replicas, write_back, wanted_replicas: wanted }
+}
+
+impl Case {
+    fn new(configuration: Configuration, freed: u64, last: u64, former_stopped: bool) -> Case {
+        let owner = Owner::new(configuration, freed, last, former_stopped, DEADLINE);
+        Case { owner, effects: Vec::new() }
+    }
+
+    /// An owner in `write-back+1` with a replica on `b`, everything acknowledged up to `last`.
+    fn replicated(last: u64) -> Case {
+        let mut case = Case::new(configuration(1, &[], false, Some(1)), 0, 0, true);
+        case.fill("b", 0);
+        case.step(Event::Configured(configuration(2, &["b"], true, Some(1))));
+        case.step(Event::Appended(last));
+        case.confirm("b", last);
+        assert_eq!(case.owner.marks().acknowledged, last);
+        case.effects.clear();
+        case
+    }
+
+    fn step(&mut self, event: Event) {
+        self.at(NOW, event);
+    }
+
+    fn at(&mut self, now: Nanos, event: Event) {
+        self.owner.step(now, event, &mut self.effects);
+    }
+
+    fn confirm(&mut self, node: &str, last: u64) {
+        let held = Held { last, freed: self.owner.marks().freed, complete: true };
+        self.step(Event::PeerConfirmed { node: node.into(), held });
+    }
+
+    /// A peer comes and gets everything up to `last`.
+    fn fill(&mut self, node: &str, last: u64) {
+        self.step(Event::PeerJoined(node.into()));
+        self.confirm(node, last);
+    }
+
+    fn proposals(&mut self) -> Vec<(Vec<String>, bool)> {
+        let proposal = |effect| match effect {
+            Effect::Propose { replicas, write_back, .. } => Some((replicas, write_back)),
+            _ => None,
+        };
+        std::mem::take(&mut self.effects).into_iter().filter_map(proposal).collect()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.owner.marks().acknowledged
+    }
+}
+
+fn set(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn what_was_inherited_is_drained_before_write_through_is_asked_for() {
+    let mut case = Case::new(configuration(3, &[], true, None), 5, 9, false);
+    case.step(Event::Tick);
+    assert_eq!(case.proposals(), [], "the log is the only copy");
+    case.step(Event::FormerStopped);
+    assert_eq!(case.owner.destage_limit(), 9);
+    case.step(Event::Destaged(9));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+}
+
+#[test]
+fn what_a_replica_may_lack_is_not_seen_before_the_replica_is_out_of_the_set() {
+    let mut case = Case::new(configuration(3, &["c"], true, Some(2)), 5, 9, true);
+    case.step(Event::Tick);
+    case.step(Event::PeerUnavailable);
+    assert_eq!(case.owner.destage_limit(), 9, "c cannot be reached: draining");
+    case.step(Event::Destaged(9));
+    assert_eq!((case.acknowledged(), case.owner.marks().freed, case.owner.in_backing()), (5, 5, 9));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+    case.step(Event::Configured(configuration(4, &[], false, Some(2))));
+    assert_eq!((case.acknowledged(), case.owner.marks().freed), (9, 9));
+}
+
+#[test]
+fn a_change_that_seemed_to_fail_still_counts() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerLost("b".into()));
+    case.fill("c", 4);
+    assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+    case.step(Event::NotConfigured);
+    case.step(Event::Appended(5));
+    case.step(Event::PeerLost("c".into()));
+    case.fill("b", 5);
+    assert_eq!(case.acknowledged(), 4, "c may be the set by now, and lacks record 5");
+    case.at(NOW + RETRY, Event::Tick);
+    assert_eq!(
+        case.proposals(),
+        [(set(&["b"]), true)],
+        "asks again although b is the set as far as is known"
+    );
+    case.step(Event::Configured(configuration(3, &["b"], true, Some(1))));
+    assert_eq!(case.acknowledged(), 5);
+}
+
+#[test]
+fn a_late_refusal_of_an_old_change_does_not_end_a_new_one() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerLost("b".into()));
+    case.fill("c", 4);
+    case.step(Event::Configured(configuration(3, &["b"], true, Some(1))));
+    assert_eq!(case.proposals(), [(set(&["c"]), true), (set(&["c"]), true)], "once for each epoch");
+    case.step(Event::NotConfigured);
+    case.fill("b", 4);
+    case.step(Event::Appended(5));
+    case.confirm("b", 5);
+    assert_eq!(case.acknowledged(), 4);
+    case.confirm("c", 5);
+    assert_eq!(case.acknowledged(), 5);
+}
+
+#[test]
+fn while_write_through_may_be_committed_the_replicas_alone_are_not_enough() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PolicyRequested(None));
+    case.step(Event::Destaged(4));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+    case.step(Event::PolicyRequested(Some(1)));
+    case.step(Event::Appended(5));
+    case.confirm("b", 5);
+    assert_eq!(case.acknowledged(), 4);
+    case.step(Event::Destaged(5));
+    assert_eq!(case.acknowledged(), 5);
+}
+
+#[test]
+fn only_what_a_peer_has_said_makes_it_ready() {
+    let mut case = Case::new(configuration(1, &[], false, Some(1)), 0, 0, true);
+    case.step(Event::Appended(5));
+    case.step(Event::PeerJoined("b".into()));
+    case.step(Event::Appended(8));
+    case.step(Event::Destaged(8));
+    case.confirm("b", 5);
+    assert_eq!(case.acknowledged(), 8);
+    assert_eq!(case.proposals(), [], "b's record 5 would cover record 8 in the backing");
+    case.confirm("b", 8);
+    assert_eq!(case.proposals(), [(set(&["b"]), true)]);
+    case.step(Event::Appended(9));
+    case.step(Event::Destaged(9));
+    assert_eq!(case.acknowledged(), 8, "b may be in the set by now");
+}
+
+#[test]
+fn who_keeps_records_older_than_a_bypassing_write_is_not_ready() {
+    let mut case = Case::new(configuration(1, &[], false, Some(1)), 0, 0, true);
+    case.step(Event::Appended(5));
+    case.step(Event::Destaged(5));
+    assert!(case.owner.bypasses());
+    case.owner.bypassed();
+    case.step(Event::PeerJoined("b".into()));
+    for (freed, proposals) in [(0, vec![]), (5, vec![(set(&["b"]), true)])] {
+        let held = Held { last: 5, freed, complete: true };
+        case.step(Event::PeerConfirmed { node: "b".into(), held });
+        assert_eq!(case.proposals(), proposals);
+    }
+    assert!(!case.owner.bypasses());
+}
+
+#[test]
+fn a_copy_from_an_older_set_is_not_taken_for_what_was_inherited() {
+    let mut case = Case::new(configuration(7, &["d"], true, Some(1)), 5, 10, false);
+    case.fill("c", 9);
+    assert_eq!(case.proposals(), [], "record 10 may have been acknowledged");
+    case.confirm("c", 10);
+    assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+}
+
+#[test]
+fn a_peer_that_hangs_while_it_is_filled_is_given_up_and_another_one_asked() {
+    let mut case = Case::new(configuration(1, &[], false, Some(1)), 0, 0, true);
+    case.step(Event::Tick);
+    case.step(Event::PeerJoined("b".into()));
+    assert_eq!(case.owner.deadline(), NOW + DEADLINE);
+    case.effects.clear();
+    case.at(NOW + DEADLINE, Event::Tick);
+    assert!(case.effects.contains(&Effect::DropPeer("b".into())));
+    case.effects.clear();
+    let again = case.owner.deadline();
+    assert_eq!(again, NOW + DEADLINE + RETRY);
+    case.at(again, Event::Tick);
+    assert_eq!(case.effects, [Effect::WantPeer { node: None, exclude: set(&["b"]) }]);
+    assert_eq!(case.owner.deadline(), Nanos::NEVER);
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_over_after_a_tick() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerLost("b".into()));
+    case.step(Event::PeerUnavailable);
+    case.step(Event::Destaged(4));
+    assert_eq!(case.proposals(), [(vec![], false)], "the registry takes its time");
+    let retry = case.owner.deadline();
+    case.at(retry, Event::Tick);
+    assert!(case.owner.deadline() > retry);
+    case.step(Event::Refused(9));
+    assert_eq!(case.owner.deadline(), Nanos::NEVER);
+}
