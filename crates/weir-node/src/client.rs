@@ -27,13 +27,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    patience: Duration,
 }
 
 impl Client {
     /// A client of the node whose API is at `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into() }
+        Client { socket: socket.into(), patience: PATIENCE }
+    }
+
+    /// Waits no longer than this for an answer; by default a minute.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Client {
+        Client { patience, ..self }
     }
 
     /// The socket.
@@ -139,7 +146,7 @@ impl Client {
         let own =
             load.workload.runtime.map_or(Duration::from_secs(3600), |runtime| runtime + load.workload.warmup);
         let body = encode(load)?;
-        self.call(Method::POST, &of_disk(name, "/load"), body, PATIENCE + own)
+        self.call(Method::POST, &of_disk(name, "/load"), body, self.patience + own)
     }
 
     /// What happened lately, oldest first.
@@ -151,11 +158,11 @@ impl Client {
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        self.call(Method::GET, path, Vec::new(), PATIENCE)
+        self.call(Method::GET, path, Vec::new(), self.patience)
     }
 
     fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ApiError> {
-        self.call(Method::POST, path, encode(body)?, PATIENCE)
+        self.call(Method::POST, path, encode(body)?, self.patience)
     }
 
     fn call<T: DeserializeOwned>(

@@ -1,0 +1,206 @@
+//! What the end-to-end tests share: the program, a lab with a disk, and a load that remembers every write.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_lab::process::ProcessState;
+use weir_lab::{Lab, LabConfig};
+use weir_load::nbd::Uri;
+use weir_load::verify::{Atomicity, History, Initial, Layout};
+use weir_load::verifying::{Locate, Settings, VerifyingLoad};
+use weir_load::workload::Span;
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
+use weir_node::client::Client;
+use weir_node::units::Size;
+
+/// The disk that everything happens to.
+pub const DISK: &str = "d1";
+/// Its size, in bytes.
+pub const SIZE: u64 = 32 << 20;
+/// The load's blocks, in bytes.
+pub const BLOCK: u32 = 4096;
+/// Longest wait for anything that must come.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// The `weir` program, as current as these tests: `WEIR_PROGRAM`, or what cargo builds.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(program) = std::env::var_os("WEIR_PROGRAM") {
+            return program.into();
+        }
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
+        build.args(["build", "--quiet", "-p", "weir"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "cargo cannot build the weir program");
+        // target/<profile>/deps/<this test>
+        std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("weir")
+    })
+}
+
+/// One test at a time: they measure how long things stall, and the machine is small.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `WEIR_SEED`, or another each time. Printed, so that a failure can be replayed.
+pub fn seed() -> u64 {
+    let seed = std::env::var("WEIR_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(Nanos::now().0);
+    eprintln!("WEIR_SEED={seed}");
+    seed
+}
+
+/// A lab with one volume and one open disk.
+pub struct Bench {
+    pub lab: Lab,
+    pub policy: String,
+    pub directory: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn up(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = LabConfig::new(directory.path().join("lab"), program());
+        (config.nodes, config.log) = (nodes, Size(8 << 20));
+        config.lease_ttl = Duration::from_secs(1);
+        tune(&mut config);
+        let lab = Lab::up(&config).unwrap();
+        let pool = directory.path().join("pool");
+        std::fs::create_dir(&pool).unwrap();
+        let client = lab.any_client().unwrap();
+        client.create_volume(&CreateVolume { name: "pool".into(), kind: "dir".into(), path: pool }).unwrap();
+        let disk = CreateDisk {
+            name: DISK.into(),
+            volume: "pool".into(),
+            size: SIZE,
+            logical_block: 512,
+            policy: policy.into(),
+        };
+        client.create_disk(&disk).unwrap();
+        client.export(DISK, &Export::default()).unwrap();
+        let bench = Bench { lab, policy: policy.to_owned(), directory };
+        bench.wait_effective();
+        bench
+    }
+
+    /// The disk as its owner shows it.
+    pub fn disk(&self) -> Option<DiskView> {
+        let running = self.lab.nodes().iter().filter(|node| node.process_state() == ProcessState::Running);
+        let views = running.filter_map(|node| node.client().patience(Duration::from_secs(2)).disk(DISK).ok());
+        views.into_iter().find(|view| view.detail.is_some())
+    }
+
+    pub fn owner(&self) -> String {
+        self.wait(|view| view.owner.is_some()).owner.unwrap()
+    }
+
+    /// Waits until the owner shows the disk in a certain way.
+    pub fn wait(&self, wanted: impl Fn(&DiskView) -> bool) -> DiskView {
+        let deadline = Nanos::now() + SOON;
+        let mut last = None;
+        loop {
+            let view = self.disk();
+            match view {
+                Some(view) if wanted(&view) => return view,
+                Some(view) => last = Some(view),
+                None => {}
+            }
+            assert!(Nanos::now() < deadline, "not within {SOON:?}; {}\nlast seen: {last:#?}", self.logs());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until the requested policy is in effect, with replicas that are complete.
+    pub fn wait_effective(&self) -> DiskView {
+        self.wait(|view| view.requested == view.effective && view.state == "serving")
+    }
+
+    /// The ends of all logs, for a failure's message.
+    pub fn logs(&self) -> String {
+        let log = |path: &Path| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            format!("\n--- {}\n{}", path.display(), lines[lines.len().saturating_sub(25)..].join("\n"))
+        };
+        self.lab.nodes().iter().map(|node| log(&node.log)).collect()
+    }
+
+    /// Says where the export is, to a load that runs while nodes come and go.
+    pub fn locate(&self) -> Locate {
+        let clients: Vec<Client> =
+            self.lab.nodes().iter().map(|node| node.client().patience(Duration::from_millis(300))).collect();
+        Box::new(move |_| {
+            let views = clients.iter().filter_map(|client| client.disk(DISK).ok());
+            let mut owners = views.filter(|view| view.detail.is_some());
+            owners.next().and_then(|view| view.uris.first()?.parse::<Uri>().ok())
+        })
+    }
+
+    /// A load on the whole disk.
+    pub fn load(&self, history: History, seed: u64) -> VerifyingLoad {
+        let settings = Settings {
+            depth: 32,
+            seed,
+            reconnect_for: SOON,
+            timeout: Duration::from_secs(3),
+            atomicity: Atomicity::Block,
+            ..Settings::default()
+        };
+        VerifyingLoad::new(history, settings, self.locate())
+    }
+
+    /// Reads the backing itself: once everything is destaged, it is the disk.
+    pub fn check_backing(&self, history: &mut History) {
+        self.wait(|view| {
+            let detail = view.detail.as_ref().unwrap();
+            detail.dirty_bytes == 0 && detail.destaged == detail.appended
+        });
+        let file = File::open(self.directory.path().join("pool").join(format!("{DISK}.raw"))).unwrap();
+        let mut data = vec![0; BLOCK as usize];
+        for block in 0..history.layout().blocks() {
+            file.read_exact_at(&mut data, block * u64::from(BLOCK)).unwrap();
+            history
+                .check(block, &data, Atomicity::Block)
+                .unwrap_or_else(|found| panic!("in the backing: {found}"));
+        }
+    }
+}
+
+/// A history of a new disk.
+pub fn new_history(run: u64) -> History {
+    let layout = Layout::uniform(Span { offset: 0, length: SIZE }, BLOCK).unwrap();
+    History::new(layout, run, Initial::Zeroes)
+}
+
+/// Runs the load in a thread of its own for `duration`, and meanwhile `fault`. Returns the load and the longest stall.
+pub fn during<T>(
+    mut load: VerifyingLoad,
+    duration: Duration,
+    fault: impl FnOnce() -> T,
+) -> (VerifyingLoad, T) {
+    let progress = load.progress();
+    let thread = thread::spawn(move || {
+        let result = load.run(duration);
+        (load, result)
+    });
+    // A fault before the first write would test nothing.
+    let deadline = Nanos::now() + SOON;
+    while progress.acknowledged() == 0 && !thread.is_finished() {
+        assert!(Nanos::now() < deadline, "the load does not start");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let outcome = fault();
+    let (load, result) = thread.join().unwrap();
+    result.unwrap();
+    (load, outcome)
+}

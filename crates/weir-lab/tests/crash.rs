@@ -1,0 +1,170 @@
+//! Crash rounds with real processes: SIGKILL and SIGSTOP under load, then every block is checked against the history of
+//! acknowledged writes (P1, P2, P4, P7).
+//!
+//! `WEIR_CRASH_ROUNDS` sets how many rounds there are over all tests here, `WEIR_SEED` replays.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, DISK, alone, during, new_history, seed};
+use fastrand::Rng;
+use weir_load::verify::History;
+use weir_load::verifying::VerifyingLoad;
+
+/// Longest stall that a load may see, on a machine that does much else (the target on a quiet one is 2 s).
+const LONGEST_STALL: Duration = Duration::from_secs(10);
+
+/// The share of a test in all rounds.
+fn rounds(of_twenty: u64) -> u64 {
+    let all = std::env::var("WEIR_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
+    (all * of_twenty).div_ceil(20)
+}
+
+/// What happened in the rounds of one test.
+#[derive(Debug, Default)]
+struct Score {
+    rounds: u64,
+    acknowledged: u64,
+    unknown: u64,
+    checked: u64,
+    longest_stall: Duration,
+}
+
+impl Score {
+    /// Judges every block of the disk.
+    fn judge(&mut self, bench: &Bench, mut load: VerifyingLoad, seed: u64) -> History {
+        let mixed = load.found().clone();
+        assert_eq!(mixed.mismatches, 0, "seed {seed}, read under load: {:#?}{}", mixed.first, bench.logs());
+        let all = load.check_all().unwrap();
+        assert_eq!(all.mismatches, 0, "seed {seed}: {:#?}{}", all.first, bench.logs());
+        let progress = load.progress();
+        assert!(progress.acknowledged() > 100, "the load did nothing to speak of");
+        assert!(
+            progress.longest_stall() < LONGEST_STALL,
+            "stalled for {:?}{}",
+            progress.longest_stall(),
+            bench.logs()
+        );
+        assert_eq!(progress.failed(), 0, "a guest saw an error (P9){}", bench.logs());
+        self.rounds += 1;
+        self.acknowledged += progress.acknowledged();
+        self.unknown += progress.unknown();
+        self.checked += all.checked;
+        self.longest_stall = self.longest_stall.max(progress.longest_stall());
+        load.into_history()
+    }
+}
+
+fn some_time(random: &mut Rng, from_ms: u64, to_ms: u64) -> Duration {
+    Duration::from_millis(random.u64(from_ms..to_ms))
+}
+
+/// The owner is killed in the middle of a load, its successor goes on, and the node comes back.
+fn kill_owner(nodes: usize, policy: &str, rounds: u64) {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut bench = Bench::up(nodes, policy, |_| {});
+    let (mut score, mut history) = (Score::default(), new_history(seed));
+    for _ in 0..rounds {
+        let before = some_time(&mut random, 20, 1200);
+        let load = bench.load(history, random.u64(..));
+        let former = bench.owner();
+        let lab = &mut bench.lab;
+        let (load, ()) = during(load, before + Duration::from_millis(1500), || {
+            thread::sleep(before);
+            lab.kill(&former).unwrap();
+        });
+        assert_ne!(bench.owner(), former);
+        assert!(load.progress().reconnects() > 0, "the load never noticed");
+        history = score.judge(&bench, load, seed);
+        bench.lab.start(&former).unwrap();
+        bench.wait_effective();
+    }
+    bench.check_backing(&mut history);
+    eprintln!("owner killed, {policy}: {score:?}");
+}
+
+#[test]
+fn owner_killed_with_one_replica() {
+    kill_owner(3, "write-back+1", rounds(8));
+}
+
+#[test]
+fn owner_killed_with_two_replicas() {
+    kill_owner(4, "write-back+2", rounds(4));
+}
+
+/// A replica is killed in the middle of a load: the guest waits a moment and keeps its connection.
+#[test]
+fn replica_killed() {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut bench = Bench::up(3, "write-back+1", |_| {});
+    let (mut score, mut history) = (Score::default(), new_history(seed));
+    for _ in 0..rounds(4) {
+        let before = some_time(&mut random, 20, 800);
+        let load = bench.load(history, random.u64(..));
+        let replica = bench.wait_effective().replicas[0].clone();
+        let lab = &mut bench.lab;
+        let (load, ()) = during(load, before + Duration::from_millis(1500), || {
+            thread::sleep(before);
+            lab.kill(&replica).unwrap();
+        });
+        assert_eq!(load.progress().reconnects(), 0, "the owner was not touched (P9)");
+        let view = bench.wait_effective();
+        assert_ne!(view.replicas[0], replica, "another node has taken its place");
+        history = score.judge(&bench, load, seed);
+        bench.lab.start(&replica).unwrap();
+    }
+    bench.check_backing(&mut history);
+    eprintln!("replica killed: {score:?}");
+}
+
+/// The owner stands still for longer than its lease, another takes over, and then it goes on: everything that it still
+/// tries must be refused.
+#[test]
+fn owner_paused_beyond_its_lease() {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let bench = Bench::up(3, "write-back+1", |_| {});
+    let (mut score, mut history) = (Score::default(), new_history(seed));
+    for _ in 0..rounds(4) {
+        let before = some_time(&mut random, 20, 500);
+        let after = some_time(&mut random, 10, 1500);
+        let load = bench.load(history, random.u64(..));
+        let former = bench.owner();
+        let paused = &bench;
+        let (load, successor) = during(load, before + after + Duration::from_secs(5), || {
+            thread::sleep(before);
+            paused.lab.pause(&former).unwrap();
+            let successor = paused.owner();
+            thread::sleep(after);
+            paused.lab.resume(&former).unwrap();
+            successor
+        });
+        assert_ne!(successor, former);
+        assert_eq!(bench.owner(), successor, "the former owner has not come back");
+        history = score.judge(&bench, load, seed);
+        refused(&bench, &former);
+        bench.wait_effective();
+    }
+    bench.check_backing(&mut history);
+    eprintln!("owner paused: {score:?}");
+}
+
+/// The former owner has let the disk go, says where it is now, and is a node like others again.
+fn refused(bench: &Bench, former: &str) {
+    let client = bench.lab.client(former).unwrap();
+    let error = client.export(DISK, &weir_node::api::Export::default()).unwrap_err();
+    assert!(error.message.contains("is owned by"), "{error:?}");
+    let let_go =
+        client.events().unwrap().into_iter().any(|event| event.node == former && event.kind == "let-go");
+    assert!(let_go, "no event tells of it{}", bench.logs());
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.reason.is_empty()));
+}

@@ -1,0 +1,151 @@
+//! `weir demo`: three nodes on this machine, a real filesystem and a verifying load on write-back disks, their owner killed
+//! in the middle; then everything is checked, and every layer measured. About three minutes.
+
+mod filesystem;
+mod load;
+mod steps;
+
+use std::path::{Path, PathBuf};
+
+use weir_lab::{Lab, LabConfig};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
+use weir_node::units::Size;
+
+use super::diagnose::{Settings, diagnose};
+use crate::cli::DemoArgs;
+use crate::failure::Failure;
+use crate::output::say;
+use filesystem::Image;
+use load::Load;
+use steps::{Steps, until};
+
+/// The disk with the filesystem.
+const FILES: &str = "files";
+/// The disk under the verifying load; measured afterwards.
+const LOAD: &str = "load";
+/// The node that is killed.
+const OWNER: &str = "n1";
+
+/// Carries out the demonstration. Anything that is not as it must be is a failure.
+pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
+    let dir = directory(arguments)?;
+    let mut steps = Steps::new();
+    let mut lab = steps.run("three nodes on 127.0.0.1, .2 and .3", || lab_up(&dir))?;
+    let image = steps.run("an ext4 filesystem of this machine's own files", || Image::make(&dir))?;
+    steps.note(&image.describe());
+    steps.run("a volume, and two write-back+1 disks owned by n1", || disks_up(&lab, &dir))?;
+
+    let load = Load::start(&lab, arguments.load.0)?;
+    steps.run("the filesystem copied in through NBD, under a verifying load", || {
+        image.copy_in(&uri(&lab, FILES)?)
+    })?;
+    let dirty = dirty(&lab)?;
+    steps.note(&format!("acknowledged and not yet in the storage: {}", weir_node::units::about(dirty)));
+    steps.run("SIGKILL to n1, owner of both disks", || Ok(lab.kill(OWNER)?))?;
+    let takers = steps.run("other nodes take over, from their replicas", || taken_over(&lab))?;
+    steps.note(&takers);
+    let mut verdict = steps.run("the load goes on there", || load.finish())?;
+    steps.run("every block read and held against every acknowledged write", || verdict.check())?;
+    steps.note(&verdict.describe());
+    steps.run("the filesystem read back through NBD, e2fsck -fn", || image.read_back(&uri(&lab, FILES)?))?;
+    let files = steps.run("every file compared with its original", || image.compare())?;
+    steps.note(&format!("{files} files, links and directories are the same"));
+    image.remove();
+
+    steps.say("each layer of the disk measured under the same load");
+    let client = lab.client(&owner(&lab, LOAD)?)?;
+    let settings = Settings {
+        destroy: true,
+        runtime: arguments.runtime.0,
+        repeats: 3,
+        quick: false,
+        seed: 1,
+        report: dir.join("report.html"),
+    };
+    let outcome = diagnose(&client, LOAD, &settings)?;
+    say(&format!("\n{}", weir_diagnose::table::render(&outcome.diagnosis, &outcome.findings)))?;
+    steps.run("the lab ends, everything destaged", || Ok(lab.down()?))?;
+    say(&format!(
+        "\nacknowledged {} lost {}\nreport: {}\n",
+        verdict.acknowledged(),
+        verdict.lost(),
+        outcome.report.display()
+    ))?;
+    verdict.into_result()
+}
+
+fn directory(arguments: &DemoArgs) -> Result<PathBuf, Failure> {
+    let dir = match &arguments.dir {
+        Some(dir) => std::path::absolute(dir)?,
+        None => std::env::temp_dir().join(format!("weir-demo-{}", std::process::id())),
+    };
+    std::fs::create_dir_all(&dir)
+        .map_err(|error| Failure::failed(format!("creating {}: {error}", dir.display())))?;
+    Ok(dir)
+}
+
+fn lab_up(dir: &Path) -> Result<Lab, Failure> {
+    Ok(Lab::up(&LabConfig::new(dir.join("lab"), std::env::current_exe()?))?)
+}
+
+fn disks_up(lab: &Lab, dir: &Path) -> Result<(), Failure> {
+    let path = dir.join("pool");
+    std::fs::create_dir_all(&path)?;
+    let client = lab.client(OWNER)?;
+    client.create_volume(&CreateVolume { name: "pool".to_owned(), kind: "dir".to_owned(), path })?;
+    for (name, size) in [(FILES, Size(1 << 30)), (LOAD, Size(load::SIZE))] {
+        client.create_disk(&CreateDisk {
+            name: name.to_owned(),
+            volume: "pool".to_owned(),
+            size: size.0,
+            logical_block: 512,
+            policy: "write-back+1".to_owned(),
+        })?;
+        client.export(name, &Export::default())?;
+    }
+    for name in [FILES, LOAD] {
+        until(|| Ok(client.disk(name)?), |disk| disk.effective == disk.requested)?;
+    }
+    Ok(())
+}
+
+/// The disk as its owner shows it; nothing while it has none that lives.
+fn seen_by_owner(lab: &Lab, disk: &str) -> Result<Option<DiskView>, Failure> {
+    for report in lab.nodes() {
+        if report.process_state() == weir_lab::process::ProcessState::Running {
+            let view = report.client().disk(disk)?;
+            if view.detail.is_some() {
+                return Ok(Some(view));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn owned(lab: &Lab, disk: &str) -> Result<DiskView, Failure> {
+    let view = until(|| seen_by_owner(lab, disk), Option::is_some)?;
+    view.ok_or_else(|| Failure::failed(format!("nobody owns disk {disk}")))
+}
+
+fn owner(lab: &Lab, disk: &str) -> Result<String, Failure> {
+    Ok(owned(lab, disk)?.owner.unwrap_or_default())
+}
+
+fn uri(lab: &Lab, disk: &str) -> Result<String, Failure> {
+    let uris = owned(lab, disk)?.uris;
+    uris.into_iter().next().ok_or_else(|| Failure::failed(format!("disk {disk} is not exported")))
+}
+
+fn dirty(lab: &Lab) -> Result<u64, Failure> {
+    let dirty = |disk| Ok::<_, Failure>(owned(lab, disk)?.detail.map_or(0, |detail| detail.dirty_bytes));
+    Ok(dirty(FILES)? + dirty(LOAD)?)
+}
+
+fn taken_over(lab: &Lab) -> Result<String, Failure> {
+    let mut takers = Vec::new();
+    for disk in [FILES, LOAD] {
+        let view = owned(lab, disk)?;
+        takers.push(format!("{disk} on {} in epoch {}", view.owner.unwrap_or_default(), view.epoch));
+    }
+    Ok(takers.join(", "))
+}

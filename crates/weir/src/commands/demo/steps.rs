@@ -1,0 +1,67 @@
+//! What the demonstration shows while it works.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use weir_block::Nanos;
+
+use crate::failure::Failure;
+
+/// Longest wait for anything that must come.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Numbered steps: a spinner while one runs, a line with its time when it is done.
+pub struct Steps {
+    number: usize,
+}
+
+impl Steps {
+    pub fn new() -> Steps {
+        Steps { number: 0 }
+    }
+
+    /// Runs a step.
+    pub fn run<T>(&mut self, what: &str, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        self.number += 1;
+        let spinner = ProgressBar::new_spinner().with_message(format!("{}. {what}", self.number));
+        let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+        spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        spinner.enable_steady_tick(Duration::from_millis(100));
+        let started = Nanos::now();
+        let result = work();
+        spinner.finish_and_clear();
+        let mark = if result.is_ok() { "ok" } else { "FAILED" };
+        let line = format!("{:2}. {what} ", self.number);
+        println!("{line:.<72} {mark} ({:.1} s)", Nanos::now().since(started).as_secs_f64());
+        result
+    }
+
+    /// A line that belongs to the step before.
+    pub fn note(&self, text: &str) {
+        println!("    {text}");
+    }
+
+    /// A step that shows its own progress.
+    pub fn say(&mut self, what: &str) {
+        self.number += 1;
+        println!("{:2}. {what}", self.number);
+    }
+}
+
+/// Asks until the answer is as wanted.
+pub fn until<T>(
+    mut ask: impl FnMut() -> Result<T, Failure>,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<T, Failure> {
+    let deadline = Nanos::now() + SOON;
+    loop {
+        let answer = ask()?;
+        if wanted(&answer) {
+            return Ok(answer);
+        }
+        if Nanos::now() > deadline {
+            return Err(Failure::failed(format!("not within {} s; the nodes' logs say why", SOON.as_secs())));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
