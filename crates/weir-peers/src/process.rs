@@ -1,0 +1,107 @@
+//! Processes that the suite starts: known by number, measured, ended.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_load::nbd::{Client, Uri};
+
+use crate::error::{Failure, Outcome};
+
+/// Longest wait for a server to come up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A child process. Ended when dropped.
+pub struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Starts `command`; its errors go to ours.
+    pub fn start(command: &mut Command) -> Outcome<Process> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let child = child.map_err(Failure::of(format!("cannot start {name} (`make setup` installs it)")))?;
+        Ok(Process { child, name })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the export answers.
+    pub fn wait_for(&mut self, uri: &Uri) -> Outcome<()> {
+        let deadline = Nanos::now() + PATIENCE;
+        loop {
+            match Client::connect(uri) {
+                Ok(client) => {
+                    client.disconnect();
+                    return Ok(());
+                }
+                Err(error) if Nanos::now() >= deadline => {
+                    return Err(Failure(format!("{} does not come up: {error}", self.name)));
+                }
+                Err(_) => {}
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(Failure(format!("{} ended at once: {status}", self.name)));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Only fails when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// CPU seconds, user and system, that processes have used so far, all their threads together (proc(5), `stat`).
+pub fn cpu_seconds(pids: &[u32]) -> Outcome<f64> {
+    let ticks = pids.iter().map(|pid| ticks(*pid)).sum::<Outcome<u64>>()?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn ticks(pid: u32) -> Outcome<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).map_err(Failure::of(format!("process {pid} is gone")))?;
+    parse_ticks(&text).ok_or_else(|| Failure(format!("{path} is not understood")))
+}
+
+/// Fields 14 and 15. The second field, the program's name, may itself hold blanks and brackets.
+fn parse_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(user + system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_counted_behind_the_name() {
+        let stat = "17 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14";
+        assert_eq!(parse_ticks(stat), Some(42));
+        assert_eq!(parse_ticks("nonsense"), None);
+    }
+
+    #[test]
+    fn our_own_time_grows() {
+        let pid = [std::process::id()];
+        let before = cpu_seconds(&pid).unwrap();
+        let end = weir_load::cpu::of_this_process() + Duration::from_millis(60);
+        while weir_load::cpu::of_this_process() < end {
+            std::hint::spin_loop();
+        }
+        assert!(cpu_seconds(&pid).unwrap() - before >= 0.03);
+        assert!(cpu_seconds(&[u32::MAX]).is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! Servers that offer a disk over NBD: Weir's peers, all on RAM-backed storage.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use weir_load::nbd::Uri;
+
+use crate::error::Outcome;
+use crate::process::Process;
+
+/// Something that offers a disk. It runs until it is dropped.
+pub trait Server {
+    /// As peers are called in the results.
+    fn name(&self) -> &'static str;
+    /// Where the disk is.
+    fn uri(&self) -> &Uri;
+    /// The processes whose CPU time counts.
+    fn pids(&self) -> Vec<u32>;
+}
+
+/// Which way the client comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// A Unix socket.
+    Unix,
+    /// TCP on the loopback.
+    Tcp,
+}
+
+impl Transport {
+    /// `unix` or `tcp`, as in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Unix => "unix",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+/// Where sockets and the RAM-backed file are.
+pub struct Place {
+    /// A directory on a tmpfs.
+    pub directory: PathBuf,
+    /// The file that every file-backed server serves.
+    pub file: PathBuf,
+    /// Its size, in bytes.
+    pub size: u64,
+}
+
+impl Place {
+    /// A path for a socket that nothing is bound to: a killed server leaves its socket behind.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        let path = self.directory.join(format!("{name}.sock"));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    fn uri(&self, transport: Transport, name: &str, export: &str) -> Outcome<Uri> {
+        Ok(match transport {
+            Transport::Unix => Uri::unix(&self.socket(name), export),
+            Transport::Tcp => Uri::tcp(free_port()?, export),
+        })
+    }
+}
+
+/// A peer: one or more processes.
+pub struct Peer {
+    name: &'static str,
+    uri: Uri,
+    processes: Vec<Process>,
+}
+
+impl Server for Peer {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.processes.iter().map(Process::pid).collect()
+    }
+}
+
+/// `nbdkit` with its memory plugin.
+pub fn nbdkit_memory(place: &Place, transport: Transport) -> Outcome<Peer> {
+    nbdkit("nbdkit memory", place, transport, &["memory", &place.size.to_string()])
+}
+
+/// `nbdkit` with its file plugin on the RAM-backed file.
+pub fn nbdkit_file(place: &Place, transport: Transport) -> Outcome<Peer> {
+    nbdkit("nbdkit file", place, transport, &["file", &place.file.to_string_lossy()])
+}
+
+fn nbdkit(name: &'static str, place: &Place, transport: Transport, plugin: &[&str]) -> Outcome<Peer> {
+    let uri = place.uri(transport, &name.replace(' ', "-"), "")?;
+    let mut command = Command::new("nbdkit");
+    command.arg("-f").args(nbdkit_address(&uri)).args(plugin);
+    let mut process = Process::start(&mut command)?;
+    process.wait_for(&uri)?;
+    Ok(Peer { name, uri, processes: vec![process] })
+}
+
+fn nbdkit_address(uri: &Uri) -> Vec<String> {
+    match &uri.address {
+        weir_load::nbd::Address::Unix(path) => vec!["-U".into(), path.to_string_lossy().into()],
+        weir_load::nbd::Address::Tcp { host, port } => {
+            vec!["-i".into(), host.clone(), "-p".into(), port.to_string()]
+        }
+    }
+}
+
+/// `qemu-storage-daemon` on the RAM-backed file: direct I/O through `io_uring`, which is its fastest way here.
+/// Its own I/O threads are not used: version 7.2 fails an assertion in them when a client leaves.
+pub fn qemu(place: &Place, transport: Transport) -> Outcome<Peer> {
+    let uri = place.uri(transport, "qemu", "disk")?;
+    let process = storage_daemon(&uri, &[file_node("disk0", &place.file)], "disk0")?;
+    Ok(Peer { name: "qemu-storage-daemon", uri, processes: vec![process] })
+}
+
+/// `qemu-storage-daemon` writing to two children at once: the RAM-backed file, and `nbdkit memory` over TCP. The
+/// remote child is nbdkit's since QEMU 7.2's client stalls on its own server over TCP.
+pub fn qemu_quorum(place: &Place) -> Outcome<Peer> {
+    let mut remote = nbdkit_memory(place, Transport::Tcp)?;
+    let weir_load::nbd::Address::Tcp { host, port } = &remote.uri.address else {
+        return Err(crate::error::Failure("the remote child is not on TCP".into()));
+    };
+    let child = format!("driver=nbd,node-name=remote,server.type=inet,server.host={host},server.port={port}");
+    let quorum =
+        "driver=quorum,node-name=both,vote-threshold=2,children.0=local,children.1=remote".to_string();
+    let uri = place.uri(Transport::Unix, "quorum", "disk")?;
+    let process = storage_daemon(&uri, &[file_node("local", &place.file), child, quorum], "both")?;
+    let mut processes = vec![process];
+    processes.append(&mut remote.processes);
+    Ok(Peer { name: "qemu quorum + nbdkit tcp", uri, processes })
+}
+
+fn file_node(name: &str, file: &Path) -> String {
+    format!("driver=file,node-name={name},filename={},aio=io_uring,cache.direct=on", file.display())
+}
+
+fn storage_daemon(uri: &Uri, nodes: &[String], exported: &str) -> Outcome<Process> {
+    let address = match &uri.address {
+        weir_load::nbd::Address::Unix(path) => format!("addr.type=unix,addr.path={}", path.display()),
+        weir_load::nbd::Address::Tcp { host, port } => {
+            format!("addr.type=inet,addr.host={host},addr.port={port}")
+        }
+    };
+    let mut command = Command::new("qemu-storage-daemon");
+    for node in nodes {
+        command.args(["--blockdev", node]);
+    }
+    command.args(["--nbd-server", &format!("{address},max-connections=8")]);
+    let name = &uri.export;
+    command.args(["--export", &format!("type=nbd,id=export,node-name={exported},name={name},writable=on")]);
+    let mut process = Process::start(&mut command)?;
+    process.wait_for(uri)?;
+    Ok(process)
+}
+
+/// A port of the loopback on which nobody listened a moment ago.
+pub fn free_port() -> Outcome<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
