@@ -182,11 +182,12 @@ impl Generator {
         self.budget == 0 || now >= self.deadline
     }
 
-    /// When [`Generator::next`] should be asked again although nothing was completed.
+    /// When [`Generator::next`] should be asked again although nothing was completed. Once the load is over that is
+    /// never: only answers are left to be waited for.
     #[must_use]
-    pub fn wake(&self) -> Nanos {
+    pub fn wake(&self, now: Nanos) -> Nanos {
         match &self.pace {
-            Some(pace) if !self.free.is_empty() && self.budget > 0 => pace.next.min(self.deadline),
+            Some(pace) if !self.free.is_empty() && !self.exhausted(now) => pace.next.min(self.deadline),
             _ => Nanos::NEVER,
         }
     }
@@ -373,7 +374,12 @@ mod tests {
         let mut generator = generator(&workload, 64);
         let first = generator.next(Nanos(0)).unwrap();
         assert!(generator.next(Nanos(999)).is_none());
-        assert_eq!(generator.wake(), Nanos(1000));
+        assert_eq!(generator.wake(Nanos(999)), Nanos(1000));
+        assert_eq!(
+            generator.wake(Nanos(1_000_000_000)),
+            Nanos::NEVER,
+            "at the end nothing is left to wake up for"
+        );
         // The target stalls until 10 µs: what should have started at 1 µs counts from there.
         generator.complete(first.slot, Nanos(10_000), true);
         let late = generator.next(Nanos(10_000)).unwrap();

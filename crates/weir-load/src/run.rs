@@ -198,7 +198,7 @@ impl<E: Engine> Lane<'_, E> {
             if self.generator.in_flight() == 0 && self.generator.exhausted(now) {
                 return Ok(());
             }
-            self.engine.reap(self.generator.wake(), &mut self.done)?;
+            self.engine.reap(self.generator.wake(now), &mut self.done)?;
             let now = Nanos::now();
             self.monitor.ios.fetch_add(self.done.len() as u64, Ordering::Relaxed);
             for done in self.done.drain(..) {

@@ -239,7 +239,8 @@ impl VerifyingLoad {
                     next_start = next_start + interval;
                 }
             }
-            self.pump(interval.map_or(Nanos::NEVER, |_| next_start.min(start + duration)))?;
+            let paced = interval.is_some() && !ending;
+            self.pump(if paced { next_start.min(start + duration) } else { Nanos::NEVER })?;
         }
     }
 

@@ -34,6 +34,8 @@ pub struct LayerLoad {
     checker: Option<Checker>,
     warm_until: Nanos,
     counted_from: Nanos,
+    /// When [`LayerLoad::pump`] was called last.
+    pumped: Nanos,
     ended: Option<Nanos>,
     first_error: Option<String>,
 }
@@ -71,6 +73,7 @@ impl LayerLoad {
             checker,
             warm_until: now + workload.warmup,
             counted_from: now,
+            pumped: now,
             ended: None,
             first_error: None,
             workload,
@@ -81,6 +84,7 @@ impl LayerLoad {
     /// next. The layer must be advanced afterwards.
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, completions: &mut Vec<Completion>) {
         let now = Nanos::now();
+        self.pumped = now;
         for completion in
             completions.extract_if(.., |completion| slot_of(&self.slots, completion.tag).is_some())
         {
@@ -133,7 +137,7 @@ impl LayerLoad {
     /// When [`LayerLoad::pump`] must be called even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        self.generator.wake()
+        self.generator.wake(self.pumped)
     }
 
     /// Generates nothing any more; what was generated is still submitted and waited for.
