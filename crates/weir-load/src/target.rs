@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -84,8 +84,13 @@ impl Target {
         let failed = |what: &'static str| move |source| LoadError::File { path: path.into(), what, source };
         let writes = workload.access.writes();
         let wanted = workload.size.map(|size| workload.offset.0 + size.0);
-        let file = match OpenOptions::new().read(true).write(writes).open(path) {
+        // O_EXCL on a device: not while it is mounted or part of another device (open(2)). Files ignore it.
+        let exclusive = if writes { libc::O_EXCL } else { 0 };
+        let file = match OpenOptions::new().read(true).write(writes).custom_flags(exclusive).open(path) {
             Ok(file) => file,
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                return Err(failed("mounted or held by another device, unmount or release it first:")(error));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound && writes => {
                 let wanted = wanted.ok_or_else(|| LoadError::NoSize(path.into()))?;
                 let file = OpenOptions::new().read(true).write(true).create_new(true).open(path);
