@@ -34,9 +34,8 @@ doc: ## documentation builds without a warning
 unit: ## unit, property and end-to-end tests
 	$(CARGO) test --workspace
 
-bench: setup release ## measure this machine beside its peers
-	target/release/weir bench --help >/dev/null
-	$(CARGO) bench --workspace
+bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
+	$(CARGO) run --release -p weir-peers
 
 soak: setup ## ROUNDS=500 crash rounds with seeds that are printed
 	WEIR_CRASH_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash -- --nocapture
