@@ -96,6 +96,10 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
             "disk {disk} is not open on the node that was asked; `weir disk export {disk}`"
         )));
     };
+    if let Some(clients @ 1..) = view.detail.as_ref().map(|detail| detail.clients) {
+        let message = format!("{clients} clients are connected to disk {disk}; their load would be measured with ours");
+        return Err(Failure::refused(message));
+    }
     if view.uris.is_empty() {
         return Err(Failure::refused(format!("node {owner} exports nothing; set nbd.unix or nbd.tcp")));
     }

@@ -27,12 +27,10 @@ const RATE: u64 = 8000;
 /// A load under way.
 pub struct Load {
     thread: JoinHandle<(VerifyingLoad, Result<(), LoadError>)>,
-    progress: Arc<Progress>,
 }
 
-/// A load that has ended, and what it proves.
+/// What a load that has ended proves.
 pub struct Verdict {
-    load: VerifyingLoad,
     progress: Arc<Progress>,
     found: Verification,
 }
@@ -43,33 +41,29 @@ impl Load {
         let history = History::new(layout, u64::from(std::process::id()), Initial::Zeroes);
         let settings = Settings { rate: Some(RATE), ..Settings::default() };
         let mut load = VerifyingLoad::new(history, settings, locate(lab));
-        let progress = load.progress();
         let thread = std::thread::spawn(move || {
             let result = load.run(duration);
             (load, result)
         });
-        Ok(Load { thread, progress })
+        Ok(Load { thread })
     }
 
     /// Waits for the load's end.
-    pub fn finish(self) -> Result<Verdict, Failure> {
+    pub fn finish(self) -> Result<VerifyingLoad, Failure> {
         let (load, result) = self.thread.join().map_err(|_| Failure::failed("the load's thread panicked"))?;
         result.map_err(Failure::failed)?;
-        if self.progress.reconnects() == 0 {
-            return Err(Failure::failed(
-                "the load never lost its connection: the owner was not killed under it",
-            ));
+        if load.progress().reconnects() == 0 {
+            return Err(Failure::failed("the load never lost its connection: the owner was not killed under it"));
         }
-        Ok(Verdict { load, progress: self.progress, found: Verification::default() })
+        Ok(load)
     }
 }
 
 impl Verdict {
-    /// Reads every block once and judges it.
-    pub fn check(&mut self) -> Result<(), Failure> {
-        self.load.check_all().map_err(Failure::failed)?;
-        self.found = self.load.found().clone();
-        Ok(())
+    /// Reads every block once and judges it. The load's connection ends with it.
+    pub fn of(mut load: VerifyingLoad) -> Result<Verdict, Failure> {
+        load.check_all().map_err(Failure::failed)?;
+        Ok(Verdict { progress: load.progress(), found: load.found().clone() })
     }
 
     /// Writes that were answered.

@@ -16,7 +16,7 @@ use crate::cli::DemoArgs;
 use crate::failure::Failure;
 use crate::output::say;
 use filesystem::Image;
-use load::Load;
+use load::{Load, Verdict};
 use steps::{Steps, until};
 
 /// The disk with the filesystem.
@@ -44,8 +44,8 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
     steps.run("SIGKILL to n1, owner of both disks", || Ok(lab.kill(OWNER)?))?;
     let takers = steps.run("other nodes take over, from their replicas", || taken_over(&lab))?;
     steps.note(&takers);
-    let mut verdict = steps.run("the load goes on there", || load.finish())?;
-    steps.run("every block read and held against every acknowledged write", || verdict.check())?;
+    let load = steps.run("the load goes on there", || load.finish())?;
+    let verdict = steps.run("every block read and held against every acknowledged write", || Verdict::of(load))?;
     steps.note(&verdict.describe());
     steps.run("the filesystem read back through NBD, e2fsck -fn", || image.read_back(&uri(&lab, FILES)?))?;
     let files = steps.run("every file compared with its original", || image.compare())?;
