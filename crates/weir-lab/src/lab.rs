@@ -26,6 +26,9 @@ use crate::process::{ProcessId, ProcessState, spawn};
 /// Most nodes of one lab.
 pub const MOST_NODES: usize = 16;
 
+/// What stands for the registry where a node can be named.
+pub const REGISTRY: &str = "registry";
+
 /// Longest path of a Unix socket, in bytes, with the zero at its end (unix(7)).
 const LONGEST_SOCKET_PATH: usize = 108;
 
@@ -151,10 +154,9 @@ impl Lab {
         fs::create_dir_all(&config.dir)
             .map_err(LabError::system(format!("creating {}", config.dir.display())))?;
         let dir = fs::canonicalize(&config.dir).map_err(LabError::system("finding the lab's directory"))?;
-        if let Ok(former) = Lab::open(&dir) {
-            if former.processes().any(|process| process.state() != ProcessState::Gone) {
-                return Err(LabError::Running(dir));
-            }
+        let former = Lab::open(&dir);
+        if former.is_ok_and(|lab| lab.processes().any(|process| process.state() != ProcessState::Gone)) {
+            return Err(LabError::Running(dir));
         }
         let nodes =
             (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect::<Result<Vec<_>, _>>()?;
@@ -254,42 +256,50 @@ impl Lab {
         self.state.registry.state()
     }
 
-    /// SIGKILL: the node is gone at once and does nothing more.
+    /// SIGKILL: the node, or the [`REGISTRY`], is gone at once and does nothing more.
     ///
     /// # Errors
     /// There is no such node, or it has ended before.
     pub fn kill(&mut self, name: &str) -> Result<(), LabError> {
-        let index = self.index(name)?;
-        let process = self.running(index)?;
+        let process = self.running(name)?;
         process.signal(Signal::KILL).map_err(LabError::system(format!("killing {name}")))?;
         self.reap(process)?;
-        self.state.nodes[index].process = None;
+        if name != REGISTRY {
+            let index = self.index(name)?;
+            self.state.nodes[index].process = None;
+        }
         self.save()
     }
 
-    /// SIGSTOP: the node stands still and does not know it.
+    /// SIGSTOP: the node, or the [`REGISTRY`], stands still and does not know it.
     ///
     /// # Errors
     /// There is no such node, or it has ended.
     pub fn pause(&self, name: &str) -> Result<(), LabError> {
-        let process = self.running(self.index(name)?)?;
+        let process = self.running(name)?;
         process.signal(Signal::STOP).map_err(LabError::system(format!("pausing {name}")))
     }
 
-    /// SIGCONT: the node goes on where it stood.
+    /// SIGCONT: the node, or the [`REGISTRY`], goes on where it stood.
     ///
     /// # Errors
     /// There is no such node, or it has ended.
     pub fn resume(&self, name: &str) -> Result<(), LabError> {
-        let process = self.running(self.index(name)?)?;
+        let process = self.running(name)?;
         process.signal(Signal::CONT).map_err(LabError::system(format!("resuming {name}")))
     }
 
-    /// Starts a node that was killed, with the same configuration, and waits until it answers.
+    /// Starts a node, or the [`REGISTRY`], that was killed, with the same configuration, and waits until it answers.
     ///
     /// # Errors
     /// It runs, or does not start.
     pub fn start(&mut self, name: &str) -> Result<(), LabError> {
+        if name == REGISTRY && self.registry_state() == ProcessState::Gone {
+            let (child, process) = start_registry(&self.state.program, &self.dir)?;
+            self.state.registry = process;
+            self.children.insert(process.pid, child);
+            return self.save();
+        }
         let index = self.index(name)?;
         if self.state.nodes[index].process_state() != ProcessState::Gone {
             let state = "runs; `weir lab kill` first, or `weir lab resume` if it is paused".to_owned();
@@ -352,15 +362,16 @@ impl Lab {
         })
     }
 
-    fn running(&self, index: usize) -> Result<ProcessId, LabError> {
-        let node = &self.state.nodes[index];
-        match node.process {
-            Some(process) if process.state() != ProcessState::Gone => Ok(process),
-            _ => {
-                let state = "does not run; `weir lab start` starts it".to_owned();
-                Err(LabError::State { node: node.name.clone(), state })
-            }
-        }
+    /// The process of a node or of the registry, when it has not ended.
+    fn running(&self, name: &str) -> Result<ProcessId, LabError> {
+        let process = match name {
+            REGISTRY => Some(self.state.registry),
+            name => self.node(name)?.process,
+        };
+        process.filter(|process| process.state() != ProcessState::Gone).ok_or_else(|| {
+            let state = "does not run; `weir lab start` starts it".to_owned();
+            LabError::State { node: name.to_owned(), state }
+        })
     }
 
     fn spawn_node(&mut self, index: usize) -> Result<(), LabError> {

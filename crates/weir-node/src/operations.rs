@@ -235,12 +235,16 @@ impl Operations {
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };
         let CreateDisk { name, volume, size, logical_block, .. } = wanted;
-        let record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
+        let mut record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
         record.check().map_err(|error| invalid(&error))?;
         let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already"));
-        if self.node.registry.get(&keys::disk(&name)).await.map_err(unavailable)?.is_some() {
+        let known = self.node.registry.list(&keys::disk(&name)).await.map_err(unavailable)?;
+        if known.entries.iter().any(|entry| entry.key == keys::disk(&name)) {
             return Err(exists());
         }
+        // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: what is
+        // left of it anywhere is older than this one (P2).
+        record.epoch = known.revision;
         let path = self.node.volume(&volume).await?.path;
         let (directory, disk) = (path.clone(), name.clone());
         blocking(move || DirVolume::open(directory)?.create_disk(&disk, size)).await?;

@@ -177,22 +177,22 @@ pub enum LabCommand {
     Down,
     /// SIGKILL: the node is gone at once.
     Kill {
-        /// Its name.
+        /// Its name; `registry` stands for the registry.
         node: String,
     },
     /// SIGSTOP: the node stands still and does not know it.
     Pause {
-        /// Its name.
+        /// Its name; `registry` stands for the registry.
         node: String,
     },
     /// SIGCONT: the node goes on where it stood.
     Resume {
-        /// Its name.
+        /// Its name; `registry` stands for the registry.
         node: String,
     },
     /// Start a node that was killed.
     Start {
-        /// Its name.
+        /// Its name; `registry` stands for the registry.
         node: String,
     },
 }

@@ -63,7 +63,6 @@ pub fn seed() -> u64 {
 /// A lab with one volume and one open disk.
 pub struct Bench {
     pub lab: Lab,
-    pub policy: String,
     pub directory: tempfile::TempDir,
 }
 
@@ -88,7 +87,7 @@ impl Bench {
         };
         client.create_disk(&disk).unwrap();
         client.export(DISK, &Export::default()).unwrap();
-        let bench = Bench { lab, policy: policy.to_owned(), directory };
+        let bench = Bench { lab, directory };
         bench.wait_effective();
         bench
     }

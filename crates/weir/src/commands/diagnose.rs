@@ -8,25 +8,27 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use weir_block::Nanos;
+use weir_diagnose::load::{LoadOptions, LoadTarget};
 use weir_diagnose::{
-    Cell, Diagnosis, Direction, Environment, Findings, Measurement, Pattern, Plan, Progress, Shape, Target,
-    TargetError, find, measure,
+    Cell, Diagnosis, Direction, Environment, Findings, Measurement, Pattern, Plan, Position, Progress, Shape,
+    Target, TargetError, find, measure,
 };
 use weir_load::run::Monitor;
-use weir_load::size::Size;
-use weir_load::summary::Summary;
-use weir_load::workload::{Access, Workload};
 use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
+use weir_node::units::about;
 
 use crate::cli::{DiagnoseArgs, Global};
 use crate::cluster::owner_of;
 use crate::failure::Failure;
-use crate::output::{print, say};
+use crate::output::print;
 
 /// Bytes that are measured on, at most: more than any cache of a small machine's processor, soon filled.
 const RANGE: u64 = 256 << 20;
+
+/// The range is a multiple of this: it is filled in such pieces.
+const FILL_BLOCK: u64 = 1 << 20;
 
 /// Longest wait for what earlier runs left dirty.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -97,17 +99,24 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
         )));
     };
     if let Some(clients @ 1..) = view.detail.as_ref().map(|detail| detail.clients) {
-        let message = format!("{clients} clients are connected to disk {disk}; their load would be measured with ours");
+        let message =
+            format!("{clients} clients are connected to disk {disk}; their load would be measured with ours");
         return Err(Failure::refused(message));
     }
     if view.uris.is_empty() {
         return Err(Failure::refused(format!("node {owner} exports nothing; set nbd.unix or nbd.tcp")));
     }
-    let range = view.size.min(RANGE);
-    if settings.destroy {
-        fill(&view.uris[0], range)?;
+    let range = view.size.min(RANGE) & !(FILL_BLOCK - 1);
+    if range == 0 {
+        return Err(Failure::refused(format!("disk {disk} is smaller than {}", about(FILL_BLOCK))));
     }
-    let mut targets = targets(client, &view, range, settings.runtime);
+    let (options, monitor) = (options(settings, range), Monitor::new());
+    let exports = exports(&view, &options, &monitor)?;
+    if settings.destroy {
+        exports[0].prefill().map_err(Failure::failed)?;
+        progress(&format!("filled {} before the measurement", about(range)));
+    }
+    let mut targets = layers(client, &view, &options, exports);
     let plan = Plan { cells: cells(settings), repeats: settings.repeats, seed: settings.seed };
     let environment = Environment::here(disk, &owner, std::env::args());
     let stop = Arc::new(AtomicBool::new(false));
@@ -123,6 +132,11 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
     let diagnosis = interruptible(&stop, || measure(&plan, &mut targets, environment, &stop, &mut show))?;
     bar.finish_and_clear();
     write_report(diagnosis.map_err(Failure::usage)?, &settings.report)
+}
+
+/// A line for people; standard output is for the result.
+fn progress(text: &str) {
+    eprintln!("{text}");
 }
 
 fn progress_bar() -> ProgressBar {
@@ -170,51 +184,50 @@ fn cells(settings: &Settings) -> Vec<Cell> {
     cells.into_iter().filter(|cell| settings.destroy || cell.shape.direction == Direction::Read).collect()
 }
 
-/// Writes the range once, so that nothing measures holes.
-fn fill(uri: &str, range: u64) -> Result<(), Failure> {
-    let block = (1 << 20).min(range);
-    let workload = Workload {
-        access: Access::Write,
-        block_size: Size(block),
-        queue_depth: 8,
-        runtime: None,
-        size: Some(Size(range / block * block)),
-        ..Workload::default()
-    };
-    let target = uri.parse().map_err(Failure::failed)?;
-    let summary = weir_load::run::run(&target, &workload, true, &Monitor::new()).map_err(Failure::failed)?;
-    match summary.first_error {
-        Some(error) => Err(Failure::failed(format!("filling the disk before the measurement: {error}"))),
-        None => say(&format!("filled {} before the measurement", weir_node::units::about(range))),
+/// What all runs have in common.
+fn options(settings: &Settings, range: u64) -> LoadOptions {
+    LoadOptions {
+        runtime: settings.runtime,
+        warmup: settings.runtime / 5,
+        size: Some(range),
+        seed: settings.seed,
+        destroy: settings.destroy,
     }
 }
 
-/// The layers, from the bottom.
-fn targets<'a>(
-    client: &'a Client,
+/// The exports, the first on the way, others in its place.
+fn exports<'a>(
     view: &DiskView,
-    range: u64,
-    runtime: Duration,
-) -> Vec<Box<dyn Target + 'a>> {
-    let layer = |layer, name: String| -> Box<dyn Target + 'a> {
-        Box::new(Inside { client, disk: view.name.clone(), layer, name, range, runtime })
-    };
-    let mut targets = vec![
-        layer(LoadLayer::Backing, "backing".to_owned()),
-        layer(LoadLayer::Accel, format!("accel {}", view.effective)),
-    ];
+    options: &LoadOptions,
+    monitor: &'a Monitor,
+) -> Result<Vec<LoadTarget<'a>>, Failure> {
+    let mut exports: Vec<LoadTarget<'a>> = Vec::new();
     for uri in &view.uris {
         let name = if uri.starts_with("nbd+unix:") { "nbd unix" } else { "nbd tcp" };
-        targets.push(Box::new(Export {
-            client,
-            disk: view.name.clone(),
-            uri: uri.clone(),
-            name,
-            range,
-            runtime,
-        }));
+        let target = LoadTarget::new(name, uri.parse().map_err(Failure::failed)?, options.clone(), monitor);
+        exports.push(match exports.first() {
+            Some(first) => target.instead_of(Target::name(first)),
+            None => target,
+        });
     }
-    targets
+    Ok(exports)
+}
+
+/// The layers, from the bottom. Each waits, before it runs, for what an earlier one left dirty.
+fn layers<'a>(
+    client: &'a Client,
+    view: &DiskView,
+    options: &LoadOptions,
+    exports: Vec<LoadTarget<'a>>,
+) -> Vec<Box<dyn Target + 'a>> {
+    let inside =
+        |layer, name| Inside { client, disk: view.name.clone(), layer, name, options: options.clone() };
+    let backing = inside(LoadLayer::Backing, "backing".to_owned());
+    let accel = inside(LoadLayer::Accel, format!("accel {}", view.effective));
+    let settled =
+        |target| -> Box<dyn Target + 'a> { Box::new(Settled { client, disk: view.name.clone(), target }) };
+    let exports = exports.into_iter().map(|export| settled(Box::new(export)));
+    [settled(Box::new(backing)), settled(Box::new(accel))].into_iter().chain(exports).collect()
 }
 
 /// A layer inside the owner's process.
@@ -223,18 +236,7 @@ struct Inside<'a> {
     disk: String,
     layer: LoadLayer,
     name: String,
-    range: u64,
-    runtime: Duration,
-}
-
-/// The NBD export, from outside.
-struct Export<'a> {
-    client: &'a Client,
-    disk: String,
-    uri: String,
-    name: &'static str,
-    range: u64,
-    runtime: Duration,
+    options: LoadOptions,
 }
 
 impl Target for Inside<'_> {
@@ -243,24 +245,34 @@ impl Target for Inside<'_> {
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        settle(self.client, &self.disk)?;
-        let workload = workload(cell, self.range, self.runtime);
-        let summary = self.client.load(&self.disk, &RunLoad { layer: self.layer, workload });
-        measurement(&summary.map_err(|error| TargetError::Failed(error.to_string()))?)
+        let load = RunLoad { layer: self.layer, workload: self.options.workload(cell) };
+        let summary = self.client.load(&self.disk, &load);
+        Measurement::of(
+            &summary.map_err(|error| TargetError::Failed(error.to_string()))?,
+            cell.shape.direction,
+        )
     }
 }
 
-impl Target for Export<'_> {
+/// A layer that runs only when the disk has come to rest.
+struct Settled<'a> {
+    client: &'a Client,
+    disk: String,
+    target: Box<dyn Target + 'a>,
+}
+
+impl Target for Settled<'_> {
     fn name(&self) -> &str {
-        self.name
+        self.target.name()
+    }
+
+    fn position(&self) -> Position {
+        self.target.position()
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
         settle(self.client, &self.disk)?;
-        let failed = |error: weir_load::error::LoadError| TargetError::Failed(error.to_string());
-        let target = self.uri.parse().map_err(failed)?;
-        let workload = workload(cell, self.range, self.runtime);
-        measurement(&weir_load::run::run(&target, &workload, true, &Monitor::new()).map_err(failed)?)
+        self.target.run(cell)
     }
 }
 
@@ -283,47 +295,4 @@ fn settle(client: &Client, disk: &str) -> Result<(), TargetError> {
             None => return Err(TargetError::Failed(format!("disk {disk} is no longer open there"))),
         }
     }
-}
-
-fn workload(cell: &Cell, range: u64, runtime: Duration) -> Workload {
-    let access = match (cell.shape.pattern, cell.shape.direction) {
-        (Pattern::Sequential, Direction::Read) => Access::Read,
-        (Pattern::Sequential, Direction::Write) => Access::Write,
-        (Pattern::Random, Direction::Read) => Access::RandRead,
-        (Pattern::Random, Direction::Write) => Access::RandWrite,
-    };
-    let block = u64::from(cell.shape.block_bytes);
-    Workload {
-        access,
-        block_size: Size(block),
-        queue_depth: cell.queue_depth,
-        runtime: Some(runtime),
-        warmup: runtime / 5,
-        size: Some(Size(range / block * block)),
-        ..Workload::default()
-    }
-}
-
-fn measurement(summary: &Summary) -> Result<Measurement, TargetError> {
-    if let Some(error) = &summary.first_error {
-        return Err(TargetError::Failed(error.clone()));
-    }
-    // A cell has one direction.
-    let Some(kind) = summary.kinds.first() else {
-        return Err(TargetError::Failed("nothing was answered in the measured time".to_owned()));
-    };
-    let latency = &kind.latency_ns;
-    Ok(Measurement {
-        iops: kind.iops,
-        mib_per_s: kind.mib_per_second,
-        mean_ns: latency.mean,
-        p50_ns: latency.p50 as f64,
-        p99_ns: latency.p99 as f64,
-        p99_9_ns: latency.p99_9 as f64,
-        ios: kind.ios,
-        errors: kind.errors,
-        cpu_seconds: summary.cpu_seconds,
-        bytes: kind.bytes,
-        runtime_seconds: summary.runtime_seconds,
-    })
 }

@@ -53,7 +53,9 @@ impl Load {
         let (load, result) = self.thread.join().map_err(|_| Failure::failed("the load's thread panicked"))?;
         result.map_err(Failure::failed)?;
         if load.progress().reconnects() == 0 {
-            return Err(Failure::failed("the load never lost its connection: the owner was not killed under it"));
+            return Err(Failure::failed(
+                "the load never lost its connection: the owner was not killed under it",
+            ));
         }
         Ok(load)
     }

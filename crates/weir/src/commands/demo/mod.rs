@@ -45,7 +45,8 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
     let takers = steps.run("other nodes take over, from their replicas", || taken_over(&lab))?;
     steps.note(&takers);
     let load = steps.run("the load goes on there", || load.finish())?;
-    let verdict = steps.run("every block read and held against every acknowledged write", || Verdict::of(load))?;
+    let verdict =
+        steps.run("every block read and held against every acknowledged write", || Verdict::of(load))?;
     steps.note(&verdict.describe());
     steps.run("the filesystem read back through NBD, e2fsck -fn", || image.read_back(&uri(&lab, FILES)?))?;
     let files = steps.run("every file compared with its original", || image.compare())?;

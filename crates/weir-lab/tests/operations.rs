@@ -1,0 +1,229 @@
+//! What operators do, on a lab of real processes: export, policies on line, growth, deletion, loss, restarts.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::{BLOCK, Bench, DISK, SIZE, alone, during, new_history, seed};
+use weir_lab::process::ProcessState;
+use weir_lab::{Lab, LabConfig, REGISTRY};
+use weir_load::nbd::{Client as NbdClient, Uri};
+use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export};
+
+fn uri(bench: &Bench) -> Uri {
+    bench.wait(|view| !view.uris.is_empty()).uris[0].parse().unwrap()
+}
+
+#[test]
+fn other_nodes_say_where_the_disk_is() {
+    let _turn = alone();
+    let bench = Bench::up(2, "write-back+1", |_| {});
+    let there = uri(&bench).to_string();
+    let error = bench.lab.client("n2").unwrap().export(DISK, &Export::default()).unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Refused);
+    assert!(error.message.contains(&there), "{} does not name {there}", error.message);
+    let elsewhere = format!("nbd+unix:///{DISK}?socket={}", bench.lab.node("n2").unwrap().nbd_unix.display());
+    let error = NbdClient::connect(&elsewhere.parse().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("owned by node n1"), "{error}");
+    // Asked for by name, a node makes another the owner.
+    let wanted = CreateDisk {
+        name: "d2".into(),
+        volume: "pool".into(),
+        size: 1 << 20,
+        logical_block: 4096,
+        policy: "write-through".into(),
+    };
+    let client = bench.lab.client("n1").unwrap();
+    client.create_disk(&wanted).unwrap();
+    let view = client.export("d2", &Export { on: Some("n2".into()), accept_loss: false }).unwrap();
+    assert_eq!(view.owner.as_deref(), Some("n2"));
+    let error = client.create_disk(&wanted).unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Exists);
+}
+
+#[test]
+fn policies_change_on_line() {
+    let _turn = alone();
+    let seed = seed();
+    let bench = Bench::up(3, "write-back+1", |_| {});
+    let load = bench.load(new_history(seed), seed);
+    let (mut load, ()) = during(load, Duration::from_secs(6), || {
+        for (number, policy) in
+            ["write-through", "write-back+2", "write-back+0", "write-back+1"].iter().enumerate()
+        {
+            // Any node takes the order, whoever the owner is.
+            let client = bench.lab.client(&format!("n{}", number % 3 + 1)).unwrap();
+            assert_eq!(client.set_policy(DISK, policy).unwrap().requested, *policy);
+            let view = bench.wait_effective();
+            assert_eq!(view.effective, *policy);
+        }
+    });
+    assert_eq!((load.progress().failed(), load.progress().reconnects()), (0, 0), "{}", bench.logs());
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches + load.found().mismatches, 0, "{:#?}", found.first);
+    bench.check_backing(&mut load.into_history());
+}
+
+#[test]
+fn a_disk_grows_under_its_clients() {
+    let _turn = alone();
+    let bench = Bench::up(2, "write-back+1", |_| {});
+    let client = bench.lab.client("n2").unwrap();
+    assert_eq!(client.resize(DISK, SIZE / 2).unwrap_err().kind, ApiErrorKind::Invalid);
+    assert_eq!(client.resize(DISK, 2 * SIZE).unwrap().size, 2 * SIZE);
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    assert_eq!(nbd.export().size, 2 * SIZE);
+    nbd.write(2 * SIZE - u64::from(BLOCK), &[7; BLOCK as usize], true).unwrap();
+    let mut back = vec![0; BLOCK as usize];
+    nbd.read(2 * SIZE - u64::from(BLOCK), &mut back).unwrap();
+    assert_eq!(back, [7; BLOCK as usize]);
+}
+
+#[test]
+fn deletion_is_asked_for_twice_and_leaves_nothing() {
+    let _turn = alone();
+    let bench = Bench::up(2, "write-back+1", |_| {});
+    let client = bench.lab.client("n2").unwrap();
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    nbd.write(0, &[1; BLOCK as usize], true).unwrap();
+    let file = bench.directory.path().join("pool").join(format!("{DISK}.raw"));
+    let error = client.delete(DISK, &Delete::default()).unwrap_err();
+    assert!(error.kind == ApiErrorKind::Refused && error.message.contains("1 clients"), "{error:?}");
+    drop(nbd);
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.clients == 0));
+    let would = client.delete(DISK, &Delete { force: false, dry_run: true }).unwrap();
+    assert!(!would.done && would.path == file && file.exists());
+    assert!(client.delete(DISK, &Delete::default()).unwrap().done);
+    assert!(!file.exists());
+    assert_eq!(client.disk(DISK).unwrap_err().kind, ApiErrorKind::NotFound);
+    // A new disk of the same name has nothing of the old one, neither data nor replicas.
+    let disk = CreateDisk {
+        name: DISK.into(),
+        volume: "pool".into(),
+        size: SIZE,
+        logical_block: 512,
+        policy: "write-back+1".into(),
+    };
+    client.create_disk(&disk).unwrap();
+    client.export(DISK, &Export::default()).unwrap();
+    bench.wait_effective();
+    let mut back = vec![1; BLOCK as usize];
+    NbdClient::connect(&uri(&bench)).unwrap().read(0, &mut back).unwrap();
+    assert_eq!(back, [0; BLOCK as usize]);
+}
+
+/// P5: when every copy of the log is lost, the disk is not served until somebody accepts that; then it is as it was at some
+/// moment, with everything before and nothing after.
+#[test]
+fn a_lost_log_is_accepted_by_people_only() {
+    const BLOCKS: u64 = 64;
+    let _turn = alone();
+    let mut bench = Bench::up(3, "write-back+1", |_| {});
+    let view = bench.wait_effective();
+    let (owner, replica) = (view.owner.unwrap(), view.replicas[0].clone());
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    for number in 1..=6000u64 {
+        let block: Vec<u8> = number.to_le_bytes().repeat(BLOCK as usize / 8);
+        nbd.write(number % BLOCKS * u64::from(BLOCK), &block, false).unwrap();
+    }
+    // Both stand still before either ends, so that neither can replace the other.
+    bench.lab.pause(&replica).unwrap();
+    bench.lab.pause(&owner).unwrap();
+    bench.lab.kill(&replica).unwrap();
+    bench.lab.kill(&owner).unwrap();
+    bench.lab.start(&owner).unwrap();
+    let client = bench.lab.client(&owner).unwrap();
+    let error = client.export(DISK, &Export::default()).unwrap_err();
+    assert!(error.kind == ApiErrorKind::Refused && error.message.contains("--accept-loss"), "{error:?}");
+    assert_eq!(client.disk(DISK).unwrap().state, "unavailable");
+    client.export(DISK, &Export { on: None, accept_loss: true }).unwrap();
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    let mut block = vec![0; BLOCK as usize];
+    let mut found: Vec<u64> = Vec::new();
+    for number in 0..BLOCKS {
+        nbd.read(number * u64::from(BLOCK), &mut block).unwrap();
+        let (words, []) = block.as_chunks::<8>() else {
+            unreachable!("a block is a multiple of eight bytes")
+        };
+        assert!(words.iter().all(|word| word == &words[0]), "a torn block");
+        found.push(u64::from_le_bytes(words[0]));
+    }
+    let last = *found.iter().max().unwrap();
+    let newest =
+        |block: u64| (0..=last).rev().find(|number| number % BLOCKS == block && *number > 0).unwrap_or(0);
+    let expected: Vec<u64> = (0..BLOCKS).map(newest).collect();
+    assert_eq!(found, expected, "not a state that the disk went through (P5)");
+}
+
+#[test]
+fn write_through_is_taken_over_too() {
+    let _turn = alone();
+    let seed = seed();
+    let mut bench = Bench::up(2, "write-through", |_| {});
+    let owner = bench.owner();
+    let load = bench.load(new_history(seed), seed);
+    let lab = &mut bench.lab;
+    let (mut load, ()) = during(load, Duration::from_secs(4), || {
+        thread::sleep(Duration::from_millis(300));
+        lab.kill(&owner).unwrap();
+    });
+    assert_ne!(bench.owner(), owner);
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches + load.found().mismatches, 0, "{:#?}{}", found.first, bench.logs());
+}
+
+/// P9: while the registry is away the guest notices nothing as long as leases stand, waits when they do not, and never gets
+/// an error.
+#[test]
+fn the_registry_goes_and_comes() {
+    let _turn = alone();
+    let seed = seed();
+    let mut bench = Bench::up(3, "write-back+1", |config| config.lease_ttl = Duration::from_secs(2));
+    let load = bench.load(new_history(seed), seed);
+    let lab = &mut bench.lab;
+    let (mut load, ()) = during(load, Duration::from_secs(9), || {
+        lab.kill(REGISTRY).unwrap();
+        thread::sleep(Duration::from_millis(500));
+        lab.start(REGISTRY).unwrap();
+        thread::sleep(Duration::from_secs(1));
+        lab.pause(REGISTRY).unwrap();
+        thread::sleep(Duration::from_secs(3));
+        lab.resume(REGISTRY).unwrap();
+    });
+    assert_eq!(load.progress().failed(), 0, "{}", bench.logs());
+    bench.wait_effective();
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches + load.found().mismatches, 0, "{:#?}{}", found.first, bench.logs());
+    bench.check_backing(&mut load.into_history());
+}
+
+/// Everything ends cleanly and comes again: nothing is dirty any more, and nothing is lost.
+#[test]
+fn a_lab_ends_and_comes_again() {
+    let _turn = alone();
+    let seed = seed();
+    let bench = Bench::up(2, "write-back+1", |_| {});
+    let load = bench.load(new_history(seed), seed);
+    let (load, ()) = during(load, Duration::from_secs(1), || {});
+    let mut history = load.into_history();
+    let Bench { lab, directory } = bench;
+    let dir = lab.dir().to_owned();
+    let pids: Vec<_> = lab.nodes().iter().filter_map(|node| node.process).collect();
+    lab.down().unwrap();
+    assert!(pids.iter().all(|process| process.state() == ProcessState::Gone));
+    let mut config = LabConfig::new(&dir, common::program());
+    config.nodes = 2;
+    let lab = Lab::up(&config).unwrap();
+    let client = lab.any_client().unwrap();
+    let view = client.disk(DISK).unwrap();
+    assert_eq!((view.state.as_str(), view.owner), ("closed", None), "the nodes had closed it");
+    client.export(DISK, &Export { on: Some("n2".into()), accept_loss: false }).unwrap();
+    let bench = Bench { lab, directory };
+    let mut load = bench.load(history, seed);
+    assert_eq!(load.check_all().unwrap().mismatches, 0);
+    history = load.into_history();
+    bench.check_backing(&mut history);
+    assert!(matches!(Lab::up(&config), Err(weir_lab::LabError::Running(_))));
+}
