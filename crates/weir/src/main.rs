@@ -20,3 +20,27 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    /// clap's own checks, and that nothing goes without a word of help.
+    #[test]
+    fn every_command_and_argument_is_explained() {
+        fn check(command: &Command) {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{} {} has no help",
+                    command.get_name(),
+                    argument.get_id()
+                );
+            }
+            command.get_subcommands().for_each(check);
+        }
+        super::cli::Cli::command().debug_assert();
+        check(&super::cli::Cli::command());
+    }
+}

@@ -1,0 +1,173 @@
+//! The command line as people and programs use it: what it prints, and with which code it ends.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const WEIR: &str = env!("CARGO_BIN_EXE_weir");
+
+/// A directory to work in, and the lab that a test may have started there.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn weir(&self, line: &str) -> Output {
+        let mut command = Command::new(WEIR);
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.path())
+            .env_remove("WEIR_LAB")
+            .env_remove("WEIR_API");
+        command.output().unwrap()
+    }
+
+    /// What a command prints that must succeed.
+    fn ok(&self, line: &str) -> String {
+        let output = self.weir(line);
+        assert!(output.status.success(), "weir {line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("{line} --output json"))).unwrap()
+    }
+
+    /// What a command says that must end with `code`.
+    fn fails(&self, line: &str, code: i32) -> String {
+        let output = self.weir(line);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
+        said
+    }
+
+    fn pool(&self) -> PathBuf {
+        let pool = self.path().join("pool");
+        std::fs::create_dir_all(&pool).unwrap();
+        pool
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.path().join("weir-lab/lab.json").exists() {
+            self.weir("lab down");
+        }
+    }
+}
+
+#[test]
+fn help_tells_what_there_is() {
+    let place = Place::new();
+    let help = place.ok("--help");
+    for word in ["volume", "disk", "bench", "diagnose", "WEIR_LAB", "Exit codes", "Examples"] {
+        assert!(help.contains(word), "{word}");
+    }
+    assert!(!help.contains("demo"), "hidden");
+    for line in ["lab up --help", "disk export --help", "bench --help", "diagnose --help", "node --help"] {
+        assert!(place.ok(line).len() > 200, "{line}");
+    }
+    assert!(place.ok("completions bash").contains("complete -F"));
+    assert!(place.ok("node --print-config").contains("fence_grace"));
+}
+
+#[test]
+fn errors_have_codes_and_say_what_to_do() {
+    let place = Place::new();
+    place.fails("disk create", 2);
+    place.fails("disk create d --volume v --size 1KB", 2);
+    assert!(place.fails("lab status", 3).contains("weir lab up"));
+    assert!(place.fails("status --lab nowhere", 3).contains("nowhere"));
+    assert!(place.fails("status --api ./none.sock", 5).contains("is it running?"));
+    assert!(place.fails("node --config none.toml", 2).contains("--print-config"));
+    std::fs::write(place.path().join("bad.toml"), "name = \"n1\"\nshard = 1\n").unwrap();
+    let said = place.fails("node --config bad.toml", 2);
+    assert!(said.contains("line 2") && said.contains("shard"), "{said}");
+    assert!(place.fails("bench /nonexistent/file", 1).contains("/nonexistent/file"));
+}
+
+#[test]
+fn a_session_with_a_lab() {
+    let place = Place::new();
+    let up = place.ok("lab up --nodes 2");
+    assert!(up.contains("127.0.0.2") && up.contains("weir volume create"), "{up}");
+    assert!(place.fails("lab up", 4).contains("running"));
+    place.ok(&format!("volume create pool --path {}", place.pool().display()));
+    assert!(place.fails("volume create pool --path /", 4).contains("already"));
+    assert!(place.fails("volume create other --path /nonexistent", 3).contains("/nonexistent"));
+    place.ok("disk create db --volume pool --size 64MiB --policy write-back+1");
+    assert!(
+        place
+            .fails("disk create x --volume pool --size 1GiB --policy write-back+9", 2)
+            .contains("write-back+2")
+    );
+    assert!(place.fails("disk create x --volume none --size 1GiB", 3).contains("weir volume list"));
+
+    let uris = place.ok("disk export db");
+    assert!(uris.lines().any(|line| line.starts_with("nbd+unix:///db?socket=")), "{uris}");
+    assert!(uris.lines().any(|line| line.starts_with("nbd://127.0.0.1:")), "{uris}");
+    let disk = place.json("disk show db");
+    assert_eq!((&disk["owner"], &disk["requested"]), (&Value::from("n1"), &Value::from("write-back+1")));
+    let policy = place.json("disk policy db write-through --node n2");
+    assert_eq!(policy["requested"], "write-through");
+    assert_eq!(place.json("disk resize db 128MiB")["size"], 128 << 20);
+
+    let bench =
+        place.json("bench --disk db --layer accel --access randwrite --destroy --runtime 200ms --warmup 0s");
+    assert!(bench["kinds"][0]["ios"].as_u64().unwrap() > 0, "{bench}");
+    assert!(place.fails("bench --disk db --layer accel --access write", 4).contains("--destroy"));
+    let status = place.ok("status");
+    assert!(status.contains("n2") && status.contains("db"), "{status}");
+    assert_eq!(place.json("lab status")["nodes"].as_array().unwrap().len(), 2);
+    assert!(place.json("events").as_array().unwrap().iter().any(|event| event["kind"] == "open"));
+
+    assert!(place.fails("disk delete db", 4).contains("--yes"));
+    assert!(place.ok("disk delete db --dry-run").contains("would delete"));
+    place.ok("disk delete db --yes");
+    assert!(place.fails("disk show db", 3).contains("weir disk list"));
+    place.ok("lab kill n2");
+    assert!(place.fails("lab pause n2", 4).contains("weir lab start"));
+    assert!(place.fails("lab kill n9", 3).contains("n1, n2"));
+    place.ok("lab start n2");
+    place.ok("lab down");
+    assert!(!place.path().join("weir-lab/lab.json").exists());
+}
+
+#[test]
+fn layers_are_measured_into_a_report() {
+    let place = Place::new();
+    place.ok("lab up --nodes 2");
+    place.ok(&format!("volume create pool --path {}", place.pool().display()));
+    place.ok("disk create db --volume pool --size 16MiB --policy write-back+1");
+    assert!(place.fails("diagnose --disk db", 4).contains("weir disk export db"));
+    place.ok("disk export db");
+    let said = place.ok("diagnose --disk db --destroy --quick --repeats 1 --runtime 50ms --report db.html");
+    for word in ["backing", "accel write-back+1", "nbd unix", "db.html"] {
+        assert!(said.contains(word), "{word} is not in\n{said}");
+    }
+    assert!(std::fs::read_to_string(place.path().join("db.html")).unwrap().contains("</html>"));
+    let data: Value = serde_json::from_slice(&std::fs::read(place.path().join("db.json")).unwrap()).unwrap();
+    let rows = data["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4 * 4, "four cells on four layers");
+    assert!(rows.iter().all(|row| row["outcome"]["measured"].is_object()), "{rows:#?}");
+}
+
+#[test]
+fn null_needs_no_cluster() {
+    let place = Place::new();
+    let said = place.ok("bench null --runtime 100ms --warmup 0s");
+    assert!(said.contains("IOPS") && said.contains("read"), "{said}");
+    let checked =
+        place.json("bench scratch --size 4MiB --access randwrite --verify --runtime 100ms --warmup 0s");
+    assert_eq!(checked["verification"]["mismatches"], 0);
+}
