@@ -83,3 +83,126 @@ pub async fn change(
     }
     Err(last.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use weir_cluster::Embedded;
+    use weir_cluster::membership::SessionConfig;
+    use weir_cluster::ownership::{claim_free, set_policy};
+    use weir_cluster::records::{NodeRecord, Policy, Source};
+    use weir_cluster::registry::{Committed, LeaseId, Listing, Pending, ProcessWatch, Transaction, Watch};
+
+    /// A registry whose answers to some transactions are lost, before or after it has carried them out.
+    struct Lossy {
+        registry: Embedded,
+        /// Transactions that are lost on their way there.
+        lost: AtomicUsize,
+        /// Transactions whose answer is lost.
+        unanswered: AtomicUsize,
+    }
+
+    fn take(counter: &AtomicUsize) -> bool {
+        counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    impl Registry for Lossy {
+        fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
+            self.registry.get(key)
+        }
+        fn list<'a>(&'a self, prefix: &'a str) -> Pending<'a, Listing> {
+            self.registry.list(prefix)
+        }
+        fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
+            Box::pin(async move {
+                let unavailable = || Err(RegistryError::Unavailable { reason: "lost".into() });
+                if take(&self.lost) {
+                    return unavailable();
+                }
+                let answer = self.registry.transact(transaction).await;
+                if take(&self.unanswered) { unavailable() } else { answer }
+            })
+        }
+        fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch> {
+            self.registry.watch(prefix, after_revision)
+        }
+        fn grant(&self, ttl: Duration) -> Pending<'_, LeaseId> {
+            self.registry.grant(ttl)
+        }
+        fn keep_alive(&self, lease: LeaseId) -> Pending<'_, Duration> {
+            self.registry.keep_alive(lease)
+        }
+        fn revoke(&self, lease: LeaseId) -> Pending<'_, ()> {
+            self.registry.revoke(lease)
+        }
+        fn register_process<'a>(
+            &'a self,
+            name: &'a str,
+            incarnation: u64,
+            lease: LeaseId,
+        ) -> Pending<'a, ProcessWatch> {
+            self.registry.register_process(name, incarnation, lease)
+        }
+    }
+
+    async fn cluster(directory: &std::path::Path) -> (Arc<Lossy>, NodeSession) {
+        let registry = Embedded::open(&directory.join("registry")).unwrap();
+        let lossy = Arc::new(Lossy { registry, lost: 0.into(), unanswered: 0.into() });
+        let node = NodeRecord {
+            name: "n1".into(),
+            incarnation: 1,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+            nbd_tcp: None,
+            nbd_unix: "/a".into(),
+            api: "/b".into(),
+            fault_domain: "default".into(),
+        };
+        let session = NodeSession::start(lossy.clone(), node, SessionConfig::default()).await.unwrap();
+        let disk =
+            DiskRecord::new("d", "v", Source::File { name: "d".into() }, 1 << 20, 512, Policy::WriteThrough);
+        lossy.transact(disk.create(keys::disk("d"))).await.unwrap();
+        (lossy, session)
+    }
+
+    #[tokio::test]
+    async fn a_lost_answer_is_read_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, session) = cluster(directory.path()).await;
+        let me = session.node_ref();
+        registry.unanswered.store(1, Ordering::Relaxed);
+        let claimed = change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap();
+        assert_eq!((claimed.epoch, claimed.owner.as_ref()), (1, Some(&me)), "committed once, not twice");
+        assert_eq!(read(&*registry, "d").await.unwrap().1, claimed);
+    }
+
+    #[tokio::test]
+    async fn a_lost_request_is_made_again_but_not_for_ever() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, session) = cluster(directory.path()).await;
+        let wanted = |record: &DiskRecord| {
+            set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1))
+        };
+        registry.lost.store(3, Ordering::Relaxed);
+        assert_eq!(change(&*registry, &session, "d", wanted).await.unwrap().epoch, 1);
+        registry.lost.store(1000, Ordering::Relaxed);
+        let error = change(&*registry, &session, "d", wanted).await.unwrap_err();
+        assert!(matches!(error, ChangeError::Registry(RegistryError::Unavailable { .. })), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_given_up_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, session) = cluster(directory.path()).await;
+        let me = session.node_ref();
+        registry.revoke(session.lease()).await.unwrap();
+        let error = change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap_err();
+        assert!(matches!(error, ChangeError::Registry(RegistryError::Conflict { .. })), "{error}");
+        assert_eq!(read(&*registry, "d").await.unwrap().1.owner, None);
+        session.register_again().await.unwrap();
+        change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap();
+    }
+}
