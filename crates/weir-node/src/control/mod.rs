@@ -3,7 +3,7 @@
 //! - [`world`]: copies of the registry's records, kept up to date;
 //! - [`decide`]: what to do about one disk, as a pure function;
 //! - [`change`]: compare-and-swap on a disk's record;
-//! - [`disk`], `request`: the task that does it, one per disk;
+//! - [`disk`]: the task that does it, one per disk;
 //! - [`node`]: what all of these share;
 //! - [`supervisor`]: starts the tasks, routes what the shards want, keeps the membership;
 //! - [`shards`]: the way to the shards.
@@ -14,7 +14,6 @@ pub mod change;
 pub mod decide;
 pub mod disk;
 pub mod node;
-mod request;
 pub mod shards;
 pub mod supervisor;
 pub mod world;

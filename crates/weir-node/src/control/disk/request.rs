@@ -2,11 +2,13 @@
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
-use weir_cluster::records::{DiskRecord, Mode, Policy};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 
-use super::decide::{Decision, Local, Situation, decide, evidence, is_live};
-use super::disk::{DiskTask, Request};
+use super::{DiskTask, Request};
 use crate::api::{ApiError, ApiErrorKind};
+use crate::control::change::ChangeError;
+use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
+use crate::control::node::blocking;
 use crate::shard::messages::{Arrival, Command};
 
 impl DiskTask {
@@ -35,7 +37,7 @@ impl DiskTask {
 
     async fn export(&mut self, accept_loss: bool) -> Result<(), ApiError> {
         let record = self.known()?;
-        let me = self.me().clone();
+        let me = self.me.clone();
         let next = match &record.owner {
             Some(owner) if *owner == me => {
                 if matches!(self.local, Local::Open { .. }) {
@@ -53,7 +55,7 @@ impl DiskTask {
             Some(_) => self.succeed(&record, accept_loss).await?,
             None => {
                 let next = self.change(|record| ownership::claim_free(record, &me)).await?;
-                self.set_arrival(&record, &next);
+                self.arrival = Some(self.arrival_after(&record, &next));
                 next
             }
         };
@@ -69,7 +71,7 @@ impl DiskTask {
 
     /// The owner is gone: take over as far as the evidence goes.
     async fn succeed(&mut self, record: &DiskRecord, accept_loss: bool) -> Result<DiskRecord, ApiError> {
-        let me = self.me().clone();
+        let me = self.me.clone();
         let live = self.node.world.nodes.now();
         let Some(owner) = record.owner.clone() else { return Err(ChangedMeanwhile.into()) };
         let situation = Situation {
@@ -77,7 +79,7 @@ impl DiskTask {
             live: &live,
             local: self.local,
             owner_stopped: self.node.world.has_stopped(&owner),
-            owner_gone_since: self.owner_gone_since(),
+            owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
             now: Nanos::now(),
             fence_grace: self.node.config.lease.fence_grace.0,
         };
@@ -93,7 +95,7 @@ impl DiskTask {
         };
         match result {
             Ok(next) => {
-                self.set_arrival(record, &next);
+                self.arrival = Some(self.arrival_after(record, &next));
                 if lost.is_some() {
                     let text = format!(
                         "opened on {} as of the last checkpoint; acknowledged writes are lost",
@@ -104,8 +106,7 @@ impl DiskTask {
                 Ok(next)
             }
             Err(error) => {
-                let wait =
-                    matches!(&error, super::change::ChangeError::Refused(Refusal::MayStillWrite { .. }));
+                let wait = matches!(&error, ChangeError::Refused(Refusal::MayStillWrite { .. }));
                 let error = ApiError::from(error);
                 Err(if wait && evidence.how == Gone::LeaseEnded {
                     let grace = self.node.config.lease.fence_grace;
@@ -122,7 +123,7 @@ impl DiskTask {
     /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
     async fn give_back(&mut self, record: &DiskRecord) {
         if record.mode == Mode::WriteThrough {
-            let (me, epoch) = (self.me().clone(), record.epoch);
+            let (me, epoch) = (self.me.clone(), record.epoch);
             if let Err(error) = self.change(|record| ownership::release(record, &me, epoch, 0)).await {
                 tracing::warn!(disk = self.name, %error, "cannot give the claim back");
             }
@@ -130,7 +131,7 @@ impl DiskTask {
     }
 
     async fn set_policy(&mut self, policy: Policy) -> Result<(), ApiError> {
-        let me = self.me().clone();
+        let me = self.me.clone();
         self.change(|record| ownership::set_policy(record, caller(record, &me), policy)).await?;
         self.event("policy", format!("{policy} is requested"));
         Ok(())
@@ -146,8 +147,8 @@ impl DiskTask {
         // The file first: a record that promises more than there is would be worse than the other way round.
         let (volume, name) = (self.node.volume_path(&record.volume)?, self.name.clone());
         let grow = move || weir_volume::DirVolume::open(volume)?.resize(&name, size);
-        super::node::blocking(grow).await?;
-        let me = self.me().clone();
+        blocking(grow).await?;
+        let me = self.me.clone();
         let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
         if matches!(self.local, Local::Open { .. }) {
             self.node.here.insert(&next);
@@ -171,7 +172,7 @@ impl DiskTask {
         })?;
         // Closed: nothing is dirty, and nothing is under way. Should the registry not answer now, that stays true.
         (self.local, self.arrival) = (Local::Closed, Some(Arrival::Clean));
-        let me = self.me().clone();
+        let me = self.me.clone();
         self.change(|record| ownership::release(record, &me, record.epoch, 0)).await?;
         self.arrival = None;
         self.event("closed", format!("{} has destaged and closed it", me.node));
@@ -179,7 +180,7 @@ impl DiskTask {
     }
 }
 
-fn caller<'a>(record: &DiskRecord, me: &'a weir_cluster::records::NodeRef) -> Caller<'a> {
+fn caller<'a>(record: &DiskRecord, me: &'a NodeRef) -> Caller<'a> {
     match &record.owner {
         Some(owner) if owner == me => Caller::Owner { node: me, epoch: record.epoch },
         _ => Caller::Other,

@@ -2,7 +2,10 @@
 //! carries out what the shard asks for, and does what operators want.
 //!
 //! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are
-//! tasks of their own that report back.
+//! tasks of their own that report back. What the shard asks for is in `wishes`, what operators want in `request`.
+
+mod request;
+mod wishes;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -79,18 +82,18 @@ pub enum Request {
 pub type Inbox = mpsc::Sender<Message>;
 
 /// The task's state.
-pub(super) struct DiskTask {
-    pub(super) name: String,
-    pub(super) node: Arc<Node>,
+struct DiskTask {
+    name: String,
+    node: Arc<Node>,
     me: NodeRef,
     inbox: mpsc::Receiver<Message>,
     /// For tasks that report back; weak, so that they do not keep the task alive.
     outbox: mpsc::WeakSender<Message>,
-    pub(super) local: Local,
+    local: Local,
     /// The newest record that this task knows to be committed. The view may lag behind it.
-    pub(super) committed: Option<DiskRecord>,
+    committed: Option<DiskRecord>,
     /// How the disk came, or comes, to this node.
-    pub(super) arrival: Option<Arrival>,
+    arrival: Option<Arrival>,
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
@@ -168,10 +171,7 @@ impl DiskTask {
 
     /// Sends a command that the shard may take its time to answer. What the disk needs meanwhile (another replica set,
     /// a connection) is carried out, or the two would wait for each other.
-    pub(super) async fn ask<T>(
-        &mut self,
-        command: impl FnOnce(oneshot::Sender<T>) -> Command,
-    ) -> Result<T, String> {
+    async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
         let (answer, mut answered) = oneshot::channel();
         self.node.shards.send(&self.name, command(answer)).await;
         loop {
@@ -187,7 +187,7 @@ impl DiskTask {
     }
 
     /// The newest record that is known.
-    pub(super) fn record(&mut self) -> Option<DiskRecord> {
+    fn record(&mut self) -> Option<DiskRecord> {
         let seen = self.node.world.disk(&self.name);
         match (&self.committed, &seen) {
             (Some(committed), Some(seen)) if committed.epoch > seen.epoch => self.committed.clone(),
@@ -199,7 +199,7 @@ impl DiskTask {
     }
 
     /// Changes the record by compare-and-swap and remembers the outcome.
-    pub(super) async fn change(
+    async fn change(
         &mut self,
         compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
     ) -> Result<DiskRecord, ChangeError> {
@@ -319,7 +319,7 @@ impl DiskTask {
     }
 
     /// Opens the disk on its shard.
-    pub(super) async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
+    async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
         let path = self.node.backing_path(record).await?;
         let arrival = match self.arrival {
             Some(arrival) => arrival,
@@ -454,143 +454,12 @@ impl DiskTask {
         }
     }
 
-    async fn on_notice(&mut self, notice: Notice) {
-        match notice {
-            Notice::WantConfiguration { epoch, replicas, write_back, .. } => {
-                self.want_configuration(epoch, &replicas, write_back).await;
-            }
-            Notice::WantPeer { node, exclude, .. } => self.want_peer(node, &exclude).await,
-            Notice::Refused { epoch, .. } => {
-                self.event(
-                    "refused",
-                    format!("a replica knows epoch {epoch}: {} is no longer the owner", self.me.node),
-                );
-                // The view may lag; what counts is in the registry.
-                if let Ok((_, record)) = change::read(&*self.node.registry, &self.name).await {
-                    self.committed = Some(record);
-                }
-            }
-            Notice::Event { kind, text, .. } => self.event(kind, text),
-        }
-    }
-
-    async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {
-        let disk = self.name.clone();
-        let answer = self.commit_configuration(epoch, replicas, write_back).await;
-        match answer {
-            Ok(record) => {
-                self.local = Local::Open { epoch: record.epoch };
-                self.node.here.insert(&record);
-                let configuration = configuration(&record);
-                self.event(
-                    "configuration",
-                    format!("{} in epoch {}{}", record.effective(), record.epoch, with(&record)),
-                );
-                self.send(Command::Configured { disk, configuration }).await;
-            }
-            Err(reason) => self.send(Command::NotConfigured { disk, reason }).await,
-        }
-    }
-
-    async fn commit_configuration(
-        &mut self,
-        epoch: u64,
-        replicas: &[String],
-        write_back: bool,
-    ) -> Result<DiskRecord, String> {
-        let known = self.record().map(|record| record.replicas).unwrap_or_default();
-        let process = |name: &String| {
-            let kept = || known.iter().find(|replica| replica.node == *name);
-            let process = self.connected.get(name).or_else(kept).cloned();
-            process.ok_or_else(|| format!("{} has never been connected to {name}", self.me.node))
-        };
-        let replicas = replicas.iter().map(process).collect::<Result<Vec<_>, _>>()?;
-        let mode = if write_back { Mode::WriteBack } else { Mode::WriteThrough };
-        let me = self.me.clone();
-        // A disk asks for write-through only once nothing is dirty any more.
-        let compute =
-            |record: &DiskRecord| ownership::change_replicas(record, &me, epoch, &replicas, mode, 0);
-        self.change(compute).await.map_err(|error| error.to_string())
-    }
-
-    async fn want_peer(&mut self, node: Option<String>, exclude: &[String]) {
-        let live = self.node.world.nodes.now();
-        let record = self.record();
-        let chosen = match node {
-            Some(name) => {
-                let holder =
-                    record.iter().flat_map(|record| &record.replicas).find(|replica| replica.node == name);
-                match (live.get(&name), holder) {
-                    (None, _) => Err((name.clone(), format!("{name} is down"))),
-                    (Some(now), Some(holder)) if now.incarnation != holder.incarnation => {
-                        Err((name.clone(), format!("{name} has started again: its copy of the log is lost")))
-                    }
-                    (Some(now), _) => Ok(now.node_ref()),
-                }
-            }
-            None => {
-                let chosen =
-                    weir_cluster::placement::choose_replicas(&self.name, &self.me.node, 1, &live, exclude);
-                chosen.into_iter().next().ok_or_else(|| (String::new(), "no other node is up".to_owned()))
-            }
-        };
-        match chosen {
-            Err((node, reason)) => {
-                self.send(Command::PeerUnavailable { disk: self.name.clone(), node, reason }).await;
-            }
-            Ok(peer) => {
-                if let Some(address) = live.get(&peer.node).map(|record| record.peer_address) {
-                    self.connect(peer, address);
-                }
-            }
-        }
-    }
-
-    fn connect(&self, peer: NodeRef, address: std::net::SocketAddr) {
-        let greeting = crate::peer::Greeting {
-            disk: self.name.clone(),
-            owner: self.me.node.clone(),
-            replica: peer.clone(),
-        };
-        let (deadline, outbox) = (self.node.config.peers.deadline.0, self.outbox.clone());
-        tokio::spawn(async move {
-            let connection = crate::peer::connect(address, &greeting, deadline).await;
-            if let Some(outbox) = outbox.upgrade() {
-                let connection = connection.map_err(|error| error.to_string());
-                let _ = outbox.send(Message::Peer { node: peer, connection }).await;
-            }
-        });
-    }
-
-    async fn on_peer(&mut self, node: NodeRef, connection: Result<OwnedFd, String>) {
-        let (disk, name) = (self.name.clone(), node.node.clone());
-        match connection {
-            Ok(fd) => {
-                self.connected.insert(name.clone(), node);
-                self.send(Command::PeerConnected { disk, node: name, fd }).await;
-            }
-            Err(reason) => self.send(Command::PeerUnavailable { disk, node: name, reason }).await,
-        }
-    }
-
-    pub(super) async fn send(&self, command: Command) {
+    async fn send(&self, command: Command) {
         self.node.shards.send(&self.name, command).await;
     }
 
-    pub(super) fn event(&self, kind: &'static str, text: String) {
+    fn event(&self, kind: &'static str, text: String) {
         self.node.journal.tell(kind, &self.name, text);
-    }
-
-    pub(super) fn me(&self) -> &NodeRef {
-        &self.me
-    }
-
-    pub(super) fn set_arrival(&mut self, former: &DiskRecord, next: &DiskRecord) {
-        self.arrival = Some(self.arrival_after(former, next));
-    }
-
-    pub(super) fn owner_gone_since(&self) -> Option<Nanos> {
-        self.owner_gone.as_ref().map(|(_, since)| *since)
     }
 }
 
@@ -609,11 +478,6 @@ fn wanted_replicas(policy: Policy) -> Option<usize> {
         Policy::WriteThrough => None,
         Policy::WriteBack(_) => Some(policy.replicas()),
     }
-}
-
-fn with(record: &DiskRecord) -> String {
-    let replicas: Vec<_> = record.replicas.iter().map(|replica| replica.node.as_str()).collect();
-    if replicas.is_empty() { String::new() } else { format!(", replicated on {}", replicas.join(" and ")) }
 }
 
 async fn sleep_until(time: Option<Nanos>) {
