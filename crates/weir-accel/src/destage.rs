@@ -74,8 +74,9 @@ impl Destager {
         self.error
     }
 
-    /// Begins a checkpoint if one is due. Records after `from` up to `limit` may be written.
-    pub fn begin(&mut self, now: Nanos, log: &Log, from: u64, limit: u64, urgent: bool) {
+    /// Begins a checkpoint if one is due. Records after `from` up to `limit` may be written; those up to `whole` belong
+    /// together however many they are.
+    pub fn begin(&mut self, now: Nanos, log: &Log, from: u64, limit: u64, whole: u64, urgent: bool) {
         match self.state {
             State::Idle => {}
             State::BackingOff { until } if now >= until => self.state = State::Idle,
@@ -92,9 +93,10 @@ impl Destager {
         }
         let mut bytes = 0;
         let mut to = from;
-        for (sequence, record) in log.range(from + 1, limit.min(from + MOST_RECORDS)) {
+        let whole = whole.min(limit);
+        for (sequence, record) in log.range(from + 1, limit.min(from + MOST_RECORDS).max(whole)) {
             bytes += record.data_length() as u64;
-            if bytes > MOST_BYTES && to > from {
+            if bytes > MOST_BYTES && to > from && sequence > whole {
                 break;
             }
             to = sequence;
@@ -186,6 +188,11 @@ impl Destager {
         self.state = State::BackingOff { until: now + BACK_OFF };
         let first = self.error.replace(error).is_none();
         Progress::Failed { error, first }
+    }
+
+    /// Nothing after this record has ever been handed to the backing.
+    pub fn reaches(&self) -> u64 {
+        self.target
     }
 
     /// Whether [`Destager::begin`] has to be called to find out what to do next, given that there is something to do.

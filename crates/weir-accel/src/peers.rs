@@ -269,7 +269,8 @@ fn push_piece(pieces: &mut Vec<(usize, usize)>, position: usize, length: usize) 
 /// What a replica says that it holds. It cannot hold what comes after `next`, the record that it is sent next.
 fn check(confirm: &Confirm, next: u64) -> Result<Held, WireError> {
     let complete = confirm.complete.get() == 1;
-    let held = Held { last: confirm.last.get(), freed: confirm.freed.get(), complete };
+    let (epoch, last, freed) = (confirm.epoch.get(), confirm.last.get(), confirm.freed.get());
+    let held = Held { epoch, last, freed, complete };
     if held.last >= next || held.freed > held.last {
         return Err(WireError::Protocol("confirmed records that were never sent"));
     }

@@ -40,6 +40,11 @@ pub struct HeldRead {
     pub buffer: Buffer,
 }
 
+/// The newest record that covers some of a range, 0 if none does.
+pub fn newest(index: &Index, offset: u64, length: usize) -> u64 {
+    index.overlaps(offset, offset + length as u64).map(|entry| entry.sequence).max().unwrap_or(0)
+}
+
 /// Looks a read up; copies into `buffer` when the log has all of it.
 pub fn look_up(index: &Index, log: &Log, offset: u64, buffer: &mut Buffer) -> Hit {
     if index.is_empty() {

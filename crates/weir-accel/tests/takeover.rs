@@ -129,7 +129,7 @@ impl Pair {
     }
 
     /// The owner vanishes; the replica's node goes on from its copy.
-    fn take_over(&mut self, path: &Path) {
+    fn take_over(&mut self, path: &Path, rng: &mut Rng) {
         let mut accel = self.accel.take().unwrap();
         // A dead process does nothing more; what the kernel had been handed still lands.
         accel.let_go(&mut self.reactor);
@@ -140,7 +140,7 @@ impl Pair {
         }
         let mut host = self.host.take().unwrap();
         // What the dead owner's kernel had already sent still arrives, or does not.
-        if fastrand::bool() {
+        if rng.bool() {
             for event in &events {
                 host.on_event(event);
             }
@@ -343,7 +343,7 @@ fn nothing_acknowledged_is_lost_when_owners_vanish() {
             pair.until("the replica set", |pair| pair.effective() == "write-back+1");
             let turns = guest.rng.usize(20..300);
             work(&mut guest, &mut pair, turns);
-            pair.take_over(&path);
+            pair.take_over(&path, &mut guest.rng);
             guest.owner_died();
             println!("seed {seed} round {round}: verifying");
             guest.verify(&mut pair);
@@ -413,7 +413,7 @@ fn a_lost_replica_means_write_through_and_its_return_write_back() {
     work(&mut guest, &mut pair, 50);
     guest.owner_died();
     pair.done.clear();
-    pair.take_over(&path);
+    pair.take_over(&path, &mut guest.rng);
     guest.verify(&mut pair);
 }
 

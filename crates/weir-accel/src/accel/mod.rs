@@ -30,12 +30,14 @@ const LARGEST_ZERO: u64 = 1 << 30;
 
 /// What a request to the layer below is for.
 enum Below {
-    /// A write past the log.
+    /// A write past the log; `range` is its place among those.
     Pass {
         tag: Tag,
+        range: usize,
     },
     Read {
         tag: Tag,
+        offset: u64,
         overlay: Option<(Overlay, u64)>,
     },
     /// Covers so many of the writes in [`Cached`].
@@ -78,8 +80,8 @@ pub struct Accel<L: Destage> {
     deferred: VecDeque<(Tag, u64, Buffer)>,
     /// Memory for one read at a time when the shard has none left: its buffers may all wait for this very disk.
     reserve: BufferPool,
-    /// Writes that went past the log and have not come back.
-    bypassing: usize,
+    /// Ranges of the writes that went past the log and have not come back.
+    bypassing: Slab<(u64, u64)>,
     cached: Cached,
     destager: Destager,
     pacer: Pacer,
@@ -142,7 +144,7 @@ impl<L: Destage> Accel<L> {
             held: Vec::new(),
             deferred: VecDeque::new(),
             reserve: BufferPool::new(LARGEST),
-            bypassing: 0,
+            bypassing: Slab::new(),
             // The former owner's.
             cached: Cached { written: 1, flushed: 0 },
             pacer: Pacer::new(),
@@ -318,7 +320,7 @@ impl<L: Destage> Accel<L> {
                 Some((reads::overlay(&self.index, &self.log, offset, side), newest))
             }
         };
-        let tag = self.below_tag(Below::Read { tag, overlay });
+        let tag = self.below_tag(Below::Read { tag, offset, overlay });
         self.lower.submit(reactor, Request::Read { tag, offset, buffer });
     }
 
@@ -354,9 +356,10 @@ impl<L: Destage> Accel<L> {
     }
 
     fn pass(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        self.bypassing += 1;
+        let (offset, length) = request.range();
+        let range = self.bypassing.insert((offset, offset + length));
         self.owner.bypassed();
-        request.set_tag(self.below_tag(Below::Pass { tag: request.tag() }));
+        request.set_tag(self.below_tag(Below::Pass { tag: request.tag(), range }));
         self.lower.submit(reactor, request);
     }
 
@@ -368,6 +371,16 @@ impl<L: Destage> Accel<L> {
         }
         let tag = self.below_tag(Below::Flush { tag, covers });
         self.lower.submit(reactor, Request::Flush { tag });
+    }
+
+    /// Whether a write goes past the log: nothing older of its range is in the log or on its way to the backing. A client
+    /// that has lost its connection and sends again must not have the old request land on top of what it wrote later (P4).
+    fn passes(&self, request: &Request<'_>) -> bool {
+        let (start, length) = request.range();
+        let end = start + length;
+        self.owner.bypasses()
+            && self.log.last() == self.owner.marks().appended
+            && !self.bypassing.iter().any(|(_, &(first, last))| first < end && start < last)
     }
 
     /// Whether a write may go straight to the backing now. Looks at the clock as late as possible: this process may have
@@ -408,7 +421,7 @@ impl<L: Destage> Layer for Accel<L> {
         if self.gone {
             return self.finished.push(Completion { tag: request.tag(), result: Err(not_owner()) });
         }
-        if request.kind().changes_data() && self.owner.bypasses() {
+        if request.kind().changes_data() && self.passes(&request) {
             return self.pass(reactor, request);
         }
         match request {

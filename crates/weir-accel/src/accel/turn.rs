@@ -52,12 +52,12 @@ impl<L: Destage> Accel<L> {
         self.lower.advance(reactor, &mut completions);
         for Completion { tag, result } in completions.drain(..) {
             match self.below.remove(tag.0 as usize) {
-                Below::Pass { tag } => {
-                    self.bypassing -= 1;
+                Below::Pass { tag, range } => {
+                    self.bypassing.remove(range);
                     self.cached.written += 1;
                     self.finished.push(Completion { tag, result });
                 }
-                Below::Read { tag, overlay } => self.read_back(tag, overlay, result),
+                Below::Read { tag, offset, overlay } => self.read_back(tag, offset, overlay, result),
                 Below::Flush { tag, covers } => {
                     if result.is_ok() {
                         self.cached.flushed = self.cached.flushed.max(covers);
@@ -86,14 +86,26 @@ impl<L: Destage> Accel<L> {
         self.completions = completions;
     }
 
-    fn read_back(&mut self, tag: Tag, overlay: Option<(Overlay, u64)>, result: Result<Outcome, IoError>) {
-        match (overlay, result) {
-            (Some((overlay, sequence)), Ok(Outcome::Read(mut buffer))) => {
-                overlay.apply(&mut buffer);
-                self.held.push(HeldRead { sequence, tag, buffer });
-            }
-            (_, result) => self.finished.push(Completion { tag, result }),
+    fn read_back(
+        &mut self,
+        tag: Tag,
+        offset: u64,
+        overlay: Option<(Overlay, u64)>,
+        result: Result<Outcome, IoError>,
+    ) {
+        let Ok(Outcome::Read(mut buffer)) = result else {
+            return self.finished.push(Completion { tag, result });
+        };
+        let mut sequence = 0;
+        if let Some((overlay, newest)) = overlay {
+            overlay.apply(&mut buffer);
+            sequence = newest;
         }
+        if self.destager.reaches() > self.owner.marks().acknowledged {
+            // What the backing delivered may be a record that came after the read and is not acknowledged (P7).
+            sequence = sequence.max(reads::newest(&self.index, offset, buffer.len()));
+        }
+        self.held.push(HeldRead { sequence, tag, buffer });
     }
 
     fn destaged(&mut self, progress: Progress) {
@@ -168,16 +180,17 @@ impl<L: Destage> Accel<L> {
     /// Whether there is something that may go to the backing now.
     fn may_destage(&self) -> bool {
         // A write that went past the log must not land on top of a newer one that went through it (P4).
-        self.bypassing == 0 && self.owner.destage_limit() > self.owner.in_backing()
+        self.bypassing.is_empty() && self.owner.destage_limit() > self.owner.in_backing()
     }
 
     fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
-        if self.bypassing > 0 {
+        if !self.bypassing.is_empty() {
             return;
         }
         let urgent = self.closing || self.owner.drains();
         let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
-        self.destager.begin(now, &self.log, from, limit, urgent);
+        let whole = self.owner.checkpoint_whole();
+        self.destager.begin(now, &self.log, from, limit, whole, urgent);
         let Accel { destager, log, lower, below, .. } = self;
         self.again |= destager.submit(reactor, log, lower, || Tag(below.insert(Below::Destage) as u64));
     }
@@ -227,7 +240,7 @@ impl<L: Destage> Accel<L> {
         }
         let peers = self.owner.deadline().min(self.peers.deadline());
         // Without a lease, or while writes go past the log, destage is not even asked what it wants.
-        let asks = self.look_again == Nanos::NEVER && self.bypassing == 0;
+        let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty();
         let destage = if asks { self.destager.deadline() } else { self.look_again };
         peers.min(destage).min(self.pacer.deadline()).min(self.lower.deadline())
     }

@@ -26,6 +26,7 @@ impl Member {
     pub fn confirmed(&mut self, now: Nanos, held: Held) {
         let before = self.held;
         self.held = Held {
+            epoch: before.epoch.max(held.epoch),
             last: before.last.max(held.last),
             freed: before.freed.max(held.freed),
             complete: before.complete || held.complete,
@@ -35,14 +36,13 @@ impl Member {
         }
     }
 
-    /// Whether an answer is expected of it: about records up to `appended`, and that those up to `freed` are gone.
-    pub fn is_behind(&self, appended: u64, freed: u64) -> bool {
-        self.connected && !(self.held.complete && self.held.last >= appended && self.held.freed >= freed)
+    /// Whether an answer is expected of it: that its copy is as `due` says, or further.
+    pub fn is_behind(&self, due: Held) -> bool {
+        self.connected && !self.held.covers(due)
     }
 
-    /// Whether it could take over, given that nothing after `promised` was ever acknowledged and that everything up to
-    /// `bypassed` is older than what the backing has.
-    pub fn holds(&self, promised: u64, bypassed: u64) -> bool {
-        !self.is_behind(promised, bypassed) && self.connected
+    /// Whether it could take over if its copy has to be as `due` says.
+    pub fn holds(&self, due: Held) -> bool {
+        self.connected && self.held.covers(due)
     }
 }

@@ -33,12 +33,21 @@ impl Watermarks {
 /// What a replica says of its copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
+    /// The epoch that it knows.
+    pub epoch: u64,
     /// Sequence number of the newest record; those before it are held or freed.
     pub last: u64,
     /// Sequence number of the newest record that it has freed.
     pub freed: u64,
     /// It holds every record that was live when the owner said so, and all that followed.
     pub complete: bool,
+}
+
+impl Held {
+    /// Whether this copy is at least as far as that one.
+    pub(super) fn covers(self, due: Held) -> bool {
+        self.complete && self.epoch >= due.epoch && self.last >= due.last && self.freed >= due.freed
+    }
 }
 
 /// What happened.

@@ -114,6 +114,14 @@ impl Owner {
         self.in_backing
     }
 
+    /// Everything up to here, as far as it may be destaged at all, goes into one checkpoint: after a takeover, what was
+    /// inherited. Other members of the set may have freed more of it than we have; if they take over from us in the
+    /// middle of it, the backing must not hold versions older than what they have freed (P4).
+    #[must_use]
+    pub fn checkpoint_whole(&self) -> u64 {
+        self.inherited
+    }
+
     /// Everything up to here may be written to the backing now.
     #[must_use]
     pub fn destage_limit(&self) -> u64 {
@@ -205,7 +213,7 @@ impl Owner {
                 self.avoid.clear();
                 self.unavailable(now, effects);
             }
-            Event::Configured(configuration) => self.configured(configuration, effects),
+            Event::Configured(configuration) => self.configured(now, configuration, effects),
             Event::NotConfigured => {
                 self.asked.waiting = false;
                 self.propose_at = now + RETRY;
@@ -239,21 +247,31 @@ impl Owner {
         if self.fenced {
             return Nanos::NEVER;
         }
-        let waiting =
-            self.members.iter().filter(|member| member.is_behind(self.marks.appended, self.bypassed_at));
+        let waiting = self.members.iter().filter(|member| member.is_behind(self.due(self.marks.appended)));
         let slowest = waiting.map(|member| member.progress + self.peer_deadline);
         let retries = [self.ask_peer_at, self.propose_at].into_iter().filter(|at| *at != Nanos(0));
         slowest.chain(retries).min().unwrap_or(Nanos::NEVER)
     }
 
     fn appended(&mut self, now: Nanos, last: u64) {
-        let Owner { members, marks, bypassed_at, .. } = self;
-        for member in members {
-            if !member.is_behind(marks.appended, *bypassed_at) {
-                member.progress = now;
-            }
+        self.begin_waiting(now);
+        self.marks.appended = last;
+    }
+
+    /// More is about to be expected of the members; those of whom nothing was are given the whole time for it.
+    fn begin_waiting(&mut self, now: Nanos) {
+        let due = self.due(self.marks.appended);
+        for member in self.members.iter_mut().filter(|member| !member.is_behind(due)) {
+            member.progress = now;
         }
-        marks.appended = last;
+    }
+
+    /// A copy with which one can take over, if nothing after `last` was acknowledged.
+    ///
+    /// The epoch is in it because a node forgets a copy that is not in the set once it hears of an epoch that the copy
+    /// does not know: whoever has confirmed in this epoch does not do so before the next one.
+    fn due(&self, last: u64) -> Held {
+        Held { epoch: self.configuration.epoch, last, freed: self.bypassed_at, complete: true }
     }
 
     fn joined(&mut self, now: Nanos, node: String) {
@@ -315,11 +333,12 @@ impl Owner {
         }
     }
 
-    fn configured(&mut self, configuration: Configuration, effects: &mut Vec<Effect>) {
+    fn configured(&mut self, now: Nanos, configuration: Configuration, effects: &mut Vec<Effect>) {
         if configuration.epoch <= self.configuration.epoch {
             return;
         }
         let before = self.configuration.effective();
+        self.begin_waiting(now);
         self.asked = Asked::default();
         self.propose_at = Nanos(0);
         self.configuration = configuration;
@@ -349,7 +368,7 @@ impl Owner {
         let slow: Vec<String> = self
             .members
             .iter()
-            .filter(|member| member.is_behind(self.marks.appended, self.bypassed_at))
+            .filter(|member| member.is_behind(self.due(self.marks.appended)))
             .filter(|member| now >= member.progress + self.peer_deadline)
             .map(|member| member.node.clone())
             .collect();
@@ -367,7 +386,8 @@ impl Owner {
     fn drop_members(&mut self, which: impl Fn(&Member) -> bool, effects: &mut Vec<Effect>) {
         self.members.retain(|member| {
             let goes = which(member);
-            if goes {
+            // Who is not connected has no channel, or one that has not joined and is somebody's answer to our asking.
+            if goes && member.connected {
                 effects.push(Effect::DropPeer(member.node.clone()));
             }
             !goes
@@ -393,7 +413,7 @@ impl Owner {
 
     /// Whether acknowledging has come to a stop that only a change of configuration ends.
     fn is_stuck(&self) -> bool {
-        self.restoring || self.members.iter().any(|member| member.in_set && !member.connected)
+        self.restoring || self.members.iter().any(|member| self.is_needed(member) && !member.connected)
     }
 
     /// Whether the configuration is as requested and everybody is there.
@@ -424,8 +444,15 @@ impl Owner {
             Some(wanted) => self.gather(wanted, effects),
         }
         if self.asked.any && self.may_propose() {
-            // Nothing else is to be changed, but what was asked for may yet be committed: end that by a new epoch.
-            let Configuration { replicas, write_back, .. } = self.configuration.clone();
+            self.end_doubt(effects);
+        }
+    }
+
+    /// Nothing else is to be changed, but what was asked for may yet be committed: end that by a new epoch. (One copy
+    /// where more are requested is how a takeover leaves a disk, but nobody may ask for it.)
+    fn end_doubt(&mut self, effects: &mut Vec<Effect>) {
+        let Configuration { replicas, write_back, wanted_replicas, .. } = self.configuration.clone();
+        if !write_back || !replicas.is_empty() || wanted_replicas == Some(0) {
             self.propose(replicas, write_back, effects);
         }
     }
@@ -443,7 +470,7 @@ impl Owner {
 
     /// Towards `write-back+wanted`.
     fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
-        let ready = self.members.iter().filter(|member| member.holds(self.promised(), self.bypassed_at));
+        let ready = self.members.iter().filter(|member| member.holds(self.due(self.promised())));
         let mut ready: Vec<(bool, String)> =
             ready.map(|member| (!member.in_set, member.node.clone())).collect();
         ready.sort();

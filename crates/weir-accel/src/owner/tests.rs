@@ -42,7 +42,8 @@ impl Case {
     }
 
     fn confirm(&mut self, node: &str, last: u64) {
-        let held = Held { last, freed: self.owner.marks().freed, complete: true };
+        let epoch = self.owner.configuration().epoch;
+        let held = Held { epoch, last, freed: self.owner.marks().freed, complete: true };
         self.step(Event::PeerConfirmed { node: node.into(), held });
     }
 
@@ -120,6 +121,7 @@ fn a_late_refusal_of_an_old_change_does_not_end_a_new_one() {
     case.step(Event::PeerLost("b".into()));
     case.fill("c", 4);
     case.step(Event::Configured(configuration(3, &["b"], true, Some(1))));
+    case.confirm("c", 4);
     assert_eq!(case.proposals(), [(set(&["c"]), true), (set(&["c"]), true)], "once for each epoch");
     case.step(Event::NotConfigured);
     case.fill("b", 4);
@@ -170,7 +172,7 @@ fn who_keeps_records_older_than_a_bypassing_write_is_not_ready() {
     case.owner.bypassed();
     case.step(Event::PeerJoined("b".into()));
     for (freed, proposals) in [(0, vec![]), (5, vec![(set(&["b"]), true)])] {
-        let held = Held { last: 5, freed, complete: true };
+        let held = Held { epoch: 1, last: 5, freed, complete: true };
         case.step(Event::PeerConfirmed { node: "b".into(), held });
         assert_eq!(case.proposals(), proposals);
     }
@@ -215,4 +217,31 @@ fn a_deadline_that_has_passed_is_over_after_a_tick() {
     assert!(case.owner.deadline() > retry);
     case.step(Event::Refused(9));
     assert_eq!(case.owner.deadline(), Nanos::NEVER);
+}
+
+#[test]
+fn a_connection_in_the_making_survives_the_change_that_drops_its_node_from_the_set() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerLost("b".into()));
+    case.step(Event::PeerUnavailable);
+    case.at(NOW + RETRY, Event::Tick);
+    assert!(case.effects.contains(&Effect::WantPeer { node: Some("b".into()), exclude: set(&["b"]) }));
+    case.effects.clear();
+    case.step(Event::Configured(configuration(3, &[], false, Some(1))));
+    assert!(!case.effects.contains(&Effect::DropPeer("b".into())), "nobody would be asked for again");
+}
+
+#[test]
+fn a_doubtful_change_whose_members_are_gone_ends_in_write_through() {
+    let mut case = Case::new(configuration(5, &[], true, Some(0)), 0, 0, true);
+    case.step(Event::PolicyRequested(Some(1)));
+    case.fill("b", 0);
+    assert_eq!(case.proposals(), [(set(&["b"]), true)]);
+    case.step(Event::NotConfigured);
+    case.step(Event::PeerLost("b".into()));
+    case.step(Event::Appended(1));
+    assert_eq!(case.acknowledged(), 0);
+    case.step(Event::PeerUnavailable);
+    case.at(NOW + RETRY, Event::Tick);
+    assert_eq!(case.proposals(), [(vec![], false)]);
 }

@@ -1,0 +1,232 @@
+//! Connections between an owner and a replica: in order, nothing lost, until they break in both directions.
+
+use std::collections::VecDeque;
+
+use weir_accel::Log;
+use weir_accel::owner::{Event, Held};
+use weir_accel::replica::{Replica, Verdict};
+use weir_accel::wire::{Batch, Confirm, Hello, Refuse};
+use weir_block::Nanos;
+
+use crate::world::{LOG, Message, Mutation, Process, Side, Task, World, name};
+
+pub struct Connection {
+    pub owner: Process,
+    pub replica: Process,
+    pub open: bool,
+    /// The replica has taken this owner's Hello.
+    pub greeted: bool,
+    to_owner: VecDeque<(Nanos, Message)>,
+    to_replica: VecDeque<(Nanos, Message)>,
+    /// Nothing moves before this.
+    pub stalled: Nanos,
+}
+
+impl Connection {
+    pub fn new(owner: Process, replica: Process) -> Connection {
+        Connection {
+            owner,
+            replica,
+            open: true,
+            greeted: false,
+            to_owner: VecDeque::new(),
+            to_replica: VecDeque::new(),
+            stalled: Nanos(0),
+        }
+    }
+
+    fn queue(&mut self, to: Side) -> &mut VecDeque<(Nanos, Message)> {
+        match to {
+            Side::Owner => &mut self.to_owner,
+            Side::Replica => &mut self.to_replica,
+        }
+    }
+}
+
+impl World {
+    pub fn send(&mut self, connection: usize, to: Side, message: Message) {
+        if !self.connections[connection].open {
+            return;
+        }
+        self.push(connection, to, message);
+    }
+
+    fn push(&mut self, connection: usize, to: Side, message: Message) {
+        let delay = self.mostly(800, 60_000);
+        let connection_ = &mut self.connections[connection];
+        let before = connection_.queue(to).back().map_or(Nanos(0), |last| last.0);
+        let at = (self.now + delay).max(before);
+        connection_.queue(to).push_back((at, message));
+        self.at(at, Task::Deliver { connection, to });
+    }
+
+    /// Breaks in both directions. What is under way arrives in part; then both ends learn of it, unless one is gone.
+    pub fn cut(&mut self, connection: usize) {
+        if !std::mem::replace(&mut self.connections[connection].open, false) {
+            return;
+        }
+        for side in [Side::Owner, Side::Replica] {
+            let length = self.connections[connection].queue(side).len();
+            let rest = self.rng.usize(..=length);
+            self.connections[connection].queue(side).truncate(rest);
+            self.push(connection, side, Message::End);
+        }
+    }
+
+    pub fn deliver(&mut self, connection: usize, to: Side) {
+        let link = &mut self.connections[connection];
+        let target = if to == Side::Owner { link.owner } else { link.replica };
+        let Some(&(at, _)) = link.queue(to).front() else { return };
+        if at > self.now {
+            return;
+        }
+        if link.stalled > self.now {
+            let until = link.stalled;
+            return self.at(until, Task::Deliver { connection, to });
+        }
+        if !self.is_alive(target) {
+            return link_clear(&mut self.connections[connection], to);
+        }
+        if self.nodes[target.node].paused {
+            return self.nodes[target.node].held.push(Task::Deliver { connection, to });
+        }
+        let (_, message) = self.connections[connection].queue(to).pop_front().expect("just looked at");
+        match to {
+            Side::Owner => self.owner_hears(connection, message),
+            Side::Replica => self.replica_hears(connection, message),
+        }
+    }
+
+    fn owner_hears(&mut self, connection: usize, message: Message) {
+        let Connection { owner: process, replica, .. } = self.connections[connection];
+        let Some(owner) = &mut self.nodes[process.node].owner else { return };
+        if !owner.channels.iter().any(|channel| channel.connection == connection) {
+            return;
+        }
+        let node = name(replica.node);
+        match message {
+            Message::Confirm(confirm) => {
+                let (last, freed) = (confirm.last.get(), confirm.freed.get());
+                let complete = confirm.complete.get() == 1;
+                let mut held = Held { epoch: confirm.epoch.get(), last, freed, complete };
+                if self.mutation == Some(Mutation::KeepFreed) {
+                    held.freed = last;
+                }
+                if self.mutation == Some(Mutation::AcknowledgeOneCopyShort) && replica.node == 1 {
+                    held.last += 1;
+                }
+                held.complete |= self.mutation == Some(Mutation::IncompleteIsComplete);
+                if owner.join(connection, last) {
+                    self.step(process, Event::PeerJoined(node.clone()));
+                }
+                self.step(process, Event::PeerConfirmed { node, held });
+            }
+            Message::Refuse(refuse) => self.step(process, Event::Refused(refuse.epoch.get())),
+            Message::End => self.step(process, Event::PeerLost(node)),
+            Message::Hello(_) | Message::Batch(..) => {
+                self.fail(|| "a replica sent an owner's message".into())
+            }
+        }
+        self.turn(process);
+    }
+
+    fn replica_hears(&mut self, connection: usize, message: Message) {
+        let Connection { replica: process, open, .. } = self.connections[connection];
+        self.touched = true;
+        let node = &mut self.nodes[process.node];
+        if node.owner.is_some() && self.mutation != Some(Mutation::SkipSeal) {
+            return self.cut(connection);
+        }
+        let verdict = match &message {
+            Message::End => {
+                self.connections[connection].greeted = false;
+                return;
+            }
+            _ if !open && !self.connections[connection].greeted => return,
+            Message::Hello(hello) => self.hello(connection, hello),
+            Message::Batch(head, headers, data) if self.connections[connection].greeted => {
+                let mut head = *head;
+                if self.mutation == Some(Mutation::KeepFreed) {
+                    head.freed = 0.into();
+                }
+                let Some(replica) = &mut node.replica else { return };
+                obey(self.mutation, replica, &mut head);
+                replica.batch(&head, headers, data).map_err(|error| error.to_string())
+            }
+            _ => Err("nothing before hello".into()),
+        };
+        match verdict {
+            Ok(Verdict::Taken) => {
+                let confirm = self.confirm(process);
+                self.send(connection, Side::Owner, Message::Confirm(confirm));
+            }
+            Ok(Verdict::Refused(epoch)) => {
+                self.counts.refusals += 1;
+                self.note(|| format!("n{} refuses: knows epoch {epoch}", process.node));
+                self.send(connection, Side::Owner, Message::Refuse(Refuse { epoch: epoch.into() }));
+            }
+            Err(error) => {
+                self.note(|| format!("n{} gives a connection up: {error}", process.node));
+                if self.mutation.is_none() && !error.contains("hello") {
+                    self.fail(|| format!("the protocol broke on n{}: {error}", process.node));
+                }
+                self.cut(connection);
+            }
+        }
+    }
+
+    fn hello(&mut self, connection: usize, hello: &Hello) -> Result<Verdict, String> {
+        let process = self.connections[connection].replica;
+        let node = &mut self.nodes[process.node];
+        let replica =
+            node.replica.get_or_insert_with(|| Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory")));
+        let mut hello = *hello;
+        if self.mutation == Some(Mutation::IgnoreEpoch) {
+            hello.epoch = hello.epoch.get().max(replica.epoch()).into();
+        }
+        if self.mutation == Some(Mutation::KeepFreed) && replica.log().last() >= hello.freed.get() {
+            hello.freed = replica.log().freed().into();
+        }
+        let verdict = replica.hello(&hello).map_err(|error| error.to_string())?;
+        if verdict == Verdict::Taken {
+            self.connections[connection].greeted = true;
+            if self.mutation != Some(Mutation::IgnoreEpoch) {
+                // One owner at a time.
+                let others = self.connections.iter().enumerate().filter(|(number, other)| {
+                    *number != connection && other.replica == process && other.greeted
+                });
+                let others: Vec<usize> = others.map(|(number, _)| number).collect();
+                for other in others {
+                    self.connections[other].greeted = false;
+                    self.cut(other);
+                }
+            }
+        }
+        Ok(verdict)
+    }
+
+    fn confirm(&self, process: Process) -> Confirm {
+        let replica = self.nodes[process.node].replica.as_ref();
+        replica.expect("it has just taken something").confirm()
+    }
+
+    /// The process has ended or closes the connections to its replica.
+    pub fn cut_all(&mut self, which: impl Fn(&Connection) -> bool) {
+        for connection in 0..self.connections.len() {
+            if which(&self.connections[connection]) {
+                self.connections[connection].greeted = false;
+                self.cut(connection);
+            }
+        }
+    }
+}
+
+fn link_clear(connection: &mut Connection, to: Side) {
+    connection.queue(to).clear();
+}
+
+fn obey(mutation: Option<Mutation>, replica: &Replica, head: &mut Batch) {
+    if mutation == Some(Mutation::IgnoreEpoch) {
+        head.epoch = head.epoch.get().max(replica.epoch()).into();
+    }
+}

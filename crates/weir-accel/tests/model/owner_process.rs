@@ -1,0 +1,246 @@
+//! One opening of the disk by one process: the core with its log, and what the shell around it keeps.
+
+use std::collections::VecDeque;
+
+use weir_accel::owner::Owner;
+use weir_accel::wire::{Batch, Hello, RecordHeader};
+use weir_accel::{Configuration, Log, Record, RecordKind};
+use weir_block::Nanos;
+
+use crate::world::{BLOCK, BLOCKS, LOG, Message, PEER_DEADLINE};
+
+/// Most records in one batch: few, so that many batches are under way.
+const BATCH: usize = 3;
+
+/// Most records in one checkpoint.
+const CHECKPOINT: u64 = 6;
+
+/// The owner's end of a connection to a replica.
+pub struct Channel {
+    pub node: usize,
+    pub connection: usize,
+    pub joined: bool,
+    pub since: Nanos,
+    next: u64,
+    told: (u64, u64),
+    complete: bool,
+}
+
+#[derive(Default)]
+pub enum Destage {
+    #[default]
+    Idle,
+    Writing {
+        to: u64,
+        in_flight: usize,
+        failed: bool,
+    },
+    Flushing {
+        to: u64,
+    },
+}
+
+/// An answer to the guest that is due.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    Write { id: u64 },
+    Read { id: u64, block: usize, version: u64, durable: bool },
+}
+
+pub struct OwnerProcess {
+    pub serial: u64,
+    pub owner: Owner,
+    pub log: Log,
+    lineage: u64,
+    inherited: (u64, u64),
+    pub channels: Vec<Channel>,
+    /// Last record and number of writes that are not acknowledged.
+    pub waiting: VecDeque<(u64, u64)>,
+    /// Reads that have seen records which are not acknowledged.
+    pub held: Vec<(u64, Answer)>,
+    pub finished: Vec<Answer>,
+    /// Blocks of the writes past the log that are under way.
+    pub bypassing: Vec<usize>,
+    pub destage: Destage,
+    /// A checkpoint that is tried again is never smaller than it was.
+    again_to: u64,
+    /// The epoch and the policy that the control plane has told.
+    pub told_epoch: u64,
+    pub told_policy: Option<usize>,
+    pub told_former: bool,
+    /// When the next turn is due.
+    pub wake: Nanos,
+}
+
+impl OwnerProcess {
+    pub fn new(
+        serial: u64,
+        configuration: Configuration,
+        inherited: Option<(Log, u64)>,
+        former_stopped: bool,
+    ) -> OwnerProcess {
+        let lineage = configuration.epoch;
+        let (log, inherited) = match inherited {
+            Some((log, lineage)) => {
+                let last = log.last();
+                (log, (lineage, last))
+            }
+            None => (Log::new(LOG, 1).expect("memory"), (0, 0)),
+        };
+        let (told_epoch, told_policy) = (configuration.epoch, configuration.wanted_replicas);
+        OwnerProcess {
+            serial,
+            owner: Owner::new(configuration, log.freed(), log.last(), former_stopped, PEER_DEADLINE),
+            log,
+            lineage,
+            inherited,
+            channels: Vec::new(),
+            waiting: VecDeque::new(),
+            held: Vec::new(),
+            finished: Vec::new(),
+            bypassing: Vec::new(),
+            destage: Destage::Idle,
+            again_to: 0,
+            told_epoch,
+            told_policy,
+            told_former: former_stopped,
+            wake: Nanos::NEVER,
+        }
+    }
+
+    /// A connection stands: the first message on it.
+    pub fn connect(&mut self, node: usize, connection: usize, now: Nanos) -> Message {
+        let epoch = self.owner.configuration().epoch;
+        let told = (epoch, self.log.freed());
+        let channel = Channel { node, connection, joined: false, since: now, next: 0, told, complete: false };
+        self.channels.push(channel);
+        Message::Hello(Hello {
+            epoch: epoch.into(),
+            lineage: self.lineage.into(),
+            inherited_lineage: self.inherited.0.into(),
+            inherited_last: self.inherited.1.into(),
+            freed: self.log.freed().into(),
+        })
+    }
+
+    /// The first confirmation says where to begin.
+    pub fn join(&mut self, connection: usize, last: u64) -> bool {
+        let next = last.max(self.log.freed()) + 1;
+        match self.channels.iter_mut().find(|channel| channel.connection == connection) {
+            Some(channel) if !channel.joined => {
+                (channel.joined, channel.next) = (true, next);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What a replica is to be sent next.
+    pub fn batch(&mut self, place: usize) -> Option<(usize, Message)> {
+        let epoch = self.owner.configuration().epoch;
+        let (channel, log) = (&mut self.channels[place], &self.log);
+        let first = channel.next.max(log.freed() + 1);
+        let told = (epoch, log.freed());
+        if !channel.joined || (first > log.last() && channel.told == told && channel.complete) {
+            return None;
+        }
+        let mut headers = Vec::new();
+        let mut data = Vec::new();
+        for (_, record) in log.range(first, log.last()).take(BATCH) {
+            headers.push(RecordHeader::of(record));
+            data.extend_from_slice(log.data(record));
+        }
+        channel.next = first + headers.len() as u64;
+        channel.complete |= channel.next > log.last();
+        channel.told = told;
+        let head = Batch {
+            epoch: epoch.into(),
+            first: first.into(),
+            freed: told.1.into(),
+            count: (headers.len() as u32).into(),
+            complete: u32::from(channel.complete).into(),
+        };
+        Some((channel.connection, Message::Batch(head, headers, data)))
+    }
+
+    /// Whether a replica has not been sent everything.
+    pub fn has_unsent(&self) -> bool {
+        let told = (self.owner.configuration().epoch, self.log.freed());
+        let behind = |channel: &Channel| {
+            channel.joined && (channel.next <= self.log.last() || channel.told != told || !channel.complete)
+        };
+        self.channels.iter().any(behind)
+    }
+
+    /// Logs a write; the number of its record, or `None` when the log is full.
+    pub fn append(&mut self, block: usize, version: u64) -> Option<u64> {
+        let mut data = [0; BLOCK];
+        data[..8].copy_from_slice(&version.to_le_bytes());
+        let offset = (block * BLOCK) as u64;
+        self.log.has_room(BLOCK as u64, 1).then(|| {
+            self.log.append(RecordKind::Write, offset, BLOCK as u32, &data).expect("has_room said so")
+        })
+    }
+
+    /// Begins a checkpoint if there is something to destage: what to write, and up to which record.
+    pub fn begin_checkpoint(&mut self, oldest_instead: bool, in_parts: bool) -> Vec<(usize, u64)> {
+        let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
+        if !matches!(self.destage, Destage::Idle) || !self.bypassing.is_empty() || limit <= from {
+            return Vec::new();
+        }
+        let whole = if in_parts { 0 } else { self.owner.checkpoint_whole() };
+        let to = limit.min((from + CHECKPOINT).max(self.again_to).max(whole));
+        self.again_to = to;
+        let mut newest = [None; BLOCKS];
+        for (_, record) in self.log.range(from + 1, to) {
+            let place = &mut newest[block_of(record)];
+            if place.is_none() || !oldest_instead {
+                *place = Some(version_of(&self.log, record));
+            }
+        }
+        let steps: Vec<_> = newest
+            .iter()
+            .enumerate()
+            .filter_map(|(block, version)| version.map(|version| (block, version)))
+            .collect();
+        self.destage = Destage::Writing { to, in_flight: steps.len(), failed: false };
+        steps
+    }
+
+    /// Moves answers that the watermarks allow to `finished`.
+    pub fn acknowledge(&mut self) {
+        let acknowledged = self.owner.marks().acknowledged;
+        while self.waiting.front().is_some_and(|write| write.0 <= acknowledged) {
+            let (_, id) = self.waiting.pop_front().expect("just looked at");
+            self.finished.push(Answer::Write { id });
+        }
+        let finished = &mut self.finished;
+        self.held.retain(|(sequence, answer)| {
+            if *sequence <= acknowledged {
+                finished.push(*answer);
+            }
+            *sequence > acknowledged
+        });
+    }
+
+    /// When something is due without an event.
+    pub fn deadline(&self) -> Nanos {
+        let silent = self.channels.iter().filter(|channel| !channel.joined);
+        let silent = silent.map(|channel| channel.since + PEER_DEADLINE).min().unwrap_or(Nanos::NEVER);
+        self.owner.deadline().min(silent)
+    }
+}
+
+pub fn block_of(record: &Record) -> usize {
+    record.offset as usize / BLOCK
+}
+
+pub fn version_of(log: &Log, record: &Record) -> u64 {
+    u64::from_le_bytes(log.data(record)[..8].try_into().expect("eight bytes"))
+}
+
+/// The newest record of a block: number and version.
+pub fn newest(log: &Log, block: usize) -> Option<(u64, u64)> {
+    let of_block = log.range(0, log.last()).filter(|(_, record)| block_of(record) == block);
+    of_block.last().map(|(sequence, record)| (sequence, version_of(log, record)))
+}
