@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 ROUNDS ?= 500
+FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build release demo test fmt clippy doc unit bench soak fuzz deny clean
 
@@ -40,12 +41,15 @@ bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: abou
 soak: setup ## ROUNDS=500 crash rounds with seeds that are printed
 	WEIR_CRASH_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash -- --nocapture
 
-fuzz: ## property tests of all parsers with a hundred times the cases
-	PROPTEST_CASES=25600 $(CARGO) test --release -p weir-node -p weir-export -p weir-cluster -p weir-accel
+fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
+	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }
+	for target in fuzz/fuzz_targets/*.rs; do \
+	  $(CARGO) +nightly fuzz run $$(basename $$target .rs) -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
 
 deny: ## licences and banned crates (needs cargo-deny)
 	@command -v cargo-deny >/dev/null || { echo "make deny needs cargo-deny: cargo install --locked cargo-deny"; exit 1; }
-	$(CARGO) deny check
+	$(CARGO) deny check licenses bans
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -122,9 +122,9 @@ pub enum Command {
 const BENCH_EXAMPLES: &str = "\
 Examples:
   weir bench /dev/nvme1n1                                     random 4 KiB reads at depth 32 for 10 s
-  weir bench nbd://127.0.0.1:10809/db --access randrw:70      an NBD export, 70 % reads
-  weir bench --disk db --layer accel --access randwrite --destroy
-  weir bench scratch.img --size 1GiB --access randwrite --verify --runtime '30 s'";
+  weir bench nbd://127.0.0.1:10809/db --rw randrw:70      an NBD export, 70 % reads
+  weir bench --disk db --layer accel --rw randwrite --destroy
+  weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
 const DIAGNOSE_EXAMPLES: &str = "\
 The same cells run on each layer, interleaved in random order, at least three times: the backing, the accelerator, the NBD
@@ -316,13 +316,13 @@ pub struct BenchArgs {
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
     /// read, write, randread, randwrite, randrw or randrw:PERCENT-OF-READS.
-    #[arg(long, default_value = "randread")]
+    #[arg(long = "rw", value_name = "ACCESS", default_value = "randread")]
     pub access: weir_load::workload::Access,
     /// Bytes per request.
-    #[arg(long, default_value = "4KiB")]
+    #[arg(long = "bs", value_name = "SIZE", default_value = "4KiB")]
     pub block_size: Size,
     /// Requests in flight per thread, 1 to 4096.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long = "qd", value_name = "DEPTH", default_value_t = 32)]
     pub depth: u32,
     /// Threads, each with its own connection.
     #[arg(long, default_value_t = 1)]

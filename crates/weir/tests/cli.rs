@@ -123,9 +123,9 @@ fn a_session_with_a_lab() {
     assert_eq!(place.json("disk resize db 128MiB")["size"], 128 << 20);
 
     let bench =
-        place.json("bench --disk db --layer accel --access randwrite --destroy --runtime 200ms --warmup 0s");
+        place.json("bench --disk db --layer accel --rw randwrite --destroy --runtime 200ms --warmup 0s");
     assert!(bench["kinds"][0]["ios"].as_u64().unwrap() > 0, "{bench}");
-    assert!(place.fails("bench --disk db --layer accel --access write", 4).contains("--destroy"));
+    assert!(place.fails("bench --disk db --layer accel --rw write", 4).contains("--destroy"));
     let status = place.ok("status");
     assert!(status.contains("n2") && status.contains("db"), "{status}");
     assert_eq!(place.json("lab status")["nodes"].as_array().unwrap().len(), 2);
@@ -168,6 +168,6 @@ fn null_needs_no_cluster() {
     let said = place.ok("bench null --runtime 100ms --warmup 0s");
     assert!(said.contains("IOPS") && said.contains("read"), "{said}");
     let checked =
-        place.json("bench scratch --size 4MiB --access randwrite --verify --runtime 100ms --warmup 0s");
+        place.json("bench scratch --size 4MiB --rw randwrite --verify --runtime 100ms --warmup 0s");
     assert_eq!(checked["verification"]["mismatches"], 0);
 }
