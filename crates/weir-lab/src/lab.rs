@@ -271,13 +271,19 @@ impl Lab {
         self.save()
     }
 
-    /// SIGSTOP: the node, or the [`REGISTRY`], stands still and does not know it.
+    /// SIGSTOP: the node, or the [`REGISTRY`], stands still when this returns, and does not know it.
     ///
     /// # Errors
     /// There is no such node, or it has ended.
     pub fn pause(&self, name: &str) -> Result<(), LabError> {
         let process = self.running(name)?;
-        process.signal(Signal::STOP).map_err(LabError::system(format!("pausing {name}")))
+        process.signal(Signal::STOP).map_err(LabError::system(format!("pausing {name}")))?;
+        // The signal is on its way until the process stands.
+        let deadline = Nanos::now() + PATIENCE;
+        while process.state() == ProcessState::Running && Nanos::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// SIGCONT: the node, or the [`REGISTRY`], goes on where it stood.

@@ -167,7 +167,6 @@ fn null_needs_no_cluster() {
     let place = Place::new();
     let said = place.ok("bench null --runtime 100ms --warmup 0s");
     assert!(said.contains("IOPS") && said.contains("read"), "{said}");
-    let checked =
-        place.json("bench scratch --size 4MiB --rw randwrite --verify --runtime 100ms --warmup 0s");
+    let checked = place.json("bench scratch --size 4MiB --rw randwrite --verify --runtime 100ms --warmup 0s");
     assert_eq!(checked["verification"]["mismatches"], 0);
 }

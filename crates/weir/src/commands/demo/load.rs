@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use weir_block::Nanos;
 use weir_lab::Lab;
 use weir_load::error::LoadError;
 use weir_load::summary::Verification;
@@ -13,6 +14,7 @@ use weir_load::workload::Span;
 use weir_node::client::Client;
 
 use super::LOAD;
+use super::steps::until;
 use crate::failure::Failure;
 
 /// Bytes of the load's disk.
@@ -21,12 +23,13 @@ pub const SIZE: u64 = 256 << 20;
 /// Bytes of the load's blocks.
 const BLOCK: u32 = 4096;
 
-/// Writes and reads of a second, at most: enough to keep both logs filled, and room for the rest of the demonstration.
-const RATE: u64 = 8000;
+/// Writes and reads of a second, at most: a busy guest, and room for the rest of the demonstration on a slow disk.
+const RATE: u64 = 4000;
 
 /// A load under way.
 pub struct Load {
     thread: JoinHandle<(VerifyingLoad, Result<(), LoadError>)>,
+    progress: Arc<Progress>,
 }
 
 /// What a load that has ended proves.
@@ -41,11 +44,20 @@ impl Load {
         let history = History::new(layout, u64::from(std::process::id()), Initial::Zeroes);
         let settings = Settings { rate: Some(RATE), ..Settings::default() };
         let mut load = VerifyingLoad::new(history, settings, locate(lab));
+        let progress = load.progress();
         let thread = std::thread::spawn(move || {
             let result = load.run(duration);
             (load, result)
         });
-        Ok(Load { thread })
+        Ok(Load { thread, progress })
+    }
+
+    /// Waits until the load is answered again after its connection broke at `since`. Returns how long that took.
+    pub fn answered_again(&self, since: Nanos) -> Result<Duration, Failure> {
+        until(|| Ok(self.progress.reconnects()), |&reconnects| reconnects > 0)?;
+        let before = self.progress.acknowledged();
+        until(|| Ok(self.progress.acknowledged()), |&now| now > before)?;
+        Ok(Nanos::now().since(since))
     }
 
     /// Waits for the load's end.

@@ -7,6 +7,7 @@ mod steps;
 
 use std::path::{Path, PathBuf};
 
+use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
 use weir_node::units::Size;
@@ -41,9 +42,10 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
     })?;
     let dirty = dirty(&lab)?;
     steps.note(&format!("acknowledged and not yet in the storage: {}", weir_node::units::about(dirty)));
+    let killed = Nanos::now();
     steps.run("SIGKILL to n1, owner of both disks", || Ok(lab.kill(OWNER)?))?;
-    let takers = steps.run("other nodes take over, from their replicas", || taken_over(&lab))?;
-    steps.note(&takers);
+    let waited = steps.run("another node takes over, from its replica", || load.answered_again(killed))?;
+    steps.note(&format!("{}; the load waited {:.2} s", taken_over(&lab)?, waited.as_secs_f64()));
     let load = steps.run("the load goes on there", || load.finish())?;
     let verdict =
         steps.run("every block read and held against every acknowledged write", || Verdict::of(load))?;
