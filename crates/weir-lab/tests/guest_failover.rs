@@ -1,0 +1,117 @@
+//! A real guest on a Weir disk whose node is killed: the guest waits and goes on (P9), and finds everything that it had
+//! synced (P1, P8).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod support;
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, DISK, alone};
+use support::relay::Relay;
+use weir_lab::guest::{Guest, GuestConfig, GuestImage};
+
+/// Longest time for a script of an emulated guest, on a machine that does much else.
+const SOON: Duration = Duration::from_secs(90);
+
+/// Defines `fill PREFIX`: four files with their sums, synced.
+const FILL: &str = "
+    fill() {
+        for file in 1 2 3 4; do
+            dd if=/dev/urandom of=/mnt/$1-$file bs=64k count=8 2>/dev/null || return 1
+        done
+        (cd /mnt && sha256sum $1-* >$1.sums) && sync
+    }
+";
+
+const VERIFY: &str = "
+    set -e
+    cd /mnt
+    for sums in *.sums; do sha256sum -c -s $sums; done
+    ls *.sums | wc -l
+";
+
+fn boot(relay: &Relay) -> Guest {
+    // Beside the build's other results, so that it survives from run to run.
+    let image = GuestImage::cached(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../guest")).unwrap();
+    let mut config = GuestConfig::new(image, [relay.uri(DISK)]);
+    config.boot_timeout = Duration::from_secs(180);
+    Guest::boot(&config).unwrap()
+}
+
+#[test]
+fn a_guest_waits_while_its_disk_moves_to_another_node() {
+    let _turn = alone();
+    let mut bench = Bench::up(3, "write-back+1", |_| {});
+    let relay = Relay::listen(&bench.directory.path().join("relay"), bench.locate());
+    let mut guest = boot(&relay);
+    guest
+        .run(&format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before"), SOON)
+        .unwrap();
+
+    // Writing and syncing goes on in the background, and hence is under way when the node dies.
+    let during = format!(
+        "{FILL} (i=0; until [ -f /tmp/enough ]; do fill during-$((i % 3)) || break; i=$((i + 1)); echo $i >/tmp/new && mv /tmp/new /tmp/rounds; done
+        echo $? >/tmp/code) >/dev/null 2>&1 &"
+    );
+    guest.run(&during, SOON).unwrap();
+    guest.run("until [ -s /tmp/rounds ]; do sleep 0.1; done", SOON).unwrap();
+    let former = bench.owner();
+    bench.lab.kill(&former).unwrap();
+    let successor = bench.owner();
+    assert_ne!(successor, former);
+
+    // It has gone on once two more rounds are complete: the one that was under way, and one after it.
+    let go_on = "
+        set -e
+        seen=$(cat /tmp/rounds)
+        until [ $(cat /tmp/rounds) -ge $((seen + 2)) ]; do [ ! -f /tmp/code ]; sleep 0.1; done
+        touch /tmp/enough
+        until [ -s /tmp/code ]; do sleep 0.1; done
+        exit $(cat /tmp/code)
+    ";
+    guest.run(go_on, SOON).unwrap_or_else(|error| {
+        panic!("{error}\n{} connections, {:#?}{}", relay.forwarded(), bench.disk(), bench.logs())
+    });
+    assert_eq!(relay.forwarded(), 2, "one connection to each owner");
+    let errors = guest.run("dmesg | grep -ciE 'i/o error|ext4-fs (error|warning)' || true", SOON).unwrap();
+    assert_eq!(errors, "0\n", "the guest saw an error (P9): {}", guest.console());
+    // Its cache is dropped: what is verified comes from the disk.
+    guest.run(&format!("{FILL} fill after && echo 3 >/proc/sys/vm/drop_caches"), SOON).unwrap();
+    let sums = guest.run(VERIFY, SOON).unwrap();
+    guest.kill();
+
+    // A second boot, after the plug was pulled, on a disk that has its replicas again.
+    bench.lab.start(&former).unwrap();
+    bench.wait_effective();
+    let mut guest = boot(&relay);
+    guest.run("mount -t ext4 /dev/vda /mnt", SOON).unwrap();
+    assert_eq!(guest.run(VERIFY, SOON).unwrap(), sums);
+    guest.run("umount /mnt && fsck.ext4 -fn /dev/vda", SOON).unwrap();
+}
+
+/// Host and guest die together, and the guest is started again beside the replica.
+#[test]
+fn a_guest_that_died_with_its_node_finds_its_files_elsewhere() {
+    let _turn = alone();
+    let mut bench = Bench::up(3, "write-back+1", |_| {});
+    let relay = Relay::listen(&bench.directory.path().join("relay"), bench.locate());
+    let mut guest = boot(&relay);
+    guest
+        .run(&format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before"), SOON)
+        .unwrap();
+    let former = bench.owner();
+    // Not synced: what the filesystem makes of it must be sound, whatever it is.
+    guest.run("dd if=/dev/urandom of=/mnt/unsynced bs=64k count=32 2>/dev/null", SOON).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| bench.lab.kill(&former).unwrap());
+        guest.kill();
+    });
+    assert_ne!(bench.owner(), former);
+    let mut guest = boot(&relay);
+    guest.run("mount -t ext4 /dev/vda /mnt", SOON).unwrap();
+    assert_eq!(guest.run(VERIFY, SOON).unwrap(), "1\n");
+    guest.run("umount /mnt && fsck.ext4 -fn /dev/vda", SOON).unwrap();
+}

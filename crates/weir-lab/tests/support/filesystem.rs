@@ -1,0 +1,126 @@
+//! A small ext4 on a loop device, which can be full, read-only, slow, and grow.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::run;
+
+const IMAGE: &str = "image";
+const MOUNT: &str = "mount";
+
+/// One filesystem, mounted while the value lives. Whoever has files open there must end before.
+pub struct SmallFilesystem {
+    directory: tempfile::TempDir,
+    device: String,
+}
+
+impl SmallFilesystem {
+    /// Makes one of `size` bytes and mounts it.
+    pub fn mount(size: u64) -> SmallFilesystem {
+        assert!(rustix::process::geteuid().is_root(), "loop mounts need root: run this test as root");
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join(IMAGE);
+        File::create(&image).unwrap().set_len(size).unwrap();
+        std::fs::create_dir(directory.path().join(MOUNT)).unwrap();
+        let image = image.to_str().unwrap();
+        // Small filesystems would get blocks of 1 KiB, in which little of what disks do stays together.
+        let ready = "lazy_itable_init=0,lazy_journal_init=0";
+        run("mkfs.ext4", ["-q", "-b", "4096", "-m", "0", "-E", ready, image]);
+        let device = run("losetup", ["--find", "--show", "--direct-io=on", image]).trim().to_owned();
+        // From here on it is cleaned up, whatever fails.
+        let filesystem = SmallFilesystem { directory, device };
+        run("mount", ["-t", "ext4", &filesystem.device, filesystem.path().to_str().unwrap()]);
+        filesystem
+    }
+
+    /// Its root directory.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join(MOUNT)
+    }
+
+    /// Bytes that files can still take.
+    pub fn available(&self) -> u64 {
+        let numbers = rustix::fs::statvfs(self.path()).unwrap();
+        numbers.f_bavail * numbers.f_frsize
+    }
+
+    /// Takes space until only `left` bytes are available.
+    pub fn fill(&self, left: u64) {
+        let taken = self.available().saturating_sub(left);
+        let filler = File::options().create(true).append(true).open(self.filler()).unwrap();
+        let length = filler.metadata().unwrap().len();
+        rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), length, taken).unwrap();
+        assert!(self.available() <= left, "{} bytes left instead of {left}", self.available());
+    }
+
+    /// Gives back what [`SmallFilesystem::fill`] took.
+    pub fn empty(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path().join("filler")
+    }
+
+    /// Makes the filesystem larger while it is in use.
+    pub fn grow(&self, size: u64) {
+        File::options().write(true).open(self.directory.path().join(IMAGE)).unwrap().set_len(size).unwrap();
+        run("losetup", ["-c", &self.device]);
+        run("resize2fs", [&self.device]);
+    }
+
+    /// Lets the processes write no more than so many bytes in a second to this device; `None` where the kernel has no
+    /// way for it (cgroup v1, `blkio.throttle`).
+    pub fn throttle(&self, rate: u64, processes: impl IntoIterator<Item = u32>) -> Option<Throttle> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let group = Path::new("/sys/fs/cgroup/blkio").join(format!("weir-{}-{number}", std::process::id()));
+        fs::create_dir(&group).ok()?;
+        let throttle =
+            Throttle { group, device: run("lsblk", ["-dno", "MAJ:MIN", &self.device]).trim().into() };
+        throttle.set(rate).ok()?;
+        for process in processes {
+            fs::write(throttle.group.join("cgroup.procs"), process.to_string()).ok()?;
+        }
+        Some(throttle)
+    }
+}
+
+impl Drop for SmallFilesystem {
+    fn drop(&mut self) {
+        // Quietly: a failure here must not hide the one that the test tells of.
+        let tidy = |program: &str, arguments: &[&str]| {
+            let _ = Command::new(program).args(arguments).stderr(Stdio::null()).status();
+        };
+        // Lazily, so that the mount is gone even if a killed process has not quite ended.
+        tidy("umount", &["--lazy", &self.path().to_string_lossy()]);
+        tidy("losetup", &["-d", &self.device]);
+    }
+}
+
+/// A limit to what some processes write to a device; lifted when dropped.
+pub struct Throttle {
+    group: PathBuf,
+    device: String,
+}
+
+impl Throttle {
+    /// Sets the limit in bytes per second; 0 lifts it.
+    fn set(&self, rate: u64) -> std::io::Result<()> {
+        fs::write(self.group.join("blkio.throttle.write_bps_device"), format!("{} {rate}", self.device))
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        let _ = self.set(0);
+        // The processes must be somewhere else before their group can go.
+        let members = fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
+        for process in members.lines() {
+            let _ = fs::write(self.group.with_file_name("cgroup.procs"), process);
+        }
+        let _ = fs::remove_dir(&self.group);
+    }
+}
