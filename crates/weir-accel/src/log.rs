@@ -262,6 +262,21 @@ mod tests {
         assert_eq!((log.last(), log.freed(), log.used()), (9, 9, 0));
     }
 
+    #[test]
+    fn room_is_counted_in_records_too() {
+        let mut log = Log::new(2 << 20, 1).expect("memory");
+        for _ in 0..MOST_RECORDS - 3 {
+            log.append(RecordKind::Discard, 0, 512, &[]).expect("records without data need no arena");
+        }
+        assert!(log.fill() > 0.99, "admission slows down");
+        assert!(!log.has_room(0, 4) && !log.has_room(512, 4));
+        assert!(log.has_room(0, 3));
+        for _ in 0..3 {
+            assert!(log.append(RecordKind::Zero, 0, 1 << 30, &[]).is_some(), "promised");
+        }
+        assert_eq!(log.append(RecordKind::Zero, 0, 512, &[]), None);
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Append(usize),

@@ -98,7 +98,11 @@ impl Channel {
     }
 
     /// Queues a frame; nothing is sent before [`Channel::flush`].
+    ///
+    /// # Panics
+    /// When there are pieces and no region that they could be pieces of, or a part is over its limit.
     pub fn queue(&mut self, kind: u16, meta: &[u8], pieces: &[(usize, usize)]) {
+        assert!(pieces.is_empty() || self.region.is_some(), "pieces of no region");
         let mut outgoing = self.spare.pop().unwrap_or_else(|| Outgoing {
             head: Vec::new(),
             pieces: Vec::new(),

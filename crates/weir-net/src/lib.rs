@@ -1,3 +1,4 @@
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 //! Channels between nodes: frames over a stream socket, checksummed, pipelined and batched.
 //!
 //! This crate does not know what the messages mean. A frame has a *meta* part, covered by the frame's own

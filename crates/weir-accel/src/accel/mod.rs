@@ -25,6 +25,9 @@ use crate::reads::{self, HeldRead, Hit, Overlay};
 use crate::writes::Writes;
 pub use notices::{AccelNotice, AccelStatus};
 
+/// What a record costs in credit at least, in bytes.
+const SMALLEST_COST: u64 = 512;
+
 /// Most bytes of zeroes in one record; longer ranges become several.
 const LARGEST_ZERO: u64 = 1 << 30;
 
@@ -351,7 +354,8 @@ impl<L: Destage> Accel<L> {
         let place = self.log.get(sequence).filter(|_| kind == RecordKind::Write).map(|record| record.place);
         self.index.insert(offset, offset + u64::from(length), sequence, place);
         self.dirty_bytes += u64::from(length);
-        self.pacer.admitted(data.len() as u64);
+        // Records without data fill the table of records instead of the arena.
+        self.pacer.admitted((data.len() as u64).max(SMALLEST_COST));
         sequence
     }
 

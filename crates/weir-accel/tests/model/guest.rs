@@ -137,7 +137,8 @@ impl World {
         self.touched = true;
         let current = self.guest.server.map(|server| server.0) == Some(process);
         match answer {
-            Answer::Write { id } => {
+            Answer::Write { id, sequence } => {
+                self.enough_copies(process, sequence);
                 self.note(|| format!("n{} acknowledges write {id} in epoch {epoch}", process.node));
                 self.one_owner_in(epoch, process);
                 let block = self.guest.blocks[id as usize];
@@ -163,6 +164,15 @@ impl World {
                     self.guest.floor[block] = self.guest.floor[block].max(version);
                 }
             }
+        }
+    }
+
+    /// After a takeover nothing new is acknowledged until the set is what it was, or write-through.
+    fn enough_copies(&mut self, process: Process, sequence: u64) {
+        let record = &self.registry.record;
+        let short = record.short && record.owner == Some(process);
+        if short && self.owner(process).is_some_and(|owner| owner.is_own(sequence)) {
+            self.fail(|| format!("P1: n{} acknowledges with fewer copies than are requested", process.node));
         }
     }
 

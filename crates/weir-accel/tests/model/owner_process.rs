@@ -43,8 +43,17 @@ pub enum Destage {
 /// An answer to the guest that is due.
 #[derive(Clone, Copy, Debug)]
 pub enum Answer {
-    Write { id: u64 },
-    Read { id: u64, block: usize, version: u64, durable: bool },
+    /// With the write's record, 0 if it went past the log.
+    Write {
+        id: u64,
+        sequence: u64,
+    },
+    Read {
+        id: u64,
+        block: usize,
+        version: u64,
+        durable: bool,
+    },
 }
 
 pub struct OwnerProcess {
@@ -163,6 +172,11 @@ impl OwnerProcess {
         Some((channel.connection, Message::Batch(head, headers, data)))
     }
 
+    /// Whether the record was logged by this owner.
+    pub fn is_own(&self, sequence: u64) -> bool {
+        sequence > self.inherited.1
+    }
+
     /// Whether a replica has not been sent everything.
     pub fn has_unsent(&self) -> bool {
         let told = (self.owner.configuration().epoch, self.log.freed());
@@ -211,8 +225,8 @@ impl OwnerProcess {
     pub fn acknowledge(&mut self) {
         let acknowledged = self.owner.marks().acknowledged;
         while self.waiting.front().is_some_and(|write| write.0 <= acknowledged) {
-            let (_, id) = self.waiting.pop_front().expect("just looked at");
-            self.finished.push(Answer::Write { id });
+            let (sequence, id) = self.waiting.pop_front().expect("just looked at");
+            self.finished.push(Answer::Write { id, sequence });
         }
         let finished = &mut self.finished;
         self.held.retain(|(sequence, answer)| {

@@ -19,6 +19,8 @@ pub struct Record {
     /// `N` of the requested policy; `None` for write-through.
     pub wanted: Option<usize>,
     pub former: Vec<Process>,
+    /// A takeover has left fewer copies than are requested, and nothing was changed since.
+    pub short: bool,
 }
 
 impl Record {
@@ -82,7 +84,7 @@ impl Registry {
         if replicas.iter().any(|replica| replica.node == by.node) {
             return Err("the owner's own node");
         }
-        *record = Record { epoch: epoch + 1, replicas, write_back, ..record.clone() };
+        *record = Record { epoch: epoch + 1, replicas, write_back, short: false, ..record.clone() };
         Ok(())
     }
 
@@ -91,6 +93,7 @@ impl Registry {
             return Err("fenced");
         }
         self.record.wanted = wanted;
+        self.record.short = false;
         self.record.epoch += 1;
         Ok(())
     }
@@ -128,6 +131,8 @@ impl Registry {
         record.owner = Some(by);
         record.replicas.retain(|replica| *replica != by);
         record.epoch += 1;
+        record.short =
+            record.write_back && record.wanted.is_some_and(|wanted| record.replicas.len() < wanted);
         Ok(())
     }
 }

@@ -222,7 +222,7 @@ impl World {
                 owner.bypassing.swap_remove(place.expect("it was noted when it was started"));
                 if succeeded && let Some(id) = self.guest.bypassed(operation) {
                     let Some(owner) = self.owner(process) else { return };
-                    owner.finished.push(Answer::Write { id });
+                    owner.finished.push(Answer::Write { id, sequence: 0 });
                 }
             }
             (OperationKind::Destage { .. }, Destage::Writing { to, in_flight, failed }) => {

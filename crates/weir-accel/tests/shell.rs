@@ -1,0 +1,535 @@
+//! The accelerator around its core, over a backing that does what the test says: leases, flushes, memory, order, peers
+//! that are silent or do not listen.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, Refuse};
+use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, ReplicaHost};
+use weir_block::{
+    Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Metered, Nanos,
+    Outcome, Payload, Reactor, ReactorConfig, Region, Request, RequestKind, Tag,
+};
+use weir_net::frame;
+use zerocopy::{FromZeros, IntoBytes};
+
+const SIZE: usize = 1 << 20;
+const LOG: u64 = 64 << 20;
+const PEER_DEADLINE: Duration = Duration::from_millis(50);
+
+/// An operation that the backing has taken.
+enum Operation {
+    Read(Tag, usize, weir_block::Buffer),
+    Write(Tag, usize, Vec<u8>),
+    Flush(Tag),
+}
+
+/// What the backing is told to do, and what it has done.
+#[derive(Default)]
+struct Script {
+    bytes: Vec<u8>,
+    waiting: VecDeque<Operation>,
+    hold_reads: bool,
+    hold_writes: bool,
+    hold_flushes: bool,
+    fails: bool,
+    writes: usize,
+    flushes: usize,
+}
+
+impl Script {
+    fn holds(&self, operation: &Operation) -> bool {
+        match operation {
+            Operation::Read(..) => self.hold_reads,
+            Operation::Write(..) => self.hold_writes,
+            Operation::Flush(_) => self.hold_flushes,
+        }
+    }
+}
+
+struct Backing(Rc<RefCell<Script>>);
+
+impl Layer for Backing {
+    fn info(&self) -> LayerInfo {
+        LayerInfo {
+            size: SIZE as u64,
+            logical_block: 512,
+            preferred_block: 4096,
+            max_transfer: 32 << 20,
+            writable: true,
+            fast_zeroes: true,
+            discards: true,
+        }
+    }
+
+    fn has_room(&self, _kind: RequestKind, _bytes: u64) -> bool {
+        true
+    }
+
+    fn submit(&mut self, _reactor: &mut Reactor, request: Request<'_>) {
+        let mut script = self.0.borrow_mut();
+        let operation = match request {
+            Request::Read { tag, offset, buffer } => Operation::Read(tag, offset as usize, buffer),
+            Request::Write { tag, offset, payload, .. } => {
+                Operation::Write(tag, offset as usize, payload.bytes().to_vec())
+            }
+            Request::Flush { tag } => Operation::Flush(tag),
+            request => panic!("not asked for here: {request:?}"),
+        };
+        match operation {
+            Operation::Write(..) => script.writes += 1,
+            Operation::Flush(_) => script.flushes += 1,
+            Operation::Read(..) => {}
+        }
+        script.waiting.push_back(operation);
+    }
+
+    fn on_event(&mut self, _reactor: &mut Reactor, _event: Event) {}
+
+    fn advance(&mut self, _reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        let mut script = self.0.borrow_mut();
+        for _ in 0..script.waiting.len() {
+            let operation = script.waiting.pop_front().unwrap();
+            if script.holds(&operation) {
+                script.waiting.push_back(operation);
+                continue;
+            }
+            let fails = script.fails;
+            let (tag, outcome) = match operation {
+                Operation::Read(tag, offset, mut buffer) => {
+                    let length = buffer.len();
+                    buffer.bytes_mut().copy_from_slice(&script.bytes[offset..offset + length]);
+                    (tag, Outcome::Read(buffer))
+                }
+                Operation::Write(tag, offset, bytes) => {
+                    script.bytes[offset..offset + bytes.len()].copy_from_slice(&bytes);
+                    (tag, Outcome::Done)
+                }
+                Operation::Flush(tag) => (tag, Outcome::Done),
+            };
+            let error = IoError::new(ErrorKind::Retry, Code::Io, "as the test says");
+            done.push(Completion { tag, result: if fails { Err(error) } else { Ok(outcome) } });
+        }
+    }
+
+    fn deadline(&self) -> Nanos {
+        let script = self.0.borrow();
+        let ready = script.waiting.iter().any(|operation| !script.holds(operation));
+        if ready { Nanos(0) } else { Nanos::NEVER }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.borrow().waiting.len()
+    }
+
+    fn meters(&self, _out: &mut Vec<LayerMeter>) {}
+}
+
+impl Destage for Backing {
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    ) {
+        let parts = pieces.iter().map(|&(start, length)| region.bytes(start, length));
+        let bytes: Vec<u8> = parts.flatten().copied().collect();
+        self.submit(reactor, Request::Write { tag, offset, payload: Payload::Lent(&bytes), fua: false });
+    }
+}
+
+struct Disk {
+    reactor: Reactor,
+    accel: Accel<Backing>,
+    script: Rc<RefCell<Script>>,
+    done: Vec<Completion>,
+    notices: Vec<AccelNotice>,
+}
+
+fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option<usize>) -> Configuration {
+    let replicas = replicas.iter().map(|name| (*name).to_owned()).collect();
+    Configuration { epoch, replicas, write_back, wanted_replicas: wanted }
+}
+
+fn write_through() -> Configuration {
+    configuration(1, &[], false, None)
+}
+
+fn alone() -> Configuration {
+    configuration(1, &[], true, Some(0))
+}
+
+impl Disk {
+    fn new(configuration: Configuration) -> Disk {
+        Disk::with_buffers(configuration, 16 << 20)
+    }
+
+    fn with_buffers(configuration: Configuration, buffer_limit: usize) -> Disk {
+        let mut reactor = Reactor::new(ReactorConfig { buffer_limit, ..ReactorConfig::default() }).unwrap();
+        let script = Rc::new(RefCell::new(Script { bytes: vec![0; SIZE], ..Script::default() }));
+        let config = AccelConfig {
+            destage_delay: Duration::from_millis(2),
+            peer_deadline: PEER_DEADLINE,
+            ..AccelConfig::standalone(LOG)
+        };
+        let lower = Metered::new("backing", Backing(Rc::clone(&script)));
+        let peers = reactor.new_owner();
+        let accel = Accel::new(config, configuration, Inheritance::Nothing, true, lower, peers).unwrap();
+        Disk { reactor, accel, script, done: Vec::new(), notices: Vec::new() }
+    }
+
+    fn turn(&mut self) {
+        let mut events = Vec::new();
+        self.reactor.wait(Nanos(0), &mut events).unwrap();
+        for event in events {
+            self.accel.on_event(&mut self.reactor, event);
+        }
+        self.accel.advance(&mut self.reactor, &mut self.done);
+        self.accel.take_notices(&mut self.notices);
+    }
+
+    /// Turns as a shard takes them: only when something happened or is due. How many.
+    fn run(&mut self, time: Duration) -> usize {
+        let end = Nanos::now() + time;
+        let mut turns = 0;
+        while Nanos::now() < end {
+            let mut events = Vec::new();
+            self.reactor.wait(self.accel.deadline().min(end), &mut events).unwrap();
+            for event in events {
+                self.accel.on_event(&mut self.reactor, event);
+            }
+            self.accel.advance(&mut self.reactor, &mut self.done);
+            self.accel.take_notices(&mut self.notices);
+            turns += 1;
+        }
+        turns
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..10 {
+            self.turn();
+        }
+    }
+
+    fn write(&mut self, tag: u64, sector: u64, fill: u8) {
+        let payload = [fill; 512];
+        assert!(self.accel.has_room(RequestKind::Write, 512));
+        let (tag, offset, payload) = (Tag(tag), sector * 512, Payload::Lent(&payload));
+        self.accel.submit(&mut self.reactor, Request::Write { tag, offset, payload, fua: false });
+    }
+
+    fn read(&mut self, tag: u64, sector: u64, length: usize) {
+        assert!(self.accel.has_room(RequestKind::Read, length as u64));
+        let buffer = self.reactor.buffers().take(length).unwrap();
+        self.accel.submit(&mut self.reactor, Request::Read { tag: Tag(tag), offset: sector * 512, buffer });
+    }
+
+    fn flush(&mut self, tag: u64) {
+        self.accel.submit(&mut self.reactor, Request::Flush { tag: Tag(tag) });
+    }
+
+    fn set_lease(&self, until: u64) {
+        self.accel.config().lease_until.store(until, Ordering::Release);
+    }
+
+    fn tags(&self) -> Vec<u64> {
+        let mut tags: Vec<u64> = self.done.iter().map(|completion| completion.tag.0).collect();
+        tags.sort_unstable();
+        tags
+    }
+}
+
+/// The other end of a connection, by hand.
+struct Peer {
+    stream: UnixStream,
+    number: u64,
+}
+
+impl Peer {
+    fn connect(disk: &mut Disk, node: &str) -> Peer {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        disk.accel.peer_connected(&mut disk.reactor, node.into(), theirs.into());
+        Peer { stream: ours, number: 0 }
+    }
+
+    fn send(&mut self, kind: MessageKind, meta: &[u8]) {
+        let mut bytes = Vec::new();
+        frame::encode(&mut bytes, kind as u16, self.number, meta, 0);
+        self.number += 1;
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    fn confirm(&mut self, epoch: u64, last: u64) {
+        let mut confirm = Confirm::new_zeroed();
+        (confirm.epoch, confirm.last, confirm.complete) = (epoch.into(), last.into(), 1.into());
+        self.send(MessageKind::Confirm, confirm.as_bytes());
+    }
+}
+
+#[test]
+fn waiting_for_the_lease_costs_no_turns_and_its_return_is_noticed() {
+    let mut disk = Disk::new(alone());
+    disk.settle();
+    disk.write(1, 0, 7);
+    disk.set_lease(1);
+    let turns = disk.run(Duration::from_millis(200));
+    assert!(turns < 60, "{turns} turns in 200 ms without anything to do");
+    assert!(disk.done.is_empty());
+    disk.set_lease(u64::MAX);
+    disk.run(Duration::from_millis(100));
+    assert_eq!(disk.tags(), [1]);
+}
+
+#[test]
+fn nothing_goes_past_the_log_without_a_lease() {
+    let mut disk = Disk::new(write_through());
+    disk.settle();
+    disk.set_lease(1);
+    // No turn in between: the process stood still since the last one.
+    assert!(!disk.accel.has_room(RequestKind::Write, 512));
+    assert!(!disk.accel.has_room(RequestKind::Discard, 512));
+    disk.set_lease(u64::MAX);
+    disk.write(1, 0, 7);
+    disk.settle();
+    assert_eq!((disk.tags(), disk.script.borrow().writes), (vec![1], 1));
+}
+
+#[test]
+fn what_was_held_back_is_refused_once_the_disk_is_anothers() {
+    let mut disk = Disk::new(write_through());
+    disk.settle();
+    disk.write(1, 0, 7);
+    disk.read(2, 8, 512);
+    disk.script.borrow_mut().hold_writes = true;
+    disk.write(3, 16, 7);
+    disk.set_lease(1);
+    disk.settle();
+    assert!(disk.done.is_empty());
+    disk.accel.let_go(&mut disk.reactor);
+    disk.settle();
+    disk.script.borrow_mut().hold_writes = false;
+    disk.settle();
+    assert_eq!(disk.tags(), [1, 2, 3]);
+    let refused =
+        |completion: &Completion| completion.result.as_ref().is_err_and(|error| error.code == Code::NotOwner);
+    assert!(disk.done.iter().all(refused), "{:?}", disk.done);
+    assert_eq!(disk.accel.in_flight(), 0);
+}
+
+#[test]
+fn a_flush_covers_only_what_ended_before_it_began() {
+    let mut disk = Disk::new(write_through());
+    disk.settle();
+    disk.script.borrow_mut().hold_flushes = true;
+    disk.flush(1);
+    disk.write(2, 0, 7);
+    disk.settle();
+    assert_eq!(disk.tags(), [2]);
+    disk.script.borrow_mut().hold_flushes = false;
+    disk.settle();
+    disk.accel.configured(configuration(2, &[], true, Some(0)));
+    disk.settle();
+    let before = disk.script.borrow().flushes;
+    disk.flush(3);
+    disk.settle();
+    assert_eq!(disk.script.borrow().flushes, before + 1, "write 2 may be in a volatile cache only");
+    disk.flush(4);
+    disk.settle();
+    assert_eq!(disk.script.borrow().flushes, before + 1, "and now it is not");
+    assert_eq!(disk.tags(), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_write_past_the_log_does_not_overtake_an_older_one_of_its_range() {
+    let mut disk = Disk::new(write_through());
+    disk.settle();
+    disk.script.borrow_mut().hold_writes = true;
+    disk.write(1, 4, 1);
+    disk.write(2, 4, 2);
+    disk.write(3, 9, 3);
+    disk.settle();
+    assert_eq!(disk.script.borrow().waiting.len(), 1, "the second waits for the first");
+    disk.script.borrow_mut().hold_writes = false;
+    disk.run(Duration::from_millis(50));
+    assert_eq!(disk.tags(), [1, 2, 3]);
+    let script = disk.script.borrow();
+    assert_eq!((script.bytes[4 * 512], script.bytes[9 * 512]), (2, 3));
+}
+
+#[test]
+fn reads_wait_for_memory_and_do_not_fail() {
+    let mut disk = Disk::with_buffers(alone(), 96 << 20);
+    disk.settle();
+    disk.script.borrow_mut().hold_writes = true;
+    disk.script.borrow_mut().hold_reads = true;
+    disk.write(1, 1, 7);
+    disk.settle();
+    // Three reads take all the buffers that the shard has, and each needs a second one.
+    let length = 32 << 20;
+    disk.script.borrow_mut().bytes = vec![0; length];
+    let buffers: Vec<_> = (0..3).map(|_| disk.reactor.buffers().take(length).unwrap()).collect();
+    for (tag, buffer) in (2..).map(Tag).zip(buffers) {
+        disk.accel.submit(&mut disk.reactor, Request::Read { tag, offset: 0, buffer });
+    }
+    assert_eq!(disk.script.borrow().waiting.len(), 1, "one has got the reserve");
+    assert!(!disk.accel.has_room(RequestKind::Read, 512));
+    disk.settle();
+    disk.script.borrow_mut().hold_reads = false;
+    disk.run(Duration::from_millis(50));
+    assert_eq!(disk.tags(), [1, 2, 3, 4]);
+    for completion in disk.done.iter().filter(|completion| completion.tag.0 > 1) {
+        let Ok(Outcome::Read(buffer)) = &completion.result else { panic!("{completion:?}") };
+        assert_eq!((buffer.bytes()[0], buffer.bytes()[512], buffer.bytes()[1024]), (0, 7, 0));
+    }
+}
+
+#[test]
+fn a_read_does_not_show_what_is_destaged_and_not_acknowledged() {
+    let mut disk = Disk::new(configuration(1, &[], false, Some(1)));
+    disk.settle();
+    let mut peer = Peer::connect(&mut disk, "b");
+    disk.settle();
+    peer.confirm(1, 0);
+    disk.settle();
+    let asked = |notice: &AccelNotice| matches!(notice, AccelNotice::WantConfiguration { .. });
+    assert!(disk.notices.iter().any(asked), "b may be in the set by now: {:?}", disk.notices);
+    disk.script.borrow_mut().hold_reads = true;
+    disk.read(1, 0, 1024);
+    disk.settle();
+    disk.write(2, 0, 9);
+    disk.run(Duration::from_millis(20));
+    assert_eq!(disk.script.borrow().bytes[0], 9, "destaged");
+    disk.script.borrow_mut().hold_reads = false;
+    disk.run(Duration::from_millis(10));
+    assert!(disk.done.is_empty(), "b lacks the write: {:?}", disk.done);
+    peer.confirm(1, 1);
+    disk.run(Duration::from_millis(10));
+    assert_eq!(disk.tags(), [1, 2]);
+}
+
+#[test]
+fn a_peer_that_never_answers_hello_is_given_up() {
+    let mut disk = Disk::new(configuration(1, &["b"], true, Some(1)));
+    disk.settle();
+    assert!(disk.notices.iter().any(|notice| matches!(notice, AccelNotice::WantPeer { .. })));
+    let _silent = Peer::connect(&mut disk, "b");
+    let turns = disk.run(PEER_DEADLINE * 3);
+    let fell = |notice: &AccelNotice| matches!(notice, AccelNotice::Tell("policy-falling", _));
+    assert!(disk.notices.iter().any(fell), "{:?}", disk.notices);
+    assert!(turns < 50, "{turns} turns");
+}
+
+#[test]
+fn an_impossible_confirmation_ends_the_connection_and_acknowledges_nothing() {
+    for last in [2, u64::MAX] {
+        let mut disk = Disk::new(configuration(1, &["b"], true, Some(1)));
+        disk.settle();
+        let mut peer = Peer::connect(&mut disk, "b");
+        disk.settle();
+        peer.confirm(1, 0);
+        disk.settle();
+        disk.write(1, 0, 7);
+        disk.settle();
+        peer.confirm(1, last);
+        disk.settle();
+        assert!(disk.done.is_empty());
+        disk.notices.retain(|notice| matches!(notice, AccelNotice::Tell("replica-lost", _)));
+        assert_eq!(disk.notices.len(), 1);
+    }
+}
+
+#[test]
+fn a_fenced_owner_answers_nothing_and_does_not_spin() {
+    let mut disk = Disk::new(configuration(1, &["b"], true, Some(1)));
+    disk.settle();
+    let mut peer = Peer::connect(&mut disk, "b");
+    disk.settle();
+    disk.write(1, 0, 7);
+    peer.send(MessageKind::Refuse, Refuse { epoch: 2.into() }.as_bytes());
+    disk.settle();
+    assert!(disk.notices.contains(&AccelNotice::Fenced(2)));
+    let turns = disk.run(Duration::from_millis(100));
+    assert!(turns < 10, "{turns} turns");
+    assert!(disk.done.is_empty());
+    disk.accel.let_go(&mut disk.reactor);
+    disk.settle();
+    assert_eq!(disk.tags(), [1]);
+}
+
+#[test]
+fn a_backing_that_refuses_is_tried_again_without_spinning() {
+    let mut disk = Disk::new(alone());
+    disk.settle();
+    disk.script.borrow_mut().fails = true;
+    disk.write(1, 0, 7);
+    let turns = disk.run(Duration::from_millis(200));
+    assert!(turns < 20, "{turns} turns");
+    assert_eq!(disk.tags(), [1], "the log has it");
+    disk.script.borrow_mut().fails = false;
+    disk.run(Duration::from_millis(1_000));
+    let marks = disk.accel.status().marks;
+    assert_eq!(marks.destaged, marks.appended);
+}
+
+/// Sends batches and never reads an answer. How many frames were taken before the socket was full.
+fn flood(host: &mut ReplicaHost, reactor: &mut Reactor, stream: &mut UnixStream, most: u64) -> u64 {
+    for number in 1..most {
+        let mut head = Batch::new_zeroed();
+        (head.epoch, head.first) = (1.into(), 1.into());
+        let mut bytes = Vec::new();
+        frame::encode(&mut bytes, MessageKind::Batch as u16, number, head.as_bytes(), 0);
+        let mut sent = 0;
+        for _ in 0..100 {
+            sent += stream.write(&bytes[sent..]).unwrap_or(0);
+            let mut events = Vec::new();
+            reactor.wait(Nanos(0), &mut events).unwrap();
+            events.iter().for_each(|event| host.on_event(event));
+            host.advance(reactor);
+            if sent == bytes.len() {
+                break;
+            }
+        }
+        if sent < bytes.len() {
+            return number;
+        }
+    }
+    most
+}
+
+#[test]
+fn who_does_not_take_answers_is_not_listened_to() {
+    let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
+    let id = reactor.new_owner();
+    let mut host = ReplicaHost::new(id, LOG).unwrap();
+    let (mut stream, theirs) = UnixStream::pair().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    host.attach(&mut reactor, "adversary".into(), theirs.into(), &[]).unwrap();
+    let mut hello = Hello::new_zeroed();
+    (hello.epoch, hello.lineage) = (1.into(), 1.into());
+    let mut bytes = Vec::new();
+    frame::encode(&mut bytes, MessageKind::Hello as u16, 0, hello.as_bytes(), 0);
+    stream.write_all(&bytes).unwrap();
+    let most = 200_000;
+    let taken = flood(&mut host, &mut reactor, &mut stream, most);
+    assert!(taken < most, "{taken} frames were taken while no answer was");
+    // Once it reads, it is heard again.
+    let mut answers = vec![0; 4 << 20];
+    let mut read = 0;
+    for _ in 0..1_000 {
+        read += stream.read(&mut answers).unwrap_or(0);
+        let mut events = Vec::new();
+        reactor.wait(Nanos(0), &mut events).unwrap();
+        events.iter().for_each(|event| host.on_event(event));
+        host.advance(&mut reactor);
+    }
+    assert!(read > 1 << 20, "{read} bytes of answers");
+    assert!(host.has_owner());
+}
