@@ -11,6 +11,7 @@ use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, REGISTRY};
 use weir_load::nbd::{Client as NbdClient, Uri};
 use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export};
+use weir_node::units::Size;
 
 fn uri(bench: &Bench) -> Uri {
     bench.wait(|view| !view.uris.is_empty()).uris[0].parse().unwrap()
@@ -79,6 +80,26 @@ fn a_disk_grows_under_its_clients() {
     let mut back = vec![0; BLOCK as usize];
     nbd.read(2 * SIZE - u64::from(BLOCK), &mut back).unwrap();
     assert_eq!(back, [7; BLOCK as usize]);
+}
+
+/// What the handshake promises holds, also with the least memory and the least log.
+#[test]
+fn the_largest_requests_are_taken() {
+    let _turn = alone();
+    let bench =
+        Bench::up(2, "write-back+1", |config| (config.buffers, config.log) = (Size(8 << 20), Size(1 << 20)));
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    let largest = nbd.export().maximum_block as usize;
+    assert_eq!(largest, 1 << 20);
+    let data: Vec<u8> = (0..largest).map(|at| (at / 512) as u8).collect();
+    let mut back = vec![0; largest];
+    for offset in (0..SIZE).step_by(largest) {
+        nbd.write(offset, &data, false).unwrap();
+    }
+    for offset in (0..SIZE).step_by(largest) {
+        nbd.read(offset, &mut back).unwrap();
+        assert!(back == data, "at {offset}");
+    }
 }
 
 #[test]

@@ -117,7 +117,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         registry,
         session,
         shards: queues,
-        here: Here::default(),
+        here: Here::new(config.resources.buffers.0),
         config,
     });
     let tasks = Arc::new(Tasks::default());

@@ -137,19 +137,29 @@ pub fn wall_clock_ms() -> u64 {
 }
 
 /// The disks that are open on this node, for those who must not wait: the NBD handshake.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Here {
     disks: Mutex<BTreeMap<String, LayerInfo>>,
+    /// Largest request that clients are told of, in bytes.
+    max_transfer: u32,
 }
 
 impl Here {
+    /// No disk yet, on shards with `buffers` bytes of memory for requests.
+    #[must_use]
+    pub fn new(buffers: u64) -> Here {
+        // No request may take more than a fifth of a shard's buffers, or it could not count on ever getting them.
+        let eighth = (buffers / 8).clamp(4096, weir_block::buffer::LARGEST as u64);
+        Here { disks: Mutex::default(), max_transfer: 1 << eighth.ilog2() }
+    }
+
     /// A disk is open, or has changed.
     pub fn insert(&self, record: &DiskRecord) {
         let info = LayerInfo {
             size: record.size,
             logical_block: record.logical_block,
             preferred_block: 4096,
-            max_transfer: weir_block::buffer::LARGEST as u32,
+            max_transfer: self.max_transfer,
             writable: true,
             fast_zeroes: true,
             discards: true,
