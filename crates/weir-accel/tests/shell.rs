@@ -279,13 +279,16 @@ fn waiting_for_the_lease_costs_no_turns_and_its_return_is_noticed() {
     let mut disk = Disk::new(alone());
     disk.settle();
     disk.write(1, 0, 7);
+    disk.turn();
+    assert_eq!(disk.tags(), [1], "and destage is due soon");
     disk.set_lease(1);
+    disk.write(2, 0, 7);
     let turns = disk.run(Duration::from_millis(200));
     assert!(turns < 60, "{turns} turns in 200 ms without anything to do");
-    assert!(disk.done.is_empty());
+    assert_eq!((disk.tags(), disk.script.borrow().writes), (vec![1], 0));
     disk.set_lease(u64::MAX);
     disk.run(Duration::from_millis(100));
-    assert_eq!(disk.tags(), [1]);
+    assert_eq!((disk.tags(), disk.script.borrow().writes), (vec![1, 2], 1));
 }
 
 #[test]
@@ -452,7 +455,10 @@ fn a_fenced_owner_answers_nothing_and_does_not_spin() {
     disk.settle();
     let mut peer = Peer::connect(&mut disk, "b");
     disk.settle();
+    peer.confirm(1, 0);
+    disk.settle();
     disk.write(1, 0, 7);
+    disk.settle();
     peer.send(MessageKind::Refuse, Refuse { epoch: 2.into() }.as_bytes());
     disk.settle();
     assert!(disk.notices.contains(&AccelNotice::Fenced(2)));
