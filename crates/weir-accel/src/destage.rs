@@ -9,7 +9,7 @@ use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, Requ
 use crate::checkpoint::{self, MOST_RECORDS, Step};
 use crate::log::Log;
 
-/// Log bytes of one checkpoint, softly.
+/// Log bytes of one checkpoint, softly. Also at most a quarter of the log, so that room comes in small portions.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// Enough dirty bytes to begin a checkpoint without waiting for more.
@@ -23,8 +23,8 @@ const STEPS_PER_TURN: usize = 128;
 
 enum State {
     Idle,
-    Writing { steps: VecDeque<Step>, in_flight: usize, failed: Option<IoError> },
-    Flushing,
+    Writing { steps: VecDeque<Step>, planned: usize, in_flight: usize, failed: Option<IoError> },
+    Flushing { since: Nanos },
     BackingOff { until: Nanos },
 }
 
@@ -96,7 +96,7 @@ impl Destager {
         let whole = whole.min(limit);
         for (sequence, record) in log.range(from + 1, limit.min(from + MOST_RECORDS).max(whole)) {
             bytes += record.data_length() as u64;
-            if bytes > MOST_BYTES && to > from && sequence > whole {
+            if bytes > MOST_BYTES.min(log.capacity() / 4) && to > from && sequence > whole {
                 break;
             }
             to = sequence;
@@ -104,7 +104,7 @@ impl Destager {
         let (steps, saved) = checkpoint::plan(log, from + 1, to);
         self.coalesced += saved;
         (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
-        self.state = State::Writing { steps, in_flight: 0, failed: None };
+        self.state = State::Writing { planned: steps.len(), steps, in_flight: 0, failed: None };
     }
 
     /// Hands steps to the backing, as many as the depth allows; `tag` makes a tag for each. Returns whether it
@@ -116,7 +116,7 @@ impl Destager {
         lower: &mut Metered<L>,
         mut tag: impl FnMut() -> Tag,
     ) -> bool {
-        let State::Writing { steps, in_flight, failed } = &mut self.state else { return false };
+        let State::Writing { steps, in_flight, failed, .. } = &mut self.state else { return false };
         let mut turn = 0;
         while failed.is_none() && *in_flight < self.depth && lower.can_gather() {
             let fits = match steps.front() {
@@ -155,7 +155,7 @@ impl Destager {
             }
         }
         if *in_flight == 0 && steps.is_empty() && failed.is_none() && lower.has_room(RequestKind::Flush, 0) {
-            self.state = State::Flushing;
+            self.state = State::Flushing { since: Nanos::now() };
             lower.submit(reactor, Request::Flush { tag: tag() });
         }
         false
@@ -190,6 +190,22 @@ impl Destager {
         Progress::Failed { error, first }
     }
 
+    /// How long the checkpoint under way will still take, going by what it has done so far; until then no room comes free
+    /// in the log.
+    pub fn remaining(&self, now: Nanos) -> Option<Duration> {
+        match &self.state {
+            State::Writing { steps, planned, in_flight, .. } => {
+                let left = steps.len() + in_flight;
+                let elapsed = now - self.began;
+                // Before the first step has come back, each counts as long as this one has taken already.
+                Some(elapsed.mul_f64(left as f64 / planned.saturating_sub(left).max(1) as f64))
+            }
+            // Nobody knows how long a flush takes: as long again.
+            State::Flushing { since } => Some(now - *since),
+            State::Idle | State::BackingOff { .. } => None,
+        }
+    }
+
     /// Nothing after this record has ever been handed to the backing.
     pub fn reaches(&self) -> u64 {
         self.target
@@ -205,7 +221,7 @@ impl Destager {
         match self.state {
             State::Idle => self.dirty_since.map_or(Nanos::NEVER, |since| since + self.delay),
             State::BackingOff { until } => until,
-            State::Writing { .. } | State::Flushing => Nanos::NEVER,
+            State::Writing { .. } | State::Flushing { .. } => Nanos::NEVER,
         }
     }
 

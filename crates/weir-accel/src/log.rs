@@ -145,6 +145,12 @@ impl Log {
         bytes.max(self.records.len() as f64 / MOST_RECORDS as f64)
     }
 
+    /// Bytes that certainly fit, as one write.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        (self.capacity - self.used()).saturating_sub(LARGEST_RECORD as u64)
+    }
+
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
     ///
     /// # Panics

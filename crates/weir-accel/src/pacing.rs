@@ -11,6 +11,9 @@ const FREE_SHARE: f64 = 0.5;
 /// instead of stopping at half.
 const FLOOR: f64 = 4e6;
 
+/// Admitted as long as there is any room, in bytes per second, however long a checkpoint takes.
+const LEAST: f64 = 64e3;
+
 /// Credit is handed out in slices of this length; also the longest credit that is saved up.
 const SLICE: Duration = Duration::from_millis(2);
 
@@ -48,8 +51,9 @@ impl Pacer {
         self.destage_rate = 0.0;
     }
 
-    /// Hands out credit for the time since the last call. `fill` is the share of the log in use, 0 to 1.
-    pub fn refill(&mut self, now: Nanos, fill: f64) {
+    /// Hands out credit for the time since the last call. `fill` is the share of the log in use, 0 to 1. `room` are the bytes
+    /// that it can still take until, after `remaining`, a checkpoint frees some.
+    pub fn refill(&mut self, now: Nanos, fill: f64, room: u64, remaining: Option<Duration>) {
         let elapsed = (now - self.filled).min(SLICE).as_secs_f64();
         self.filled = now;
         self.paced = fill > FREE_SHARE;
@@ -60,6 +64,11 @@ impl Pacer {
         // Infinite at the free share, the destage rate itself at a full log, and falling steadily between.
         let base = self.destage_rate.max(FLOOR);
         self.rate = base * (1.0 - FREE_SHARE) / (fill - FREE_SHARE).max(1e-3);
+        if let Some(remaining) = remaining {
+            // No faster than what lasts until then, or a slow backing's guests would stand still at the end.
+            let lasting = room as f64 / remaining.max(SLICE).as_secs_f64();
+            self.rate = self.rate.min(lasting.max(LEAST));
+        }
         self.credit = (self.credit + self.rate * elapsed).min(self.rate * SLICE.as_secs_f64());
     }
 
@@ -95,10 +104,10 @@ mod tests {
         let mut pacer = Pacer::new();
         pacer.destaged(100_000_000, Duration::from_secs(1));
         let (mut now, mut admitted) = (Nanos(1), 0u64);
-        pacer.refill(now, fill);
+        pacer.refill(now, fill, u64::MAX, None);
         while now < Nanos(1_000_000_000) {
             now = now + Duration::from_micros(100);
-            pacer.refill(now, fill);
+            pacer.refill(now, fill, u64::MAX, None);
             while pacer.admits() && admitted < 10_000_000_000 {
                 pacer.admitted(4096);
                 admitted += 4096;
@@ -120,9 +129,34 @@ mod tests {
     fn a_stuck_backing_lets_the_log_fill_gently() {
         let mut pacer = Pacer::new();
         pacer.stuck();
-        pacer.refill(Nanos(1), 0.75);
+        pacer.refill(Nanos(1), 0.75, u64::MAX, None);
         pacer.admitted(1 << 20);
         assert!(!pacer.admits());
         assert!(pacer.deadline() < Nanos(10_000_000));
+    }
+
+    /// A log with a checkpoint that takes 4 s, on a backing that was fast before: room lasts until the checkpoint's end.
+    #[test]
+    fn room_lasts_until_the_checkpoint_ends() {
+        let mut pacer = Pacer::new();
+        pacer.destaged(1 << 30, Duration::from_secs(1));
+        let (mut now, mut room) = (Nanos(1), 24u64 << 20);
+        let end = now + Duration::from_secs(4);
+        let mut longest = Duration::ZERO;
+        let mut last = now;
+        pacer.refill(now, 0.6, room, Some(end - now));
+        while now < end {
+            now = now + Duration::from_micros(200);
+            pacer.refill(now, 1.0 - room as f64 / f64::from(60 << 20), room, Some(end - now));
+            while pacer.admits() && room > 4096 {
+                pacer.admitted(4096);
+                room -= 4096;
+                longest = longest.max(now - last);
+                last = now;
+            }
+        }
+        longest = longest.max(end - last);
+        assert!(longest < Duration::from_millis(20), "nothing was admitted for {longest:?}");
+        assert!(room < 1 << 20, "{room} bytes were kept back for nothing");
     }
 }

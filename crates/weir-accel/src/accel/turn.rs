@@ -21,7 +21,7 @@ impl<L: Destage> Accel<L> {
             return self.refuse(done);
         }
         self.peers.expire(now, &mut self.events);
-        self.pacer.refill(now, self.log.fill());
+        self.pacer.refill(now, self.log.fill(), self.log.room(), self.destager.remaining(now));
         self.decide(reactor, now);
         // What is older than our lease must neither reach the backing nor be answered (P2, P4).
         let holds_lease = self.config.holds_lease(now);
