@@ -1,4 +1,4 @@
-//! A small ext4 on a loop device, which can be full, read-only, slow, and grow.
+//! A small ext4 on a loop device, which can be full and slow.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -62,13 +62,6 @@ impl SmallFilesystem {
 
     fn filler(&self) -> PathBuf {
         self.path().join("filler")
-    }
-
-    /// Makes the filesystem larger while it is in use.
-    pub fn grow(&self, size: u64) {
-        File::options().write(true).open(self.directory.path().join(IMAGE)).unwrap().set_len(size).unwrap();
-        run("losetup", ["-c", &self.device]);
-        run("resize2fs", [&self.device]);
     }
 
     /// Lets the processes write no more than so many bytes in a second to this device; `None` where the kernel has no
