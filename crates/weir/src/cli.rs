@@ -387,9 +387,9 @@ pub struct DemoArgs {
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Time of the load, the owner's end in its middle.
-    #[arg(long, default_value = "40 s")]
+    #[arg(long, default_value = "30 s")]
     pub load: Period,
     /// Time for each run of the layered measurement.
-    #[arg(long, default_value = "1 s")]
+    #[arg(long, default_value = "500 ms")]
     pub runtime: Period,
 }

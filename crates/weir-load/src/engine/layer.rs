@@ -1,5 +1,7 @@
 //! Load on a layer, from within its shard.
 
+use std::collections::VecDeque;
+
 use weir_block::{Buffer, Completion, Layer, LayerInfo, Nanos, Outcome, Payload, Reactor, Request, Tag};
 
 use crate::checker::Checker;
@@ -29,8 +31,9 @@ pub struct LayerLoad {
     slots: Vec<(Tag, u32)>,
     /// Random bytes: what writes carry.
     data: Vec<u8>,
-    /// Asked for by the generator, not yet taken by the layer.
-    held: Option<Io>,
+    /// Asked for by the generator, not yet taken by the layer. Waiting here counts: a layer that pushes back makes its
+    /// clients wait, and a queue that is not kept full would not be the depth that was asked for.
+    held: VecDeque<Io>,
     checker: Option<Checker>,
     warm_until: Nanos,
     counted_from: Nanos,
@@ -69,7 +72,7 @@ impl LayerLoad {
             tags,
             slots,
             data,
-            held: None,
+            held: VecDeque::new(),
             checker,
             warm_until: now + workload.warmup,
             counted_from: now,
@@ -96,11 +99,13 @@ impl LayerLoad {
             self.generator.clear_tally();
             self.counted_from = now;
         }
-        while let Some(io) = self.held.take().or_else(|| self.generator.next(now)) {
-            if !self.submit(io, reactor, layer) {
-                self.held = Some(io);
-                break;
-            }
+        while let Some(io) = self.generator.next(now) {
+            self.held.push_back(io);
+        }
+        while let Some(&io) = self.held.front()
+            && self.submit(io, reactor, layer)
+        {
+            self.held.pop_front();
         }
         if self.ended.is_none() && self.generator.in_flight() == 0 && self.generator.exhausted(now) {
             self.ended = Some(now);

@@ -30,7 +30,10 @@ const RANGE: u64 = 256 << 20;
 /// The range is a multiple of this: it is filled in such pieces.
 const FILL_BLOCK: u64 = 1 << 20;
 
-/// Longest wait for what earlier runs left dirty.
+/// The policy with the most replicas is `write-back+2`.
+const MOST_REPLICAS: usize = 2;
+
+/// Longest wait for what earlier runs left dirty, and for a policy.
 const SETTLE: Duration = Duration::from_secs(60);
 
 /// What is to be measured, apart from the disk.
@@ -116,7 +119,8 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
         exports[0].prefill().map_err(Failure::failed)?;
         progress(&format!("filled {} before the measurement", about(range)));
     }
-    let mut targets = layers(client, &view, &options, exports);
+    let other_policies = other_policies(client, &view)?;
+    let mut targets = layers(client, &view, &options, &other_policies, exports);
     let plan = Plan { cells: cells(settings), repeats: settings.repeats, seed: settings.seed };
     let environment = Environment::here(disk, &owner, std::env::args());
     let stop = Arc::new(AtomicBool::new(false));
@@ -131,6 +135,8 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
     };
     let diagnosis = interruptible(&stop, || measure(&plan, &mut targets, environment, &stop, &mut show))?;
     bar.finish_and_clear();
+    drop(targets);
+    client.set_policy(disk, &view.requested)?;
     write_report(diagnosis.map_err(Failure::usage)?, &settings.report)
 }
 
@@ -213,21 +219,42 @@ fn exports<'a>(
     Ok(exports)
 }
 
-/// The layers, from the bottom. Each waits, before it runs, for what an earlier one left dirty.
+/// The policies that the disk can have with the nodes that are up, other than the one that it has.
+fn other_policies(client: &Client, view: &DiskView) -> Result<Vec<String>, Failure> {
+    let peers = client.status()?.nodes.iter().filter(|node| node.state == "up").count().saturating_sub(1);
+    let write_back = (0..=peers.min(MOST_REPLICAS)).map(|replicas| format!("write-back+{replicas}"));
+    let all = std::iter::once("write-through".to_owned()).chain(write_back);
+    Ok(all.filter(|policy| *policy != view.effective).collect())
+}
+
+/// The layers, from the bottom. Each waits, before it runs, for what an earlier one left dirty, and for its policy.
 fn layers<'a>(
     client: &'a Client,
     view: &DiskView,
     options: &LoadOptions,
+    other_policies: &[String],
     exports: Vec<LoadTarget<'a>>,
 ) -> Vec<Box<dyn Target + 'a>> {
-    let inside =
-        |layer, name| Inside { client, disk: view.name.clone(), layer, name, options: options.clone() };
-    let backing = inside(LoadLayer::Backing, "backing".to_owned());
-    let accel = inside(LoadLayer::Accel, format!("accel {}", view.effective));
-    let settled =
-        |target| -> Box<dyn Target + 'a> { Box::new(Settled { client, disk: view.name.clone(), target }) };
-    let exports = exports.into_iter().map(|export| settled(Box::new(export)));
-    [settled(Box::new(backing)), settled(Box::new(accel))].into_iter().chain(exports).collect()
+    let inside = |layer, name, position| -> Box<dyn Target + 'a> {
+        Box::new(Inside { client, disk: view.name.clone(), layer, name, position, options: options.clone() })
+    };
+    let prepared = |policy: &str, target| -> Box<dyn Target + 'a> {
+        Box::new(Prepared { client, disk: view.name.clone(), policy: policy.to_owned(), target })
+    };
+    let accel = format!("accel {}", view.effective);
+    let on_the_way = [
+        inside(LoadLayer::Backing, "backing".to_owned(), Position::OnTheWay),
+        inside(LoadLayer::Accel, accel.clone(), Position::OnTheWay),
+    ];
+    let alternatives = other_policies.iter().map(|policy| {
+        let position = Position::AlternativeTo(accel.clone());
+        prepared(policy, inside(LoadLayer::Accel, format!("accel {policy}"), position))
+    });
+    let exports = exports.into_iter().map(|export| -> Box<dyn Target + 'a> { Box::new(export) });
+    let mut layers: Vec<_> = on_the_way.map(|layer| prepared(&view.effective, layer)).into();
+    layers.extend(alternatives);
+    layers.extend(exports.map(|export| prepared(&view.effective, export)));
+    layers
 }
 
 /// A layer inside the owner's process.
@@ -236,12 +263,17 @@ struct Inside<'a> {
     disk: String,
     layer: LoadLayer,
     name: String,
+    position: Position,
     options: LoadOptions,
 }
 
 impl Target for Inside<'_> {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn position(&self) -> Position {
+        self.position.clone()
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
@@ -254,14 +286,15 @@ impl Target for Inside<'_> {
     }
 }
 
-/// A layer that runs only when the disk has come to rest.
-struct Settled<'a> {
+/// A layer that runs only when the disk has come to rest under the policy that is to be measured.
+struct Prepared<'a> {
     client: &'a Client,
     disk: String,
+    policy: String,
     target: Box<dyn Target + 'a>,
 }
 
-impl Target for Settled<'_> {
+impl Target for Prepared<'_> {
     fn name(&self) -> &str {
         self.target.name()
     }
@@ -271,23 +304,32 @@ impl Target for Settled<'_> {
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        settle(self.client, &self.disk)?;
+        prepare(self.client, &self.disk, &self.policy)?;
         self.target.run(cell)
     }
 }
 
-/// Waits until the log is empty and nobody is connected: no run pays for what an earlier one left.
-fn settle(client: &Client, disk: &str) -> Result<(), TargetError> {
+/// Has the policy in effect, and waits until the log is empty and nobody is connected: no run pays for what an
+/// earlier one left.
+fn prepare(client: &Client, disk: &str, policy: &str) -> Result<(), TargetError> {
+    let failed = |error: weir_node::api::ApiError| TargetError::Failed(error.to_string());
     let deadline = Nanos::now() + SETTLE;
     loop {
-        let view = client.disk(disk).map_err(|error| TargetError::Failed(error.to_string()))?;
+        let view = client.disk(disk).map_err(failed)?;
+        if view.requested != policy {
+            client.set_policy(disk, policy).map_err(failed)?;
+            continue;
+        }
         match view.detail {
-            Some(detail) if detail.dirty_bytes == 0 && detail.clients == 0 => return Ok(()),
+            Some(detail) if view.effective == policy && detail.dirty_bytes == 0 && detail.clients == 0 => {
+                return Ok(());
+            }
             Some(_) if Nanos::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             Some(detail) => {
                 return Err(TargetError::Failed(format!(
-                    "after {} s there are still {} bytes dirty and {} clients connected",
+                    "after {} s the policy is {} and not {policy}, {} bytes are dirty and {} clients connected",
                     SETTLE.as_secs(),
+                    view.effective,
                     detail.dirty_bytes,
                     detail.clients
                 )));
