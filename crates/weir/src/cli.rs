@@ -122,13 +122,14 @@ pub enum Command {
 const BENCH_EXAMPLES: &str = "\
 Examples:
   weir bench /dev/nvme1n1                                     random 4 KiB reads at depth 32 for 10 s
-  weir bench nbd://127.0.0.1:10809/db --rw randrw:70      an NBD export, 70 % reads
+  weir bench nbd://127.0.0.1:10809/db --rw randrw:70          an NBD export, 70 % reads
   weir bench --disk db --layer accel --rw randwrite --destroy
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
 const DIAGNOSE_EXAMPLES: &str = "\
 The same cells run on each layer, interleaved in random order, at least three times: the backing, the accelerator, the NBD
-export on Unix socket and TCP. Writes destroy what the disk holds, therefore --destroy.
+export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every other one that the nodes
+allow; the requested policy is changed for that, and set back at the end. Writes destroy what the disk holds, therefore --destroy.
 
 Examples:
   weir diagnose --disk scratch --destroy
