@@ -25,8 +25,8 @@ use weir_node::units::Size;
 
 const MIB: u64 = 1 << 20;
 
-/// Memory for each write log.
-const LOG: u64 = 8 * MIB;
+/// Memory for each write log: the least that there is.
+const LOG: u64 = 64 * MIB;
 
 /// The disk whose backing has no trouble.
 const HEALTHY: &str = "d2";
