@@ -103,7 +103,7 @@ impl Pair {
                 let host = self.host.as_mut().unwrap();
                 host.attach(&mut self.reactor, "a".into(), OwnedFd::from(theirs), &[]).unwrap();
             }
-            AccelNotice::WantPeer { .. } => accel.peer_unavailable(),
+            AccelNotice::WantPeer { .. } => accel.peer_unavailable(String::new()),
             AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
                 assert_eq!(epoch, self.epoch);
                 self.epoch += 1;

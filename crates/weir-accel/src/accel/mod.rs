@@ -179,9 +179,13 @@ impl<L: Destage> Accel<L> {
         self.again = true;
     }
 
-    /// No connection can be had.
-    pub fn peer_unavailable(&mut self) {
-        self.push_event(OwnerEvent::PeerUnavailable);
+    /// No connection to `node` can be had, or, when the name is empty, to any node.
+    pub fn peer_unavailable(&mut self, node: String) {
+        self.push_event(if node.is_empty() {
+            OwnerEvent::PeerUnavailable
+        } else {
+            OwnerEvent::PeerLost(node)
+        });
     }
 
     /// The registry committed a configuration.

@@ -32,19 +32,24 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the backing and puts the layers together.
-    pub fn open(
-        reactor: &mut Reactor,
-        config: &ShardConfig,
-        open: &OpenDisk,
-        inheritance: Inheritance,
-    ) -> Result<Disk, String> {
+    /// Opens the backing of a disk.
+    pub fn open_backing(reactor: &mut Reactor, open: &OpenDisk) -> Result<FileBacking, String> {
         let options = BackingOptions {
             size: Some(open.size),
             logical_block: Some(open.logical_block),
             ..BackingOptions::default()
         };
-        let backing = FileBacking::open(reactor, &open.path, &options).map_err(|error| error.to_string())?;
+        FileBacking::open(reactor, &open.path, &options).map_err(|error| error.to_string())
+    }
+
+    /// Puts the layers together.
+    pub fn new(
+        reactor: &mut Reactor,
+        config: &ShardConfig,
+        open: &OpenDisk,
+        backing: FileBacking,
+        inheritance: Inheritance,
+    ) -> Result<Disk, String> {
         let backing_id = backing.owner();
         let former_stopped = match open.arrival {
             Arrival::Clean => true,

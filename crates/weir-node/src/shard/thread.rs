@@ -244,7 +244,7 @@ impl ShardThread {
                 accel.not_configured();
             }
             Command::FormerStopped { .. } => accel.former_stopped(),
-            Command::PeerUnavailable { .. } => accel.peer_unavailable(),
+            Command::PeerUnavailable { node, .. } => accel.peer_unavailable(node),
             Command::SetPolicy { wanted_replicas, .. } => accel.request_policy(wanted_replicas),
             _ => {}
         }
@@ -254,8 +254,10 @@ impl ShardThread {
         if self.find(&open.disk).is_some() {
             return Err("the disk is open already".into());
         }
+        // The backing first: if it cannot be opened, the replica must stay, it may be the only copy of the log.
+        let backing = Disk::open_backing(&mut self.reactor, open)?;
         let inheritance = self.inherit(open)?;
-        let disk = Disk::open(&mut self.reactor, &self.config, open, inheritance)?;
+        let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance)?;
         let (clients, layers) = disk.owners();
         let slot = self.disks.insert(disk);
         self.places.set(clients, Place::Clients(slot));
