@@ -41,6 +41,8 @@ pub enum Progress {
 /// One disk's destage.
 pub struct Destager {
     state: State,
+    /// A step has come back since the last were handed down.
+    progressed: bool,
     delay: Duration,
     depth: usize,
     target: u64,
@@ -58,6 +60,7 @@ impl Destager {
     pub fn new(delay: Duration, depth: usize) -> Destager {
         Destager {
             state: State::Idle,
+            progressed: false,
             delay,
             depth,
             target: 0,
@@ -116,6 +119,7 @@ impl Destager {
         lower: &mut Metered<L>,
         mut tag: impl FnMut() -> Tag,
     ) -> bool {
+        self.progressed = false;
         let State::Writing { steps, in_flight, failed, .. } = &mut self.state else { return false };
         let mut turn = 0;
         while failed.is_none() && *in_flight < self.depth && lower.can_gather() {
@@ -163,6 +167,7 @@ impl Destager {
 
     /// A step (or the flush) came back.
     pub fn completed(&mut self, now: Nanos, result: Result<(), IoError>) -> Progress {
+        self.progressed = true;
         match (&mut self.state, result) {
             (State::Writing { in_flight, failed, .. }, result) => {
                 *in_flight -= 1;
@@ -221,6 +226,8 @@ impl Destager {
         match self.state {
             State::Idle => self.dirty_since.map_or(Nanos::NEVER, |since| since + self.delay),
             State::BackingOff { until } => until,
+            // A backing in memory answers without an event: the next step must not wait for one.
+            State::Writing { .. } if self.progressed => Nanos(0),
             State::Writing { .. } | State::Flushing { .. } => Nanos::NEVER,
         }
     }
