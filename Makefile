@@ -34,7 +34,7 @@ doc: ## documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
 
 unit: ## unit, property and end-to-end tests
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
 	$(CARGO) run --release -p weir-peers
