@@ -21,7 +21,13 @@ use weir_block::{
 const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Epoll];
 
 fn small_reactor(engine: Engine) -> Reactor {
-    let reactor = Reactor::new(ReactorConfig { entries: 8, buffer_limit: 64 << 20, engine }).unwrap();
+    let reactor = Reactor::new(ReactorConfig {
+        entries: 8,
+        buffer_limit: 64 << 20,
+        engine,
+        ..ReactorConfig::default()
+    })
+    .unwrap();
     assert_eq!(reactor.engine_name(), if engine == Engine::Uring { "io_uring" } else { "epoll" });
     reactor
 }

@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use slab::Slab;
 
@@ -130,11 +131,19 @@ pub struct ReactorConfig {
     pub buffer_limit: usize,
     /// Which engine.
     pub engine: Engine,
+    /// Longest time that the reactor looks for the next event before it sleeps, after one that came within this
+    /// time; zero: never. Waking a processor that sleeps takes about as long.
+    pub poll: Duration,
 }
 
 impl Default for ReactorConfig {
     fn default() -> ReactorConfig {
-        ReactorConfig { entries: 512, buffer_limit: 256 << 20, engine: Engine::Auto }
+        ReactorConfig {
+            entries: 512,
+            buffer_limit: 256 << 20,
+            engine: Engine::Auto,
+            poll: Duration::from_micros(50),
+        }
     }
 }
 
@@ -156,6 +165,9 @@ pub struct Reactor {
     /// Finished (slot, result) pairs of the last wait.
     finished: Vec<(usize, i32)>,
     spare_vectors: Vec<Vec<libc::iovec>>,
+    poll: Duration,
+    /// The last wait was a short one.
+    busy: bool,
 }
 
 impl Reactor {
@@ -183,6 +195,8 @@ impl Reactor {
             files_in_flight: 0,
             finished: Vec::new(),
             spare_vectors: Vec::new(),
+            poll: config.poll,
+            busy: false,
         };
         reactor.watch_waker();
         Ok(reactor)
@@ -333,11 +347,27 @@ impl Reactor {
     /// # Errors
     /// The ring or the epoll instance is broken; the shard cannot go on.
     pub fn wait(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
+        let began = Nanos::now();
+        if self.busy
+            && deadline > began
+            && let Driver::Uring(uring) = &mut self.driver
+        {
+            let waker = &self.waker;
+            uring.poll(deadline.min(began + self.poll), || waker.is_notified())?;
+        }
+        let before = events.len();
+        let waited = self.sleep(deadline, events);
+        // Sleeping and being woken costs more than so short a wait; after a longer one, sleeping is right.
+        self.busy = events.len() > before && Nanos::now() - began <= self.poll;
+        waited
+    }
+
+    fn sleep(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
         let timeout = match deadline {
             Nanos::NEVER => None,
             deadline => Some(deadline - Nanos::now()),
         };
-        let timeout = if self.waker.prepare_to_sleep() { timeout } else { Some(std::time::Duration::ZERO) };
+        let timeout = if self.waker.prepare_to_sleep() { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);
         let waited = match &mut self.driver {
             Driver::Uring(uring) => uring.wait(timeout, &mut finished),

@@ -7,6 +7,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use super::Interest;
 use super::slot::{FileKind, FileOperation};
+use crate::clock::Nanos;
 
 /// Completions of our own cancellations carry this; nobody waits for them.
 const NOBODY: u64 = u64::MAX;
@@ -26,6 +27,8 @@ impl Uring {
             .setup_cqsize(completions)
             .setup_single_issuer()
             .setup_defer_taskrun()
+            // Shows in shared memory that there is such work: polling then needs no system call.
+            .setup_taskrun_flag()
             .build(entries)
             .or_else(|_| IoUring::builder().setup_cqsize(completions).build(entries))?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -81,6 +84,29 @@ impl Uring {
         self.push(entry.user_data(key as u64));
     }
 
+    /// Submits everything, then looks for something to do until `until`, or until `woken` says so. Gives the processor away
+    /// at every look, so that whoever is to answer us can run.
+    pub fn poll(&mut self, until: Nanos, woken: impl Fn() -> bool) -> io::Result<bool> {
+        if let Err(error) = self.ring.submit()
+            && !is_passing(&error)
+        {
+            return Err(error);
+        }
+        loop {
+            if !self.early.is_empty()
+                || self.ring.submission().taskrun()
+                || !self.ring.completion().is_empty()
+                || woken()
+            {
+                return Ok(true);
+            }
+            if Nanos::now() >= until {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Submits everything and waits for at least one completion, at most `timeout`.
     pub fn wait(&mut self, timeout: Option<Duration>, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
         let timeout = if self.early.is_empty() { timeout } else { Some(Duration::ZERO) };
@@ -91,13 +117,10 @@ impl Uring {
                 self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&spec))
             }
         };
-        if let Err(error) = waited {
-            // Time is up, a signal came, or completions must be taken before more fit in: all of them go on.
-            let passing =
-                matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN));
-            if !passing {
-                return Err(error);
-            }
+        if let Err(error) = waited
+            && !is_passing(&error)
+        {
+            return Err(error);
         }
         finished.append(&mut self.early);
         take_completions(&mut self.ring, finished);
@@ -117,6 +140,11 @@ impl Uring {
             }
         }
     }
+}
+
+/// Time is up, a signal came, or completions must be taken before more fit in: all of them go on.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
 
 fn take_completions(ring: &mut IoUring, finished: &mut Vec<(usize, i32)>) {

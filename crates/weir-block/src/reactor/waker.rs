@@ -33,6 +33,11 @@ impl Waker {
         }
     }
 
+    /// Whether somebody has woken us since the last wait.
+    pub(super) fn is_notified(&self) -> bool {
+        self.notified.load(Ordering::Acquire)
+    }
+
     /// False when somebody has woken us meanwhile: then poll, do not sleep.
     pub(super) fn prepare_to_sleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);

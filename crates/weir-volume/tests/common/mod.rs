@@ -20,7 +20,8 @@ pub fn scratch_in_memory() -> tempfile::TempDir {
 }
 
 pub fn reactor(engine: Engine) -> Reactor {
-    Reactor::new(ReactorConfig { entries: 64, buffer_limit: 64 << 20, engine }).unwrap()
+    Reactor::new(ReactorConfig { entries: 64, buffer_limit: 64 << 20, engine, ..ReactorConfig::default() })
+        .unwrap()
 }
 
 pub fn options(engine: EngineChoice) -> BackingOptions {
