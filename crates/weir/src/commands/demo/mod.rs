@@ -30,6 +30,7 @@ const OWNER: &str = "n1";
 /// Carries out the demonstration. Anything that is not as it must be is a failure.
 pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
     let dir = directory(arguments)?;
+    end_lab_on_interrupt(&dir)?;
     let mut steps = Steps::new();
     let mut lab = steps.run("three nodes on 127.0.0.1, .2 and .3", || lab_up(&dir))?;
     let image = steps.run("an ext4 filesystem of this machine's own files", || Image::make(&dir))?;
@@ -87,8 +88,27 @@ fn directory(arguments: &DemoArgs) -> Result<PathBuf, Failure> {
     Ok(dir)
 }
 
+/// Ctrl-C is not meant to leave nodes behind: they are in process groups of their own.
+fn end_lab_on_interrupt(dir: &Path) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let lab = lab_dir(dir);
+    std::thread::spawn(move || {
+        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+            if let Err(error) = Lab::open(&lab).and_then(Lab::down) {
+                eprintln!("weir: {error}");
+            }
+            std::process::exit(130);
+        }
+    });
+    Ok(())
+}
+
+fn lab_dir(dir: &Path) -> PathBuf {
+    dir.join("lab")
+}
+
 fn lab_up(dir: &Path) -> Result<Lab, Failure> {
-    Ok(Lab::up(&LabConfig::new(dir.join("lab"), std::env::current_exe()?))?)
+    Ok(Lab::up(&LabConfig::new(lab_dir(dir), std::env::current_exe()?))?)
 }
 
 fn disks_up(lab: &Lab, dir: &Path) -> Result<(), Failure> {
