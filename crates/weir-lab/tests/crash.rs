@@ -90,7 +90,7 @@ fn kill_owner(nodes: usize, policy: &str, rounds: u64) {
 
 #[test]
 fn owner_killed_with_one_replica() {
-    kill_owner(3, "write-back+1", rounds(8));
+    kill_owner(3, "write-back+1", rounds(6));
 }
 
 #[test]
@@ -99,17 +99,17 @@ fn owner_killed_with_two_replicas() {
 }
 
 /// A replica is killed in the middle of a load: the guest waits a moment and keeps its connection.
-#[test]
-fn replica_killed() {
+fn kill_replica(nodes: usize, policy: &str, rounds: u64) {
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
-    let mut bench = Bench::up(3, "write-back+1", |_| {});
+    let mut bench = Bench::up(nodes, policy, |_| {});
     let (mut score, mut history) = (Score::default(), new_history(seed));
-    for _ in 0..rounds(4) {
+    for _ in 0..rounds {
         let before = some_time(&mut random, 20, 800);
         let load = bench.load(history, random.u64(..));
-        let replica = bench.wait_effective().replicas[0].clone();
+        let replicas = bench.wait_effective().replicas;
+        let replica = replicas[random.usize(..replicas.len())].clone();
         let lab = &mut bench.lab;
         let (load, ()) = during(load, before + Duration::from_millis(1500), || {
             thread::sleep(before);
@@ -117,24 +117,33 @@ fn replica_killed() {
         });
         assert_eq!(load.progress().reconnects(), 0, "the owner was not touched (P9)");
         let view = bench.wait_effective();
-        assert_ne!(view.replicas[0], replica, "another node has taken its place");
+        assert!(!view.replicas.contains(&replica), "another node has taken its place");
         history = score.judge(&bench, load, seed);
         bench.lab.start(&replica).unwrap();
     }
     bench.check_backing(&mut history);
-    eprintln!("replica killed: {score:?}");
+    eprintln!("replica killed, {policy}: {score:?}");
+}
+
+#[test]
+fn one_replica_killed() {
+    kill_replica(3, "write-back+1", rounds(3));
+}
+
+#[test]
+fn one_of_two_replicas_killed() {
+    kill_replica(4, "write-back+2", rounds(2));
 }
 
 /// The owner stands still for longer than its lease, another takes over, and then it goes on: everything that it still
 /// tries must be refused.
-#[test]
-fn owner_paused_beyond_its_lease() {
+fn pause_owner(nodes: usize, policy: &str, rounds: u64) {
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
-    let bench = Bench::up(3, "write-back+1", |_| {});
+    let bench = Bench::up(nodes, policy, |_| {});
     let (mut score, mut history) = (Score::default(), new_history(seed));
-    for _ in 0..rounds(4) {
+    for _ in 0..rounds {
         let before = some_time(&mut random, 20, 500);
         let after = some_time(&mut random, 10, 1500);
         let load = bench.load(history, random.u64(..));
@@ -154,7 +163,17 @@ fn owner_paused_beyond_its_lease() {
         bench.wait_effective();
     }
     bench.check_backing(&mut history);
-    eprintln!("owner paused: {score:?}");
+    eprintln!("owner paused, {policy}: {score:?}");
+}
+
+#[test]
+fn owner_with_one_replica_paused_beyond_its_lease() {
+    pause_owner(3, "write-back+1", rounds(3));
+}
+
+#[test]
+fn owner_with_two_replicas_paused_beyond_its_lease() {
+    pause_owner(4, "write-back+2", rounds(2));
 }
 
 /// The former owner has let the disk go, says where it is now, and is a node like others again.

@@ -12,6 +12,9 @@ use crate::clock::Nanos;
 /// Completions of our own cancellations carry this; nobody waits for them.
 const NOBODY: u64 = u64::MAX;
 
+/// Giving the processor away takes longer than this when somebody else ran on it meanwhile.
+const OTHERS_RAN: Duration = Duration::from_micros(4);
+
 pub(super) struct Uring {
     ring: IoUring,
     /// Completions taken while making room for submissions; the next wait hands them out.
@@ -85,7 +88,8 @@ impl Uring {
     }
 
     /// Submits everything, then looks for something to do until `until`, or until `woken` says so. Gives the processor away
-    /// at every look, so that whoever is to answer us can run.
+    /// at every look, so that whoever is to answer us can run; if somebody did, it will not halt while we sleep, so
+    /// that sleeping is cheaper than looking on.
     pub fn poll(&mut self, until: Nanos, woken: impl Fn() -> bool) -> io::Result<bool> {
         if let Err(error) = self.ring.submit()
             && !is_passing(&error)
@@ -100,10 +104,14 @@ impl Uring {
             {
                 return Ok(true);
             }
-            if Nanos::now() >= until {
+            let before = Nanos::now();
+            if before >= until {
                 return Ok(false);
             }
             std::thread::yield_now();
+            if Nanos::now() - before > OTHERS_RAN {
+                return Ok(false);
+            }
         }
     }
 

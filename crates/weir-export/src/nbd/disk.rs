@@ -123,6 +123,12 @@ impl NbdDisk {
         self.turn = turn;
     }
 
+    /// Whether a connection stopped only to give others their turn.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Takes the layer's answers and queues the replies.
     pub fn complete(&mut self, done: &mut Vec<Completion>) {
         for Completion { tag, result } in done.drain(..) {

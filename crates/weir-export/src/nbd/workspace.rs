@@ -9,7 +9,7 @@ use weir_block::{BufferPool, Nanos, Token};
 use super::protocol::RequestHeader;
 
 /// Most bytes taken from a socket in one call.
-pub(super) const WINDOW: usize = 256 << 10;
+pub(super) const WINDOW: usize = 64 << 10;
 
 /// A write of at least this many bytes, of which not all have arrived, is received into a buffer of its own.
 pub(super) const DIRECT: usize = 32 << 10;

@@ -11,6 +11,9 @@ use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
 use super::{ShardConfig, answer};
 
+/// Rounds of requests in one turn; then commands and events are looked at.
+const ROUNDS_PER_TURN: usize = 16;
+
 /// Where a disk is in its life here.
 enum Life {
     Serving,
@@ -140,6 +143,15 @@ impl Disk {
 
     /// One turn: take what clients (and a load) ask for, advance the layers, answer.
     pub fn turn(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        for _ in 0..ROUNDS_PER_TURN {
+            self.round(reactor, workspace);
+            if !self.nbd.has_more() {
+                break;
+            }
+        }
+    }
+
+    fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.nbd.pump(reactor, &mut self.accel, workspace);
         if let Some(load) = &mut self.load {
             load.pump(reactor, &mut self.accel);

@@ -86,7 +86,7 @@ impl Connection {
             if !self.readable {
                 return Stop::Incomplete;
             }
-            if received >= 4 * WINDOW {
+            if received >= WINDOW {
                 return Stop::TurnOver;
             }
             match self.receive(turn) {

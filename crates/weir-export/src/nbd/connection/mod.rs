@@ -18,8 +18,9 @@ use super::replies::{Counted, Flushed, Replies};
 use super::status::describe_extents;
 use super::workspace::Workspace;
 
-/// Requests worked off in one turn; then other connections have theirs.
-pub(super) const TURN: usize = 256;
+/// Requests worked off in one turn; then they are answered and other connections have theirs. Few, so that a client
+/// takes the answers to the first of a deep queue and asks again while the server does the rest.
+pub(super) const TURN: usize = 16;
 
 /// Limits of the connections of one disk (P10).
 #[derive(Clone, Copy, Debug)]
