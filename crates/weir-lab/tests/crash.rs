@@ -62,122 +62,115 @@ fn some_time(random: &mut Rng, from_ms: u64, to_ms: u64) -> Duration {
     Duration::from_millis(random.u64(from_ms..to_ms))
 }
 
-/// The owner is killed in the middle of a load, its successor goes on, and the node comes back.
-fn kill_owner(nodes: usize, policy: &str, rounds: u64) {
+/// Rounds on one lab and one history: `disturb` does harm to a node under load, every block is judged, `restore` brings
+/// the node back.
+fn run_rounds(
+    what: &str,
+    (nodes, policy): (usize, &str),
+    rounds: u64,
+    disturb: impl Fn(&mut Bench, &mut Rng, VerifyingLoad) -> (VerifyingLoad, String),
+    restore: impl Fn(&mut Bench, &str),
+) {
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
     let mut bench = Bench::up(nodes, policy, |_| {});
     let (mut score, mut history) = (Score::default(), new_history(seed));
     for _ in 0..rounds {
-        let before = some_time(&mut random, 20, 1200);
         let load = bench.load(history, random.u64(..));
-        let former = bench.owner();
-        let lab = &mut bench.lab;
-        let (load, ()) = during(load, before + Duration::from_millis(1500), || {
-            thread::sleep(before);
-            lab.kill(&former).unwrap();
-        });
-        assert_ne!(bench.owner(), former);
-        assert!(load.progress().reconnects() > 0, "the load never noticed");
+        let (load, node) = disturb(&mut bench, &mut random, load);
         history = score.judge(&bench, load, seed);
-        bench.lab.start(&former).unwrap();
+        restore(&mut bench, &node);
         bench.wait_effective();
     }
     bench.check_backing(&mut history);
-    eprintln!("owner killed, {policy}: {score:?}");
+    eprintln!("{what}, {policy}: {score:?}");
+}
+
+fn start(bench: &mut Bench, node: &str) {
+    bench.lab.start(node).unwrap();
+}
+
+/// The owner is killed in the middle of a load, its successor goes on, and the node comes back.
+fn kill_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (VerifyingLoad, String) {
+    let before = some_time(random, 20, 1200);
+    let former = bench.owner();
+    let lab = &mut bench.lab;
+    let (load, ()) = during(load, before + Duration::from_millis(1500), || {
+        thread::sleep(before);
+        lab.kill(&former).unwrap();
+    });
+    assert_ne!(bench.owner(), former);
+    assert!(load.progress().reconnects() > 0, "the load never noticed");
+    (load, former)
 }
 
 #[test]
 fn owner_killed_with_one_replica() {
-    kill_owner(3, "write-back+1", rounds(6));
+    run_rounds("owner killed", (3, "write-back+1"), rounds(6), kill_owner, start);
 }
 
 #[test]
 fn owner_killed_with_two_replicas() {
-    kill_owner(4, "write-back+2", rounds(4));
+    run_rounds("owner killed", (4, "write-back+2"), rounds(4), kill_owner, start);
 }
 
 /// A replica is killed in the middle of a load: the guest waits a moment and keeps its connection.
-fn kill_replica(nodes: usize, policy: &str, rounds: u64) {
-    let _turn = alone();
-    let seed = seed();
-    let mut random = Rng::with_seed(seed);
-    let mut bench = Bench::up(nodes, policy, |_| {});
-    let (mut score, mut history) = (Score::default(), new_history(seed));
-    for _ in 0..rounds {
-        let before = some_time(&mut random, 20, 800);
-        let load = bench.load(history, random.u64(..));
-        let replicas = bench.wait_effective().replicas;
-        let replica = replicas[random.usize(..replicas.len())].clone();
-        let lab = &mut bench.lab;
-        let (load, ()) = during(load, before + Duration::from_millis(1500), || {
-            thread::sleep(before);
-            lab.kill(&replica).unwrap();
-        });
-        assert_eq!(load.progress().reconnects(), 0, "the owner was not touched (P9)");
-        let view = bench.wait_effective();
-        assert!(!view.replicas.contains(&replica), "another node has taken its place");
-        history = score.judge(&bench, load, seed);
-        bench.lab.start(&replica).unwrap();
-    }
-    bench.check_backing(&mut history);
-    eprintln!("replica killed, {policy}: {score:?}");
+fn kill_replica(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (VerifyingLoad, String) {
+    let before = some_time(random, 20, 800);
+    let replicas = bench.wait_effective().replicas;
+    let replica = replicas[random.usize(..replicas.len())].clone();
+    let lab = &mut bench.lab;
+    let (load, ()) = during(load, before + Duration::from_millis(1500), || {
+        thread::sleep(before);
+        lab.kill(&replica).unwrap();
+    });
+    assert_eq!(load.progress().reconnects(), 0, "the owner was not touched (P9)");
+    let view = bench.wait_effective();
+    assert!(!view.replicas.contains(&replica), "another node has taken its place");
+    (load, replica)
 }
 
 #[test]
 fn one_replica_killed() {
-    kill_replica(3, "write-back+1", rounds(3));
+    run_rounds("replica killed", (3, "write-back+1"), rounds(3), kill_replica, start);
 }
 
 #[test]
 fn one_of_two_replicas_killed() {
-    kill_replica(4, "write-back+2", rounds(2));
+    run_rounds("replica killed", (4, "write-back+2"), rounds(2), kill_replica, start);
 }
 
 /// The owner stands still for longer than its lease, another takes over, and then it goes on: everything that it still
 /// tries must be refused.
-fn pause_owner(nodes: usize, policy: &str, rounds: u64) {
-    let _turn = alone();
-    let seed = seed();
-    let mut random = Rng::with_seed(seed);
-    let bench = Bench::up(nodes, policy, |_| {});
-    let (mut score, mut history) = (Score::default(), new_history(seed));
-    for _ in 0..rounds {
-        let before = some_time(&mut random, 20, 500);
-        let after = some_time(&mut random, 10, 1500);
-        let load = bench.load(history, random.u64(..));
-        let former = bench.owner();
-        let paused = &bench;
-        let (load, successor) = during(load, before + after + Duration::from_secs(5), || {
-            thread::sleep(before);
-            paused.lab.pause(&former).unwrap();
-            let successor = paused.wait(|view| view.owner.as_ref() != Some(&former)).owner.unwrap();
-            thread::sleep(after);
-            paused.lab.resume(&former).unwrap();
-            successor
-        });
-        assert_eq!(bench.owner(), successor, "the former owner has not come back");
-        history = score.judge(&bench, load, seed);
-        refused(&bench, &former);
-        bench.wait_effective();
-    }
-    bench.check_backing(&mut history);
-    eprintln!("owner paused, {policy}: {score:?}");
+fn pause_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (VerifyingLoad, String) {
+    let before = some_time(random, 20, 500);
+    let after = some_time(random, 10, 1500);
+    let former = bench.owner();
+    let (load, successor) = during(load, before + after + Duration::from_secs(5), || {
+        thread::sleep(before);
+        bench.lab.pause(&former).unwrap();
+        let successor = bench.wait(|view| view.owner.as_ref() != Some(&former)).owner.unwrap();
+        thread::sleep(after);
+        bench.lab.resume(&former).unwrap();
+        successor
+    });
+    assert_eq!(bench.owner(), successor, "the former owner has not come back");
+    (load, former)
 }
 
 #[test]
 fn owner_with_one_replica_paused_beyond_its_lease() {
-    pause_owner(3, "write-back+1", rounds(3));
+    run_rounds("owner paused", (3, "write-back+1"), rounds(3), pause_owner, refused);
 }
 
 #[test]
 fn owner_with_two_replicas_paused_beyond_its_lease() {
-    pause_owner(4, "write-back+2", rounds(2));
+    run_rounds("owner paused", (4, "write-back+2"), rounds(2), pause_owner, refused);
 }
 
 /// The former owner has let the disk go, says where it is now, and is a node like others again.
-fn refused(bench: &Bench, former: &str) {
+fn refused(bench: &mut Bench, former: &str) {
     let client = bench.lab.client(former).unwrap();
     let error = client.export(DISK, &weir_node::api::Export::default()).unwrap_err();
     assert!(error.message.contains("is owned by"), "{error:?}");

@@ -41,15 +41,20 @@ fn boot(relay: &Relay) -> Guest {
     Guest::boot(&config).unwrap()
 }
 
+/// A guest with files on a new filesystem.
+fn boot_with_files(relay: &Relay) -> Guest {
+    let mut guest = boot(relay);
+    let prepare = format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before");
+    guest.run(&prepare, SOON).unwrap();
+    guest
+}
+
 #[test]
 fn a_guest_waits_while_its_disk_moves_to_another_node() {
     let _turn = alone();
     let mut bench = Bench::up(3, "write-back+1", |_| {});
     let relay = Relay::listen(&bench.directory.path().join("relay"), bench.locate());
-    let mut guest = boot(&relay);
-    guest
-        .run(&format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before"), SOON)
-        .unwrap();
+    let mut guest = boot_with_files(&relay);
 
     // Writing and syncing goes on in the background, and hence is under way when the node dies.
     let during = format!(
@@ -98,10 +103,7 @@ fn a_guest_that_died_with_its_node_finds_its_files_elsewhere() {
     let _turn = alone();
     let mut bench = Bench::up(3, "write-back+1", |_| {});
     let relay = Relay::listen(&bench.directory.path().join("relay"), bench.locate());
-    let mut guest = boot(&relay);
-    guest
-        .run(&format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before"), SOON)
-        .unwrap();
+    let mut guest = boot_with_files(&relay);
     let former = bench.owner();
     // Not synced: what the filesystem makes of it must be sound, whatever it is.
     guest.run("dd if=/dev/urandom of=/mnt/unsynced bs=64k count=32 2>/dev/null", SOON).unwrap();

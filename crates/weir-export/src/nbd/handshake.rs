@@ -229,20 +229,8 @@ fn describe(
     structured: bool,
     reply: &mut Reply<'_>,
 ) -> Option<ExportInfo> {
-    let query = match parse_info(body) {
-        Ok(query) => query,
-        Err(reason) => {
-            reply.error(option_reply::ERR_INVALID, reason);
-            return None;
-        }
-    };
-    let export = match directory.lookup(query.name) {
-        Ok(export) => export,
-        Err(reason) => {
-            reply.error(option_reply::ERR_UNKNOWN, &reason);
-            return None;
-        }
-    };
+    let query = accept(parse_info(body), option_reply::ERR_INVALID, reply)?;
+    let export = accept(directory.lookup(query.name), option_reply::ERR_UNKNOWN, reply)?;
     reply.information(info::EXPORT, export_size(&export, structured).as_bytes());
     if query.wants(info::NAME) {
         reply.information(info::NAME, export.name.as_bytes());
@@ -271,20 +259,8 @@ fn list(directory: &dyn Directory, reply: &mut Reply<'_>) {
 ///
 /// A list may ask by wildcard (no query at all, or the bare namespace); a selection names what it wants.
 fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Option<String> {
-    let query = match parse_contexts(body) {
-        Ok(query) => query,
-        Err(reason) => {
-            reply.error(option_reply::ERR_INVALID, reason);
-            return None;
-        }
-    };
-    let export = match directory.lookup(query.name) {
-        Ok(export) => export,
-        Err(reason) => {
-            reply.error(option_reply::ERR_UNKNOWN, &reason);
-            return None;
-        }
-    };
+    let query = accept(parse_contexts(body), option_reply::ERR_INVALID, reply)?;
+    let export = accept(directory.lookup(query.name), option_reply::ERR_UNKNOWN, reply)?;
     let listing = reply.option == option::LIST_META_CONTEXT;
     let named = query.queries().any(|query| query == BASE_ALLOCATION.as_bytes());
     let wildcard = listing && (query.count == 0 || query.queries().any(|query| query == b"base:"));
@@ -295,6 +271,11 @@ fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Op
     }
     reply.acknowledge();
     named.then_some(export.name)
+}
+
+/// What went well; otherwise the reason is the reply.
+fn accept<T>(result: Result<T, impl AsRef<str>>, error: u32, reply: &mut Reply<'_>) -> Option<T> {
+    result.map_err(|reason| reply.error(error, reason.as_ref())).ok()
 }
 
 fn export_size(export: &ExportInfo, structured: bool) -> ExportSize {
