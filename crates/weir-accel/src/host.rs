@@ -49,9 +49,14 @@ impl ReplicaHost {
     /// # Errors
     /// No memory for the log's arena.
     pub fn new(owner: OwnerId, log_bytes: u64) -> io::Result<ReplicaHost> {
-        // The owner counts on the room that its own arena has; records may lie differently around the ring's end here.
-        let log = Log::new(log_bytes.max(AccelConfig::SMALLEST_LOG) + (4 << 20), 1)?;
-        Ok(ReplicaHost { owner, replica: Replica::new(log), sessions: Vec::new(), next_slot: 0 })
+        let log = Log::new(log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?;
+        Ok(ReplicaHost::holding(owner, Replica::new(log)))
+    }
+
+    /// A replica that there is already; events of its connections go to `owner`.
+    #[must_use]
+    pub fn holding(owner: OwnerId, replica: Replica) -> ReplicaHost {
+        ReplicaHost { owner, replica, sessions: Vec::new(), next_slot: 0 }
     }
 
     /// The protocol state.

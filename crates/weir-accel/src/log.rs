@@ -12,6 +12,9 @@ pub const LARGEST_RECORD: usize = 1 << 20;
 /// Payloads begin at multiples of this, so that they can be written with direct I/O from where they are.
 const ALIGNMENT: u64 = 512;
 
+/// Bytes of the arena that an owner leaves to what its replicas lose where the ring ends: records may lie differently there.
+const RESERVE: u64 = 2 * LARGEST_RECORD as u64;
+
 /// Most records in a log (P10): 24 bytes of description each on the wire, some 150 in memory with the index.
 pub const MOST_RECORDS: usize = 1 << 20;
 
@@ -80,8 +83,10 @@ pub fn checksum(sequence: u64, offset: u64, length: u32, kind: RecordKind, data:
 /// A ring of records. Appends at the head, frees at the tail, both in order of sequence numbers.
 pub struct Log {
     region: Rc<Region>,
+    /// Bytes that an owner may fill.
     capacity: u64,
-    /// Positions on the endless ring; the physical position is the remainder by `capacity`.
+    /// Bytes of the region. Positions are on the endless ring; the physical position is the remainder by this.
+    ring: u64,
     head: u64,
     tail: u64,
     records: VecDeque<Record>,
@@ -90,14 +95,14 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log whose first record will have the number `first`.
+    /// An empty log for `bytes` of data, whose first record will have the number `first`.
     ///
     /// # Errors
     /// The kernel gives no memory.
     pub fn new(bytes: u64, first: u64) -> io::Result<Log> {
-        let region = Rc::new(Region::new(bytes as usize)?);
-        let capacity = region.len() as u64;
-        Ok(Log { region, capacity, head: 0, tail: 0, records: VecDeque::new(), first })
+        let region = Rc::new(Region::new((bytes + RESERVE) as usize)?);
+        let ring = region.len() as u64;
+        Ok(Log { region, capacity: bytes, ring, head: 0, tail: 0, records: VecDeque::new(), first })
     }
 
     /// Sequence number of the newest record; `freed` when there is none.
@@ -124,7 +129,7 @@ impl Log {
         self.head - self.tail
     }
 
-    /// Bytes of the arena.
+    /// Bytes that an owner may fill; a replica takes a little more.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity
@@ -135,7 +140,8 @@ impl Log {
     pub fn has_room(&self, bytes: u64, records: u64) -> bool {
         // At most one record's length is lost where the ring ends, and the last record is rounded up.
         let need = bytes.next_multiple_of(ALIGNMENT) + LARGEST_RECORD as u64;
-        self.capacity - self.used() >= need && self.records.len() as u64 + records <= MOST_RECORDS as u64
+        self.capacity.saturating_sub(self.used()) >= need
+            && self.records.len() as u64 + records <= MOST_RECORDS as u64
     }
 
     /// The share of the log in use, in bytes or in records, whichever is more: 0 to 1.
@@ -148,7 +154,7 @@ impl Log {
     /// Bytes that certainly fit, as one write.
     #[must_use]
     pub fn room(&self) -> u64 {
-        (self.capacity - self.used()).saturating_sub(LARGEST_RECORD as u64)
+        self.capacity.saturating_sub(self.used() + LARGEST_RECORD as u64)
     }
 
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
@@ -174,13 +180,13 @@ impl Log {
             self.tail = self.head;
         }
         let size = (data.len() as u64).next_multiple_of(ALIGNMENT);
-        let rest = self.capacity - self.head % self.capacity;
+        let rest = self.ring - self.head % self.ring;
         let place = if size > rest { self.head + rest } else { self.head };
-        if place + size - self.tail > self.capacity {
+        if place + size - self.tail > self.ring {
             return None;
         }
         record.place = place;
-        self.region.copy_in((place % self.capacity) as usize, data);
+        self.region.copy_in(self.position(place), data);
         self.head = place + size;
         self.records.push_back(record);
         Some(self.last())
@@ -204,7 +210,7 @@ impl Log {
     /// Physical position in the region of a place on the ring.
     #[must_use]
     pub fn position(&self, place: u64) -> usize {
-        (place % self.capacity) as usize
+        (place % self.ring) as usize
     }
 
     /// A record's data.
@@ -327,7 +333,7 @@ mod tests {
                         list.retain(|(number, _)| *number <= to);
                     }
                 }
-                prop_assert!(log.used() <= log.capacity());
+                prop_assert!(log.used() <= log.capacity() + RESERVE);
                 for (number, data) in &list {
                     let record = log.get(*number).expect("held");
                     prop_assert_eq!(log.data(record), &data[..]);

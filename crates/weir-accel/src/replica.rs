@@ -31,6 +31,12 @@ impl Replica {
         Replica { log, epoch: 0, lineage: 0, complete: false, sealed: false }
     }
 
+    /// The complete log of an owner that has handed the disk over: its successor may go on from it.
+    #[must_use]
+    pub fn of_former_owner(log: Log, epoch: u64, lineage: u64) -> Replica {
+        Replica { log, epoch, lineage, complete: true, sealed: false }
+    }
+
     /// The records.
     #[must_use]
     pub fn log(&self) -> &Log {

@@ -172,6 +172,29 @@ pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Res
     Ok(next)
 }
 
+/// Makes `to`, which holds a complete copy of the log, the owner, and the present owner a replica in its place: nothing
+/// needs to be destaged, and as many copies are left as before (P1).
+///
+/// The caller has stopped its destage, and ends all other I/O once this is committed; until it has said so under
+/// `released/`, it is a former owner like any other (P4).
+///
+/// # Errors
+/// [`Refusal::Fenced`], [`Refusal::NotAReplica`], [`Refusal::TooManyFormer`].
+pub fn hand_over(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    to: &NodeRef,
+) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    let mut next = succeed(record, owner, to)?;
+    let Some(place) = next.replicas.iter_mut().find(|replica| *replica == to) else {
+        return Err(Refusal::NotAReplica { by: to.clone(), replicas: record.replicas.clone() });
+    };
+    *place = owner.clone();
+    Ok(next)
+}
+
 /// Makes `by` the owner although the log is lost with everybody who held it. Only on an operator's explicit
 /// command: what was acknowledged and not destaged is gone, and the backing is as of its last checkpoint (P5).
 ///

@@ -18,6 +18,11 @@ enum Attempt {
         by: u64,
         how: Gone,
     },
+    HandOver {
+        by: u64,
+        lag: u64,
+        to: u64,
+    },
     Change {
         by: u64,
         lag: u64,
@@ -58,6 +63,7 @@ fn attempt() -> impl Strategy<Value = Attempt> {
         4 => (node(), how(), prop::bool::weighted(0.8))
             .prop_map(|(by, how, right_evidence)| Attempt::TakeOver { by, how, right_evidence }),
         1 => (node(), how()).prop_map(|(by, how)| Attempt::AcceptLoss { by, how }),
+        4 => (node(), lag(), node()).prop_map(|(by, lag, to)| Attempt::HandOver { by, lag, to }),
         8 => (node(), lag(), prop::collection::vec(node(), 0..4), any::<bool>(), dirty()).prop_map(
             |(by, lag, replicas, write_back, dirty)| Attempt::Change { by, lag, replicas, write_back, dirty }),
         2 => (prop::option::of(node()), policy).prop_map(|(owner, policy)| Attempt::SetPolicy { owner, policy }),
@@ -102,6 +108,9 @@ impl Walk {
             }
             Attempt::AcceptLoss { by, how } => {
                 accept_loss(record, &self.node(*by), &self.evidence(*how, true))
+            }
+            Attempt::HandOver { by, lag, to } => {
+                hand_over(record, &self.node(*by), epoch.saturating_sub(*lag), &self.node(*to))
             }
             Attempt::Change { by, lag, replicas, write_back, dirty } => {
                 let replicas: Vec<_> = replicas.iter().map(|number| self.node(*number)).collect();
@@ -154,6 +163,17 @@ impl Walk {
                 }
             }
             Attempt::AcceptLoss { how, .. } => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
+            Attempt::HandOver { by, lag, to } => {
+                assert_eq!((owner_before, *lag), (Some(&self.node(*by)), 0), "only the owner");
+                assert!(old.replicas.contains(&self.node(*to)), "only to who has the whole log");
+                assert_eq!(next.owner, Some(self.node(*to)));
+                assert!(next.replicas.contains(&self.node(*by)), "its copy stays one");
+                assert_eq!(
+                    (old.replicas.len(), old.mode),
+                    (next.replicas.len(), next.mode),
+                    "as many copies"
+                );
+            }
             Attempt::Change { by, lag, write_back, dirty, .. } => {
                 assert_eq!(
                     (owner_before, *lag),

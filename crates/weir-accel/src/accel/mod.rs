@@ -22,6 +22,7 @@ use crate::owner::{Effect, Event as OwnerEvent, Owner};
 use crate::pacing::Pacer;
 use crate::peers::{Identity, Peers};
 use crate::reads::{self, HeldRead, Hit, Overlay};
+use crate::replica::Replica;
 use crate::writes::Writes;
 pub use notices::{AccelNotice, AccelStatus};
 
@@ -100,6 +101,7 @@ pub struct Accel<L: Destage> {
     /// When to look for the lease again; never while there is one.
     look_again: Nanos,
     closing: bool,
+    destage_held: bool,
     gone: bool,
 }
 
@@ -161,6 +163,7 @@ impl<L: Destage> Accel<L> {
             again: true,
             look_again: Nanos::NEVER,
             closing: false,
+            destage_held: false,
             gone: false,
         };
         accel.events.push(OwnerEvent::Tick);
@@ -226,13 +229,43 @@ impl<L: Destage> Accel<L> {
         marks.destaged == marks.appended && self.is_quiet() && self.writes.len() == 0
     }
 
-    /// Another node owns the disk: forget the log, fail what waits. What is under way towards the backing still has to
-    /// come back ([`Accel::is_quiet`]).
-    pub fn let_go(&mut self, reactor: &mut Reactor) {
-        self.gone = true;
+    /// Another node owns the disk: fail what waits, and give the log away, as a replica from which the new owner may go
+    /// on. What is under way towards the backing still has to come back ([`Accel::is_quiet`]). `None` when it was let go
+    /// before, or there is no memory.
+    pub fn let_go(&mut self, reactor: &mut Reactor) -> Option<Replica> {
+        let before = std::mem::replace(&mut self.gone, true);
         self.again = true;
         self.peers.drop_all(reactor);
         self.destager.stop();
+        if before {
+            return None;
+        }
+        let empty = Log::new(0, self.log.last() + 1).ok()?;
+        let log = std::mem::replace(&mut self.log, empty);
+        (self.index, self.dirty_bytes) = (Index::new(), 0);
+        Some(Replica::of_former_owner(log, self.identity.epoch, self.identity.lineage))
+    }
+
+    /// Nothing more is handed to the backing until [`Accel::resume_destage`]; see [`Accel::is_destage_quiet`].
+    pub fn hold_destage(&mut self) {
+        self.destage_held = true;
+    }
+
+    /// Destage goes on.
+    pub fn resume_destage(&mut self) {
+        self.destage_held = false;
+        self.again = true;
+    }
+
+    /// Whether no write of the log's is on its way to the backing.
+    #[must_use]
+    pub fn is_destage_quiet(&self) -> bool {
+        !self.below.iter().any(|(_, below)| matches!(below, Below::Destage))
+    }
+
+    /// The node that is to own the disk next: it gets a place in the replica set before any other.
+    pub fn prepare_successor(&mut self, node: Option<String>) {
+        self.push_event(OwnerEvent::Successor(node));
     }
 
     /// Whether no request to the backing is under way.

@@ -180,11 +180,13 @@ impl<L: Destage> Accel<L> {
     /// Whether there is something that may go to the backing now.
     fn may_destage(&self) -> bool {
         // A write that went past the log must not land on top of a newer one that went through it (P4).
-        self.bypassing.is_empty() && self.owner.destage_limit() > self.owner.in_backing()
+        self.bypassing.is_empty()
+            && !self.destage_held
+            && self.owner.destage_limit() > self.owner.in_backing()
     }
 
     fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
-        if !self.bypassing.is_empty() {
+        if !self.bypassing.is_empty() || self.destage_held {
             return;
         }
         let urgent = self.closing || self.owner.drains();
@@ -240,7 +242,7 @@ impl<L: Destage> Accel<L> {
         }
         let peers = self.owner.deadline().min(self.peers.deadline());
         // Without a lease, or while writes go past the log, destage is not even asked what it wants.
-        let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty();
+        let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && !self.destage_held;
         let destage = if asks { self.destager.deadline() } else { self.look_again };
         peers.min(destage).min(self.pacer.deadline()).min(self.lower.deadline())
     }

@@ -74,6 +74,8 @@ pub enum Event {
     NotConfigured,
     /// The requested policy changed.
     PolicyRequested(Option<usize>),
+    /// This node is to own the disk next, so it must be a member of the set; `None`: nobody in particular.
+    Successor(Option<String>),
     /// The backing holds, flushed, everything up to this record.
     Destaged(u64),
     /// The former owner has no I/O under way any more (P4).

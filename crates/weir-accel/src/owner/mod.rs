@@ -45,6 +45,8 @@ pub struct Owner {
     avoid: Vec<String>,
     /// No node is to be had: drain, then acknowledge from the backing.
     falling: bool,
+    /// Who is to own the disk next: a member of the set before anybody else is.
+    successor: Option<String>,
     /// Nothing is asked of the control plane before these; zero when it may be asked now.
     ask_peer_at: Nanos,
     propose_at: Nanos,
@@ -85,6 +87,7 @@ impl Owner {
             ask_absent: restoring,
             avoid: Vec::new(),
             falling: false,
+            successor: None,
             ask_peer_at: Nanos(0),
             propose_at: Nanos(0),
         }
@@ -221,6 +224,10 @@ impl Owner {
             Event::PolicyRequested(wanted) => {
                 self.configuration.wanted_replicas = wanted;
                 self.falling = false;
+            }
+            Event::Successor(node) => {
+                self.avoid.retain(|avoided| Some(avoided) != node.as_ref());
+                self.successor = node;
             }
             Event::Destaged(to) => {
                 assert!(to <= self.marks.appended, "destaged {to} of {}", self.marks.appended);
@@ -427,6 +434,7 @@ impl Owner {
             && !self.asked.any
             && !self.restoring
             && !self.falling
+            && self.successor.as_ref().is_none_or(|successor| replicas.contains(successor))
             && self.members.iter().all(|member| member.in_set && member.connected)
     }
 
@@ -471,16 +479,18 @@ impl Owner {
     /// Towards `write-back+wanted`.
     fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
         let ready = self.members.iter().filter(|member| member.holds(self.due(self.promised())));
-        let mut ready: Vec<(bool, String)> =
-            ready.map(|member| (!member.in_set, member.node.clone())).collect();
+        let mut ready: Vec<(bool, bool, String)> = ready
+            .map(|member| (!self.is_successor(&member.node), !member.in_set, member.node.clone()))
+            .collect();
         ready.sort();
-        if ready.len() >= wanted {
-            let chosen: Vec<String> = ready.into_iter().take(wanted).map(|(_, node)| node).collect();
-            return self.settle_on(chosen, effects);
-        }
         let connected = self.members.iter().filter(|member| member.connected).count();
-        if connected < wanted && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
+        let short = connected < wanted || self.lacks_successor();
+        if short && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
             self.want_peer(effects);
+        }
+        if ready.len() >= wanted {
+            let chosen: Vec<String> = ready.into_iter().take(wanted).map(|(.., node)| node).collect();
+            return self.settle_on(chosen, effects);
         }
         if self.falling && self.configuration.write_back && self.in_backing >= self.promised() {
             self.propose(Vec::new(), false, effects);
@@ -492,8 +502,9 @@ impl Owner {
     fn want_peer(&mut self, effects: &mut Vec<Effect>) {
         self.peer_wanted = true;
         let absent = self.members.iter().find(|member| member.in_set && !member.connected);
-        let node = absent.filter(|_| self.ask_absent).map(|member| member.node.clone());
-        self.ask_absent = node.is_none();
+        let absent = absent.filter(|_| self.ask_absent).map(|member| member.node.clone());
+        self.ask_absent = absent.is_none();
+        let node = self.successor.clone().filter(|_| self.lacks_successor()).or(absent);
         let mut exclude: Vec<String> = self.members.iter().map(|member| member.node.clone()).collect();
         exclude.extend(self.avoid.iter().filter(|node| !exclude.contains(node)).cloned().collect::<Vec<_>>());
         effects.push(Effect::WantPeer { node, exclude });
@@ -509,8 +520,19 @@ impl Owner {
         self.restoring = false;
         self.falling = false;
         let Asked { replicas, .. } = self.asked.clone();
-        self.drop_members(|member| !member.in_set && !replicas.contains(&member.node), effects);
+        let successor = self.successor.clone();
+        let stays = |node: &String| replicas.contains(node) || successor.as_ref() == Some(node);
+        self.drop_members(|member| !member.in_set && !stays(&member.node), effects);
         self.acknowledge(effects);
+    }
+
+    fn is_successor(&self, node: &str) -> bool {
+        self.successor.as_deref() == Some(node)
+    }
+
+    fn lacks_successor(&self) -> bool {
+        let here = |node: &String| self.members.iter().any(|member| member.connected && member.node == *node);
+        self.successor.as_ref().is_some_and(|node| !here(node))
     }
 
     fn may_propose(&self) -> bool {

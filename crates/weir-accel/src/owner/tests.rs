@@ -245,3 +245,47 @@ fn a_doubtful_change_whose_members_are_gone_ends_in_write_through() {
     case.at(NOW + RETRY, Event::Tick);
     assert_eq!(case.proposals(), [(vec![], false)]);
 }
+
+#[test]
+fn a_successor_gets_a_place_in_the_set_and_keeps_it() {
+    let mut case = Case::replicated(10);
+    case.step(Event::Successor(Some("c".into())));
+    assert_eq!(case.effects, [Effect::WantPeer { node: Some("c".into()), exclude: vec!["b".into()] }]);
+    case.effects.clear();
+    case.step(Event::PeerJoined("c".into()));
+    assert!(case.proposals().is_empty(), "not before its copy is complete");
+    case.confirm("c", 10);
+    assert_eq!(case.proposals(), [(vec!["c".to_owned()], true)]);
+    case.step(Event::Appended(11));
+    case.confirm("c", 11);
+    assert_eq!(
+        case.owner.marks().acknowledged,
+        10,
+        "the old set counts until the new one has committed (P3)"
+    );
+    case.step(Event::Configured(configuration(3, &["c"], true, Some(1))));
+    case.confirm("c", 11);
+    assert_eq!(case.owner.marks().acknowledged, 11);
+    assert!(case.effects.contains(&Effect::DropPeer("b".into())), "{:?}", case.effects);
+}
+
+#[test]
+fn a_successor_that_cannot_be_had_does_not_touch_the_set() {
+    let mut case = Case::replicated(10);
+    case.step(Event::Successor(Some("c".into())));
+    case.effects.clear();
+    case.step(Event::PeerLost("c".into()));
+    assert!(case.proposals().is_empty());
+    case.step(Event::Appended(11));
+    case.confirm("b", 11);
+    assert_eq!(case.owner.marks().acknowledged, 11);
+    case.effects.clear();
+    case.at(NOW + RETRY, Event::Tick);
+    assert_eq!(
+        case.effects,
+        [Effect::WantPeer { node: Some("c".into()), exclude: vec!["b".into(), "c".into()] }]
+    );
+    case.step(Event::Successor(None));
+    case.step(Event::Tick);
+    assert!(!case.owner.configuration().replicas.contains(&"c".to_owned()));
+}
