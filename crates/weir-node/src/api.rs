@@ -8,6 +8,7 @@
 //! | `GET /v1/disks/NAME` | [`DiskView`] |
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
@@ -196,6 +197,27 @@ pub struct Export {
     /// Open a disk whose log is lost: acknowledged writes are missing.
     #[serde(default)]
     pub accept_loss: bool,
+}
+
+/// Moves a disk to another node, while guests use it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Move {
+    /// The node that is to own it.
+    pub to: String,
+}
+
+/// What came of a [`Move`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Moved {
+    /// The node that owned it; absent when nobody did.
+    pub from: Option<String>,
+    /// The node that owns it now.
+    pub to: String,
+    /// Bytes that were acknowledged and not in the backing when it changed hands.
+    pub dirty_bytes: u64,
+    /// The disk on its new owner.
+    pub disk: DiskView,
 }
 
 /// Grows a disk.

@@ -14,7 +14,7 @@ use weir_cluster::records::check_name;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
-    MeterView, NodeStatus, Resize, RunLoad, SetPolicy, VolumeView,
+    MeterView, Move, Moved, NodeStatus, Resize, RunLoad, SetPolicy, VolumeView,
 };
 
 /// Longest answer that is read, in bytes.
@@ -111,6 +111,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn export(&self, name: &str, export: &Export) -> Result<DiskView, ApiError> {
         self.post(&of_disk(name, "/export"), export)
+    }
+
+    /// Moves a disk to another node, and waits until that serves it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn move_disk(&self, name: &str, to: &str) -> Result<Moved, ApiError> {
+        self.post(&of_disk(name, "/move"), &Move { to: to.to_owned() })
     }
 
     /// Grows a disk to `size` bytes.

@@ -12,7 +12,7 @@ use weir_volume::DirVolume;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
-    MeterView, NodeStatus, NodeView, Resize, RunLoad, SetPolicy, VolumeView,
+    MeterView, Move, Moved, NodeStatus, NodeView, Resize, RunLoad, SetPolicy, VolumeView,
 };
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
@@ -291,14 +291,7 @@ impl Operations {
         let me = self.me().node;
         match &wanted.on {
             Some(on) if *on != me => {
-                let known = self.node.world.nodes.now().get(on).map(|record| record.node_ref());
-                let Some(other) = known else {
-                    return Err(ApiError::new(
-                        ApiErrorKind::NotFound,
-                        format!("there is no node {on}, or it is down"),
-                    )
-                    .hint("`weir status` shows the nodes"));
-                };
+                let other = self.live_node(on)?;
                 self.forward(&other, name, "export", &wanted).await
             }
             _ => {
@@ -307,6 +300,36 @@ impl Operations {
                 self.disk(name).await
             }
         }
+    }
+
+    /// Moves a disk to another node.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn move_disk(&self, name: &str, wanted: Move) -> Answer<Moved> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "move", &wanted).await;
+        }
+        let to = self.live_node(&wanted.to)?;
+        let from = self.record(name).await?.owner;
+        let dirty_bytes = match &from {
+            Some(from) if *from == self.me() && to != *from => {
+                self.tasks.ask(name, &self.node, |done| Request::Move { to: to.clone(), done }).await?
+            }
+            _ => 0,
+        };
+        // The new owner opens it by itself; asking it waits until it has.
+        let export = Export { on: Some(to.node.clone()), accept_loss: false };
+        let disk = self.export(name, export).await?;
+        Ok(Moved { from: from.map(|from| from.node), to: to.node, dirty_bytes, disk })
+    }
+
+    fn live_node(&self, name: &str) -> Answer<NodeRef> {
+        let known = self.node.world.nodes.now().get(name).map(|record| record.node_ref());
+        known.ok_or_else(|| {
+            ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}, or it is down"))
+                .hint("`weir status` shows the nodes")
+        })
     }
 
     /// Grows a disk.

@@ -264,6 +264,18 @@ pub enum DiskCommand {
         #[arg(long)]
         accept_loss: bool,
     },
+    /// Move a disk to another node while guests use it: nothing is drained, clients reconnect there.
+    ///
+    /// The node gets a complete copy of the write log first, if it has none; then ownership changes hands, and the log
+    /// of the former owner stays as a replica. A disk in write-through or write-back+0 has no replica to go on from:
+    /// it is drained and closed first.
+    Move {
+        /// Its name.
+        name: String,
+        /// The node.
+        #[arg(long, value_name = "NODE")]
+        to: String,
+    },
     /// Grow a disk, on line.
     Resize {
         /// Its name.

@@ -478,18 +478,21 @@ impl Owner {
 
     /// Towards `write-back+wanted`.
     fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
-        let ready = self.members.iter().filter(|member| member.holds(self.due(self.promised())));
-        let mut ready: Vec<(bool, bool, String)> = ready
-            .map(|member| (!self.is_successor(&member.node), !member.in_set, member.node.clone()))
-            .collect();
-        ready.sort();
+        // A member of the set with a complete copy keeps its place though it is a message behind somebody else.
+        let due = self.due(self.promised());
+        let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
+        let candidates = self.members.iter().filter(|member| keeps(member) || member.holds(due));
+        let mut candidates: Vec<&Member> = candidates.collect();
+        candidates.sort_by_key(|member| (!self.is_successor(&member.node), !member.in_set, &member.node));
+        candidates.truncate(wanted);
+        let chosen: Vec<String> = candidates.iter().map(|member| member.node.clone()).collect();
+        let ready = chosen.len() >= wanted && candidates.iter().all(|member| member.holds(due));
         let connected = self.members.iter().filter(|member| member.connected).count();
         let short = connected < wanted || self.lacks_successor();
         if short && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
             self.want_peer(effects);
         }
-        if ready.len() >= wanted {
-            let chosen: Vec<String> = ready.into_iter().take(wanted).map(|(.., node)| node).collect();
+        if ready {
             return self.settle_on(chosen, effects);
         }
         if self.falling && self.configuration.write_back && self.in_backing >= self.promised() {

@@ -289,3 +289,17 @@ fn a_successor_that_cannot_be_had_does_not_touch_the_set() {
     case.step(Event::Tick);
     assert!(!case.owner.configuration().replicas.contains(&"c".to_owned()));
 }
+
+#[test]
+fn a_member_of_the_set_keeps_its_place_though_another_confirms_the_new_epoch_first() {
+    let mut case = Case::replicated(10);
+    case.step(Event::Successor(Some("c".into())));
+    case.fill("c", 10);
+    case.effects.clear();
+    case.step(Event::Configured(configuration(3, &["c"], true, Some(1))));
+    case.confirm("b", 10);
+    assert!(case.proposals().is_empty(), "b is on its way out");
+    case.confirm("c", 10);
+    assert!(case.proposals().is_empty());
+    assert!(case.owner.is_settled());
+}

@@ -1,6 +1,7 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
 use tokio::sync::oneshot;
+use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
@@ -32,6 +33,8 @@ pub struct Disk {
     life: Life,
     done: Vec<Completion>,
     load: Option<RunningLoad>,
+    /// Who waits until no write is on its way to the backing.
+    holding: Option<oneshot::Sender<()>>,
 }
 
 impl Disk {
@@ -82,6 +85,7 @@ impl Disk {
             life: Life::Serving,
             done: Vec::new(),
             load: None,
+            holding: None,
         })
     }
 
@@ -149,6 +153,15 @@ impl Disk {
                 break;
             }
         }
+        if self.holding.is_some() && self.accel.inner().is_destage_quiet() {
+            self.holding.take().into_iter().for_each(|done| answer(done, ()));
+        }
+    }
+
+    /// Nothing more is destaged; answered when nothing of it is under way.
+    pub fn hold_destage(&mut self, done: oneshot::Sender<()>) {
+        self.accel.inner_mut().hold_destage();
+        self.holding = Some(done);
     }
 
     fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
@@ -191,13 +204,20 @@ impl Disk {
         }
     }
 
-    /// Another node owns the disk: clients are disconnected (they will find the new owner), nothing more is done.
-    pub fn let_go(&mut self, reactor: &mut Reactor, workspace: &mut Workspace, done: oneshot::Sender<()>) {
+    /// Another node owns the disk: clients are disconnected (they will find the new owner), nothing more is done. The
+    /// log is what it may go on from.
+    pub fn let_go(
+        &mut self,
+        reactor: &mut Reactor,
+        workspace: &mut Workspace,
+        done: oneshot::Sender<()>,
+    ) -> Option<Replica> {
         if let Life::LettingGo(waiting) = &mut self.life {
-            return waiting.push(done);
+            waiting.push(done);
+            return None;
         }
         self.nbd.abort(reactor, workspace);
-        self.accel.inner_mut().let_go(reactor);
+        let held = self.accel.inner_mut().let_go(reactor);
         self.stop_load();
         let before = std::mem::replace(&mut self.life, Life::LettingGo(vec![done]));
         if let Life::Closing(waiting) = before {
@@ -205,6 +225,12 @@ impl Disk {
                 answer(done, Err("another node has taken the disk over".into()));
             }
         }
+        held
+    }
+
+    /// Whether it is another node's now.
+    pub fn is_let_go(&self) -> bool {
+        matches!(self.life, Life::LettingGo(_))
     }
 
     fn stop_load(&mut self) {

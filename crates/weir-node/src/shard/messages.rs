@@ -61,9 +61,15 @@ pub enum Command {
     Open(Box<OpenDisk>, oneshot::Sender<Result<(), String>>),
     /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
     Close { disk: String, done: oneshot::Sender<Result<(), String>> },
-    /// The registry says that another node owns the disk now: drop the log, end all I/O. Answered when nothing is
-    /// under way any more, so that the new owner can be told (P4).
-    LetGo { disk: String, epoch: u64, done: oneshot::Sender<()> },
+    /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it.
+    /// Answered when nothing is under way any more, so that the new owner can be told (P4).
+    LetGo { disk: String, keep: bool, done: oneshot::Sender<()> },
+    /// This node is to own the disk next: have it in the replica set. `None`: no longer.
+    Successor { disk: String, node: Option<String> },
+    /// Stop destaging. Answered when no write is on its way to the backing.
+    HoldDestage { disk: String, done: oneshot::Sender<()> },
+    /// Destage goes on.
+    ResumeDestage { disk: String },
     /// A change that the disk had asked for (or an operator) is committed.
     Configured { disk: String, configuration: Configuration },
     /// A change that the disk had asked for cannot be had now; it may ask again after a while.

@@ -187,12 +187,11 @@ impl ShardThread {
                 Some((_, one)) => one.close(&mut self.workspace, done),
                 None => answer(done, Ok(())),
             },
-            Command::LetGo { disk, done, .. } => {
-                match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
-                    Some((_, one)) => one.let_go(&mut self.reactor, &mut self.workspace, done),
-                    None => answer(done, ()),
-                }
-            }
+            Command::LetGo { disk, keep, done } => self.let_go(disk, keep, done),
+            Command::HoldDestage { disk, done } => match self.find(&disk) {
+                Some(one) => one.hold_destage(done),
+                None => answer(done, ()),
+            },
             Command::PeerConnected { disk, node, fd } => {
                 if let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) {
                     one.accel().peer_connected(&mut self.reactor, node, fd);
@@ -232,6 +231,8 @@ impl ShardThread {
             | Command::NotConfigured { disk, .. }
             | Command::FormerStopped { disk }
             | Command::PeerUnavailable { disk, .. }
+            | Command::Successor { disk, .. }
+            | Command::ResumeDestage { disk }
             | Command::SetPolicy { disk, .. } => disk.clone(),
             _ => return,
         };
@@ -245,6 +246,8 @@ impl ShardThread {
             }
             Command::FormerStopped { .. } => accel.former_stopped(),
             Command::PeerUnavailable { node, .. } => accel.peer_unavailable(node),
+            Command::Successor { node, .. } => accel.prepare_successor(node),
+            Command::ResumeDestage { .. } => accel.resume_destage(),
             Command::SetPolicy { wanted_replicas, .. } => accel.request_policy(wanted_replicas),
             _ => {}
         }
@@ -290,8 +293,25 @@ impl ShardThread {
         })
     }
 
+    fn let_go(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
+        let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) else {
+            return answer(done, ());
+        };
+        let held = one.let_go(&mut self.reactor, &mut self.workspace, done);
+        if let Some(held) = held.filter(|_| keep) {
+            let id = self.reactor.new_owner();
+            self.keep_replica(disk, ReplicaHost::holding(id, held), id);
+        }
+    }
+
+    fn keep_replica(&mut self, disk: String, host: ReplicaHost, owner: weir_block::OwnerId) -> usize {
+        let slot = self.replicas.insert(Replica { disk, host, owner });
+        self.places.set(owner, Place::Replica(slot));
+        slot
+    }
+
     fn replicate(&mut self, disk: String, owner: String, fd: OwnedFd, received: &[u8]) {
-        if self.find(&disk).is_some() {
+        if self.find(&disk).is_some_and(|one| !one.is_let_go()) {
             // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
             tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
             return;
@@ -302,11 +322,7 @@ impl ShardThread {
             None => {
                 let id = self.reactor.new_owner();
                 match ReplicaHost::new(id, self.config.log_bytes) {
-                    Ok(host) => {
-                        let slot = self.replicas.insert(Replica { disk, host, owner: id });
-                        self.places.set(id, Place::Replica(slot));
-                        slot
-                    }
+                    Ok(host) => self.keep_replica(disk, host, id),
                     Err(error) => return tracing::error!(%error, "no memory for a replica's log"),
                 }
             }

@@ -1,6 +1,6 @@
 //! `weir disk`
 
-use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export};
+use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export, Moved};
 use weir_node::shard::messages::DiskStatus;
 use weir_node::units::{Size, about};
 
@@ -30,6 +30,9 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             let disk = any_node(global)?.export(&name, &Export { on, accept_loss })?;
             print(global.output, &disk, |disk| disk.uris.join("\n"))
         }
+        DiskCommand::Move { name, to } => {
+            print(global.output, &any_node(global)?.move_disk(&name, &to)?, moved)
+        }
         DiskCommand::Resize { name, size } => {
             print(global.output, &any_node(global)?.resize(&name, size.0)?, show)
         }
@@ -44,6 +47,17 @@ fn delete(global: &Global, name: &str, dry_run: bool, yes: bool, force: bool) ->
         return Err(Failure::refused(format!("{}\n  --yes does it", sentence(&would))));
     }
     print(global.output, &client.delete(name, &Delete { force, dry_run })?, sentence)
+}
+
+fn moved(moved: &Moved) -> String {
+    let from = moved.from.as_deref().unwrap_or("nobody");
+    format!(
+        "disk {} moved from {from} to {}, {} dirty; it is exported at\n{}",
+        moved.disk.name,
+        moved.to,
+        about(moved.dirty_bytes),
+        moved.disk.uris.join("\n")
+    )
 }
 
 fn sentence(deleted: &Deleted) -> String {

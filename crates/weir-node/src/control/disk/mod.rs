@@ -4,6 +4,7 @@
 //! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are
 //! tasks of their own that report back. What the shard asks for is in `wishes`, what operators want in `request`.
 
+mod handover;
 mod request;
 mod wishes;
 
@@ -75,6 +76,13 @@ pub enum Request {
     Release {
         /// Tells when nobody owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
+    },
+    /// Give ownership to another node.
+    Move {
+        /// The process that is to own it.
+        to: NodeRef,
+        /// Tells when this node does not own it any more, and how many bytes were dirty then.
+        done: oneshot::Sender<Result<u64, ApiError>>,
     },
 }
 
@@ -195,6 +203,13 @@ impl DiskTask {
                 self.committed = None;
                 seen
             }
+        }
+    }
+
+    /// Looks at the registry itself: the view may lag behind it.
+    async fn refresh(&mut self) {
+        if let Ok((_, record)) = change::read(&*self.node.registry, &self.name).await {
+            self.committed = Some(record);
         }
     }
 
@@ -359,7 +374,8 @@ impl DiskTask {
     async fn let_go(&mut self, epoch: u64, record: Option<DiskRecord>) {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
-        let ended = self.ask(|done| Command::LetGo { disk, epoch, done }).await;
+        let keep = record.as_ref().is_some_and(|record| record.replicas.contains(&self.me));
+        let ended = self.ask(|done| Command::LetGo { disk, keep, done }).await;
         self.local = Local::Closed;
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);

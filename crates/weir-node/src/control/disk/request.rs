@@ -27,15 +27,19 @@ impl DiskTask {
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
             }
+            Request::Move { to, done } => {
+                let _ = done.send(self.move_to(&to).await);
+            }
         }
     }
 
-    fn known(&mut self) -> Result<DiskRecord, ApiError> {
+    pub(super) fn known(&mut self) -> Result<DiskRecord, ApiError> {
         let name = self.name.clone();
         self.record().ok_or_else(|| ApiError::new(ApiErrorKind::NotFound, format!("there is no disk {name}")))
     }
 
     async fn export(&mut self, accept_loss: bool) -> Result<(), ApiError> {
+        self.refresh().await;
         let record = self.known()?;
         let me = self.me.clone();
         let next = match &record.owner {
@@ -49,8 +53,10 @@ impl DiskTask {
                 let uris = self.node.uris_on(&owner.node, &self.name).join("\n  ");
                 let message =
                     format!("disk {} is owned by {}, which exports it at\n  {uris}", self.name, owner.node);
-                return Err(ApiError::new(ApiErrorKind::Refused, message)
-                    .hint(format!("use it there; it moves only when {} ends", owner.node)));
+                return Err(ApiError::new(ApiErrorKind::Refused, message).hint(format!(
+                    "use it there, or move it: `weir disk move {} --to {}`",
+                    self.name, self.me.node
+                )));
             }
             Some(_) => self.succeed(&record, accept_loss).await?,
             None => {
@@ -160,7 +166,7 @@ impl DiskTask {
         Ok(())
     }
 
-    async fn release(&mut self) -> Result<(), ApiError> {
+    pub(super) async fn release(&mut self) -> Result<(), ApiError> {
         if self.local == Local::Closed {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use weir_cluster::ownership;
 use weir_cluster::placement::choose_replicas;
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 
-use super::{DiskTask, Message, change, configuration};
+use super::{DiskTask, Message, configuration};
 use crate::control::decide::Local;
 use crate::peer;
 use crate::shard::messages::{Command, Notice};
@@ -24,10 +24,7 @@ impl DiskTask {
                     "refused",
                     format!("a replica knows epoch {epoch}: {} is no longer the owner", self.me.node),
                 );
-                // The view may lag; what counts is in the registry.
-                if let Ok((_, record)) = change::read(&*self.node.registry, &self.name).await {
-                    self.committed = Some(record);
-                }
+                self.refresh().await;
             }
             Notice::Event { kind, text, .. } => self.event(kind, text),
         }

@@ -1,0 +1,102 @@
+//! A disk moves to another node without being drained: its successor gets a complete copy of the log, then the registry
+//! the new owner, and the former owner's log stays as a replica.
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_cluster::ownership;
+use weir_cluster::records::{Mode, NodeRef};
+
+use super::{DiskTask, Message, sleep_until};
+use crate::api::{ApiError, ApiErrorKind};
+use crate::control::decide::{Local, is_live};
+use crate::shard::messages::Command;
+
+/// Longest time for the successor to get its copy of the log.
+const FILL: Duration = Duration::from_secs(40);
+
+/// Longest time for the writes that are on their way to the backing.
+const HOLD: Duration = Duration::from_secs(5);
+
+impl DiskTask {
+    /// Gives the disk to `to`. Returns how many bytes were dirty when it changed hands.
+    pub(super) async fn move_to(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
+        let record = self.known()?;
+        if record.owner.as_ref() != Some(&self.me) || self.local == Local::Closed {
+            let message = format!("disk {} is not open on {} any more", self.name, self.me.node);
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        }
+        if record.mode == Mode::WriteThrough || record.replicas.is_empty() {
+            // Nobody holds a copy of the log that the successor could go on from: the backing has to do.
+            self.release().await?;
+            return Ok(0);
+        }
+        let moved = match self.prepare(to).await {
+            Ok(()) => self.hand_over(to).await,
+            Err(error) => Err(error),
+        };
+        if moved.is_err() {
+            let disk = self.name.clone();
+            self.send(Command::ResumeDestage { disk: disk.clone() }).await;
+            self.send(Command::Successor { disk, node: None }).await;
+        }
+        moved
+    }
+
+    /// Waits until `to` is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.
+    async fn prepare(&mut self, to: &NodeRef) -> Result<(), ApiError> {
+        let disk = self.name.clone();
+        self.send(Command::Successor { disk: disk.clone(), node: Some(to.node.clone()) }).await;
+        let deadline = Nanos::now() + FILL;
+        while !self.known()?.replicas.contains(to) {
+            let gone = !is_live(&self.node.world.nodes.now(), to);
+            if gone || Nanos::now() >= deadline {
+                let reason = if gone {
+                    "it is gone".into()
+                } else {
+                    format!("it has no complete copy after {FILL:?}")
+                };
+                let message =
+                    format!("disk {disk} cannot move to {}: {reason}; it stays where it is", to.node);
+                return Err(
+                    ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` may say why")
+                );
+            }
+            let look_again = deadline.min(Nanos::now() + Duration::from_millis(100));
+            tokio::select! {
+                () = sleep_until(Some(look_again)) => {}
+                Some(message) = self.inbox.recv() => match message {
+                    Message::Notice(notice) => self.on_notice(notice).await,
+                    Message::Peer { node, connection } => self.on_peer(node, connection).await,
+                    Message::Request(request) => self.waiting.insert(0, request),
+                },
+            }
+        }
+        let held = self.ask(|done| Command::HoldDestage { disk: disk.clone(), done });
+        match tokio::time::timeout(HOLD, held).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(reason)) => Err(ApiError::new(ApiErrorKind::Unavailable, reason)),
+            Err(_) => {
+                let message = format!(
+                    "disk {disk} stays where it is: its backing has not answered a write for {HOLD:?}"
+                );
+                Err(ApiError::new(ApiErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    async fn hand_over(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
+        let statuses = self.node.shards.status().await;
+        let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
+        let dirty = own.map_or(0, |status| status.dirty_bytes);
+        let me = self.me.clone();
+        let next = self.change(|record| ownership::hand_over(record, &me, record.epoch, to)).await?;
+        self.event(
+            "moved",
+            format!("from {} to {} in epoch {}, {dirty} bytes dirty", me.node, to.node, next.epoch),
+        );
+        // At once: the new owner is about to connect to what is a replica from here on.
+        self.let_go(next.epoch, Some(next)).await;
+        Ok(dirty)
+    }
+}
