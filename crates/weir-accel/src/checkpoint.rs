@@ -34,14 +34,14 @@ pub enum Step {
 }
 
 /// The steps that bring the backing from the state after record `from - 1` to the state after record `to` (P5),
-/// and how many bytes the overwrites within it saved.
+/// and how many bytes of data the overwrites within it saved.
 pub fn plan(log: &Log, from: u64, to: u64) -> (VecDeque<Step>, u64) {
     let mut runs: Vec<Entry> = Vec::with_capacity((to + 1 - from) as usize);
     let mut total = 0;
     for (sequence, record) in log.range(from, to) {
         let place = (record.kind == RecordKind::Write).then_some(record.place);
         runs.push(Entry { start: record.offset, end: record.end(), sequence, place });
-        total += u64::from(record.length);
+        total += record.data_length() as u64;
     }
     runs.sort_unstable_by_key(|run| (run.start, run.sequence));
     // Overwrites are mostly of the very same range: the newest of a group is its last.
@@ -55,7 +55,7 @@ pub fn plan(log: &Log, from: u64, to: u64) -> (VecDeque<Step>, u64) {
     if runs.windows(2).any(|pair| pair[1].start < pair[0].end) {
         runs = without_overlaps(runs);
     }
-    let kept: u64 = runs.iter().map(|run| run.end - run.start).sum();
+    let kept: u64 = runs.iter().filter(|run| run.place.is_some()).map(|run| run.end - run.start).sum();
     (steps(log, &runs), total - kept)
 }
 

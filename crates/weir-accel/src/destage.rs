@@ -52,8 +52,13 @@ pub struct Destager {
     dirty_since: Option<Nanos>,
     /// The last error, until a checkpoint succeeds.
     error: Option<IoError>,
-    /// Bytes that need not be written because they were overwritten within their checkpoint.
+    /// Bytes of the log that checkpoints have dealt with, and of those, bytes that need not be written because they were
+    /// overwritten within their checkpoint.
+    destaged: u64,
     coalesced: u64,
+    /// Of the checkpoint under way.
+    saved: u64,
+    completed_at: Option<Nanos>,
 }
 
 impl Destager {
@@ -68,7 +73,10 @@ impl Destager {
             began: Nanos(0),
             dirty_since: None,
             error: None,
+            destaged: 0,
             coalesced: 0,
+            saved: 0,
+            completed_at: None,
         }
     }
 
@@ -105,8 +113,8 @@ impl Destager {
             to = sequence;
         }
         let (steps, saved) = checkpoint::plan(log, from + 1, to);
-        self.coalesced += saved;
         (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
+        self.saved = saved;
         self.state = State::Writing { planned: steps.len(), steps, in_flight: 0, failed: None };
     }
 
@@ -183,6 +191,9 @@ impl Destager {
             (_, Ok(())) => {
                 self.state = State::Idle;
                 let recovered = self.error.take().is_some();
+                self.destaged += self.bytes;
+                self.coalesced += self.saved;
+                self.completed_at = Some(now);
                 Progress::Done { to: self.target, bytes: self.bytes, time: now - self.began, recovered }
             }
         }
@@ -209,6 +220,26 @@ impl Destager {
             State::Flushing { since } => Some(now - *since),
             State::Idle | State::BackingOff { .. } => None,
         }
+    }
+
+    /// When the last checkpoint was complete.
+    pub fn completed_at(&self) -> Option<Nanos> {
+        self.completed_at
+    }
+
+    /// Bytes of the log that checkpoints have dealt with.
+    pub fn destaged(&self) -> u64 {
+        self.destaged
+    }
+
+    /// Bytes of those that were overwritten within their checkpoint and never written.
+    pub fn coalesced(&self) -> u64 {
+        self.coalesced
+    }
+
+    /// Writes that a checkpoint keeps in flight.
+    pub fn depth(&self) -> usize {
+        self.depth
     }
 
     /// Nothing after this record has ever been handed to the backing.

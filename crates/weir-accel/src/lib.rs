@@ -9,6 +9,7 @@ mod accel;
 mod checkpoint;
 mod config;
 mod destage;
+mod dirty;
 mod host;
 mod index;
 mod log;
@@ -20,7 +21,7 @@ pub mod replica;
 pub mod wire;
 mod writes;
 
-pub use accel::{Accel, AccelNotice, AccelStatus};
+pub use accel::{Accel, AccelNotice, AccelStatus, DestageStatus};
 pub use config::{AccelConfig, Configuration, Inheritance};
 pub use host::ReplicaHost;
 pub use log::{Log, Record, RecordKind};

@@ -15,6 +15,9 @@ const ALIGNMENT: u64 = 512;
 /// Bytes of the arena that an owner leaves to what its replicas lose where the ring ends: records may lie differently there.
 const RESERVE: u64 = 2 * LARGEST_RECORD as u64;
 
+/// What a record counts for at least, in bytes.
+const SMALLEST_WEIGHT: u64 = 512;
+
 /// Most records in a log (P10): 24 bytes of description each on the wire, some 150 in memory with the index.
 pub const MOST_RECORDS: usize = 1 << 20;
 
@@ -60,6 +63,13 @@ impl Record {
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset + u64::from(self.length)
+    }
+
+    /// What the record counts for where bytes are counted, so that records without data count for something too: a
+    /// range of zeroes may be a thousand times the log.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        (self.data_length() as u64).max(SMALLEST_WEIGHT)
     }
 
     /// Bytes that the record keeps in the arena.

@@ -6,6 +6,7 @@ mod turn;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use slab::Slab;
 use weir_block::buffer::LARGEST;
@@ -16,6 +17,7 @@ use weir_block::{
 
 use crate::config::{AccelConfig, Configuration, Inheritance};
 use crate::destage::Destager;
+use crate::dirty::Dirty;
 use crate::index::Index;
 use crate::log::{LARGEST_RECORD, Log, RecordKind};
 use crate::owner::{Effect, Event as OwnerEvent, Owner};
@@ -24,10 +26,7 @@ use crate::peers::{Identity, Peers};
 use crate::reads::{self, HeldRead, Hit, Overlay};
 use crate::replica::Replica;
 use crate::writes::Writes;
-pub use notices::{AccelNotice, AccelStatus};
-
-/// What a record costs in credit at least, in bytes.
-const SMALLEST_COST: u64 = 512;
+pub use notices::{AccelNotice, AccelStatus, DestageStatus};
 
 /// Most bytes of zeroes in one record; longer ranges become several.
 const LARGEST_ZERO: u64 = 1 << 30;
@@ -89,7 +88,9 @@ pub struct Accel<L: Destage> {
     cached: Cached,
     destager: Destager,
     pacer: Pacer,
-    dirty_bytes: u64,
+    dirty: Dirty,
+    /// When the last turn began.
+    now: Nanos,
     finished: Vec<Completion>,
     completions: Vec<Completion>,
     events: Vec<OwnerEvent>,
@@ -126,11 +127,11 @@ impl<L: Destage> Accel<L> {
             }
         };
         let mut index = Index::new();
-        let mut dirty_bytes = 0;
+        let mut dirty = Dirty::default();
         for (sequence, record) in log.range(0, log.last()) {
             let place = (record.kind == RecordKind::Write).then_some(record.place);
             index.insert(record.offset, record.end(), sequence, place);
-            dirty_bytes += u64::from(record.length);
+            dirty.add(sequence, record.weight(), Nanos::now());
         }
         let identity = Identity { epoch: configuration.epoch, lineage: configuration.epoch, inherited };
         let owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
@@ -153,7 +154,8 @@ impl<L: Destage> Accel<L> {
             // The former owner's.
             cached: Cached { written: 1, flushed: 0 },
             pacer: Pacer::new(),
-            dirty_bytes,
+            dirty,
+            now: Nanos::now(),
             finished: Vec::new(),
             completions: Vec::new(),
             events: Vec::new(),
@@ -242,7 +244,7 @@ impl<L: Destage> Accel<L> {
         }
         let empty = Log::new(0, self.log.last() + 1).ok()?;
         let log = std::mem::replace(&mut self.log, empty);
-        (self.index, self.dirty_bytes) = (Index::new(), 0);
+        (self.index, self.dirty) = (Index::new(), Dirty::default());
         Some(Replica::of_former_owner(log, self.identity.epoch, self.identity.lineage))
     }
 
@@ -341,10 +343,25 @@ impl<L: Destage> Accel<L> {
             configuration: self.owner.configuration().clone(),
             marks: self.owner.marks(),
             reason,
-            dirty_bytes: self.dirty_bytes,
+            dirty_bytes: self.dirty.bytes(),
             log_used: self.log.used(),
             log_bytes: self.log.capacity(),
-            destage_rate: self.pacer.destage_rate(),
+            destage: self.destage_status(Nanos::now()),
+        }
+    }
+
+    fn destage_status(&self, now: Nanos) -> DestageStatus {
+        let ms = |time: Duration| time.as_millis() as u64;
+        let (rate, dirty) = (self.pacer.destage_rate(), self.dirty.bytes());
+        let to_clean = if dirty == 0 { Some(0) } else { (dirty * 1000).checked_div(rate) };
+        DestageStatus {
+            rate,
+            oldest_dirty_ms: self.dirty.oldest(now).map(ms),
+            time_to_clean_ms: to_clean,
+            checkpoint_age_ms: self.destager.completed_at().map(|at| ms(now - at)),
+            destaged_bytes: self.destager.destaged(),
+            coalesced_bytes: self.destager.coalesced(),
+            depth: self.destager.depth(),
         }
     }
 
@@ -388,11 +405,12 @@ impl<L: Destage> Accel<L> {
     fn append(&mut self, kind: RecordKind, offset: u64, length: u32, data: &[u8]) -> u64 {
         let sequence =
             self.log.append(kind, offset, length, data).expect("has_room was asked before the submit");
-        let place = self.log.get(sequence).filter(|_| kind == RecordKind::Write).map(|record| record.place);
-        self.index.insert(offset, offset + u64::from(length), sequence, place);
-        self.dirty_bytes += u64::from(length);
+        let record = self.log.get(sequence).expect("appended a moment ago");
+        let place = (kind == RecordKind::Write).then_some(record.place);
+        self.index.insert(offset, record.end(), sequence, place);
+        self.dirty.add(sequence, record.weight(), self.now);
         // Records without data fill the table of records instead of the arena.
-        self.pacer.admitted((data.len() as u64).max(SMALLEST_COST));
+        self.pacer.admitted(record.weight());
         sequence
     }
 

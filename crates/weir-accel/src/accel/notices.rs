@@ -43,6 +43,26 @@ pub struct AccelStatus {
     pub log_used: u64,
     /// Bytes of the arena.
     pub log_bytes: u64,
-    /// Destage throughput lately, bytes per second.
-    pub destage_rate: u64,
+    /// How the log empties.
+    pub destage: DestageStatus,
+}
+
+/// How a log empties into its backing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DestageStatus {
+    /// Bytes of the log that are freed per second, lately; overwrites that needed no writing included.
+    pub rate: u64,
+    /// Age of the oldest record that the backing does not hold, in milliseconds; absent when all is clean. After a
+    /// takeover it counts from then.
+    pub oldest_dirty_ms: Option<u64>,
+    /// How long until all that is dirty now is in the backing, at that rate, in milliseconds; absent while nobody knows.
+    pub time_to_clean_ms: Option<u64>,
+    /// Time since the last checkpoint was complete, in milliseconds; absent before the first.
+    pub checkpoint_age_ms: Option<u64>,
+    /// Bytes of the log that checkpoints have dealt with since the disk was opened here.
+    pub destaged_bytes: u64,
+    /// Of those, bytes that need not be written because they were overwritten within their checkpoint.
+    pub coalesced_bytes: u64,
+    /// Writes that a checkpoint keeps in flight.
+    pub depth: usize,
 }

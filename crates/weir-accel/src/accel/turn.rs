@@ -15,6 +15,7 @@ const LEASE_POLL: Duration = Duration::from_millis(10);
 impl<L: Destage> Accel<L> {
     pub(super) fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
         let now = Nanos::now();
+        self.now = now;
         self.again = self.peers.receive(reactor, &self.log, &mut self.events);
         self.collect(reactor, now);
         if self.gone {
@@ -172,8 +173,9 @@ impl<L: Destage> Accel<L> {
     fn free_to(&mut self, to: u64) {
         for (sequence, record) in self.log.range(0, to) {
             self.index.remove(record.offset, record.end(), sequence);
-            self.dirty_bytes -= u64::from(record.length);
+            self.dirty.remove(record.weight());
         }
+        self.dirty.clean_to(to, self.log.last());
         self.log.free_to(to);
     }
 

@@ -303,7 +303,7 @@ impl Disk {
             dirty_bytes: status.dirty_bytes,
             log_used_bytes: status.log_used,
             log_bytes: status.log_bytes,
-            destage_rate: status.destage_rate,
+            destage: status.destage,
             clients: self.nbd.connections(),
             in_flight: self.accel.in_flight(),
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tokio::sync::oneshot;
-use weir_accel::Configuration;
+use weir_accel::{Configuration, DestageStatus};
 use weir_block::LayerMeter;
 use weir_export::nbd;
 use weir_load::{Summary, Workload};
@@ -162,8 +162,8 @@ pub struct DiskStatus {
     pub log_used_bytes: u64,
     /// Bytes of the log's arena.
     pub log_bytes: u64,
-    /// Destage throughput, bytes per second, lately.
-    pub destage_rate: u64,
+    /// How the log empties; of a replica, nothing.
+    pub destage: DestageStatus,
     /// Connected export clients.
     pub clients: usize,
     /// Requests in flight at the top of the accelerator.

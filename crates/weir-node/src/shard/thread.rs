@@ -7,7 +7,7 @@ use std::sync::Arc;
 use slab::Slab;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
-use weir_accel::{AccelNotice, Inheritance, ReplicaHost};
+use weir_accel::{AccelNotice, DestageStatus, Inheritance, ReplicaHost};
 use weir_block::{Event, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::nbd::Workspace;
 
@@ -398,10 +398,10 @@ fn replica_status(replica: &Replica) -> DiskStatus {
         acknowledged: 0,
         destaged: 0,
         freed: log.freed(),
-        dirty_bytes: log.range(0, log.last()).map(|(_, record)| u64::from(record.length)).sum(),
+        dirty_bytes: log.range(0, log.last()).map(|(_, record)| record.weight()).sum(),
         log_used_bytes: log.used(),
         log_bytes: log.capacity(),
-        destage_rate: 0,
+        destage: DestageStatus::default(),
         clients: 0,
         in_flight: 0,
     }

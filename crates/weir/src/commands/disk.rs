@@ -1,8 +1,10 @@
 //! `weir disk`
 
+use std::time::Duration;
+
 use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export, Moved};
 use weir_node::shard::messages::DiskStatus;
-use weir_node::units::{Size, about};
+use weir_node::units::{Period, Size, about};
 
 use crate::cli::{DiskCommand, Global};
 use crate::cluster::{any_node, owner_of};
@@ -113,6 +115,17 @@ pub fn show(disk: &DiskView) -> String {
 
 fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
     let DiskStatus { appended, replicated, acknowledged, destaged, freed, .. } = detail;
+    let destage = &detail.destage;
+    let time = |ms: Option<u64>, otherwise: &str| {
+        ms.map_or_else(|| otherwise.to_owned(), |ms| Period(Duration::from_millis(ms)).to_string())
+    };
+    let rate = format!(
+        "{}/s, {} at once; {} so far, {} of it coalesced",
+        about(destage.rate),
+        destage.depth,
+        about(destage.destaged_bytes),
+        about(destage.coalesced_bytes)
+    );
     let of = |used: u64, all: u64| format!("{} of {}", about(used), about(all));
     vec![
         (
@@ -123,7 +136,10 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ),
         ("dirty", about(detail.dirty_bytes)),
         ("write log", of(detail.log_used_bytes, detail.log_bytes)),
-        ("destage rate", format!("{}/s", about(detail.destage_rate))),
+        ("oldest dirty", time(destage.oldest_dirty_ms, "nothing is dirty")),
+        ("time to clean", time(destage.time_to_clean_ms, "unknown: nothing reaches the storage")),
+        ("last checkpoint", time(destage.checkpoint_age_ms, "none yet")),
+        ("destage", rate),
         ("clients", detail.clients.to_string()),
         ("in flight", detail.in_flight.to_string()),
     ]
