@@ -39,8 +39,6 @@ pub struct AccelConfig {
     pub peer_deadline: Duration,
     /// Dirty data waits at most this long for company before a checkpoint is begun.
     pub destage_delay: Duration,
-    /// Writes to the backing that a checkpoint keeps in flight.
-    pub destage_depth: usize,
     /// Until when, on the monotonic clock in nanoseconds, the registry counts this node as alive. Nothing is
     /// answered and nothing destaged beyond it (P2).
     pub lease_until: Arc<AtomicU64>,
@@ -57,7 +55,6 @@ impl AccelConfig {
             log_bytes: log_bytes.max(Self::SMALLEST_LOG),
             peer_deadline: Duration::from_secs(1),
             destage_delay: Duration::from_millis(100),
-            destage_depth: 32,
             lease_until: Arc::new(AtomicU64::new(u64::MAX)),
         }
     }

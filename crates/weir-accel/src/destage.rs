@@ -7,6 +7,7 @@ use std::time::Duration;
 use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, RequestKind, Tag};
 
 use crate::checkpoint::{self, MOST_RECORDS, Step};
+use crate::depth::DepthControl;
 use crate::log::Log;
 
 /// Log bytes of one checkpoint, softly. Also at most a quarter of the log, so that room comes in small portions.
@@ -23,9 +24,19 @@ const STEPS_PER_TURN: usize = 128;
 
 enum State {
     Idle,
-    Writing { steps: VecDeque<Step>, planned: usize, in_flight: usize, failed: Option<IoError> },
+    Writing(Writing),
     Flushing { since: Nanos },
     BackingOff { until: Nanos },
+}
+
+/// The writes of a checkpoint.
+struct Writing {
+    steps: VecDeque<Step>,
+    planned: usize,
+    in_flight: usize,
+    failed: Option<IoError>,
+    /// Some were under way between two turns: this backing does not answer at once, and depth means something to it.
+    waited: bool,
 }
 
 /// What came of a step towards the backing.
@@ -44,7 +55,7 @@ pub struct Destager {
     /// A step has come back since the last were handed down.
     progressed: bool,
     delay: Duration,
-    depth: usize,
+    depth: DepthControl,
     target: u64,
     bytes: u64,
     began: Nanos,
@@ -62,12 +73,12 @@ pub struct Destager {
 }
 
 impl Destager {
-    pub fn new(delay: Duration, depth: usize) -> Destager {
+    pub fn new(delay: Duration) -> Destager {
         Destager {
             state: State::Idle,
             progressed: false,
             delay,
-            depth,
+            depth: DepthControl::new(),
             target: 0,
             bytes: 0,
             began: Nanos(0),
@@ -115,7 +126,8 @@ impl Destager {
         let (steps, saved) = checkpoint::plan(log, from + 1, to);
         (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
         self.saved = saved;
-        self.state = State::Writing { planned: steps.len(), steps, in_flight: 0, failed: None };
+        let planned = steps.len();
+        self.state = State::Writing(Writing { planned, steps, in_flight: 0, failed: None, waited: false });
     }
 
     /// Hands steps to the backing, as many as the depth allows; `tag` makes a tag for each. Returns whether it
@@ -128,9 +140,12 @@ impl Destager {
         mut tag: impl FnMut() -> Tag,
     ) -> bool {
         self.progressed = false;
-        let State::Writing { steps, in_flight, failed, .. } = &mut self.state else { return false };
+        let State::Writing(Writing { steps, in_flight, failed, waited, .. }) = &mut self.state else {
+            return false;
+        };
+        *waited |= *in_flight > 0;
         let mut turn = 0;
-        while failed.is_none() && *in_flight < self.depth && lower.can_gather() {
+        while failed.is_none() && *in_flight < self.depth.depth() && lower.can_gather() {
             let fits = match steps.front() {
                 None => break,
                 Some(Step::Write { .. }) => true,
@@ -177,13 +192,18 @@ impl Destager {
     pub fn completed(&mut self, now: Nanos, result: Result<(), IoError>) -> Progress {
         self.progressed = true;
         match (&mut self.state, result) {
-            (State::Writing { in_flight, failed, .. }, result) => {
-                *in_flight -= 1;
+            (State::Writing(writing), result) => {
+                writing.in_flight -= 1;
                 if let Err(error) = result {
-                    failed.get_or_insert(error);
+                    writing.failed.get_or_insert(error);
                 }
-                match (*in_flight, *failed) {
+                match (writing.in_flight, writing.failed) {
                     (0, Some(error)) => self.fail(now, error),
+                    (0, None) if writing.steps.is_empty() && writing.waited => {
+                        let written = self.bytes.saturating_sub(self.saved);
+                        self.depth.observe(writing.planned, written, now - self.began);
+                        Progress::None
+                    }
                     _ => Progress::None,
                 }
             }
@@ -210,7 +230,7 @@ impl Destager {
     /// in the log.
     pub fn remaining(&self, now: Nanos) -> Option<Duration> {
         match &self.state {
-            State::Writing { steps, planned, in_flight, .. } => {
+            State::Writing(Writing { steps, planned, in_flight, .. }) => {
                 let left = steps.len() + in_flight;
                 let elapsed = now - self.began;
                 // Before the first step has come back, each counts as long as this one has taken already.
@@ -239,7 +259,7 @@ impl Destager {
 
     /// Writes that a checkpoint keeps in flight.
     pub fn depth(&self) -> usize {
-        self.depth
+        self.depth.depth()
     }
 
     /// Nothing after this record has ever been handed to the backing.
@@ -258,15 +278,15 @@ impl Destager {
             State::Idle => self.dirty_since.map_or(Nanos::NEVER, |since| since + self.delay),
             State::BackingOff { until } => until,
             // A backing in memory answers without an event: the next step must not wait for one.
-            State::Writing { .. } if self.progressed => Nanos(0),
-            State::Writing { .. } | State::Flushing { .. } => Nanos::NEVER,
+            State::Writing(_) if self.progressed => Nanos(0),
+            State::Writing(_) | State::Flushing { .. } => Nanos::NEVER,
         }
     }
 
     /// Nothing more is begun or handed down; what is under way comes back through [`Destager::completed`].
     pub fn stop(&mut self) {
-        if let State::Writing { steps, .. } = &mut self.state {
-            steps.clear();
+        if let State::Writing(writing) = &mut self.state {
+            writing.steps.clear();
         }
     }
 }

@@ -8,6 +8,7 @@
 mod accel;
 mod checkpoint;
 mod config;
+mod depth;
 mod destage;
 mod dirty;
 mod host;

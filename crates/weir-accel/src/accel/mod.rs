@@ -136,7 +136,7 @@ impl<L: Destage> Accel<L> {
         let identity = Identity { epoch: configuration.epoch, lineage: configuration.epoch, inherited };
         let owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
         let mut accel = Accel {
-            destager: Destager::new(config.destage_delay, config.destage_depth),
+            destager: Destager::new(config.destage_delay),
             owner,
             identity,
             log,
