@@ -1,10 +1,11 @@
 //! The owner's channels to its replicas.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use weir_block::{Interest, Nanos, OwnerId, Reactor, Token};
+use weir_block::{Interest, Meter, Nanos, OwnerId, Reactor, RequestKind, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
@@ -44,6 +45,9 @@ struct Peer {
     told: (u64, u64),
     /// The replica was told that its copy is complete.
     complete: bool,
+    /// Batches that are not confirmed: their last record, their bytes, when they were queued. At most one for each record
+    /// of the log (P10).
+    under_way: VecDeque<(u64, u64, Nanos)>,
     lost: bool,
 }
 
@@ -65,12 +69,28 @@ pub struct Peers {
     next_slot: u32,
     meta: Vec<u8>,
     pieces: Vec<(usize, usize)>,
+    /// Batches on their way to replicas and back.
+    meter: Meter,
 }
 
 impl Peers {
     /// No channels; their events will go to `owner`.
     pub fn new(owner: OwnerId, deadline: Duration) -> Peers {
-        Peers { owner, deadline, peers: Vec::new(), next_slot: 0, meta: Vec::new(), pieces: Vec::new() }
+        Peers {
+            owner,
+            deadline,
+            peers: Vec::new(),
+            next_slot: 0,
+            meta: Vec::new(),
+            pieces: Vec::new(),
+            meter: Meter::new(),
+        }
+    }
+
+    /// What the replicas did: a request is a batch of records, from the moment that it is queued until the replica has
+    /// confirmed it.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
     }
 
     /// A connection to `node` stands: introduce ourselves.
@@ -96,8 +116,18 @@ impl Peers {
         };
         channel.queue(MessageKind::Hello as u16, hello.as_bytes(), &[]);
         let told = (identity.epoch, log.freed());
-        let (since, joined, next, complete, lost) = (Nanos::now(), false, 0, false, false);
-        self.peers.push(Peer { slot, node, since, channel, joined, next, told, complete, lost });
+        self.peers.push(Peer {
+            slot,
+            node,
+            since: Nanos::now(),
+            channel,
+            joined: false,
+            next: 0,
+            told,
+            complete: false,
+            under_way: VecDeque::new(),
+            lost: false,
+        });
         Ok(())
     }
 
@@ -110,9 +140,10 @@ impl Peers {
 
     /// Reads what the replicas say. Returns whether more may be waiting.
     pub fn receive(&mut self, reactor: &mut Reactor, log: &Log, events: &mut Vec<Event>) -> bool {
+        let Peers { peers, meter, .. } = self;
         let mut more = false;
-        for peer in self.peers.iter_mut().filter(|peer| !peer.lost) {
-            more |= peer.receive(reactor, log, events);
+        for peer in peers.iter_mut().filter(|peer| !peer.lost) {
+            more |= peer.receive(reactor, log, meter, events);
         }
         more
     }
@@ -120,8 +151,9 @@ impl Peers {
     /// Gives up who does not answer our Hello.
     pub fn expire(&mut self, now: Nanos, events: &mut Vec<Event>) {
         let deadline = self.deadline;
-        for peer in self.peers.iter_mut().filter(|peer| peer.is_silent() && now >= peer.since + deadline) {
-            peer.give_up(&PeerError::Silent(deadline), events);
+        let Peers { peers, meter, .. } = self;
+        for peer in peers.iter_mut().filter(|peer| peer.is_silent() && now >= peer.since + deadline) {
+            peer.give_up(&PeerError::Silent(deadline), meter, events);
         }
     }
 
@@ -133,19 +165,22 @@ impl Peers {
 
     /// Sends every replica what it does not have yet, in as few frames as possible.
     pub fn send(&mut self, reactor: &mut Reactor, log: &Log, epoch: u64, events: &mut Vec<Event>) {
-        let Peers { peers, meta, pieces, .. } = self;
+        let Peers { peers, meta, pieces, meter, .. } = self;
         for peer in peers.iter_mut().filter(|peer| !peer.lost) {
-            while peer.joined && !peer.channel.is_backed_up() && peer.queue_batch(log, epoch, meta, pieces) {}
+            let takes = |peer: &Peer| peer.joined && !peer.channel.is_backed_up();
+            while takes(peer) && peer.queue_batch(log, epoch, meta, pieces, meter) {}
             if let Err(error) = peer.channel.flush(reactor) {
-                peer.give_up(&error.into(), events);
+                peer.give_up(&error.into(), meter, events);
             }
         }
     }
 
     /// Closes the channel to a node.
     pub fn drop_peer(&mut self, reactor: &mut Reactor, node: &str) {
-        self.peers.retain_mut(|peer| {
+        let Peers { peers, meter, .. } = self;
+        peers.retain_mut(|peer| {
             if peer.node == node {
+                forget(&mut peer.under_way, meter);
                 peer.channel.close(reactor);
             }
             peer.node != node
@@ -155,6 +190,7 @@ impl Peers {
     /// Closes all channels.
     pub fn drop_all(&mut self, reactor: &mut Reactor) {
         for mut peer in self.peers.drain(..) {
+            forget(&mut peer.under_way, &mut self.meter);
             peer.channel.close(reactor);
         }
     }
@@ -165,9 +201,15 @@ impl Peer {
         !self.joined && !self.lost
     }
 
-    fn receive(&mut self, reactor: &mut Reactor, log: &Log, events: &mut Vec<Event>) -> bool {
+    fn receive(
+        &mut self,
+        reactor: &mut Reactor,
+        log: &Log,
+        meter: &mut Meter,
+        events: &mut Vec<Event>,
+    ) -> bool {
         for _ in 0..MOST_ROUNDS {
-            let Peer { node, channel, joined, next, .. } = self;
+            let Peer { node, channel, joined, next, under_way, .. } = self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
                     Some(MessageKind::Confirm) => {
@@ -178,6 +220,7 @@ impl Peer {
                             *next = held.last.max(log.freed()) + 1;
                             events.push(Event::PeerJoined(node.clone()));
                         }
+                        came_back(under_way, held.last, meter);
                         confirmed(events, node, held);
                         Ok(())
                     }
@@ -193,7 +236,7 @@ impl Peer {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => {
-                    self.give_up(&error, events);
+                    self.give_up(&error, meter, events);
                     return false;
                 }
             }
@@ -201,8 +244,9 @@ impl Peer {
         true
     }
 
-    fn give_up(&mut self, error: &PeerError, events: &mut Vec<Event>) {
+    fn give_up(&mut self, error: &PeerError, meter: &mut Meter, events: &mut Vec<Event>) {
         if !self.lost {
+            forget(&mut self.under_way, meter);
             tracing::warn!(node = self.node, %error, "channel to a replica ended");
             self.lost = true;
             events.push(Event::PeerLost(self.node.clone()));
@@ -216,6 +260,7 @@ impl Peer {
         epoch: u64,
         meta: &mut Vec<u8>,
         pieces: &mut Vec<(usize, usize)>,
+        meter: &mut Meter,
     ) -> bool {
         // What was freed meanwhile is in the backing; nobody needs it any more.
         let first = self.next.max(log.freed() + 1);
@@ -247,6 +292,11 @@ impl Peer {
             bytes += length;
         }
         self.next = first + count as u64;
+        if count > 0 {
+            let now = Nanos::now();
+            meter.arrive(RequestKind::Write, now);
+            self.under_way.push_back((self.next - 1, bytes as u64, now));
+        }
         self.complete |= self.next > log.last();
         self.told = told;
         head.freed = told.1.into();
@@ -255,6 +305,23 @@ impl Peer {
         meta[..size_of::<Batch>()].copy_from_slice(head.as_bytes());
         self.channel.queue(MessageKind::Batch as u16, meta, pieces);
         true
+    }
+}
+
+/// The batches up to this record are confirmed.
+fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut Meter) {
+    let now = Nanos::now();
+    while let Some(&(_, bytes, queued)) = under_way.front().filter(|(to, ..)| *to <= last) {
+        meter.complete(RequestKind::Write, bytes, queued, now, true);
+        under_way.pop_front();
+    }
+}
+
+/// Nobody will confirm them.
+fn forget(under_way: &mut VecDeque<(u64, u64, Nanos)>, meter: &mut Meter) {
+    let now = Nanos::now();
+    for (_, bytes, queued) in under_way.drain(..) {
+        meter.complete(RequestKind::Write, bytes, queued, now, false);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`cell`]: what is asked of a layer: block size, direction, pattern, queue depth.
 //! - [`plan`]: which layers and cells, how often, in which order; runs them and collects the rows.
+//! - [`live`]: where the time of a live disk goes, from its meters alone.
 //! - [`load`]: layers that the load generator can reach by itself.
 //! - [`result`]: the rows and the environment, as JSON.
 //! - [`environment`]: the machine that measured, and the command to run it again.
@@ -21,6 +22,7 @@ pub mod check;
 pub mod environment;
 pub mod finding;
 pub mod format;
+pub mod live;
 pub mod load;
 pub mod plan;
 pub mod report;

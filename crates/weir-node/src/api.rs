@@ -318,6 +318,9 @@ pub struct KindView {
     pub p999_us: f64,
     /// The slowest.
     pub max_us: f64,
+    /// The whole histogram: nanoseconds (within 1 %) and how many took about as long. Differences of two of them are
+    /// the histogram of the time between.
+    pub latency_ns: Vec<(u64, u64)>,
 }
 
 impl From<&LayerMeter> for MeterView {
@@ -351,6 +354,11 @@ impl KindView {
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
             max_us: seen.latency.max() as f64 / 1e3,
+            latency_ns: seen
+                .latency
+                .iter_recorded()
+                .map(|at| (at.value_iterated_to(), at.count_at_value()))
+                .collect(),
         }
     }
 }

@@ -106,6 +106,20 @@ pub enum Command {
     /// Put the same load on every layer of a disk and name the one that costs most.
     #[command(after_long_help = DIAGNOSE_EXAMPLES)]
     Diagnose(DiagnoseArgs),
+    /// Where the time of a live disk's requests goes, from its meters alone: no load of its own.
+    ///
+    /// Looks at the meters of every layer twice and divides the latency at the top among the layers that a request waits
+    /// for. OWN is what a request spends in a layer and not below; a layer without it (destage under write-back) is not
+    /// on the way of the answer. This says where the time goes, not why: `weir diagnose` puts a load of its own on the
+    /// layers, but needs a disk whose data may be lost.
+    #[command(after_long_help = "Example:\n  weir explain db --over 10s")]
+    Explain {
+        /// The disk.
+        disk: String,
+        /// Time between the two looks.
+        #[arg(long, default_value = "5 s", value_name = "TIME")]
+        over: Period,
+    },
     /// Print the completion script of a shell.
     ///
     /// For bash, zsh, fish, elvish and PowerShell.

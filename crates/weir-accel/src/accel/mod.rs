@@ -523,6 +523,7 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn meters(&self, out: &mut Vec<LayerMeter>) {
+        out.push(LayerMeter { layer: "replicas", meter: self.peers.meter().clone() });
         self.lower.meters(out);
     }
 }

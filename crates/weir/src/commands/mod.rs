@@ -5,6 +5,7 @@ mod daemon;
 mod demo;
 mod diagnose;
 mod disk;
+mod explain;
 mod lab;
 mod status;
 mod volume;
@@ -27,6 +28,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Events => status::events(global),
         Command::Bench(arguments) => bench::run(global, &arguments),
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),
+        Command::Explain { disk, over } => explain::run(global, &disk, over),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);

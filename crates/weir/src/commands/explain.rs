@@ -1,0 +1,92 @@
+//! `weir explain`
+
+use std::time::Duration;
+
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_diagnose::live::{Acknowledged, Explanation, Look, Totals, Window, explain};
+use weir_node::api::{DiskView, MeterView};
+use weir_node::units::{Period, about};
+
+use crate::cli::Global;
+use crate::cluster::owner_of;
+use crate::failure::Failure;
+use crate::output::{print, table};
+
+#[derive(Serialize)]
+struct Explained {
+    disk: DiskView,
+    #[serde(flatten)]
+    explanation: Explanation,
+}
+
+/// Looks at the meters of a disk twice, and says where its requests spent their time between.
+pub fn run(global: &Global, name: &str, between: Period) -> Result<(), Failure> {
+    let client = owner_of(global, name)?;
+    let before = look(&client.meters(name)?);
+    let start = Nanos::now();
+    std::thread::sleep(between.0.max(Duration::from_millis(100)));
+    let after = look(&client.meters(name)?);
+    let elapsed = Nanos::now() - start;
+    let disk = client.disk(name)?;
+    let writes =
+        if disk.effective == "write-through" { Acknowledged::FromBacking } else { Acknowledged::FromLog };
+    let explanation = explain(&before, &after, elapsed, writes);
+    print(global.output, &Explained { disk, explanation }, text)
+}
+
+fn look(meters: &[MeterView]) -> Look {
+    let kinds = |meter: &MeterView| {
+        let of = |kind: &weir_node::api::KindView| {
+            let totals = Totals {
+                requests: kind.completions,
+                bytes: kind.bytes,
+                errors: kind.errors,
+                latency: kind.latency_ns.iter().copied().collect(),
+            };
+            (kind.kind.name().to_owned(), totals)
+        };
+        meter.kinds.iter().map(of).collect()
+    };
+    meters.iter().map(|meter| (meter.layer.clone(), kinds(meter))).collect()
+}
+
+fn text(explained: &Explained) -> String {
+    let Explained { disk, explanation } = explained;
+    let micros = |value: f64| format!("{value:.0} us");
+    let row = |window: &Window| {
+        vec![
+            window.kind.clone(),
+            window.layer.clone(),
+            format!("{:.0}/s", window.rate),
+            format!("{}/s", about(window.bytes_per_second as u64)),
+            micros(window.mean_us),
+            micros(window.p50_us),
+            micros(window.p99_us),
+            format!("{:.1}", window.in_flight),
+            window.own_us.map_or_else(|| "-".into(), micros),
+            window.share.map_or_else(|| "-".into(), |share| format!("{:.0} %", share * 100.0)),
+        ]
+    };
+    let header = ["KIND", "LAYER", "RATE", "BYTES", "MEAN", "P50", "P99", "IN FLIGHT", "OWN", "SHARE"];
+    let mut lines = Vec::new();
+    if !explanation.windows.is_empty() {
+        let rows = explanation.windows.iter().map(row);
+        lines.extend([table(&header, &[2, 3, 4, 5, 6, 7, 8, 9], rows), String::new()]);
+    }
+    lines.extend(explanation.findings.iter().cloned());
+    lines.extend(destage(disk));
+    lines.join("\n")
+}
+
+/// How the log stands: when it fills, writes are slowed to what the storage takes.
+fn destage(disk: &DiskView) -> Option<String> {
+    let detail = disk.detail.as_ref().filter(|detail| detail.dirty_bytes > 0)?;
+    let clean = detail.destage.time_to_clean_ms.map_or_else(
+        || "nothing reaches the storage at present".to_owned(),
+        |ms| format!("clean in {}", Period(Duration::from_millis(ms))),
+    );
+    let full = detail.log_used_bytes as f64 / detail.log_bytes.max(1) as f64;
+    let slowed = if full > 0.5 { "; writes are being slowed to what the storage takes" } else { "" };
+    Some(format!("log: {} dirty, {:.0} % full, {clean}{slowed}", about(detail.dirty_bytes), full * 100.0))
+}
