@@ -106,6 +106,19 @@ pub enum Command {
     /// Put the same load on every layer of a disk and name the one that costs most.
     #[command(after_long_help = DIAGNOSE_EXAMPLES)]
     Diagnose(DiagnoseArgs),
+    /// What every disk does, live: rates, latencies, the layer in which requests spend their time, dirty data.
+    ///
+    /// On a terminal a screen that renews itself (q ends it); in a pipe, or with --count, a table for each interval, and
+    /// with --output json a line. READS and WRITES are those of the export, and so is P99. A disk in bold is not as
+    /// requested, or has something to say.
+    Top {
+        /// Length of an interval.
+        #[arg(long, default_value = "1 s", value_name = "TIME")]
+        every: Period,
+        /// End after so many intervals.
+        #[arg(long)]
+        count: Option<u64>,
+    },
     /// Where the time of a live disk's requests goes, from its meters alone: no load of its own.
     ///
     /// Looks at the meters of every layer twice and divides the latency at the top among the layers that a request waits

@@ -44,10 +44,11 @@ fn the_time_of_live_requests_is_divided_among_layers() {
     let socket = place.join("lab/n1/nbd.sock");
     let uri = format!("nbd+unix:///db?socket={}", socket.display());
     let load = format!("bench {uri} --rw randrw:50 --qd 4 --rate 2000 --runtime 6s --destroy");
-    let (explained, text) = thread::scope(|scope| {
+    let (explained, text, top) = thread::scope(|scope| {
         scope.spawn(|| weir(place, &load));
         thread::sleep(Duration::from_secs(2));
-        (json(place, "explain db --over 2s"), weir(place, "explain db --over 500ms"))
+        let top = || weir(place, "top --every 1s --count 1");
+        (json(place, "explain db --over 2s"), weir(place, "explain db --over 500ms"), top())
     });
     let windows = explained["windows"].as_array().unwrap();
     let of = |kind: &str, layer: &str| {
@@ -67,5 +68,7 @@ fn the_time_of_live_requests_is_divided_among_layers() {
     assert!(of("write", "replicas")["own_us"].as_f64().unwrap() > 0.0, "writes wait for the replica");
     assert!(of("write", "backing")["own_us"].is_null(), "and not for destage");
     assert!(text.contains("KIND") && text.contains("writes"), "{text}");
+    let line = top.lines().find(|line| line.starts_with("db ")).unwrap();
+    assert!(line.contains("n1") && line.contains("write-back+1") && line.matches("/s").count() == 2, "{top}");
     weir(place, "lab down");
 }

@@ -29,13 +29,17 @@ pub fn run(global: &Global, name: &str, between: Period) -> Result<(), Failure> 
     let after = look(&client.meters(name)?);
     let elapsed = Nanos::now() - start;
     let disk = client.disk(name)?;
-    let writes =
-        if disk.effective == "write-through" { Acknowledged::FromBacking } else { Acknowledged::FromLog };
-    let explanation = explain(&before, &after, elapsed, writes);
+    let explanation = explain(&before, &after, elapsed, acknowledged(&disk));
     print(global.output, &Explained { disk, explanation }, text)
 }
 
-fn look(meters: &[MeterView]) -> Look {
+/// What the disk's writes wait for at present.
+pub fn acknowledged(disk: &DiskView) -> Acknowledged {
+    if disk.effective == "write-through" { Acknowledged::FromBacking } else { Acknowledged::FromLog }
+}
+
+/// What the meters show.
+pub fn look(meters: &[MeterView]) -> Look {
     let kinds = |meter: &MeterView| {
         let of = |kind: &weir_node::api::KindView| {
             let totals = Totals {

@@ -8,6 +8,7 @@ mod disk;
 mod explain;
 mod lab;
 mod status;
+mod top;
 mod volume;
 
 use clap::CommandFactory;
@@ -28,6 +29,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Events => status::events(global),
         Command::Bench(arguments) => bench::run(global, &arguments),
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),
+        Command::Top { every, count } => top::run(global, every, count),
         Command::Explain { disk, over } => explain::run(global, &disk, over),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -1,0 +1,178 @@
+//! `weir top`: what every disk does, live.
+//!
+//! On a terminal a screen that renews itself; in a pipe a table (or a line of JSON) for each interval.
+
+mod screen;
+
+use std::time::Duration;
+
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_diagnose::live::{Explanation, Look, Window, explain};
+use weir_node::api::DiskView;
+use weir_node::units::{Period, about};
+
+use super::explain::{acknowledged, look};
+use crate::cli::{Global, Output};
+use crate::cluster::{any_node, owner_of};
+use crate::failure::Failure;
+use crate::output::{say, table};
+
+const HEADER: [&str; 11] = [
+    "DISK",
+    "OWNER",
+    "EFFECTIVE",
+    "STATE",
+    "READS",
+    "P99",
+    "WRITES",
+    "P99",
+    "MOST OF THE TIME IN",
+    "DIRTY",
+    "CLEAN IN",
+];
+
+/// Columns that are flush right.
+const RIGHT: [usize; 6] = [4, 5, 6, 7, 9, 10];
+
+/// One disk at one look.
+struct Seen {
+    disk: DiskView,
+    /// Empty when its owner cannot be asked.
+    look: Look,
+}
+
+/// One disk between two looks.
+#[derive(Serialize)]
+struct Row {
+    disk: DiskView,
+    #[serde(flatten)]
+    explanation: Explanation,
+}
+
+/// All disks between two looks.
+struct Frame {
+    rows: Vec<Row>,
+}
+
+/// Looks at the cluster again and again.
+struct Watcher<'a> {
+    global: &'a Global,
+    last: Vec<Seen>,
+    at: Nanos,
+}
+
+impl<'a> Watcher<'a> {
+    fn new(global: &'a Global) -> Result<Watcher<'a>, Failure> {
+        Ok(Watcher { global, last: see(global)?, at: Nanos::now() })
+    }
+
+    /// What happened since the last call.
+    fn frame(&mut self) -> Result<Frame, Failure> {
+        let now = see(self.global)?;
+        let between = Nanos::now() - self.at;
+        self.at = Nanos::now();
+        let before = std::mem::replace(&mut self.last, now);
+        let row = |seen: &Seen| {
+            // A disk that has moved begins to count anew.
+            let same =
+                |other: &&Seen| other.disk.name == seen.disk.name && other.disk.owner == seen.disk.owner;
+            let nothing = Look::new();
+            let earlier = before.iter().find(same);
+            // Without an earlier look everything since the disk was opened would count as this interval.
+            let (from, to) = earlier.map_or((&nothing, &nothing), |earlier| (&earlier.look, &seen.look));
+            let explanation = explain(from, to, between, acknowledged(&seen.disk));
+            Row { disk: seen.disk.clone(), explanation }
+        };
+        Ok(Frame { rows: self.last.iter().map(row).collect() })
+    }
+}
+
+/// All disks with their meters, each asked of its owner.
+fn see(global: &Global) -> Result<Vec<Seen>, Failure> {
+    let disks = any_node(global)?.disks()?;
+    let seen = disks.into_iter().map(|disk| {
+        let asked = owner_of(global, &disk.name).ok().filter(|_| disk.owner.is_some());
+        let look = asked.as_ref().and_then(|node| node.meters(&disk.name).ok());
+        let detailed = asked.and_then(|node| node.disk(&disk.name).ok()).unwrap_or(disk);
+        Seen { disk: detailed, look: look.map_or_else(Look::new, |meters| self::look(&meters)) }
+    });
+    Ok(seen.collect())
+}
+
+impl Row {
+    fn window(&self, kind: &str) -> Option<&Window> {
+        self.explanation.windows.iter().find(|window| window.kind == kind)
+    }
+
+    /// The layer in which requests, reads and writes together, spend most of their time.
+    fn slowest(&self) -> String {
+        let rate = |kind: &str| self.window(kind).map_or(0.0, |top| top.rate);
+        let mut times: Vec<(&str, f64)> = Vec::new();
+        for window in &self.explanation.windows {
+            let Some(own) = window.own_us else { continue };
+            let time = own * rate(&window.kind);
+            match times.iter_mut().find(|(layer, _)| *layer == window.layer) {
+                Some((_, sum)) => *sum += time,
+                None => times.push((&window.layer, time)),
+            }
+        }
+        let whole: f64 = times.iter().map(|(_, time)| time).sum();
+        let most = times.into_iter().max_by(|left, right| left.1.total_cmp(&right.1));
+        most.filter(|_| whole > 0.0)
+            .map_or_else(String::new, |(layer, time)| format!("{layer} ({:.0} %)", time / whole * 100.0))
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let disk = &self.disk;
+        let rate = |kind| self.window(kind).map_or_else(|| "-".into(), |top| format!("{:.0}/s", top.rate));
+        let p99 = |kind| self.window(kind).map_or_else(|| "-".into(), |top| micros(top.p99_us));
+        let detail = disk.detail.as_ref();
+        let dirty = detail.map_or(0, |detail| detail.dirty_bytes);
+        let clean = detail.filter(|_| dirty > 0).map(|detail| match detail.destage.time_to_clean_ms {
+            Some(ms) => Period(Duration::from_millis(ms)).to_string(),
+            None => "?".to_owned(),
+        });
+        vec![
+            disk.name.clone(),
+            disk.owner.clone().unwrap_or_else(|| "-".into()),
+            disk.effective.clone(),
+            disk.state.clone(),
+            rate("read"),
+            p99("read"),
+            rate("write"),
+            p99("write"),
+            self.slowest(),
+            if dirty > 0 { about(dirty) } else { "-".into() },
+            clean.unwrap_or_else(|| "-".into()),
+        ]
+    }
+
+    /// Whether an operator should look at it.
+    fn is_in_trouble(&self) -> bool {
+        !self.disk.reason.is_empty()
+            || self.disk.requested != self.disk.effective && self.disk.owner.is_some()
+    }
+}
+
+fn micros(value: f64) -> String {
+    if value < 10_000.0 { format!("{value:.0} us") } else { format!("{:.0} ms", value / 1000.0) }
+}
+
+/// Shows what every disk does, until told to stop or `count` intervals have been shown.
+pub fn run(global: &Global, every: Period, count: Option<u64>) -> Result<(), Failure> {
+    let every = every.0.max(Duration::from_millis(200));
+    let mut watcher = Watcher::new(global)?;
+    if global.output == Output::Text && count.is_none() && screen::is_terminal() {
+        return screen::run(&mut watcher, every);
+    }
+    for _ in 0..count.unwrap_or(u64::MAX) {
+        std::thread::sleep(every);
+        let frame = watcher.frame()?;
+        match global.output {
+            Output::Json => say(&serde_json::to_string(&frame.rows).map_err(Failure::failed)?)?,
+            Output::Text => say(&format!("{}\n", table(&HEADER, &RIGHT, frame.rows.iter().map(Row::cells))))?,
+        }
+    }
+    Ok(())
+}
