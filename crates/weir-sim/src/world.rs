@@ -50,7 +50,7 @@ pub fn node_of(name: &str) -> usize {
 
 /// A fault in Weir itself, planted to see whether the checks find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutation {
+pub enum Bug {
     /// A replica's answer is taken for more than it says.
     AcknowledgeOneCopyShort,
     /// A checkpoint counts as done when it is written.
@@ -75,19 +75,19 @@ pub enum Mutation {
     BypassWithoutLease,
 }
 
-impl Mutation {
-    pub const ALL: [Mutation; 11] = [
-        Mutation::AcknowledgeOneCopyShort,
-        Mutation::FreeBeforeFlush,
-        Mutation::SkipSeal,
-        Mutation::IgnoreEpoch,
-        Mutation::DestageOldest,
-        Mutation::IncompleteIsComplete,
-        Mutation::BelieveBeforeCommit,
-        Mutation::FormerIsForgotten,
-        Mutation::KeepFreed,
-        Mutation::BypassWithoutLease,
-        Mutation::DestageInheritedInParts,
+impl Bug {
+    pub const ALL: [Bug; 11] = [
+        Bug::AcknowledgeOneCopyShort,
+        Bug::FreeBeforeFlush,
+        Bug::SkipSeal,
+        Bug::IgnoreEpoch,
+        Bug::DestageOldest,
+        Bug::IncompleteIsComplete,
+        Bug::BelieveBeforeCommit,
+        Bug::FormerIsForgotten,
+        Bug::KeepFreed,
+        Bug::BypassWithoutLease,
+        Bug::DestageInheritedInParts,
     ];
 }
 
@@ -234,7 +234,7 @@ pub struct World {
     pub backing: Backing,
     pub connections: Vec<crate::network::Connection>,
     pub guest: Guest,
-    pub mutation: Option<Mutation>,
+    pub bug: Option<Bug>,
     /// Whether an owner without a lease keeps the answers of `write-back` back too. The epochs alone must be enough.
     pub lease_guards_answers: bool,
     pub serial: u64,
@@ -243,7 +243,7 @@ pub struct World {
     pub violation: Option<String>,
     /// Something that the checks look at has changed.
     pub touched: bool,
-    trace: Option<Vec<String>>,
+    pub trace: Option<Vec<String>>,
     pub counts: Counts,
 }
 
@@ -277,7 +277,7 @@ impl Counts {
 }
 
 impl World {
-    pub fn new(seed: u64, mutation: Option<Mutation>, traced: bool) -> World {
+    pub fn new(seed: u64, bug: Option<Bug>, traced: bool) -> World {
         let mut rng = Rng::with_seed(seed);
         let lease_guards_answers = rng.bool();
         let node = |_| Node {
@@ -308,7 +308,7 @@ impl World {
             backing: Backing::default(),
             connections: Vec::new(),
             guest: Guest::default(),
-            mutation,
+            bug,
             lease_guards_answers,
             serial: 0,
             answered_in: Vec::new(),
@@ -436,11 +436,5 @@ impl World {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:>10.6}  {}", self.now.0 as f64 / 1e9, what()));
         }
-    }
-
-    /// The last steps before the end of the run.
-    pub fn trace(&self, steps: usize) -> String {
-        let lines = self.trace.as_deref().unwrap_or_default();
-        lines[lines.len().saturating_sub(steps)..].join("\n")
     }
 }

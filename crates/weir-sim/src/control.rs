@@ -8,7 +8,7 @@ use weir_accel::wire::{Batch, Hello, RecordHeader};
 
 use crate::owner_process::OwnerProcess;
 use crate::world::{
-    CALM, Control, FENCE_GRACE, LEASE, LOG, Mutation, NODES, PEER_DEADLINE, Process, Task, World, node_of,
+    Bug, CALM, Control, FENCE_GRACE, LEASE, LOG, NODES, PEER_DEADLINE, Process, Task, World, node_of,
 };
 
 impl World {
@@ -102,9 +102,8 @@ impl World {
     /// What the registry says is this process's is opened, with the log of the replica if there may be one.
     fn open(&mut self, process: Process) {
         let record = self.registry.record.clone();
-        let former_stopped =
-            self.former_has_ended(process) || self.mutation == Some(Mutation::FormerIsForgotten);
-        let skip_seal = self.mutation == Some(Mutation::SkipSeal);
+        let former_stopped = self.former_has_ended(process) || self.bug == Some(Bug::FormerIsForgotten);
+        let skip_seal = self.bug == Some(Bug::SkipSeal);
         let node = &mut self.nodes[process.node];
         let inherited = match (record.write_back, node.replica.take()) {
             (true, Some(mut replica)) if replica.is_complete() => {
@@ -201,7 +200,7 @@ impl World {
         let Some(replicas) = replicas.iter().map(whom).collect::<Option<Vec<Process>>>() else {
             return self.tell(process, serial, Event::NotConfigured);
         };
-        if self.mutation == Some(Mutation::BelieveBeforeCommit) {
+        if self.bug == Some(Bug::BelieveBeforeCommit) {
             let mut believed = record.configuration();
             believed.epoch = epoch + 1;
             believed.replicas = replicas.iter().map(|replica| crate::world::name(replica.node)).collect();

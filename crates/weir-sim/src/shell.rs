@@ -8,7 +8,7 @@ use weir_block::Nanos;
 use crate::backing::{Operation, OperationKind};
 use crate::owner_process::{Answer, Destage, OwnerProcess, newest};
 use crate::world::{
-    Control, LONGEST_OPERATION, Mutation, OWN_LEASE, PEER_DEADLINE, Process, Side, Task, World, name, node_of,
+    Bug, Control, LONGEST_OPERATION, OWN_LEASE, PEER_DEADLINE, Process, Side, Task, World, name, node_of,
 };
 
 /// An owner without a lease looks for it again after this time.
@@ -184,8 +184,8 @@ impl World {
     }
 
     fn begin_checkpoint(&mut self, process: Process) {
-        let oldest_instead = self.mutation == Some(Mutation::DestageOldest);
-        let in_parts = self.mutation == Some(Mutation::DestageInheritedInParts);
+        let oldest_instead = self.bug == Some(Bug::DestageOldest);
+        let in_parts = self.bug == Some(Bug::DestageInheritedInParts);
         let Some(owner) = self.owner(process) else { return };
         let serial = owner.serial;
         for (block, version) in owner.begin_checkpoint(oldest_instead, in_parts) {
@@ -209,7 +209,7 @@ impl World {
 
     pub fn complete(&mut self, process: Process, operation: Operation, succeeded: bool) {
         let generation = self.backing.generation;
-        let without_flush = self.mutation == Some(Mutation::FreeBeforeFlush);
+        let without_flush = self.bug == Some(Bug::FreeBeforeFlush);
         let covers = self.backing.landed();
         let Some(owner) = self.owner(process).filter(|owner| owner.serial == operation.serial) else {
             return;
@@ -292,7 +292,7 @@ impl World {
     }
 
     pub fn write(&mut self, process: Process, serial: u64, id: u64, block: usize) {
-        let unguarded = self.mutation == Some(Mutation::BypassWithoutLease);
+        let unguarded = self.bug == Some(Bug::BypassWithoutLease);
         let may_bypass = self.holds_lease(process) || unguarded;
         let Some(owner) = self.owner(process) else { return };
         let bypasses = owner.owner.bypasses() && owner.log.last() == owner.owner.marks().appended;

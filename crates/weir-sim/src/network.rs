@@ -8,7 +8,7 @@ use weir_accel::replica::{Replica, Verdict};
 use weir_accel::wire::{Batch, Confirm, Hello, Refuse};
 use weir_block::Nanos;
 
-use crate::world::{LOG, Message, Mutation, Process, Side, Task, World, name};
+use crate::world::{Bug, LOG, Message, Process, Side, Task, World, name};
 
 pub struct Connection {
     pub owner: Process,
@@ -109,13 +109,13 @@ impl World {
                 let (last, freed) = (confirm.last.get(), confirm.freed.get());
                 let complete = confirm.complete.get() == 1;
                 let mut held = Held { epoch: confirm.epoch.get(), last, freed, complete };
-                if self.mutation == Some(Mutation::KeepFreed) {
+                if self.bug == Some(Bug::KeepFreed) {
                     held.freed = last;
                 }
-                if self.mutation == Some(Mutation::AcknowledgeOneCopyShort) && replica.node == 1 {
+                if self.bug == Some(Bug::AcknowledgeOneCopyShort) && replica.node == 1 {
                     held.last += 1;
                 }
-                held.complete |= self.mutation == Some(Mutation::IncompleteIsComplete);
+                held.complete |= self.bug == Some(Bug::IncompleteIsComplete);
                 if owner.join(connection, last) {
                     self.step(process, Event::PeerJoined(node.clone()));
                 }
@@ -134,7 +134,7 @@ impl World {
         let Connection { replica: process, open, .. } = self.connections[connection];
         self.touched = true;
         let node = &mut self.nodes[process.node];
-        if node.owner.is_some() && self.mutation != Some(Mutation::SkipSeal) {
+        if node.owner.is_some() && self.bug != Some(Bug::SkipSeal) {
             return self.cut(connection);
         }
         let verdict = match &message {
@@ -146,11 +146,11 @@ impl World {
             Message::Hello(hello) => self.hello(connection, hello),
             Message::Batch(head, headers, data) if self.connections[connection].greeted => {
                 let mut head = *head;
-                if self.mutation == Some(Mutation::KeepFreed) {
+                if self.bug == Some(Bug::KeepFreed) {
                     head.freed = 0.into();
                 }
                 let Some(replica) = &mut node.replica else { return };
-                obey(self.mutation, replica, &mut head);
+                obey(self.bug, replica, &mut head);
                 replica.batch(&head, headers, data).map_err(|error| error.to_string())
             }
             _ => Err("nothing before hello".into()),
@@ -167,7 +167,7 @@ impl World {
             }
             Err(error) => {
                 self.note(|| format!("n{} gives a connection up: {error}", process.node));
-                if self.mutation.is_none() && !error.contains("hello") {
+                if self.bug.is_none() && !error.contains("hello") {
                     self.fail(|| format!("the protocol broke on n{}: {error}", process.node));
                 }
                 self.cut(connection);
@@ -181,16 +181,16 @@ impl World {
         let replica =
             node.replica.get_or_insert_with(|| Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory")));
         let mut hello = *hello;
-        if self.mutation == Some(Mutation::IgnoreEpoch) {
+        if self.bug == Some(Bug::IgnoreEpoch) {
             hello.epoch = hello.epoch.get().max(replica.epoch()).into();
         }
-        if self.mutation == Some(Mutation::KeepFreed) && replica.log().last() >= hello.freed.get() {
+        if self.bug == Some(Bug::KeepFreed) && replica.log().last() >= hello.freed.get() {
             hello.freed = replica.log().freed().into();
         }
         let verdict = replica.hello(&hello).map_err(|error| error.to_string())?;
         if verdict == Verdict::Taken {
             self.connections[connection].greeted = true;
-            if self.mutation != Some(Mutation::IgnoreEpoch) {
+            if self.bug != Some(Bug::IgnoreEpoch) {
                 // One owner at a time.
                 let others = self.connections.iter().enumerate().filter(|(number, other)| {
                     *number != connection && other.replica == process && other.greeted
@@ -225,8 +225,8 @@ fn link_clear(connection: &mut Connection, to: Side) {
     connection.queue(to).clear();
 }
 
-fn obey(mutation: Option<Mutation>, replica: &Replica, head: &mut Batch) {
-    if mutation == Some(Mutation::IgnoreEpoch) {
+fn obey(bug: Option<Bug>, replica: &Replica, head: &mut Batch) {
+    if bug == Some(Bug::IgnoreEpoch) {
         head.epoch = head.epoch.get().max(replica.epoch()).into();
     }
 }
