@@ -8,6 +8,7 @@ use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, Requ
 
 use crate::checkpoint::{self, MOST_RECORDS, Step};
 use crate::log::Log;
+use crate::planted::Planted;
 
 /// Log bytes of one checkpoint, softly. Also at most a quarter of the log, so that room comes in small portions.
 const MOST_BYTES: u64 = 64 << 20;
@@ -104,7 +105,7 @@ impl Destager {
             }
             to = sequence;
         }
-        let (steps, saved) = checkpoint::plan(log, from + 1, to);
+        let (steps, saved) = checkpoint::plan(log, from + 1, to, Planted::default());
         self.coalesced += saved;
         (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
         self.state = State::Writing { planned: steps.len(), steps, in_flight: 0, failed: None };

@@ -1,14 +1,20 @@
 //! The control plane of a node: brings what is here into line with the registry, and carries out what owners ask for.
 //! The rules are those of the real one; what differs is that its answers may come late, or not at all.
 
+use std::time::Duration;
+
 use weir_accel::Log;
 use weir_accel::owner::Event;
+use weir_accel::planted::Bug;
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Hello, RecordHeader};
 
+use weir_block::Nanos;
+
+use crate::atlas::Fault;
 use crate::owner_process::OwnerProcess;
 use crate::world::{
-    Bug, CALM, Control, FENCE_GRACE, LEASE, LOG, NODES, PEER_DEADLINE, Process, Task, World, node_of,
+    Control, FENCE_GRACE, LOG, NODES, OWN_LEASE, PEER_DEADLINE, Process, Task, World, node_of,
 };
 
 impl World {
@@ -18,7 +24,6 @@ impl World {
         if !self.registry.up || !self.nodes[process.node].reaches {
             return;
         }
-        self.registry.renew(process, self.now + LEASE);
         self.renew(process);
         let record = self.registry.record.clone();
         self.forget_replica(process);
@@ -41,8 +46,27 @@ impl World {
         }
     }
 
+    /// The process believes in its lease from when it asked for it; the registry, from when it was asked.
+    fn renew(&mut self, process: Process) {
+        let sent = self.now;
+        let (there, back) = (self.registry_delay(), self.registry_delay());
+        self.at(sent + there, Task::Renew { process });
+        self.at(sent + there + back, Task::Renewed { process, sent });
+    }
+
+    pub fn renewed(&mut self, process: Process, sent: Nanos) {
+        let node = &mut self.nodes[process.node];
+        node.lease = node.lease.max(sent + by_the_clock(OWN_LEASE, node.drift));
+    }
+
     fn tell(&mut self, process: Process, serial: u64, event: Event) {
-        self.after(20, 300, Task::Told { process, serial, event });
+        self.activity += 1;
+        let delay = self.registry_delay();
+        if self.strikes(Fault::DuplicateNotice, 16) {
+            self.after(20, 100_000, Task::Told { process, serial, event: event.clone() });
+        }
+        let delay = delay + Duration::from_micros(self.rng.u64(20..=300));
+        self.at(self.now + delay, Task::Told { process, serial, event });
     }
 
     /// A copy that no record asks for any more.
@@ -102,8 +126,8 @@ impl World {
     /// What the registry says is this process's is opened, with the log of the replica if there may be one.
     fn open(&mut self, process: Process) {
         let record = self.registry.record.clone();
-        let former_stopped = self.former_has_ended(process) || self.bug == Some(Bug::FormerIsForgotten);
-        let skip_seal = self.bug == Some(Bug::SkipSeal);
+        let former_stopped = self.former_has_ended(process);
+        let skip_seal = self.planted.has(Bug::SkipSeal);
         let node = &mut self.nodes[process.node];
         let inherited = match (record.write_back, node.replica.take()) {
             (true, Some(mut replica)) if replica.is_complete() => {
@@ -120,7 +144,8 @@ impl World {
             self.cut_all(|connection| connection.replica == process);
         }
         self.serial += 1;
-        let owner = OwnerProcess::new(self.serial, record.configuration(), inherited, former_stopped);
+        let owner =
+            OwnerProcess::new(self.serial, record.configuration(), inherited, former_stopped, self.planted);
         self.note(|| format!("n{} opens the disk: {record:?}, log to {}", process.node, owner.log.last()));
         self.nodes[process.node].owner = Some(owner);
         self.touched = true;
@@ -184,7 +209,10 @@ impl World {
             }
         };
         let peer = peer.filter(|peer| self.is_alive(*peer));
-        let fails = self.now < CALM && self.rng.u8(..10) == 0;
+        let reaches = |peer: &Process| {
+            self.blocked(process.node, peer.node).is_none() && self.blocked(peer.node, process.node).is_none()
+        };
+        let fails = !peer.as_ref().is_none_or(reaches) || self.strikes(Fault::ConnectFailure, 10);
         let delay = if fails { PEER_DEADLINE } else { self.mostly(1_000, 200_000) };
         let peer = peer.filter(|_| !fails);
         self.at(self.now + delay, Task::Connected { process, serial, peer });
@@ -200,19 +228,9 @@ impl World {
         let Some(replicas) = replicas.iter().map(whom).collect::<Option<Vec<Process>>>() else {
             return self.tell(process, serial, Event::NotConfigured);
         };
-        if self.bug == Some(Bug::BelieveBeforeCommit) {
-            let mut believed = record.configuration();
-            believed.epoch = epoch + 1;
-            believed.replicas = replicas.iter().map(|replica| crate::world::name(replica.node)).collect();
-            believed.write_back = write_back;
-            self.after(50_000, 100_000, Task::LateCommit { process, epoch, replicas, write_back });
-            return self.tell(process, serial, Event::Configured(believed));
-        }
         let reaches = self.registry.up && self.nodes[process.node].reaches;
-        let doubtful = self.now < CALM && self.rng.u8(..6) == 0;
-        if !reaches || doubtful {
-            // The answer is lost. What was asked for is committed before, afterwards, or never.
-            self.counts.doubts += 1;
+        if !reaches || self.strikes(Fault::LostAnswer, 6) {
+            // The answer is lost. What was asked for is committed before, afterwards, twice, or never.
             let late = Task::LateCommit { process, epoch, replicas: replicas.clone(), write_back };
             match self.rng.u8(..3) {
                 0 if reaches => self.commit(process, epoch, replicas, write_back),
@@ -220,6 +238,7 @@ impl World {
                     if write_back {
                         self.pending.push((epoch, replicas));
                     }
+                    self.after(1_000, 800_000, late.clone());
                     self.after(1_000, 800_000, late);
                 }
                 _ => {}
@@ -227,6 +246,10 @@ impl World {
             return self.tell(process, serial, Event::NotConfigured);
         }
         self.commit(process, epoch, replicas, write_back);
+        if self.strikes(Fault::LeaseLoss, 12) {
+            self.lose_registry(process.node);
+            return self.tell(process, serial, Event::NotConfigured);
+        }
         let record = self.registry.record.clone();
         let answer = if record.owner == Some(process) && record.epoch == epoch + 1 {
             if let Some(owner) = self.owner(process) {
@@ -269,4 +292,10 @@ fn unsealed(epoch: u64, lineage: u64, log: &Log) -> Replica {
     let head = Batch { epoch, first, freed: freed_, count, complete: 1.into() };
     replica.batch(&head, &headers, &data).expect("valid");
     replica
+}
+
+/// What a clock that runs `drift` thousandths too fast makes of a time.
+pub fn by_the_clock(time: Duration, drift: i64) -> Duration {
+    let real = time.as_nanos() as i64 * 1000 / (1000 + drift);
+    Duration::from_nanos(real.unsigned_abs())
 }

@@ -5,11 +5,14 @@
 //! and quiet. The same seed gives the same run.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod atlas;
 mod backing;
 mod checks;
 mod control;
+mod counts;
 mod faults;
 mod guest;
+mod history;
 mod many;
 mod network;
 mod owner_process;
@@ -18,6 +21,8 @@ mod run;
 mod shell;
 mod world;
 
-pub use many::{Summary, many};
+pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};
+pub use counts::Counts;
+pub use many::{Finding, Summary, find_bugs, many};
 pub use run::{Run, run};
-pub use world::{Bug, Counts};
+pub use weir_accel::planted::Bug;

@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::run::run;
-use crate::world::{Bug, Counts};
+use weir_accel::planted::Bug;
+
+use crate::counts::Counts;
 
 /// Seeds that a thread takes at once.
 const PORTION: u64 = 16;
@@ -64,13 +66,35 @@ impl Summary {
     fn take(&mut self, seed: u64, bug: Option<Bug>) {
         let run = run(seed, bug, false);
         self.seeds += 1;
-        self.counts.add(run.counts);
+        self.counts.add(&run.counts);
         self.violations.extend(run.violation.map(|violation| (seed, violation)));
     }
 
     fn add(&mut self, other: Summary) {
         self.seeds += other.seeds;
-        self.counts.add(other.counts);
+        self.counts.add(&other.counts);
         self.violations.extend(other.violations);
     }
+}
+
+/// A planted bug and the seeds that found it.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The bug.
+    pub bug: Bug,
+    /// How many seeds found it.
+    pub found: u64,
+    /// The first of them, and what the checks said.
+    pub first: Option<(u64, String)>,
+}
+
+/// Plants every bug in turn and runs `seeds` seeds with it.
+#[must_use]
+pub fn find_bugs(seeds: u64, threads: usize) -> Vec<Finding> {
+    let find = |bug| {
+        let summary = many(0..seeds, threads, Some(bug), false, &|_| {});
+        let found = summary.violations.len() as u64;
+        Finding { bug, found, first: summary.violations.into_iter().next() }
+    };
+    Bug::ALL.into_iter().map(find).collect()
 }

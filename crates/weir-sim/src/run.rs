@@ -2,7 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::world::{Bug, Counts, World};
+use weir_accel::planted::Bug;
+
+use crate::counts::Counts;
+use crate::world::World;
 
 /// What came of one seed.
 #[derive(Clone, Debug)]
