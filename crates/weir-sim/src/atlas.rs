@@ -187,7 +187,7 @@ pub const FAULTS: [FaultEntry; 21] = [
     FaultEntry {
         fault: Fault::BackingSlow,
         name: "backing-slow",
-        what: "every operation, flushes included, takes up to 500 ms for up to 2 s",
+        what: "every operation, flushes included, takes up to 300 ms for up to 2 s",
         covered_by: "P4, P6, P10",
         limits: "no operation takes longer than the longest operation on which the fence grace rests",
     },

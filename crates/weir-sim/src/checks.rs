@@ -159,6 +159,8 @@ impl World {
         });
         if !as_requested || !known {
             Some(format!("the policy has not come back: {record:?}, {reason}"))
+        } else if !reason.is_empty() {
+            Some(format!("the owner is not content: {reason}"))
         } else if marks.freed != marks.appended {
             Some(format!("the log is not drained: {marks:?}, {reason}"))
         } else if !self.guest.is_idle() {

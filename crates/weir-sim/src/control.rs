@@ -59,14 +59,22 @@ impl World {
         node.lease = node.lease.max(sent + by_the_clock(OWN_LEASE, node.drift));
     }
 
+    /// The way to the shard is a queue: what is told arrives in order.
     fn tell(&mut self, process: Process, serial: u64, event: Event) {
         self.activity += 1;
-        let delay = self.registry_delay();
-        if self.strikes(Fault::DuplicateNotice, 16) {
-            self.after(20, 100_000, Task::Told { process, serial, event: event.clone() });
+        let delay = self.registry_delay() + Duration::from_micros(self.rng.u64(20..=300));
+        let twice = self.strikes(Fault::DuplicateNotice, 16).then(|| event.clone());
+        self.tell_in_order(Task::Told { process, serial, event }, process, delay);
+        if let Some(event) = twice {
+            self.tell_in_order(Task::Told { process, serial, event }, process, delay);
         }
-        let delay = delay + Duration::from_micros(self.rng.u64(20..=300));
-        self.at(self.now + delay, Task::Told { process, serial, event });
+    }
+
+    pub fn tell_in_order(&mut self, task: Task, process: Process, delay: Duration) {
+        let node = &mut self.nodes[process.node];
+        let at = (self.now + delay).max(node.told_until + Duration::from_nanos(1));
+        node.told_until = at;
+        self.at(at, task);
     }
 
     /// A copy that no record asks for any more.

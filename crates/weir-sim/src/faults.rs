@@ -6,7 +6,7 @@ use weir_block::Nanos;
 
 use crate::atlas::{FAULTS, Fault};
 use crate::world::{
-    CALM, Control, FENCE_GRACE, LONGEST_OPERATION, NODES, PEER_DEADLINE, Process, Task, World,
+    CALM, Control, FENCE_GRACE, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process, Task, World,
 };
 
 /// Faults that happen by themselves, as often as they are named; the others happen when their occasion comes.
@@ -87,13 +87,15 @@ impl World {
             return self.calm_down();
         }
         self.after(10_000, 400_000, Task::Fault);
-        let fault = BY_THEMSELVES[self.rng.usize(..BY_THEMSELVES.len())];
+        let kinds = BY_THEMSELVES.iter().filter(|fault| self.swarm.has(**fault));
+        let place = self.rng.usize(..kinds.clone().count().max(1));
+        let Some(&fault) = kinds.clone().nth(place) else { return };
         let node = match (self.owner_process(), self.rng.u8(..3)) {
             // Most of it happens to the owner.
             (Some(owner), 0) => owner.node,
             _ => self.rng.usize(..NODES),
         };
-        if self.swarm.has(fault) && self.happens(fault, node) {
+        if self.happens(fault, node) {
             self.count(fault);
         }
     }
@@ -224,7 +226,11 @@ impl World {
         self.note(|| format!("n{node} goes on"));
         // Threads go on in any order: the shard may well be before the control plane.
         for task in std::mem::take(&mut self.nodes[node].held) {
-            self.after(0, 2_000, task);
+            let delay = Duration::from_micros(self.rng.u64(0..=2_000));
+            match task {
+                Task::Told { process, .. } => self.tell_in_order(task, process, delay),
+                task => self.at(self.now + delay, task),
+            }
         }
     }
 
@@ -261,7 +267,7 @@ impl World {
     }
 
     fn change_policy(&mut self) -> bool {
-        let wanted = [None, Some(0), Some(1), Some(1), Some(2), Some(2)][self.rng.usize(..6)];
+        let wanted = POLICIES[self.rng.usize(..POLICIES.len())];
         let owner = self.owner_process();
         if let Some(owner) = owner {
             self.ask_control(owner, Control::SetPolicy(wanted));

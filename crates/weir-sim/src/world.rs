@@ -26,11 +26,14 @@ pub const LOG: u64 = 2 << 20;
 
 pub const PEER_DEADLINE: Duration = Duration::from_millis(300);
 /// How long the registry keeps a process that is silent, and how long a process believes in its own lease.
-pub const LEASE: Duration = Duration::from_millis(1000);
-pub const OWN_LEASE: Duration = Duration::from_millis(900);
+pub const LEASE: Duration = Duration::from_millis(600);
+pub const OWN_LEASE: Duration = Duration::from_millis(540);
 /// How long a silent owner may have I/O under way; longer than any operation takes.
-pub const FENCE_GRACE: Duration = Duration::from_millis(1500);
-pub const LONGEST_OPERATION: Duration = Duration::from_millis(500);
+pub const FENCE_GRACE: Duration = Duration::from_millis(900);
+pub const LONGEST_OPERATION: Duration = Duration::from_millis(300);
+
+/// `N` of the policies that operators ask for; most want replicas.
+pub const POLICIES: [Option<usize>; 6] = [None, Some(0), Some(1), Some(1), Some(2), Some(2)];
 
 /// Faults happen until this time, and guests go on for a second.
 pub const CALM: Nanos = Nanos(6_000_000_000);
@@ -195,6 +198,8 @@ pub struct Node {
     pub held: Vec<Task>,
     /// Since when the owner has been seen without a lease.
     pub owner_gone: Option<(Process, Nanos)>,
+    /// When the last of what the shard is told arrives.
+    pub told_until: Nanos,
     pub forgotten_below: u64,
     busy: Nanos,
 }
@@ -259,6 +264,7 @@ impl World {
             connected: [None; NODES],
             held: Vec::new(),
             owner_gone: None,
+            told_until: Nanos(0),
             forgotten_below: 0,
             busy: Nanos(0),
         };
@@ -296,7 +302,7 @@ impl World {
             let process = world.process(node);
             world.after(0, 5_000, Task::Reconcile { process });
         }
-        world.registry.record.wanted = Some(1);
+        world.registry.record.wanted = POLICIES[world.rng.usize(..POLICIES.len())];
         world.after(10_000, 20_000, Task::Guest);
         world.after(100_000, 600_000, Task::Fault);
         world

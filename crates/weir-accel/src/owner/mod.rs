@@ -141,9 +141,6 @@ impl Owner {
         if self.fenced || !self.may_use_backing() {
             return self.in_backing;
         }
-        if self.planted.has(Bug::DestageUnacknowledged) {
-            return self.marks.appended;
-        }
         if !self.configuration.write_back {
             self.marks.appended
         } else if self.drains() {
@@ -316,14 +313,9 @@ impl Owner {
     fn joined(&mut self, now: Nanos, node: String) {
         self.peer_wanted = false;
         let place = self.members.iter().position(|member| member.node == node);
-        let before = place.map(|place| self.members.swap_remove(place));
-        let in_set = before.as_ref().is_some_and(|before| before.in_set);
+        let in_set = place.is_some_and(|place| self.members.swap_remove(place).in_set);
         // It may have restarted and lost everything: only what it confirms on this connection counts.
-        let mut member = Member { connected: true, progress: now, ..Member::new(node, in_set) };
-        if let Some(before) = before.filter(|_| self.planted.has(Bug::TrustRejoined)) {
-            member.held = before.held;
-        }
-        self.members.push(member);
+        self.members.push(Member { connected: true, progress: now, ..Member::new(node, in_set) });
     }
 
     fn confirmed(&mut self, now: Nanos, node: &str, held: Held) {
