@@ -1,5 +1,7 @@
-//! The control plane of a node: brings what is here into line with the registry, and carries out what owners ask for.
-//! The rules are those of the real one; what differs is that its answers may come late, or not at all.
+//! The control plane of a node: brings what is here into line with the registry.
+//!
+//! What to do is decided by the real one's [`decide`]; the registry's record is changed by the real rules. What differs is
+//! that answers come late, or not at all.
 
 use std::time::Duration;
 
@@ -8,41 +10,91 @@ use weir_accel::owner::Event;
 use weir_accel::planted::Bug;
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Hello, RecordHeader};
-
 use weir_block::Nanos;
+use weir_cluster::ownership::OwnerGone;
+use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, former_ends};
 
 use crate::atlas::Fault;
 use crate::owner_process::OwnerProcess;
-use crate::world::{
-    Control, FENCE_GRACE, LOG, NODES, OWN_LEASE, PEER_DEADLINE, Process, Task, World, node_of,
-};
+use crate::registry::{node_ref, process_of};
+use crate::world::{FENCE_GRACE, LOG, NODES, OWN_LEASE, Process, Task, World};
 
 impl World {
     /// Now and then: the lease, the record, the former owners.
     pub fn reconcile(&mut self, process: Process) {
         self.after(20_000, 150_000, Task::Reconcile { process });
-        if !self.registry.up || !self.nodes[process.node].reaches {
+        if !self.reaches_registry(process.node) {
             return;
         }
         self.renew(process);
-        let record = self.registry.record.clone();
+        self.write_owed_release(process);
         self.forget_replica(process);
-        let told = self.owner(process).map(|owner| (owner.serial, owner.told_epoch, owner.told_policy));
-        match (told, record.owner == Some(process)) {
-            (Some((serial, epoch, policy)), true) if epoch < record.epoch => {
-                self.tell(process, serial, Event::Configured(record.configuration()));
-                if policy != record.wanted {
-                    self.tell(process, serial, Event::PolicyRequested(record.wanted));
-                }
-                if let Some(owner) = self.owner(process) {
-                    (owner.told_epoch, owner.told_policy) = (record.epoch, record.wanted);
-                }
-            }
-            (Some((serial, ..)), true) => self.settle_former(process, serial),
-            (Some((_, epoch, _)), false) if epoch <= record.epoch => self.let_go(process),
-            (Some(_), false) => {}
-            (None, true) => self.open(process),
-            (None, false) => self.consider_takeover(process),
+        if self.registry.record.owner.is_none() {
+            return self.registry.claim(process);
+        }
+        match self.decide(process) {
+            Decision::Nothing => self.settle_former(process),
+            Decision::WaitUntil(_) | Decision::Unavailable(_) => {}
+            Decision::TakeOver(evidence) => self.take_over(process, &evidence),
+            Decision::Open => self.open(process),
+            Decision::Configure => self.configure(process),
+            Decision::LetGo { .. } => self.let_go(process),
+        }
+    }
+
+    pub fn reaches_registry(&self, node: usize) -> bool {
+        self.registry.up && self.nodes[node].reaches
+    }
+
+    fn decide(&mut self, process: Process) -> Decision {
+        let owner_gone_since = self.track_owner(process.node);
+        let owner = self.registry.record.owner;
+        let me = node_ref(process);
+        let situation = Situation {
+            me: &me,
+            live: &self.registry.live_nodes(self.now),
+            local: match self.owner(process) {
+                Some(owner) => Local::Open { epoch: owner.told_epoch },
+                None => Local::Closed,
+            },
+            owner_stopped: owner.is_some_and(|owner| self.has_stopped(owner)),
+            owner_gone_since,
+            now: self.now,
+            fence_grace: self.fence_grace(process.node),
+        };
+        decide(Some(self.registry.disk()), &situation)
+    }
+
+    /// Since when this node has seen the owner without a lease.
+    fn track_owner(&mut self, node: usize) -> Option<Nanos> {
+        let now = self.now;
+        let gone = self.registry.record.owner.filter(|owner| !self.registry.is_live(*owner, now));
+        let seen = &mut self.nodes[node].owner_gone;
+        *seen = match (gone, *seen) {
+            (Some(owner), Some((known, since))) if known == owner => Some((owner, since)),
+            (Some(owner), _) => Some((owner, now)),
+            (None, _) => None,
+        };
+        seen.map(|(_, since)| since)
+    }
+
+    /// Whether the registry knows that a process has ended: the embedded one sees it, etcd does not.
+    fn has_stopped(&self, process: Process) -> bool {
+        self.sees_ends && !self.is_alive(process)
+    }
+
+    fn fence_grace(&self, node: usize) -> Duration {
+        by_the_clock(FENCE_GRACE, self.nodes[node].drift)
+    }
+
+    fn configure(&mut self, process: Process) {
+        let record = self.registry.record.clone();
+        let Some(owner) = self.owner(process) else { return };
+        let (serial, policy) = (owner.serial, owner.told_policy);
+        (owner.told_epoch, owner.told_policy) = (record.epoch, record.wanted);
+        self.tell(process, serial, Event::Configured(record.configuration()));
+        if policy != record.wanted {
+            self.tell(process, serial, Event::PolicyRequested(record.wanted));
         }
     }
 
@@ -60,7 +112,7 @@ impl World {
     }
 
     /// The way to the shard is a queue: what is told arrives in order.
-    fn tell(&mut self, process: Process, serial: u64, event: Event) {
+    pub fn tell(&mut self, process: Process, serial: u64, event: Event) {
         self.activity += 1;
         let delay = self.registry_delay() + Duration::from_micros(self.rng.u64(20..=300));
         let twice = self.strikes(Fault::DuplicateNotice, 16).then(|| event.clone());
@@ -99,35 +151,30 @@ impl World {
     fn let_go(&mut self, process: Process) {
         self.note(|| format!("n{} lets go", process.node));
         self.nodes[process.node].owner = None;
+        self.nodes[process.node].owes_release = self.registry.epoch_as_former(process);
         self.cut_all(|connection| connection.owner == process);
     }
 
-    fn consider_takeover(&mut self, process: Process) {
-        let now = self.now;
-        let Some(owner) = self.registry.record.owner else {
-            let _ = self.registry.claim(process);
-            return;
-        };
-        let node = &mut self.nodes[process.node];
-        if self.registry.is_live(owner, now) {
-            node.owner_gone = None;
-            return;
+    /// Once nothing that this process has started is under way, it says so.
+    fn write_owed_release(&mut self, process: Process) {
+        if let Some(epoch) = self.nodes[process.node].owes_release
+            && self.backing.is_quiet_for(process)
+        {
+            self.nodes[process.node].owes_release = None;
+            self.registry.released.push((process, epoch));
         }
-        let since = match node.owner_gone {
-            Some((known, since)) if known == owner => since,
-            _ => {
-                node.owner_gone = Some((owner, now));
-                now
+    }
+
+    fn take_over(&mut self, process: Process, evidence: &OwnerGone) {
+        match self.registry.take_over(process, evidence) {
+            Ok(()) => {
+                self.counts.takeovers += 1;
+                self.touched = true;
+                self.note(|| {
+                    format!("n{} takes over from {}: {:?}", process.node, evidence.owner, evidence.how)
+                });
             }
-        };
-        let certain = !self.is_alive(owner) || now >= since + FENCE_GRACE;
-        if !self.registry.record.write_back && !certain {
-            return;
-        }
-        if self.registry.take_over(process, now).is_ok() {
-            self.counts.takeovers += 1;
-            self.touched = true;
-            self.note(|| format!("n{} takes over from n{}", process.node, owner.node));
+            Err(refusal) => self.note(|| format!("n{} may not take over: {refusal}", process.node)),
         }
     }
 
@@ -162,125 +209,46 @@ impl World {
         self.turn(process);
     }
 
-    /// Whether no former owner has I/O under way, or will have: dead, or let go, or silent for so long that it stopped.
-    fn former_has_ended(&self, process: Process) -> bool {
-        self.registry.record.former.iter().filter(|former| **former != process).all(|former| {
-            let may_write = self.is_alive(*former) && self.nodes[former.node].owner.is_some();
-            let gone = self.now.0 >= self.nodes[former.node].lease.0 + FENCE_GRACE.as_nanos() as u64;
-            (!may_write || gone) && self.backing.is_quiet_for(*former)
-        })
-    }
-
-    fn settle_former(&mut self, process: Process, serial: u64) {
-        if self.registry.record.former.is_empty() || !self.former_has_ended(process) {
+    /// Once the I/O of all former owners has ended, the shard is told and they are struck off.
+    fn settle_former(&mut self, process: Process) {
+        let Some(serial) = self.owner(process).map(|owner| owner.serial) else { return };
+        if self.registry.record.former.is_empty() {
+            return self.nodes[process.node].former_since.clear();
+        }
+        if !self.former_has_ended(process) {
             return;
         }
         if self.owner(process).is_some_and(|owner| !std::mem::replace(&mut owner.told_former, true)) {
             self.tell(process, serial, Event::FormerStopped);
         }
-        self.registry.record.former.clear();
+        self.registry.forget_former(process);
     }
 
-    /// The next thing that the control plane was asked for.
-    pub fn control(&mut self, process: Process) {
-        let Some(control) = self.nodes[process.node].control.pop_front() else { return };
-        match control {
-            Control::WantPeer { serial, node, exclude } => self.want_peer(process, serial, node, &exclude),
-            Control::Propose { serial, epoch, replicas, write_back } => {
-                self.propose(process, serial, epoch, &replicas, write_back);
+    fn former_has_ended(&mut self, process: Process) -> bool {
+        let mut known = Vec::new();
+        let grace = self.fence_grace(process.node);
+        let mut since = std::mem::take(&mut self.nodes[process.node].former_since);
+        for former in &self.registry.disk().former {
+            let who = process_of(&former.node);
+            let evidence = if self.registry.released.contains(&(who, former.epoch)) {
+                Evidence::Released
+            } else if self.has_stopped(who) {
+                Evidence::Stopped
+            } else {
+                Evidence::None
+            };
+            let place = since.iter().position(|seen| seen.0 == who).unwrap_or_else(|| {
+                since.push((who, evidence, self.now));
+                since.len() - 1
+            });
+            if since[place].1 != evidence {
+                since[place] = (who, evidence, self.now);
             }
-            Control::SetPolicy(wanted) => {
-                let reaches = self.registry.up && self.nodes[process.node].reaches;
-                if reaches && self.owner(process).is_some() {
-                    let set = self.registry.set_policy(process, wanted);
-                    self.note(|| format!("policy {wanted:?}: {set:?}"));
-                }
-            }
+            known.push((former, evidence, since[place].2));
         }
-    }
-
-    fn want_peer(&mut self, process: Process, serial: u64, node: Option<String>, exclude: &[String]) {
-        let now = self.now;
-        let record = &self.registry.record;
-        let peer = match node.map(|node| node_of(&node)) {
-            Some(node) => {
-                let live = self.registry.live(node, now);
-                let holder = record.replicas.iter().find(|replica| replica.node == node);
-                live.filter(|live| holder.is_none_or(|holder| holder == live))
-            }
-            None => {
-                let free = (0..NODES).filter(|node| {
-                    *node != process.node && !exclude.iter().any(|known| node_of(known) == *node)
-                });
-                let live: Vec<Process> = free.filter_map(|node| self.registry.live(node, now)).collect();
-                (!live.is_empty()).then(|| live[self.rng.usize(..live.len())])
-            }
-        };
-        let peer = peer.filter(|peer| self.is_alive(*peer));
-        let reaches = |peer: &Process| {
-            self.blocked(process.node, peer.node).is_none() && self.blocked(peer.node, process.node).is_none()
-        };
-        let fails = !peer.as_ref().is_none_or(reaches) || self.strikes(Fault::ConnectFailure, 10);
-        let delay = if fails { PEER_DEADLINE } else { self.mostly(1_000, 200_000) };
-        let peer = peer.filter(|_| !fails);
-        self.at(self.now + delay, Task::Connected { process, serial, peer });
-    }
-
-    fn propose(&mut self, process: Process, serial: u64, epoch: u64, replicas: &[String], write_back: bool) {
-        let record = &self.registry.record;
-        let connected = &self.nodes[process.node].connected;
-        let whom = |name: &String| {
-            let node = node_of(name);
-            connected[node].or_else(|| record.replicas.iter().find(|known| known.node == node).copied())
-        };
-        let Some(replicas) = replicas.iter().map(whom).collect::<Option<Vec<Process>>>() else {
-            return self.tell(process, serial, Event::NotConfigured);
-        };
-        let reaches = self.registry.up && self.nodes[process.node].reaches;
-        if !reaches || self.strikes(Fault::LostAnswer, 6) {
-            // The answer is lost. What was asked for is committed before, afterwards, twice, or never.
-            let late = Task::LateCommit { process, epoch, replicas: replicas.clone(), write_back };
-            match self.rng.u8(..3) {
-                0 if reaches => self.commit(process, epoch, replicas, write_back),
-                0 | 1 => {
-                    if write_back {
-                        self.pending.push((epoch, replicas));
-                    }
-                    self.after(1_000, 800_000, late.clone());
-                    self.after(1_000, 800_000, late);
-                }
-                _ => {}
-            }
-            return self.tell(process, serial, Event::NotConfigured);
-        }
-        self.commit(process, epoch, replicas, write_back);
-        if self.strikes(Fault::LeaseLoss, 12) {
-            self.lose_registry(process.node);
-            return self.tell(process, serial, Event::NotConfigured);
-        }
-        let record = self.registry.record.clone();
-        let answer = if record.owner == Some(process) && record.epoch == epoch + 1 {
-            if let Some(owner) = self.owner(process) {
-                owner.told_epoch = record.epoch;
-            }
-            Event::Configured(record.configuration())
-        } else {
-            Event::NotConfigured
-        };
-        self.tell(process, serial, answer);
-    }
-
-    pub fn late_commit(&mut self, process: Process, epoch: u64, replicas: Vec<Process>, write_back: bool) {
-        self.pending.retain(|pending| pending.0 != epoch || pending.1 != replicas);
-        self.commit(process, epoch, replicas, write_back);
-    }
-
-    fn commit(&mut self, process: Process, epoch: u64, replicas: Vec<Process>, write_back: bool) {
-        self.touched = true;
-        let changed = self.registry.change_replicas(process, epoch, replicas.clone(), write_back);
-        self.note(|| {
-            format!("registry, from epoch {epoch}: {replicas:?}, write-back {write_back}: {changed:?}")
-        });
+        let ended = former_ends(&known, grace, self.now).is_none();
+        self.nodes[process.node].former_since = since;
+        ended
     }
 }
 

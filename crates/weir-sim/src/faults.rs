@@ -177,7 +177,6 @@ impl World {
         let node_ = &mut self.nodes[node];
         (node_.alive, node_.paused) = (false, false);
         (node_.owner, node_.replica) = (None, None);
-        node_.died = self.now;
         node_.control.clear();
         node_.held.clear();
         self.after(50_000, 2_500_000, Task::Restart { node });
@@ -194,6 +193,8 @@ impl World {
         (node_.alive, node_.incarnation) = (true, node_.incarnation + 1);
         (node_.connected, node_.owner_gone, node_.forgotten_below) = ([None; NODES], None, 0);
         (node_.reaches, node_.lease) = (true, Nanos(0));
+        (node_.owes_release, node_.told_until) = (None, Nanos(0));
+        node_.former_since.clear();
         self.note(|| format!("n{node} starts again"));
         let process = self.process(node);
         self.after(0, 50_000, Task::Reconcile { process });

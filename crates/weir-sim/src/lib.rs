@@ -19,6 +19,7 @@ mod owner_process;
 mod registry;
 mod run;
 mod shell;
+mod wishes;
 mod world;
 
 pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};

@@ -9,6 +9,7 @@ use weir_accel::planted::{Bug, Planted};
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Confirm, Hello, RecordHeader, Refuse};
 use weir_block::Nanos;
+use weir_node::control::decide::Evidence;
 
 use crate::backing::Backing;
 use crate::counts::Counts;
@@ -187,8 +188,10 @@ pub struct Node {
     pub lease: Nanos,
     /// How much faster its clock runs, in thousandths.
     pub drift: i64,
-    /// When its last process but this one ended.
-    pub died: Nanos,
+    /// It has let go in this epoch and is to say so when nothing is under way any more.
+    pub owes_release: Option<u64>,
+    /// What is known of each former owner, and since when.
+    pub former_since: Vec<(Process, Evidence, Nanos)>,
     pub replica: Option<Replica>,
     pub owner: Option<OwnerProcess>,
     pub control: VecDeque<Control>,
@@ -225,6 +228,8 @@ pub struct World {
     pub corrupted: u64,
     /// Whether an owner without a lease keeps the answers of `write-back` back too. The epochs alone must be enough.
     pub lease_guards_answers: bool,
+    /// Whether the registry knows when a process ends.
+    pub sees_ends: bool,
     pub serial: u64,
     /// Requests and answers so far.
     pub ticks: u64,
@@ -250,6 +255,8 @@ impl World {
         let mut rng = Rng::with_seed(seed);
         let lease_guards_answers = rng.bool();
         let swarm = Swarm::choose(&mut rng);
+        let registry = Registry::new(POLICIES[rng.usize(..POLICIES.len())]);
+        let sees_ends = rng.bool();
         let node = |_| Node {
             incarnation: 1,
             alive: true,
@@ -257,7 +264,8 @@ impl World {
             reaches: true,
             lease: Nanos(0),
             drift: 0,
-            died: Nanos(0),
+            owes_release: None,
+            former_since: Vec::new(),
             replica: None,
             owner: None,
             control: VecDeque::new(),
@@ -276,7 +284,7 @@ impl World {
             free: Vec::new(),
             number: 0,
             nodes: (0..NODES).map(node).collect(),
-            registry: Registry::new(),
+            registry,
             pending: Vec::new(),
             backing: Backing::default(),
             connections: Vec::new(),
@@ -285,6 +293,7 @@ impl World {
             is_planted: bug.is_some(),
             corrupted: 0,
             lease_guards_answers,
+            sees_ends,
             serial: 0,
             ticks: 0,
             answered_in: Vec::new(),
@@ -302,7 +311,6 @@ impl World {
             let process = world.process(node);
             world.after(0, 5_000, Task::Reconcile { process });
         }
-        world.registry.record.wanted = POLICIES[world.rng.usize(..POLICIES.len())];
         world.after(10_000, 20_000, Task::Guest);
         world.after(100_000, 600_000, Task::Fault);
         world
