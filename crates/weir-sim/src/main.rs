@@ -4,11 +4,11 @@
 mod cli;
 mod print;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use weir_sim::{Bug, FAULTS, Summary, find_bugs, many, run};
+use weir_sim::{Bug, FAULTS, Finding, Summary, find, many, run};
 
 use cli::{Cli, Command, Output};
 
@@ -21,14 +21,18 @@ fn main() -> ExitCode {
         Command::Many { seeds, from, threads, bug, output } => {
             let end = from.saturating_add(seeds);
             let summary = many(from..end, threads, bug, false, &|done| progress(done, seeds));
-            eprint!("\r\x1b[K");
             report(&summary, output)
         }
         Command::Bugs { seeds, threads, output } => {
-            let findings = find_bugs(seeds, threads);
-            let all = findings.iter().all(|finding| finding.found > 0);
-            print::findings(&findings, seeds, output);
-            all
+            print::findings_head(seeds, output);
+            let findings = Bug::ALL.into_iter().map(|bug| {
+                let finding = find(bug, seeds, threads, false);
+                print::finding(&finding, output);
+                finding
+            });
+            let findings: Vec<Finding> = findings.collect();
+            print::findings_foot(&findings, seeds, output);
+            findings.iter().all(|finding| finding.found > 0)
         }
         Command::Atlas => {
             print::atlas(&FAULTS);
@@ -57,7 +61,9 @@ fn report(summary: &Summary, output: Output) -> bool {
     summary.violations.is_empty()
 }
 
-/// On the error stream, so that the report can be piped.
+/// On the error stream, so that the report can be piped, and only for somebody who looks.
 fn progress(done: u64, seeds: u64) {
-    eprint!("\r{done} of {seeds} seeds");
+    if std::io::stderr().is_terminal() {
+        eprint!("\r{done} of {seeds} seeds\x1b[K{}", if done < seeds { "" } else { "\n" });
+    }
 }

@@ -88,13 +88,10 @@ pub struct Finding {
     pub first: Option<(u64, String)>,
 }
 
-/// Plants every bug in turn and runs `seeds` seeds with it.
+/// Plants a bug and runs seeds from 0 up to `seeds` with it; all of them, or until it is found if `stop` says so.
 #[must_use]
-pub fn find_bugs(seeds: u64, threads: usize) -> Vec<Finding> {
-    let find = |bug| {
-        let summary = many(0..seeds, threads, Some(bug), false, &|_| {});
-        let found = summary.violations.len() as u64;
-        Finding { bug, found, first: summary.violations.into_iter().next() }
-    };
-    Bug::ALL.into_iter().map(find).collect()
+pub fn find(bug: Bug, seeds: u64, threads: usize, stop: bool) -> Finding {
+    let summary = many(0..seeds, threads, Some(bug), stop, &|_| {});
+    let found = summary.violations.len() as u64;
+    Finding { bug, found, first: summary.violations.into_iter().next() }
 }

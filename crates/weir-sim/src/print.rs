@@ -83,32 +83,43 @@ fn summary_text(summary: &Summary) {
     }
 }
 
-/// Planted bugs and what found them.
-pub fn findings(findings: &[Finding], seeds: u64, output: Output) {
+/// What comes before the planted bugs.
+pub fn findings_head(seeds: u64, output: Output) {
+    if output == Output::Text {
+        println!("{seeds} seeds for each bug");
+        println!("{:<28} {:>8} {:>10}  what the first one says", "planted bug", "found by", "first seed");
+    }
+}
+
+/// One planted bug and what found it, as soon as it is known.
+pub fn finding(finding: &Finding, output: Output) {
     if output == Output::Json {
-        let findings: Vec<Value> = findings
-            .iter()
-            .map(|finding| {
-                json!({
-                    "bug": finding.bug.name(),
-                    "seeds": seeds,
-                    "found_by": finding.found,
-                    "first_seed": finding.first.as_ref().map(|first| first.0),
-                    "violation": finding.first.as_ref().map(|first| &first.1),
-                })
-            })
-            .collect();
-        return println!("{:#}", Value::from(findings));
+        return;
     }
-    println!("{:<28} {:>8} {:>10}  what the first one says", "planted bug", "found by", "first seed");
-    for Finding { bug, found, first } in findings {
-        let (seed, violation) = match first {
-            Some((seed, violation)) => (seed.to_string(), violation.as_str()),
-            None => ("-".into(), "NOT FOUND"),
-        };
-        println!("{:<28} {found:>8} {seed:>10}  {violation}", bug.name());
+    let Finding { bug, found, first } = finding;
+    let (seed, violation) = match first {
+        Some((seed, violation)) => (seed.to_string(), violation.as_str()),
+        None => ("-".into(), "NOT FOUND"),
+    };
+    println!("{:<28} {found:>8} {seed:>10}  {violation}", bug.name());
+}
+
+/// What comes after them.
+pub fn findings_foot(findings: &[Finding], seeds: u64, output: Output) {
+    if output == Output::Text {
+        let found = findings.iter().filter(|finding| finding.found > 0).count();
+        return println!("{found} of {} found", findings.len());
     }
-    println!("each with {seeds} seeds");
+    let entry = |finding: &Finding| {
+        json!({
+            "bug": finding.bug.name(),
+            "seeds": seeds,
+            "found_by": finding.found,
+            "first_seed": finding.first.as_ref().map(|first| first.0),
+            "violation": finding.first.as_ref().map(|first| &first.1),
+        })
+    };
+    println!("{:#}", Value::from(findings.iter().map(entry).collect::<Vec<_>>()));
 }
 
 /// The fault atlas.

@@ -20,7 +20,7 @@ pub struct Run {
 
 /// Runs a seed to its end, or to the first violation; with a bug planted in the cores if one is given.
 ///
-/// `traced` keeps a line for everything that happens: some ten thousand of them.
+/// `traced` keeps a line for everything that happens: some thousands of them.
 #[must_use]
 pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     let mut world = World::new(seed, bug, traced);
