@@ -2,12 +2,14 @@
 
 CARGO ?= cargo
 ROUNDS ?= 500
+SEEDS ?= 1000000
+FROM ?= 0
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build release demo test fmt clippy doc unit bench soak fuzz deny clean
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak fuzz deny clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that tests and demo need
 	@scripts/setup
@@ -33,8 +35,14 @@ clippy: ## lints, as errors
 doc: ## documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
 
-unit: ## unit, property and end-to-end tests
+unit: ## unit, property and end-to-end tests, 10 000 simulated seeds among them
 	$(CARGO) test --workspace --no-fail-fast
+
+sim-soak: ## SEEDS=1000000 simulated clusters, FROM=0 on
+	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
+
+sim-bugs: ## every planted bug and how many of 10 000 seeds find it
+	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
 
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
 	$(CARGO) run --release -p weir-peers

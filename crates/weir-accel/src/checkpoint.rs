@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::index::{Entry, Index};
 use crate::log::{Log, RecordKind};
+use crate::planted::{Bug, Planted};
 
 /// Most records that one checkpoint takes: sorting more at once would hold up the shard.
 pub const MOST_RECORDS: u64 = 8192;
@@ -35,7 +36,8 @@ pub enum Step {
 
 /// The steps that bring the backing from the state after record `from - 1` to the state after record `to` (P5),
 /// and how many bytes of data the overwrites within it saved.
-pub fn plan(log: &Log, from: u64, to: u64) -> (VecDeque<Step>, u64) {
+#[must_use]
+pub fn plan(log: &Log, from: u64, to: u64, planted: Planted) -> (VecDeque<Step>, u64) {
     let mut runs: Vec<Entry> = Vec::with_capacity((to + 1 - from) as usize);
     let mut total = 0;
     for (sequence, record) in log.range(from, to) {
@@ -47,7 +49,7 @@ pub fn plan(log: &Log, from: u64, to: u64) -> (VecDeque<Step>, u64) {
     // Overwrites are mostly of the very same range: the newest of a group is its last.
     runs.dedup_by(|later, earlier| {
         let same = later.start == earlier.start && later.end == earlier.end;
-        if same {
+        if same && !planted.has(Bug::ReorderDestage) {
             *earlier = *later;
         }
         same
@@ -124,7 +126,7 @@ mod tests {
                 }
             }
             let to = cut.min(writes.len()) as u64;
-            let (steps, _) = plan(&log, 1, to);
+            let (steps, _) = plan(&log, 1, to, Planted::default());
             let mut disk = vec![0xEEu8; 100 * 512];
             let mut last_end = 0;
             for step in steps {

@@ -9,6 +9,7 @@ use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, Requ
 use crate::checkpoint::{self, MOST_RECORDS, Step};
 use crate::depth::DepthControl;
 use crate::log::Log;
+use crate::planted::Planted;
 
 /// Log bytes of one checkpoint, softly. Also at most a quarter of the log, so that room comes in small portions.
 const MOST_BYTES: u64 = 64 << 20;
@@ -123,7 +124,7 @@ impl Destager {
             }
             to = sequence;
         }
-        let (steps, saved) = checkpoint::plan(log, from + 1, to);
+        let (steps, saved) = checkpoint::plan(log, from + 1, to, Planted::default());
         (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
         self.saved = saved;
         let planned = steps.len();

@@ -6,7 +6,7 @@
 //! [`Accel`] and [`ReplicaHost`] drive them on a shard with real sockets, a real arena and a real backing.
 
 mod accel;
-mod checkpoint;
+pub mod checkpoint;
 mod config;
 mod depth;
 mod destage;
@@ -17,6 +17,7 @@ mod log;
 pub mod owner;
 mod pacing;
 mod peers;
+pub mod planted;
 mod reads;
 pub mod replica;
 pub mod wire;

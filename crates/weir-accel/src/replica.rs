@@ -1,6 +1,7 @@
 //! The replica's side of the protocol: whom to obey, what is held. No I/O here.
 
 use crate::log::{Log, checksum};
+use crate::planted::{Bug, Planted};
 use crate::wire::{self, Batch, Confirm, Hello, RecordHeader, WireError};
 
 /// What a replica answers to a message.
@@ -22,19 +23,26 @@ pub struct Replica {
     complete: bool,
     /// Taken over by this node: obeys nobody any more.
     sealed: bool,
+    planted: Planted,
 }
 
 impl Replica {
     /// A replica with an empty log.
     #[must_use]
     pub fn new(log: Log) -> Replica {
-        Replica { log, epoch: 0, lineage: 0, complete: false, sealed: false }
+        Replica { log, epoch: 0, lineage: 0, complete: false, sealed: false, planted: Planted::default() }
+    }
+
+    /// Plants a bug, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
     }
 
     /// The complete log of an owner that has handed the disk over: its successor may go on from it.
     #[must_use]
     pub fn of_former_owner(log: Log, epoch: u64, lineage: u64) -> Replica {
-        Replica { log, epoch, lineage, complete: true, sealed: false }
+        Replica { epoch, lineage, complete: true, ..Replica::new(log) }
     }
 
     /// The records.
@@ -68,7 +76,8 @@ impl Replica {
     }
 
     fn refuses(&self, epoch: u64) -> bool {
-        epoch < self.epoch || (self.sealed && epoch == self.epoch)
+        let is_over = epoch < self.epoch || (self.sealed && epoch == self.epoch);
+        is_over && !self.planted.has(Bug::IgnoreEpoch)
     }
 
     /// An owner introduces itself.
@@ -81,21 +90,22 @@ impl Replica {
             return Ok(Verdict::Refused(self.epoch));
         }
         let (lineage, freed) = (hello.lineage.get(), wire::sequence(hello.freed)?);
-        self.epoch = epoch;
+        self.epoch = self.epoch.max(epoch);
         self.sealed = false;
         let same_log = self.lineage == lineage;
         let same_past = self.lineage != 0 && self.lineage == hello.inherited_lineage.get();
-        if same_past && !same_log {
+        if same_past && !same_log && !self.planted.has(Bug::KeepUninherited) {
             // What the new owner did not inherit was never acknowledged: every acknowledged record is in every
             // copy of the set (P1).
             self.log.truncate_to(hello.inherited_last.get());
         }
-        if !(same_log || same_past) || self.log.last() < freed {
+        let same = same_log || same_past || (self.planted.has(Bug::KeepForeignLog) && self.lineage != 0);
+        if !same || self.log.last() < freed {
             self.log.reset(freed + 1);
             self.complete = false;
         }
         // What the owner has freed may be older than what the backing holds by now (P4).
-        self.log.free_to(freed);
+        self.free_to(freed);
         self.lineage = lineage;
         Ok(Verdict::Taken)
     }
@@ -114,9 +124,9 @@ impl Replica {
             return Ok(Verdict::Refused(self.epoch));
         }
         let (first, freed) = (wire::sequence(head.first)?, wire::sequence(head.freed)?);
-        self.epoch = head.epoch.get();
+        self.epoch = self.epoch.max(head.epoch.get());
         // Freeing comes first: it makes the room that the owner counts on.
-        self.log.free_to(freed.min(first.saturating_sub(1)));
+        self.free_to(freed.min(first.saturating_sub(1)));
         if first != self.log.last() + 1 {
             return Err(WireError::Protocol("records with a gap"));
         }
@@ -126,7 +136,8 @@ impl Replica {
                 return Err(WireError::Protocol("fewer data than the records say"));
             };
             data = rest;
-            if checksum(sequence, record.offset, record.length, record.kind, own) != record.checksum {
+            let sum = checksum(sequence, record.offset, record.length, record.kind, own);
+            if sum != record.checksum && !self.planted.has(Bug::SkipChecksum) {
                 return Err(WireError::Checksum(sequence));
             }
             if self.log.push(record, own).is_none() {
@@ -144,13 +155,23 @@ impl Replica {
         Ok(Verdict::Taken)
     }
 
+    fn free_to(&mut self, sequence: u64) {
+        if !self.planted.has(Bug::KeepFreed) {
+            self.log.free_to(sequence);
+        }
+    }
+
+    fn confirmed_freed(&self) -> u64 {
+        if self.planted.has(Bug::KeepFreed) { self.log.last() } else { self.log.freed() }
+    }
+
     /// What is held, for the owner.
     #[must_use]
     pub fn confirm(&self) -> Confirm {
         Confirm {
             epoch: self.epoch.into(),
             last: self.log.last().into(),
-            freed: self.log.freed().into(),
+            freed: self.confirmed_freed().into(),
             complete: u32::from(self.complete).into(),
             zero: 0.into(),
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use crate::config::Configuration;
+use crate::planted::{Bug, Planted};
 use asked::Asked;
 use member::Member;
 pub use messages::{Effect, Event, Held, Watermarks};
@@ -50,6 +51,7 @@ pub struct Owner {
     /// Nothing is asked of the control plane before these; zero when it may be asked now.
     ask_peer_at: Nanos,
     propose_at: Nanos,
+    planted: Planted,
 }
 
 impl Owner {
@@ -90,6 +92,17 @@ impl Owner {
             successor: None,
             ask_peer_at: Nanos(0),
             propose_at: Nanos(0),
+            planted: Planted::default(),
+        }
+    }
+
+    /// Plants a bug in a new owner, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
+        self.restoring &= !planted.has(Bug::AcknowledgeUnrestored);
+        if planted.has(Bug::AnswerInheritedAtOnce) {
+            (self.marks.replicated, self.marks.acknowledged) = (self.inherited, self.inherited);
         }
     }
 
@@ -122,13 +135,13 @@ impl Owner {
     /// middle of it, the backing must not hold versions older than what they have freed (P4).
     #[must_use]
     pub fn checkpoint_whole(&self) -> u64 {
-        self.inherited
+        if self.planted.has(Bug::DestageInheritedInParts) { 0 } else { self.inherited }
     }
 
     /// Everything up to here may be written to the backing now.
     #[must_use]
     pub fn destage_limit(&self) -> u64 {
-        if self.fenced || !self.former_stopped {
+        if self.fenced || !self.may_use_backing() {
             return self.in_backing;
         }
         if !self.configuration.write_back {
@@ -138,6 +151,10 @@ impl Owner {
         } else {
             self.marks.acknowledged
         }
+    }
+
+    fn may_use_backing(&self) -> bool {
+        self.former_stopped || self.planted.has(Bug::ForgetFormer)
     }
 
     /// Whether writes are acknowledged from the backing, so that somebody waits for the log to be drained.
@@ -159,17 +176,30 @@ impl Owner {
         self.marks.acknowledged.max(self.inherited)
     }
 
+    /// Whether the backing holds everything that anybody was promised, so that write-back can be left.
+    fn is_drained(&self) -> bool {
+        self.in_backing >= self.promised() || self.planted.has(Bug::LeaveUndrained)
+    }
+
     /// Everything up to here is held by everybody who may take over.
     fn held(&self) -> u64 {
         let needed = self.members.iter().filter(|member| self.is_needed(member));
-        needed.map(|member| member.held.last).min().unwrap_or(u64::MAX).min(self.marks.appended)
+        let last = needed.map(|member| member.held.last);
+        if self.planted.has(Bug::AcknowledgeOneCopyShort) {
+            return last
+                .max()
+                .filter(|_| self.members.len() > 1)
+                .unwrap_or(u64::MAX)
+                .min(self.marks.appended);
+        }
+        last.min().unwrap_or(u64::MAX).min(self.marks.appended)
     }
 
     /// Whether writes can bypass the log: acknowledged from the backing, and nothing older is on its way there (P4).
     #[must_use]
     pub fn bypasses(&self) -> bool {
         !self.fenced
-            && self.former_stopped
+            && self.may_use_backing()
             && !self.configuration.write_back
             && !self.asked.any
             && self.marks.freed == self.marks.appended
@@ -177,7 +207,9 @@ impl Owner {
 
     /// A write bypasses the log: whatever a copy still holds now is older (P4).
     pub fn bypassed(&mut self) {
-        self.bypassed_at = self.marks.appended;
+        if !self.planted.has(Bug::ForgetBypassed) {
+            self.bypassed_at = self.marks.appended;
+        }
     }
 
     /// In words, why a write waits; empty when nothing is unusual.
@@ -220,6 +252,9 @@ impl Owner {
             Event::NotConfigured => {
                 self.asked.waiting = false;
                 self.propose_at = now + RETRY;
+                if self.planted.has(Bug::ForgetDoubt) {
+                    self.asked = Asked::default();
+                }
             }
             Event::PolicyRequested(wanted) => {
                 self.configuration.wanted_replicas = wanted;
@@ -278,7 +313,8 @@ impl Owner {
     /// The epoch is in it because a node forgets a copy that is not in the set once it hears of an epoch that the copy
     /// does not know: whoever has confirmed in this epoch does not do so before the next one.
     fn due(&self, last: u64) -> Held {
-        Held { epoch: self.configuration.epoch, last, freed: self.bypassed_at, complete: true }
+        let epoch = if self.planted.has(Bug::IgnoreCopyEpoch) { 0 } else { self.configuration.epoch };
+        Held { epoch, last, freed: self.bypassed_at, complete: true }
     }
 
     fn joined(&mut self, now: Nanos, node: String) {
@@ -290,7 +326,8 @@ impl Owner {
     }
 
     fn confirmed(&mut self, now: Nanos, node: &str, held: Held) {
-        let held = Held { last: held.last.min(self.marks.appended), ..held };
+        let complete = held.complete || self.planted.has(Bug::CountIncompleteCopy);
+        let held = Held { last: held.last.min(self.marks.appended), complete, ..held };
         if let Some(member) = self.members.iter_mut().find(|member| member.node == node) {
             member.confirmed(now, held);
         }
@@ -387,6 +424,9 @@ impl Owner {
 
     /// Whether acknowledging needs this member: it is in the committed set or in one that may be committed by now (P3).
     fn is_needed(&self, member: &Member) -> bool {
+        if self.planted.has(Bug::BelieveBeforeCommit) && self.asked.any {
+            return self.asked.replicas.contains(&member.node);
+        }
         member.in_set || self.asked.replicas.contains(&member.node)
     }
 
@@ -471,7 +511,7 @@ impl Owner {
             let Asked { replicas, .. } = self.asked.clone();
             return self.drop_members(|member| !replicas.contains(&member.node), effects);
         }
-        if self.in_backing >= self.promised() {
+        if self.is_drained() {
             self.propose(Vec::new(), false, effects);
         }
     }
@@ -495,7 +535,7 @@ impl Owner {
         if ready {
             return self.settle_on(chosen, effects);
         }
-        if self.falling && self.configuration.write_back && self.in_backing >= self.promised() {
+        if self.falling && self.configuration.write_back && self.is_drained() {
             self.propose(Vec::new(), false, effects);
         }
     }

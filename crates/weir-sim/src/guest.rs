@@ -1,8 +1,9 @@
 //! The guest, and what it may expect to read.
 
 use crate::backing::{Operation, OperationKind};
+use crate::history::History;
 use crate::owner_process::Answer;
-use crate::world::{BLOCKS, CALM, Process, Task, World};
+use crate::world::{BLOCKS, CALM, GUESTS_END, Process, Task, World};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
@@ -18,6 +19,14 @@ enum RequestKind {
     Write,
 }
 
+/// A read under way.
+struct Reading {
+    id: u64,
+    /// What the block must at least hold.
+    floor: u64,
+    began: u64,
+}
+
 /// One client. A write's number is also the version that it puts into its block.
 #[derive(Default)]
 pub struct Guest {
@@ -28,13 +37,14 @@ pub struct Guest {
     next: u64,
     /// Per block: the write under way.
     writing: [Option<u64>; BLOCKS],
-    /// Reads under way: number, block, and what the block must at least hold.
-    reading: Vec<(u64, usize, u64)>,
+    reading: Vec<Reading>,
     /// Per block, the oldest version that may be read: acknowledged, or seen.
     pub floor: [u64; BLOCKS],
     /// Block of each write.
     blocks: Vec<usize>,
     bypassed: Vec<u64>,
+    /// What was asked and answered, per block.
+    pub histories: [History; BLOCKS],
 }
 
 impl Guest {
@@ -45,6 +55,11 @@ impl Guest {
         Some(version)
     }
 
+    /// Whether some write put this version into this block.
+    pub fn has_written(&self, block: usize, version: u64) -> bool {
+        version == 0 || self.blocks.get(version as usize) == Some(&block)
+    }
+
     pub fn is_idle(&self) -> bool {
         self.writing.iter().all(Option::is_none) && self.reading.is_empty()
     }
@@ -52,15 +67,16 @@ impl Guest {
 
 impl World {
     pub fn guest_acts(&mut self) {
-        if self.now.0 < CALM.0 + 1_000_000_000 {
+        if self.now < GUESTS_END {
             self.after(200, 12_000, Task::Guest);
         } else {
             // Only waits for what is under way, on whatever owner there is.
-            self.after(200_000, 400_000, Task::Guest);
+            self.after(50_000, 150_000, Task::Guest);
+            self.look_whether_settled();
         }
         self.reconnect();
         let Some((process, serial)) = self.guest.server else { return };
-        if self.now.0 > CALM.0 + 1_000_000_000 {
+        if self.now >= GUESTS_END {
             return;
         }
         let session = self.guest.session;
@@ -94,7 +110,14 @@ impl World {
         }
     }
 
+    /// A place in the order of everything that guests do and see.
+    fn tick(&mut self) -> u64 {
+        self.ticks += 1;
+        self.ticks
+    }
+
     fn begin_write(&mut self, block: usize) -> Option<u64> {
+        let tick = self.tick();
         let guest = &mut self.guest;
         if guest.writing[block].is_some() {
             return None;
@@ -103,17 +126,19 @@ impl World {
         guest.blocks.resize(guest.next as usize + 1, block);
         guest.blocks[guest.next as usize] = block;
         guest.writing[block] = Some(guest.next);
+        guest.histories[block].write(guest.next, tick);
         Some(guest.next)
     }
 
     fn begin_read(&mut self, block: usize) -> Option<u64> {
+        let tick = self.tick();
         let guest = &mut self.guest;
         if guest.reading.len() > 8 {
             return None;
         }
         guest.next += 1;
-        guest.blocks.resize(guest.next as usize + 1, block);
-        guest.reading.push((guest.next, block, guest.floor[block]));
+        guest.blocks.resize(guest.next as usize + 1, usize::MAX);
+        guest.reading.push(Reading { id: guest.next, floor: guest.floor[block], began: tick });
         Some(guest.next)
     }
 
@@ -136,6 +161,7 @@ impl World {
         self.counts.answers += 1;
         self.touched = true;
         let current = self.guest.server.map(|server| server.0) == Some(process);
+        let tick = self.tick();
         match answer {
             Answer::Write { id, sequence } => {
                 self.enough_copies(process, sequence);
@@ -143,13 +169,14 @@ impl World {
                 self.one_owner_in(epoch, process);
                 let block = self.guest.blocks[id as usize];
                 self.guest.floor[block] = self.guest.floor[block].max(id);
+                self.guest.histories[block].acknowledged(id, tick);
                 if current && self.guest.writing[block] == Some(id) {
                     self.guest.writing[block] = None;
                 }
             }
             Answer::Read { id, block, version, durable } => {
-                let Some(place) = self.guest.reading.iter().position(|read| read.0 == id) else { return };
-                let (_, _, floor) = self.guest.reading.swap_remove(place);
+                let Some(place) = self.guest.reading.iter().position(|read| read.id == id) else { return };
+                let Reading { floor, began, .. } = self.guest.reading.swap_remove(place);
                 self.note(|| format!("n{} reads version {version} of block {block}", process.node));
                 if version < floor {
                     self.fail(|| {
@@ -161,6 +188,7 @@ impl World {
                 }
                 // What a flush has not made durable may go with the power of the storage.
                 if durable {
+                    self.guest.histories[block].read(version, began, tick);
                     self.guest.floor[block] = self.guest.floor[block].max(version);
                 }
             }

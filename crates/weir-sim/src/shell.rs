@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use weir_accel::owner::{Effect, Event};
+use weir_accel::planted::Bug;
 use weir_block::Nanos;
 
+use crate::atlas::Fault;
 use crate::backing::{Operation, OperationKind};
 use crate::owner_process::{Answer, Destage, OwnerProcess, newest};
-use crate::world::{
-    Control, LONGEST_OPERATION, Mutation, OWN_LEASE, PEER_DEADLINE, Process, Side, Task, World, name, node_of,
-};
+use crate::world::{Control, LONGEST_OPERATION, PEER_DEADLINE, Process, Side, Task, World, name, node_of};
 
 /// An owner without a lease looks for it again after this time.
 const LEASE_POLL: Duration = Duration::from_millis(10);
+
+/// After the backing refused a checkpoint, wait so long before trying again.
+const BACK_OFF: Duration = Duration::from_millis(100);
 
 impl World {
     pub fn owner(&mut self, process: Process) -> Option<&mut OwnerProcess> {
@@ -133,6 +136,12 @@ impl World {
             return;
         }
         self.send_batches(process);
+        if let Some(owner) = self.owner(process)
+            && let Destage::BackingOff { until } = owner.destage
+            && until <= now
+        {
+            owner.destage = Destage::Idle;
+        }
         if self.holds_lease(process) {
             self.begin_checkpoint(process);
         }
@@ -142,8 +151,13 @@ impl World {
 
     fn plan_turn(&mut self, process: Process) {
         let poll = if self.holds_lease(process) { Nanos::NEVER } else { self.now + LEASE_POLL };
+        let now = self.now;
         let Some(owner) = self.owner(process) else { return };
-        let at = owner.deadline().min(poll);
+        let again = match owner.destage {
+            Destage::BackingOff { until } => until,
+            _ => Nanos::NEVER,
+        };
+        let at = owner.deadline().min(poll).min(again.max(now));
         if at < owner.wake {
             owner.wake = at;
             self.at(at, Task::Turn { process });
@@ -184,33 +198,62 @@ impl World {
     }
 
     fn begin_checkpoint(&mut self, process: Process) {
-        let oldest_instead = self.mutation == Some(Mutation::DestageOldest);
-        let in_parts = self.mutation == Some(Mutation::DestageInheritedInParts);
+        let planted = self.planted;
         let Some(owner) = self.owner(process) else { return };
         let serial = owner.serial;
-        for (block, version) in owner.begin_checkpoint(oldest_instead, in_parts) {
+        for (block, version) in owner.begin_checkpoint(planted) {
             self.start_operation(process, serial, OperationKind::Destage { block, version });
         }
     }
 
     pub fn start_operation(&mut self, process: Process, serial: u64, kind: OperationKind) {
-        let delay = self.mostly(3_000, LONGEST_OPERATION.as_micros() as u64);
+        self.activity += 1;
+        let longest = LONGEST_OPERATION.as_micros() as u64;
+        let delay = if self.now < self.weather.backing_slow {
+            Duration::from_micros(self.rng.u64(..longest))
+        } else {
+            self.mostly(3_000, longest)
+        };
         let operation = self.backing.start(process, serial, kind);
         self.at(self.now + delay, Task::Land { operation });
     }
 
-    pub fn land(&mut self, operation: usize) {
-        let Some(operation) = self.backing.in_flight[operation].take() else { return };
-        let succeeded = self.backing.land(operation);
+    pub fn land(&mut self, number: usize) {
+        let Some(operation) = self.backing.in_flight[number] else { return };
+        let process = operation.process;
+        if operation.not_before > self.now && self.nodes[process.node].paused && self.is_alive(process) {
+            // Not handed to the kernel yet.
+            return self.at(operation.not_before, Task::Land { operation: number });
+        }
+        self.backing.in_flight[number] = None;
+        if operation.not_before > Nanos(0) && !self.is_alive(process) {
+            return;
+        }
+        self.note_late(operation);
+        let writes = !matches!(operation.kind, OperationKind::Flush { .. });
+        let fails = self.now < self.weather.backing_failing && self.rng.bool();
+        let full = self.now < self.weather.backing_full && writes;
+        // What fails may have been done.
+        let done = !full && (!fails || self.rng.bool());
+        let succeeded = done && self.backing.land(operation) && !fails;
         self.touched = true;
         self.note(|| format!("lands: {operation:?}, succeeded: {succeeded}"));
-        self.after(50, 300, Task::Complete { process: operation.process, operation, succeeded });
+        self.after(50, 300, Task::Complete { process, operation, succeeded });
+    }
+
+    /// A write of somebody who is not the owner any more.
+    fn note_late(&mut self, operation: Operation) {
+        let writes = !matches!(operation.kind, OperationKind::Flush { .. });
+        if writes && self.registry.record.owner != Some(operation.process) {
+            self.count(Fault::LateWrite);
+        }
     }
 
     pub fn complete(&mut self, process: Process, operation: Operation, succeeded: bool) {
         let generation = self.backing.generation;
-        let without_flush = self.mutation == Some(Mutation::FreeBeforeFlush);
+        let without_flush = self.planted.has(Bug::FreeBeforeFlush);
         let covers = self.backing.landed();
+        let back_off = Destage::BackingOff { until: self.now + BACK_OFF };
         let Some(owner) = self.owner(process).filter(|owner| owner.serial == operation.serial) else {
             return;
         };
@@ -230,7 +273,7 @@ impl World {
                 *failed |= !succeeded;
                 let (to, failed) = (*to, *failed);
                 if *in_flight == 0 {
-                    owner.destage = if failed { Destage::Idle } else { Destage::Flushing { to } };
+                    owner.destage = if failed { back_off } else { Destage::Flushing { to } };
                     if !failed && without_flush {
                         owner.destage = Destage::Idle;
                         self.step(process, Event::Destaged(to));
@@ -241,8 +284,10 @@ impl World {
             }
             (OperationKind::Flush { .. }, Destage::Flushing { to }) => {
                 let to = *to;
-                owner.destage = Destage::Idle;
+                owner.destage = if succeeded { Destage::Idle } else { back_off };
                 if succeeded {
+                    self.counts.checkpoints += 1;
+                    self.check_checkpoint(process, to);
                     self.step(process, Event::Destaged(to));
                 }
             }
@@ -271,8 +316,10 @@ impl World {
 
     /// A read or a write arrives at the owner.
     pub fn read(&mut self, process: Process, serial: u64, id: u64, block: usize) {
+        let at_once = self.planted.has(Bug::AnswerUnacknowledgedReads);
         let Some(owner) = self.owner(process) else { return };
         if let Some((sequence, version)) = newest(&owner.log, block) {
+            let sequence = if at_once { 0 } else { sequence };
             owner.held.push((sequence, Answer::Read { id, block, version, durable: true }));
             return self.turn(process);
         }
@@ -292,7 +339,7 @@ impl World {
     }
 
     pub fn write(&mut self, process: Process, serial: u64, id: u64, block: usize) {
-        let unguarded = self.mutation == Some(Mutation::BypassWithoutLease);
+        let unguarded = self.planted.has(Bug::BypassWithoutLease);
         let may_bypass = self.holds_lease(process) || unguarded;
         let Some(owner) = self.owner(process) else { return };
         let bypasses = owner.owner.bypasses() && owner.log.last() == owner.owner.marks().appended;
@@ -308,9 +355,5 @@ impl World {
             // Several writes go into one turn.
             self.after(0, 200, Task::Turn { process });
         }
-    }
-
-    pub fn renew(&mut self, process: Process) {
-        self.nodes[process.node].lease = self.now + OWN_LEASE;
     }
 }

@@ -5,11 +5,15 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_accel::planted::{Bug, Planted};
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Confirm, Hello, RecordHeader, Refuse};
 use weir_block::Nanos;
+use weir_node::control::decide::Evidence;
 
 use crate::backing::Backing;
+use crate::counts::Counts;
+use crate::faults::{Swarm, Weather};
 use crate::guest::{Guest, Request};
 use crate::owner_process::OwnerProcess;
 use crate::registry::Registry;
@@ -23,15 +27,23 @@ pub const LOG: u64 = 2 << 20;
 
 pub const PEER_DEADLINE: Duration = Duration::from_millis(300);
 /// How long the registry keeps a process that is silent, and how long a process believes in its own lease.
-pub const LEASE: Duration = Duration::from_millis(1000);
-pub const OWN_LEASE: Duration = Duration::from_millis(900);
+pub const LEASE: Duration = Duration::from_millis(600);
+pub const OWN_LEASE: Duration = Duration::from_millis(540);
 /// How long a silent owner may have I/O under way; longer than any operation takes.
-pub const FENCE_GRACE: Duration = Duration::from_millis(1500);
-pub const LONGEST_OPERATION: Duration = Duration::from_millis(500);
+pub const FENCE_GRACE: Duration = Duration::from_millis(900);
+pub const LONGEST_OPERATION: Duration = Duration::from_millis(300);
 
-/// Faults happen until this time, then everything has to settle until that time.
+/// `N` of the policies that operators ask for; most want replicas.
+pub const POLICIES: [Option<usize>; 6] = [None, Some(0), Some(1), Some(1), Some(2), Some(2)];
+
+/// Faults happen until this time, and guests go on for a second.
 pub const CALM: Nanos = Nanos(6_000_000_000);
-pub const END: Nanos = Nanos(20_000_000_000);
+pub const GUESTS_END: Nanos = Nanos(7_000_000_000);
+/// From the end of the faults until everything must have settled; it takes a lease, a fence grace, some retries and a log
+/// that has to be filled or drained.
+pub const BOUND: Duration = Duration::from_secs(10);
+/// Having settled, nothing may happen for so long.
+pub const QUIET: Duration = Duration::from_secs(2);
 
 /// One life of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,49 +58,6 @@ pub fn name(node: usize) -> String {
 
 pub fn node_of(name: &str) -> usize {
     name[1..].parse().expect("names are made by `name`")
-}
-
-/// A fault in Weir itself, planted to see whether the checks find it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutation {
-    /// A replica's answer is taken for more than it says.
-    AcknowledgeOneCopyShort,
-    /// A checkpoint counts as done when it is written.
-    FreeBeforeFlush,
-    /// The new owner takes the log and leaves the replica open to the former owner.
-    SkipSeal,
-    /// A replica obeys whoever talks to it.
-    IgnoreEpoch,
-    /// A checkpoint writes the oldest version of a block.
-    DestageOldest,
-    /// A copy is called complete while it is being filled.
-    IncompleteIsComplete,
-    /// The owner believes that a change is committed when it was only asked for.
-    BelieveBeforeCommit,
-    /// The new owner destages while the former owner's writes are under way.
-    FormerIsForgotten,
-    /// A replica keeps what it was told to free, and says that it does not.
-    KeepFreed,
-    /// What a new owner has inherited is destaged in several checkpoints.
-    DestageInheritedInParts,
-    /// Nobody looks at the lease before writing past the log.
-    BypassWithoutLease,
-}
-
-impl Mutation {
-    pub const ALL: [Mutation; 11] = [
-        Mutation::AcknowledgeOneCopyShort,
-        Mutation::FreeBeforeFlush,
-        Mutation::SkipSeal,
-        Mutation::IgnoreEpoch,
-        Mutation::DestageOldest,
-        Mutation::IncompleteIsComplete,
-        Mutation::BelieveBeforeCommit,
-        Mutation::FormerIsForgotten,
-        Mutation::KeepFreed,
-        Mutation::BypassWithoutLease,
-        Mutation::DestageInheritedInParts,
-    ];
 }
 
 #[derive(Clone, Debug)]
@@ -177,6 +146,15 @@ pub enum Task {
         node: usize,
     },
     RegistryUp,
+    /// A renewal of a lease reaches the registry.
+    Renew {
+        process: Process,
+    },
+    /// Its answer is back.
+    Renewed {
+        process: Process,
+        sent: Nanos,
+    },
     Reach {
         node: usize,
     },
@@ -192,6 +170,7 @@ impl Task {
             | Task::Told { process, .. }
             | Task::Complete { process, .. }
             | Task::Reconcile { process }
+            | Task::Renewed { process, .. }
             | Task::Request { process, .. }
             | Task::ReadBacking { process, .. } => Some(*process),
             _ => None,
@@ -207,6 +186,12 @@ pub struct Node {
     pub reaches: bool,
     /// Until when it believes in its lease.
     pub lease: Nanos,
+    /// How much faster its clock runs, in thousandths.
+    pub drift: i64,
+    /// It has let go in this epoch and is to say so when nothing is under way any more.
+    pub owes_release: Option<u64>,
+    /// What is known of each former owner, and since when.
+    pub former_since: Vec<(Process, Evidence, Nanos)>,
     pub replica: Option<Replica>,
     pub owner: Option<OwnerProcess>,
     pub control: VecDeque<Control>,
@@ -216,6 +201,8 @@ pub struct Node {
     pub held: Vec<Task>,
     /// Since when the owner has been seen without a lease.
     pub owner_gone: Option<(Process, Nanos)>,
+    /// When the last of what the shard is told arrives.
+    pub told_until: Nanos,
     pub forgotten_below: u64,
     busy: Nanos,
 }
@@ -234,64 +221,58 @@ pub struct World {
     pub backing: Backing,
     pub connections: Vec<crate::network::Connection>,
     pub guest: Guest,
-    pub mutation: Option<Mutation>,
+    /// The bug that the cores, and the shell around them, have.
+    pub planted: Planted,
+    pub is_planted: bool,
+    /// Records that were spoiled on their way.
+    pub corrupted: u64,
     /// Whether an owner without a lease keeps the answers of `write-back` back too. The epochs alone must be enough.
     pub lease_guards_answers: bool,
+    /// Whether the registry knows when a process ends.
+    pub sees_ends: bool,
     pub serial: u64,
+    /// Requests and answers so far.
+    pub ticks: u64,
     /// Newest answer of each epoch: who gave it (P2).
     pub answered_in: Vec<(u64, Process)>,
     pub violation: Option<String>,
+    pub swarm: Swarm,
+    pub weather: Weather,
+    /// Since when everything has been as it should, after the faults.
+    pub settled: Option<Nanos>,
+    /// Messages, operations and wishes so far.
+    pub activity: u64,
+    /// `activity` when everything had settled.
+    pub settled_activity: u64,
     /// Something that the checks look at has changed.
     pub touched: bool,
-    trace: Option<Vec<String>>,
+    pub trace: Option<Vec<String>>,
     pub counts: Counts,
 }
 
-/// What a run has seen, so that it can be told whether it tests anything.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    pub takeovers: u64,
-    pub answers: u64,
-    pub crashes: u64,
-    pub cuts: u64,
-    pub doubts: u64,
-    pub refusals: u64,
-}
-
-impl Counts {
-    pub fn add(&mut self, other: Counts) {
-        self.takeovers += other.takeovers;
-        self.answers += other.answers;
-        self.crashes += other.crashes;
-        self.cuts += other.cuts;
-        self.doubts += other.doubts;
-        self.refusals += other.refusals;
-    }
-
-    /// Whether everything happened that can.
-    pub fn is_lively(&self) -> bool {
-        [self.takeovers, self.answers, self.crashes, self.cuts, self.doubts, self.refusals]
-            .iter()
-            .all(|n| *n > 50)
-    }
-}
-
 impl World {
-    pub fn new(seed: u64, mutation: Option<Mutation>, traced: bool) -> World {
+    pub fn new(seed: u64, bug: Option<Bug>, traced: bool) -> World {
         let mut rng = Rng::with_seed(seed);
         let lease_guards_answers = rng.bool();
+        let swarm = Swarm::choose(&mut rng);
+        let registry = Registry::new(POLICIES[rng.usize(..POLICIES.len())]);
+        let sees_ends = rng.bool();
         let node = |_| Node {
             incarnation: 1,
             alive: true,
             paused: false,
             reaches: true,
             lease: Nanos(0),
+            drift: 0,
+            owes_release: None,
+            former_since: Vec::new(),
             replica: None,
             owner: None,
             control: VecDeque::new(),
             connected: [None; NODES],
             held: Vec::new(),
             owner_gone: None,
+            told_until: Nanos(0),
             forgotten_below: 0,
             busy: Nanos(0),
         };
@@ -303,16 +284,25 @@ impl World {
             free: Vec::new(),
             number: 0,
             nodes: (0..NODES).map(node).collect(),
-            registry: Registry::new(),
+            registry,
             pending: Vec::new(),
             backing: Backing::default(),
             connections: Vec::new(),
             guest: Guest::default(),
-            mutation,
+            planted: Planted::new(bug),
+            is_planted: bug.is_some(),
+            corrupted: 0,
             lease_guards_answers,
+            sees_ends,
             serial: 0,
+            ticks: 0,
             answered_in: Vec::new(),
             violation: None,
+            swarm,
+            weather: Weather::default(),
+            settled: None,
+            activity: 0,
+            settled_activity: 0,
             touched: false,
             trace: traced.then(Vec::new),
             counts: Counts::default(),
@@ -321,7 +311,6 @@ impl World {
             let process = world.process(node);
             world.after(0, 5_000, Task::Reconcile { process });
         }
-        world.registry.record.wanted = Some(1);
         world.after(10_000, 20_000, Task::Guest);
         world.after(100_000, 600_000, Task::Fault);
         world
@@ -330,19 +319,22 @@ impl World {
     /// Runs to the end, or to the first violation.
     pub fn run(&mut self) {
         while self.violation.is_none()
+            && !self.has_been_quiet()
             && let Some(Reverse((at, _, place))) = self.queue.pop()
-            && at < END
         {
             self.now = self.now.max(at);
+            self.counts.steps += 1;
             let task = self.tasks[place].take().expect("a place is queued once");
             self.free.push(place);
             self.dispatch(task);
             if std::mem::take(&mut self.touched) {
+                self.counts.checks += 1;
                 self.check();
             }
         }
+        self.counts.virtual_time = self.now - Nanos(0);
         if self.violation.is_none() {
-            self.check_settled();
+            self.check_histories();
         }
     }
 
@@ -377,6 +369,8 @@ impl World {
             Task::Restart { node } => self.restart(node),
             Task::Resume { node } => self.resume(node),
             Task::RegistryUp => self.registry.up = true,
+            Task::Renew { process } => self.registry.renew(process, self.now + LEASE),
+            Task::Renewed { process, sent } => self.renewed(process, sent),
             Task::Reach { node } => self.nodes[node].reaches = true,
         }
     }
@@ -415,6 +409,7 @@ impl World {
     /// The control plane of a node does one thing after the other.
     pub fn ask_control(&mut self, process: Process, control: Control) {
         let delay = self.mostly(2_000, 400_000);
+        self.activity += 1;
         let node = &mut self.nodes[process.node];
         node.control.push_back(control);
         node.busy = node.busy.max(self.now) + delay;
@@ -436,11 +431,5 @@ impl World {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:>10.6}  {}", self.now.0 as f64 / 1e9, what()));
         }
-    }
-
-    /// The last steps before the end of the run.
-    pub fn trace(&self, steps: usize) -> String {
-        let lines = self.trace.as_deref().unwrap_or_default();
-        lines[lines.len().saturating_sub(steps)..].join("\n")
     }
 }

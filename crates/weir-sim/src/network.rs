@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use weir_accel::Log;
 use weir_accel::owner::{Event, Held};
+use weir_accel::planted::Bug;
 use weir_accel::replica::{Replica, Verdict};
-use weir_accel::wire::{Batch, Confirm, Hello, Refuse};
+use weir_accel::wire::{Confirm, Hello, Refuse, WireError};
 use weir_block::Nanos;
 
-use crate::world::{LOG, Message, Mutation, Process, Side, Task, World, name};
+use crate::world::{LOG, Message, Process, Side, Task, World, name};
 
 pub struct Connection {
     pub owner: Process,
@@ -44,9 +45,18 @@ impl Connection {
 }
 
 impl World {
-    pub fn send(&mut self, connection: usize, to: Side, message: Message) {
+    pub fn send(&mut self, connection: usize, to: Side, mut message: Message) {
         if !self.connections[connection].open {
             return;
+        }
+        self.activity += 1;
+        if let Message::Batch(_, _, data) = &mut message
+            && !data.is_empty()
+            && std::mem::take(&mut self.weather.corrupting)
+        {
+            // Of a block only the beginning tells its version; the rest is the same in all.
+            data[self.rng.usize(..8)] ^= 1 << self.rng.u8(..8);
+            self.corrupted += 1;
         }
         self.push(connection, to, message);
     }
@@ -73,6 +83,17 @@ impl World {
         }
     }
 
+    /// What waited for the end of a stall or a partition arrives now.
+    pub fn unblock(&mut self, connection: usize) {
+        let link = &mut self.connections[connection];
+        link.stalled = self.now;
+        for (to, waiting) in [(Side::Owner, link.to_owner.len()), (Side::Replica, link.to_replica.len())] {
+            for _ in 0..waiting {
+                self.after(100, 1_000, Task::Deliver { connection, to });
+            }
+        }
+    }
+
     pub fn deliver(&mut self, connection: usize, to: Side) {
         let link = &mut self.connections[connection];
         let target = if to == Side::Owner { link.owner } else { link.replica };
@@ -84,8 +105,12 @@ impl World {
             let until = link.stalled;
             return self.at(until, Task::Deliver { connection, to });
         }
+        let source = if to == Side::Owner { link.replica } else { link.owner };
+        if let Some(until) = self.blocked(source.node, target.node) {
+            return self.at(until, Task::Deliver { connection, to });
+        }
         if !self.is_alive(target) {
-            return link_clear(&mut self.connections[connection], to);
+            return self.connections[connection].queue(to).clear();
         }
         if self.nodes[target.node].paused {
             return self.nodes[target.node].held.push(Task::Deliver { connection, to });
@@ -108,14 +133,7 @@ impl World {
             Message::Confirm(confirm) => {
                 let (last, freed) = (confirm.last.get(), confirm.freed.get());
                 let complete = confirm.complete.get() == 1;
-                let mut held = Held { epoch: confirm.epoch.get(), last, freed, complete };
-                if self.mutation == Some(Mutation::KeepFreed) {
-                    held.freed = last;
-                }
-                if self.mutation == Some(Mutation::AcknowledgeOneCopyShort) && replica.node == 1 {
-                    held.last += 1;
-                }
-                held.complete |= self.mutation == Some(Mutation::IncompleteIsComplete);
+                let held = Held { epoch: confirm.epoch.get(), last, freed, complete };
                 if owner.join(connection, last) {
                     self.step(process, Event::PeerJoined(node.clone()));
                 }
@@ -134,7 +152,7 @@ impl World {
         let Connection { replica: process, open, .. } = self.connections[connection];
         self.touched = true;
         let node = &mut self.nodes[process.node];
-        if node.owner.is_some() && self.mutation != Some(Mutation::SkipSeal) {
+        if node.owner.is_some() && !self.planted.has(Bug::SkipSeal) {
             return self.cut(connection);
         }
         let verdict = match &message {
@@ -145,15 +163,13 @@ impl World {
             _ if !open && !self.connections[connection].greeted => return,
             Message::Hello(hello) => self.hello(connection, hello),
             Message::Batch(head, headers, data) if self.connections[connection].greeted => {
-                let mut head = *head;
-                if self.mutation == Some(Mutation::KeepFreed) {
-                    head.freed = 0.into();
-                }
                 let Some(replica) = &mut node.replica else { return };
-                obey(self.mutation, replica, &mut head);
-                replica.batch(&head, headers, data).map_err(|error| error.to_string())
+                replica.batch(head, headers, data)
             }
-            _ => Err("nothing before hello".into()),
+            _ => {
+                self.note(|| format!("n{}: nothing before hello", process.node));
+                return self.cut(connection);
+            }
         };
         match verdict {
             Ok(Verdict::Taken) => {
@@ -167,30 +183,29 @@ impl World {
             }
             Err(error) => {
                 self.note(|| format!("n{} gives a connection up: {error}", process.node));
-                if self.mutation.is_none() && !error.contains("hello") {
+                let injected = matches!(error, WireError::Checksum(_)) && self.corrupted > 0;
+                if !self.is_planted && !injected {
                     self.fail(|| format!("the protocol broke on n{}: {error}", process.node));
                 }
+                self.connections[connection].greeted = false;
                 self.cut(connection);
             }
         }
     }
 
-    fn hello(&mut self, connection: usize, hello: &Hello) -> Result<Verdict, String> {
+    fn hello(&mut self, connection: usize, hello: &Hello) -> Result<Verdict, WireError> {
         let process = self.connections[connection].replica;
+        let planted = self.planted;
         let node = &mut self.nodes[process.node];
-        let replica =
-            node.replica.get_or_insert_with(|| Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory")));
-        let mut hello = *hello;
-        if self.mutation == Some(Mutation::IgnoreEpoch) {
-            hello.epoch = hello.epoch.get().max(replica.epoch()).into();
-        }
-        if self.mutation == Some(Mutation::KeepFreed) && replica.log().last() >= hello.freed.get() {
-            hello.freed = replica.log().freed().into();
-        }
-        let verdict = replica.hello(&hello).map_err(|error| error.to_string())?;
+        let replica = node.replica.get_or_insert_with(|| {
+            let mut replica = Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory"));
+            replica.plant(planted);
+            replica
+        });
+        let verdict = replica.hello(hello)?;
         if verdict == Verdict::Taken {
             self.connections[connection].greeted = true;
-            if self.mutation != Some(Mutation::IgnoreEpoch) {
+            if !planted.has(Bug::IgnoreEpoch) {
                 // One owner at a time.
                 let others = self.connections.iter().enumerate().filter(|(number, other)| {
                     *number != connection && other.replica == process && other.greeted
@@ -218,15 +233,5 @@ impl World {
                 self.cut(connection);
             }
         }
-    }
-}
-
-fn link_clear(connection: &mut Connection, to: Side) {
-    connection.queue(to).clear();
-}
-
-fn obey(mutation: Option<Mutation>, replica: &Replica, head: &mut Batch) {
-    if mutation == Some(Mutation::IgnoreEpoch) {
-        head.epoch = head.epoch.get().max(replica.epoch()).into();
     }
 }

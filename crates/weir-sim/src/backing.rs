@@ -1,5 +1,7 @@
 //! The backing: per block the newest version, and what a loss of power would leave of it.
 
+use weir_block::Nanos;
+
 use crate::world::{BLOCKS, Process};
 
 /// One operation on its way to the backing.
@@ -12,6 +14,8 @@ pub struct Operation {
     pub kind: OperationKind,
     /// It was started before so many losses of power.
     pub generation: u64,
+    /// Its process stands still before it has handed it to the kernel, until then; 0 if it has.
+    pub not_before: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +67,8 @@ pub struct Backing {
 
 impl Backing {
     pub fn start(&mut self, process: Process, serial: u64, kind: OperationKind) -> usize {
-        let operation = Operation { process, serial, kind, generation: self.generation };
+        let operation =
+            Operation { process, serial, kind, generation: self.generation, not_before: Nanos(0) };
         self.in_flight.push(Some(operation));
         self.in_flight.len() - 1
     }
@@ -75,6 +80,14 @@ impl Backing {
 
     pub fn is_quiet_for(&self, process: Process) -> bool {
         !self.in_flight.iter().flatten().any(|operation| operation.process == process)
+    }
+
+    /// Some of what this process has just begun is not handed to the kernel before `until`.
+    pub fn delay(&mut self, process: Process, until: Nanos) {
+        let own = self.in_flight.iter_mut().flatten().filter(|operation| operation.process == process);
+        for operation in own {
+            operation.not_before = until;
+        }
     }
 
     /// The operation reaches the medium. Whether it succeeded.

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 
+use weir_accel::checkpoint::{self, Step};
 use weir_accel::owner::Owner;
+use weir_accel::planted::{Bug, Planted};
 use weir_accel::wire::{Batch, Hello, RecordHeader};
 use weir_accel::{Configuration, Log, Record, RecordKind};
 use weir_block::Nanos;
 
-use crate::world::{BLOCK, BLOCKS, LOG, Message, PEER_DEADLINE};
+use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE};
 
 /// Most records in one batch: few, so that many batches are under way.
 const BATCH: usize = 3;
@@ -37,6 +39,9 @@ pub enum Destage {
     },
     Flushing {
         to: u64,
+    },
+    BackingOff {
+        until: Nanos,
     },
 }
 
@@ -87,6 +92,7 @@ impl OwnerProcess {
         configuration: Configuration,
         inherited: Option<(Log, u64)>,
         former_stopped: bool,
+        planted: Planted,
     ) -> OwnerProcess {
         let lineage = configuration.epoch;
         let (log, inherited) = match inherited {
@@ -97,9 +103,11 @@ impl OwnerProcess {
             None => (Log::new(LOG, 1).expect("memory"), (0, 0)),
         };
         let (told_epoch, told_policy) = (configuration.epoch, configuration.wanted_replicas);
+        let mut owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, PEER_DEADLINE);
+        owner.plant(planted);
         OwnerProcess {
             serial,
-            owner: Owner::new(configuration, log.freed(), log.last(), former_stopped, PEER_DEADLINE),
+            owner,
             log,
             lineage,
             inherited,
@@ -197,28 +205,19 @@ impl OwnerProcess {
     }
 
     /// Begins a checkpoint if there is something to destage: what to write, and up to which record.
-    pub fn begin_checkpoint(&mut self, oldest_instead: bool, in_parts: bool) -> Vec<(usize, u64)> {
+    pub fn begin_checkpoint(&mut self, planted: Planted) -> Vec<(usize, u64)> {
         let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
-        if !matches!(self.destage, Destage::Idle) || !self.bypassing.is_empty() || limit <= from {
+        let beside = planted.has(Bug::DestageBesideBypass);
+        if !matches!(self.destage, Destage::Idle) || (!self.bypassing.is_empty() && !beside) || limit <= from
+        {
             return Vec::new();
         }
-        let whole = if in_parts { 0 } else { self.owner.checkpoint_whole() };
-        let to = limit.min((from + CHECKPOINT).max(self.again_to).max(whole));
+        let to = limit.min((from + CHECKPOINT).max(self.again_to).max(self.owner.checkpoint_whole()));
         self.again_to = to;
-        let mut newest = [None; BLOCKS];
-        for (_, record) in self.log.range(from + 1, to) {
-            let place = &mut newest[block_of(record)];
-            if place.is_none() || !oldest_instead {
-                *place = Some(version_of(&self.log, record));
-            }
-        }
-        let steps: Vec<_> = newest
-            .iter()
-            .enumerate()
-            .filter_map(|(block, version)| version.map(|version| (block, version)))
-            .collect();
-        self.destage = Destage::Writing { to, in_flight: steps.len(), failed: false };
-        steps
+        let (steps, _) = checkpoint::plan(&self.log, from + 1, to, planted);
+        let writes: Vec<_> = steps.iter().flat_map(|step| versions(&self.log, step)).collect();
+        self.destage = Destage::Writing { to, in_flight: writes.len(), failed: false };
+        writes
     }
 
     /// Moves answers that the watermarks allow to `finished`.
@@ -245,12 +244,30 @@ impl OwnerProcess {
     }
 }
 
+/// What one request to the backing puts where.
+fn versions(log: &Log, step: &Step) -> Vec<(usize, u64)> {
+    let Step::Write { offset, pieces } = step else { return Vec::new() };
+    let mut block = *offset as usize / BLOCK;
+    let mut versions = Vec::new();
+    for (position, length) in pieces {
+        for start in (*position..position + length).step_by(BLOCK) {
+            versions.push((block, version_in(log.region().bytes(start, BLOCK))));
+            block += 1;
+        }
+    }
+    versions
+}
+
+fn version_in(data: &[u8]) -> u64 {
+    u64::from_le_bytes(data[..8].try_into().expect("a block has more than eight bytes"))
+}
+
 pub fn block_of(record: &Record) -> usize {
     record.offset as usize / BLOCK
 }
 
 pub fn version_of(log: &Log, record: &Record) -> u64 {
-    u64::from_le_bytes(log.data(record)[..8].try_into().expect("eight bytes"))
+    version_in(log.data(record))
 }
 
 /// The newest record of a block: number and version.

@@ -1,0 +1,136 @@
+//! Bugs that people make in systems of this kind, planted on purpose: a checker that never fails proves nothing.
+//!
+//! A core asks [`Planted::has`] at the place where the bug would be made. Without the feature `planted-bugs` nothing can be
+//! planted and the question is a constant, so it costs nothing.
+
+/// One bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// The owner does not wait for the slowest member of the set (P1).
+    AcknowledgeOneCopyShort,
+    /// The owner acts under a set that it has asked for and that is not committed (P3).
+    BelieveBeforeCommit,
+    /// The owner takes a lost answer of the registry for a no (P3).
+    ForgetDoubt,
+    /// The owner takes a confirmation of another epoch for one of this, though the copy may be thrown away (P3).
+    IgnoreCopyEpoch,
+    /// The owner counts a copy that is still being filled (P1).
+    CountIncompleteCopy,
+    /// After a takeover, writes are acknowledged before the set is restored (P1).
+    AcknowledgeUnrestored,
+    /// After a takeover, what was inherited counts as acknowledged, though the other copies may lack some (P7).
+    AnswerInheritedAtOnce,
+    /// Write-back is left with records in the log that the backing does not hold (P1).
+    LeaveUndrained,
+    /// Writes go past the log, and a copy with older records of the same blocks may take over afterwards (P4).
+    ForgetBypassed,
+    /// The new owner destages while the former owner's writes may still be under way (P4).
+    ForgetFormer,
+    /// What a new owner has inherited is destaged in several checkpoints (P4).
+    DestageInheritedInParts,
+    /// A checkpoint writes its records out of order: the oldest version of a block comes last (P4, P5).
+    ReorderDestage,
+    /// A checkpoint counts as done when it is written; nobody flushes the backing (P6).
+    FreeBeforeFlush,
+    /// A checkpoint begins while a write past the log is under way (P4).
+    DestageBesideBypass,
+    /// Nobody looks at the lease before writing past the log (P2).
+    BypassWithoutLease,
+    /// A read that has seen a record which is not acknowledged is answered at once (P7).
+    AnswerUnacknowledgedReads,
+    /// The new owner takes the log and leaves the replica open to the former owner (P2).
+    SkipSeal,
+    /// A replica obeys whoever talks to it (P2).
+    IgnoreEpoch,
+    /// A rejoining replica keeps records that the new owner did not inherit (P7).
+    KeepUninherited,
+    /// A replica goes on with a copy of another log (P1).
+    KeepForeignLog,
+    /// A replica keeps what it was told to free, and says that it does not (P4).
+    KeepFreed,
+    /// A replica does not look at the records' checksums (P11).
+    SkipChecksum,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 22] = [
+        Bug::AcknowledgeOneCopyShort,
+        Bug::BelieveBeforeCommit,
+        Bug::ForgetDoubt,
+        Bug::IgnoreCopyEpoch,
+        Bug::CountIncompleteCopy,
+        Bug::AcknowledgeUnrestored,
+        Bug::AnswerInheritedAtOnce,
+        Bug::LeaveUndrained,
+        Bug::ForgetBypassed,
+        Bug::ForgetFormer,
+        Bug::DestageInheritedInParts,
+        Bug::ReorderDestage,
+        Bug::FreeBeforeFlush,
+        Bug::DestageBesideBypass,
+        Bug::BypassWithoutLease,
+        Bug::AnswerUnacknowledgedReads,
+        Bug::SkipSeal,
+        Bug::IgnoreEpoch,
+        Bug::KeepUninherited,
+        Bug::KeepForeignLog,
+        Bug::KeepFreed,
+        Bug::SkipChecksum,
+    ];
+
+    /// Its name in commands and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bug::AcknowledgeOneCopyShort => "acknowledge-one-copy-short",
+            Bug::BelieveBeforeCommit => "believe-before-commit",
+            Bug::ForgetDoubt => "forget-doubt",
+            Bug::IgnoreCopyEpoch => "ignore-copy-epoch",
+            Bug::CountIncompleteCopy => "count-incomplete-copy",
+            Bug::AcknowledgeUnrestored => "acknowledge-unrestored",
+            Bug::AnswerInheritedAtOnce => "answer-inherited-at-once",
+            Bug::LeaveUndrained => "leave-undrained",
+            Bug::ForgetBypassed => "forget-bypassed",
+            Bug::ForgetFormer => "forget-former",
+            Bug::DestageInheritedInParts => "destage-inherited-in-parts",
+            Bug::ReorderDestage => "reorder-destage",
+            Bug::FreeBeforeFlush => "free-before-flush",
+            Bug::DestageBesideBypass => "destage-beside-bypass",
+            Bug::BypassWithoutLease => "bypass-without-lease",
+            Bug::AnswerUnacknowledgedReads => "answer-unacknowledged-reads",
+            Bug::SkipSeal => "skip-seal",
+            Bug::IgnoreEpoch => "ignore-epoch",
+            Bug::KeepUninherited => "keep-uninherited",
+            Bug::KeepForeignLog => "keep-foreign-log",
+            Bug::KeepFreed => "keep-freed",
+            Bug::SkipChecksum => "skip-checksum",
+        }
+    }
+}
+
+/// The bug that is planted in a core, if there is one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Planted(#[cfg(feature = "planted-bugs")] Option<Bug>);
+
+impl Planted {
+    /// This bug, or none.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub const fn new(bug: Option<Bug>) -> Planted {
+        Planted(bug)
+    }
+
+    /// Whether it is this bug.
+    #[must_use]
+    #[inline]
+    pub fn has(self, bug: Bug) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.0 == Some(bug);
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+}

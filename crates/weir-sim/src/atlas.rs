@@ -1,0 +1,211 @@
+//! The fault atlas: what goes wrong here, which promise covers it, and what keeps it inside that promise.
+//!
+//! A fault that no promise covers would only show that the impossible was asked for: two of the two copies of a log lost,
+//! a clock that runs at double speed. So each kind has its limits, and the code that injects it keeps them.
+//!
+//! Faults of a flash medium (torn, lost, misdirected and corrupt writes at rest) are not in it: a log is in RAM so far, and
+//! the first crash takes it. They come with the medium.
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is described in FAULTS")]
+pub enum Fault {
+    Crash,
+    Pause,
+    ClockDrift,
+    ConnectionCut,
+    ConnectionStall,
+    PartitionOneWay,
+    PartitionFull,
+    ConnectFailure,
+    CorruptRecord,
+    RegistryAway,
+    RegistrySlow,
+    RegistryUnreachable,
+    LostAnswer,
+    LeaseLoss,
+    DuplicateNotice,
+    PolicyChange,
+    BackingError,
+    BackingFull,
+    BackingSlow,
+    BackingPowerLoss,
+    LateWrite,
+}
+
+/// How many kinds there are.
+pub const KINDS: usize = FAULTS.len();
+
+/// What the atlas says about one kind.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultEntry {
+    /// The kind.
+    pub fault: Fault,
+    /// Its name in reports.
+    pub name: &'static str,
+    /// What happens.
+    pub what: &'static str,
+    /// The promises that cover it.
+    pub covered_by: &'static str,
+    /// What keeps it inside them.
+    pub limits: &'static str,
+}
+
+/// The atlas.
+pub const FAULTS: [FaultEntry; 21] = [
+    FaultEntry {
+        fault: Fault::Crash,
+        name: "crash",
+        what: "a process ends at once and starts again later without its RAM: owner, log, replica; its connections break, \
+               or stay silent until it is back",
+        covered_by: "P1, P2, P7; P5 for the backing",
+        limits: "a process that holds the last living complete copy of a set that is committed, or may be, does not crash; \
+                 so at most N under write-back+N, and none under write-back+0",
+    },
+    FaultEntry {
+        fault: Fault::Pause,
+        name: "pause",
+        what: "a process stands still for 10 ms to 4 s and goes on as if nothing had happened; what reached it meanwhile is \
+               handled in any order",
+        covered_by: "P2, P4, P9",
+        limits: "one that stands still may be given up, but it lives: its copy does not count as lost",
+    },
+    FaultEntry {
+        fault: Fault::ClockDrift,
+        name: "clock-drift",
+        what: "a node's clock runs up to 4 % fast or slow from now on: its lease and its fence grace are measured with it",
+        covered_by: "P2, P4",
+        limits: "less than the margin between the lease in the registry and what the process believes (10 %)",
+    },
+    FaultEntry {
+        fault: Fault::ConnectionCut,
+        name: "connection-cut",
+        what: "a connection between owner and replica breaks; of what is under way a part still arrives, in order; both ends \
+               connect again and send again what was not confirmed",
+        covered_by: "P1, P9",
+        limits: "none: a connection loses and duplicates nothing while it stands (TCP)",
+    },
+    FaultEntry {
+        fault: Fault::ConnectionStall,
+        name: "connection-stall",
+        what: "nothing moves on a connection for 10 to 900 ms, around the peer deadline of 300 ms",
+        covered_by: "P9, P10",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::PartitionOneWay,
+        name: "partition-one-way",
+        what: "what one node sends to another does not arrive for 50 ms to 3 s; the other direction works",
+        covered_by: "P1, P2, P9",
+        limits: "none: nodes that do not reach each other reach the registry or not",
+    },
+    FaultEntry {
+        fault: Fault::PartitionFull,
+        name: "partition-full",
+        what: "a node and all the others do not reach each other for 50 ms to 3 s",
+        covered_by: "P1, P2, P9",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::ConnectFailure,
+        name: "connect-failure",
+        what: "a peer that lives cannot be connected to, this once",
+        covered_by: "P9",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::CorruptRecord,
+        name: "corrupt-record",
+        what: "a bit of a record's data flips between the owner's arena and the replica",
+        covered_by: "P11",
+        limits: "one bit, which CRC-32C always detects; the copy at its source stays whole",
+    },
+    FaultEntry {
+        fault: Fault::RegistryAway,
+        name: "registry-away",
+        what: "nobody reaches the registry for 50 ms to 1.5 s; leases go on running out",
+        covered_by: "P3, P9",
+        limits: "it keeps what it has committed (consensus is somebody else's)",
+    },
+    FaultEntry {
+        fault: Fault::RegistrySlow,
+        name: "registry-slow",
+        what: "every answer of the registry takes up to 800 ms more for up to 2 s, nearly as long as a lease",
+        covered_by: "P2, P3, P9",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::RegistryUnreachable,
+        name: "registry-unreachable",
+        what: "one node does not reach the registry for 100 ms to 3 s; its peers and the storage it does reach",
+        covered_by: "P2, P4, P9",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::LostAnswer,
+        name: "lost-answer",
+        what: "a change is asked for and no answer comes; it is committed before, afterwards, twice, or never",
+        covered_by: "P3",
+        limits: "a compare-and-swap is committed at most once: the second finds another epoch",
+    },
+    FaultEntry {
+        fault: Fault::LeaseLoss,
+        name: "lease-loss",
+        what: "an owner loses touch with the registry at the worst moment, when its change of the set has just been \
+               committed and nobody knows",
+        covered_by: "P2, P3, P4",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::DuplicateNotice,
+        name: "duplicate-notice",
+        what: "what the control plane tells the shard it tells twice",
+        covered_by: "P3",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::PolicyChange,
+        name: "policy-change",
+        what: "an operator asks for write-through or write-back+0, +1 or +2 at any moment",
+        covered_by: "P1, P3, P4",
+        limits: "none",
+    },
+    FaultEntry {
+        fault: Fault::BackingError,
+        name: "backing-error",
+        what: "the backing fails what reaches it for up to 1 s; a write that failed may have been done or not",
+        covered_by: "P5, P6, P9",
+        limits: "it ends: a disk whose last path is gone for good has no promise but an error",
+    },
+    FaultEntry {
+        fault: Fault::BackingFull,
+        name: "backing-full",
+        what: "the backing takes no write for up to 2 s, but flushes and reads",
+        covered_by: "P6, P9, P10",
+        limits: "it ends",
+    },
+    FaultEntry {
+        fault: Fault::BackingSlow,
+        name: "backing-slow",
+        what: "every operation, flushes included, takes up to 300 ms for up to 2 s",
+        covered_by: "P4, P6, P10",
+        limits: "no operation takes longer than the longest operation on which the fence grace rests",
+    },
+    FaultEntry {
+        fault: Fault::BackingPowerLoss,
+        name: "backing-power-loss",
+        what: "of what was not flushed anything may be gone, and what is under way fails",
+        covered_by: "P5, P6, P8",
+        limits: "what was flushed stays",
+    },
+    FaultEntry {
+        fault: Fault::LateWrite,
+        name: "late-write",
+        what: "a write lands in the backing when its owner is dead, has let go or is no owner any more",
+        covered_by: "P4",
+        limits: "within the fence grace, or within the longest operation after a death that was seen",
+    },
+];
+
+/// How often each kind was injected.
+pub type FaultCounts = [u64; KINDS];

@@ -1,0 +1,115 @@
+//! Commands and arguments.
+
+use std::num::NonZeroUsize;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use weir_sim::Bug;
+
+/// Runs Weir's protocol cores in virtual time, with faults decided by a seed, and checks the promises after every step.
+///
+/// The same seed gives the same run. Ends with status 1 when a promise was broken (or, for `bugs`, when a planted bug was
+/// not found).
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Replay one seed.
+    Run {
+        /// The seed.
+        #[arg(long, short)]
+        seed: u64,
+        /// Plant this bug in the cores first; `weir-sim bugs` lists their names.
+        #[arg(long, value_parser = bug)]
+        bug: Option<Bug>,
+        /// Print everything that happens, one line each with its virtual time in seconds.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Run many seeds and add up what they have seen.
+    Many {
+        /// How many.
+        #[arg(long, short = 'n', default_value_t = 10_000)]
+        seeds: u64,
+        /// The first one.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+        /// Plant this bug in the cores first.
+        #[arg(long, value_parser = bug)]
+        bug: Option<Bug>,
+        /// How to print the result.
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Plant one bug after the other and count the seeds that find it: the checker can fail.
+    Bugs {
+        /// Seeds for each bug.
+        #[arg(long, short = 'n', default_value_t = 2_000)]
+        seeds: u64,
+        /// Seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+        /// How to print the result.
+        #[arg(long, short, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Print the fault atlas: what goes wrong, which promise covers it, and what keeps it inside that.
+    Atlas,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+fn bug(name: &str) -> Result<Bug, String> {
+    let found = Bug::ALL.into_iter().find(|bug| bug.name() == name);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
+        format!("no such bug; there are {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_command_and_argument_is_explained() {
+        let mut cli = Cli::command();
+        cli.build();
+        for command in cli.get_subcommands() {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn bugs_are_known_by_their_names() {
+        for expected in Bug::ALL {
+            assert_eq!(bug(expected.name()), Ok(expected));
+        }
+        assert!(bug("none").unwrap_err().contains("skip-seal"));
+    }
+}

@@ -1,0 +1,277 @@
+//! The control plane of a node: brings what is here into line with the registry.
+//!
+//! What to do is decided by the real one's [`decide`]; the registry's record is changed by the real rules. What differs is
+//! that answers come late, or not at all.
+
+use std::time::Duration;
+
+use weir_accel::Log;
+use weir_accel::owner::Event;
+use weir_accel::planted::Bug;
+use weir_accel::replica::Replica;
+use weir_accel::wire::{Batch, Hello, RecordHeader};
+use weir_block::Nanos;
+use weir_cluster::ownership::OwnerGone;
+use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, former_ends};
+
+use crate::atlas::Fault;
+use crate::owner_process::OwnerProcess;
+use crate::registry::{node_ref, process_of};
+use crate::world::{FENCE_GRACE, LOG, NODES, OWN_LEASE, Process, Task, World};
+
+impl World {
+    /// Now and then: the lease, the record, the former owners.
+    pub fn reconcile(&mut self, process: Process) {
+        self.after(20_000, 150_000, Task::Reconcile { process });
+        if !self.reaches_registry(process.node) {
+            return;
+        }
+        self.renew(process);
+        self.write_owed_release(process);
+        self.forget_replica(process);
+        if self.registry.record.owner.is_none() {
+            return self.registry.claim(process);
+        }
+        match self.decide(process) {
+            Decision::Nothing => self.settle_former(process),
+            Decision::WaitUntil(_) | Decision::Unavailable(_) => {}
+            Decision::TakeOver(evidence) => self.take_over(process, &evidence),
+            Decision::Open => self.open(process),
+            Decision::Configure => self.configure(process),
+            Decision::LetGo { .. } => self.let_go(process),
+        }
+    }
+
+    pub fn reaches_registry(&self, node: usize) -> bool {
+        self.registry.up && self.nodes[node].reaches
+    }
+
+    fn decide(&mut self, process: Process) -> Decision {
+        let owner_gone_since = self.track_owner(process.node);
+        let owner = self.registry.record.owner;
+        let me = node_ref(process);
+        let situation = Situation {
+            me: &me,
+            live: &self.registry.live_nodes(self.now),
+            local: match self.owner(process) {
+                Some(owner) => Local::Open { epoch: owner.told_epoch },
+                None => Local::Closed,
+            },
+            owner_stopped: owner.is_some_and(|owner| self.has_stopped(owner)),
+            owner_gone_since,
+            now: self.now,
+            fence_grace: self.fence_grace(process.node),
+        };
+        decide(Some(self.registry.disk()), &situation)
+    }
+
+    /// Since when this node has seen the owner without a lease.
+    fn track_owner(&mut self, node: usize) -> Option<Nanos> {
+        let now = self.now;
+        let gone = self.registry.record.owner.filter(|owner| !self.registry.is_live(*owner, now));
+        let seen = &mut self.nodes[node].owner_gone;
+        *seen = match (gone, *seen) {
+            (Some(owner), Some((known, since))) if known == owner => Some((owner, since)),
+            (Some(owner), _) => Some((owner, now)),
+            (None, _) => None,
+        };
+        seen.map(|(_, since)| since)
+    }
+
+    /// Whether the registry knows that a process has ended: the embedded one sees it, etcd does not.
+    fn has_stopped(&self, process: Process) -> bool {
+        self.sees_ends && !self.is_alive(process)
+    }
+
+    fn fence_grace(&self, node: usize) -> Duration {
+        by_the_clock(FENCE_GRACE, self.nodes[node].drift)
+    }
+
+    fn configure(&mut self, process: Process) {
+        let record = self.registry.record.clone();
+        let Some(owner) = self.owner(process) else { return };
+        let (serial, policy) = (owner.serial, owner.told_policy);
+        (owner.told_epoch, owner.told_policy) = (record.epoch, record.wanted);
+        self.tell(process, serial, Event::Configured(record.configuration()));
+        if policy != record.wanted {
+            self.tell(process, serial, Event::PolicyRequested(record.wanted));
+        }
+    }
+
+    /// The process believes in its lease from when it asked for it; the registry, from when it was asked.
+    fn renew(&mut self, process: Process) {
+        let sent = self.now;
+        let (there, back) = (self.registry_delay(), self.registry_delay());
+        self.at(sent + there, Task::Renew { process });
+        self.at(sent + there + back, Task::Renewed { process, sent });
+    }
+
+    pub fn renewed(&mut self, process: Process, sent: Nanos) {
+        let node = &mut self.nodes[process.node];
+        node.lease = node.lease.max(sent + by_the_clock(OWN_LEASE, node.drift));
+    }
+
+    /// The way to the shard is a queue: what is told arrives in order.
+    pub fn tell(&mut self, process: Process, serial: u64, event: Event) {
+        self.activity += 1;
+        let delay = self.registry_delay() + Duration::from_micros(self.rng.u64(20..=300));
+        let twice = self.strikes(Fault::DuplicateNotice, 16).then(|| event.clone());
+        self.tell_in_order(Task::Told { process, serial, event }, process, delay);
+        if let Some(event) = twice {
+            self.tell_in_order(Task::Told { process, serial, event }, process, delay);
+        }
+    }
+
+    pub fn tell_in_order(&mut self, task: Task, process: Process, delay: Duration) {
+        let node = &mut self.nodes[process.node];
+        let at = (self.now + delay).max(node.told_until + Duration::from_nanos(1));
+        node.told_until = at;
+        self.at(at, task);
+    }
+
+    /// A copy that no record asks for any more.
+    fn forget_replica(&mut self, process: Process) {
+        let record = &self.registry.record;
+        if record.owner == Some(process) || record.replicas.contains(&process) {
+            return;
+        }
+        let below = record.epoch;
+        let node = &mut self.nodes[process.node];
+        if below == node.forgotten_below || node.owner.is_some() {
+            return;
+        }
+        node.forgotten_below = below;
+        if node.replica.as_ref().is_some_and(|replica| replica.epoch() < below) {
+            self.touched = true;
+            node.replica = None;
+            self.cut_all(|connection| connection.replica == process);
+        }
+    }
+
+    fn let_go(&mut self, process: Process) {
+        self.note(|| format!("n{} lets go", process.node));
+        self.nodes[process.node].owner = None;
+        self.nodes[process.node].owes_release = self.registry.epoch_as_former(process);
+        self.cut_all(|connection| connection.owner == process);
+    }
+
+    /// Once nothing that this process has started is under way, it says so.
+    fn write_owed_release(&mut self, process: Process) {
+        if let Some(epoch) = self.nodes[process.node].owes_release
+            && self.backing.is_quiet_for(process)
+        {
+            self.nodes[process.node].owes_release = None;
+            self.registry.released.push((process, epoch));
+        }
+    }
+
+    fn take_over(&mut self, process: Process, evidence: &OwnerGone) {
+        match self.registry.take_over(process, evidence) {
+            Ok(()) => {
+                self.counts.takeovers += 1;
+                self.touched = true;
+                self.note(|| {
+                    format!("n{} takes over from {}: {:?}", process.node, evidence.owner, evidence.how)
+                });
+            }
+            Err(refusal) => self.note(|| format!("n{} may not take over: {refusal}", process.node)),
+        }
+    }
+
+    /// What the registry says is this process's is opened, with the log of the replica if there may be one.
+    fn open(&mut self, process: Process) {
+        let record = self.registry.record.clone();
+        let former_stopped = self.former_has_ended(process);
+        let skip_seal = self.planted.has(Bug::SkipSeal);
+        let node = &mut self.nodes[process.node];
+        let inherited = match (record.write_back, node.replica.take()) {
+            (true, Some(mut replica)) if replica.is_complete() => {
+                let epoch = replica.epoch();
+                replica.seal(record.epoch);
+                let (log, lineage) = replica.into_log();
+                node.replica = skip_seal.then(|| unsealed(epoch, lineage, &log));
+                Some((log, lineage))
+            }
+            (true, _) => return self.fail(|| format!("n{} may take over and has no copy", process.node)),
+            (false, _) => None,
+        };
+        if !skip_seal {
+            self.cut_all(|connection| connection.replica == process);
+        }
+        self.serial += 1;
+        let owner =
+            OwnerProcess::new(self.serial, record.configuration(), inherited, former_stopped, self.planted);
+        self.note(|| format!("n{} opens the disk: {record:?}, log to {}", process.node, owner.log.last()));
+        self.nodes[process.node].owner = Some(owner);
+        self.touched = true;
+        self.nodes[process.node].connected = [None; NODES];
+        self.step(process, Event::Tick);
+        self.turn(process);
+    }
+
+    /// Once the I/O of all former owners has ended, the shard is told and they are struck off.
+    fn settle_former(&mut self, process: Process) {
+        let Some(serial) = self.owner(process).map(|owner| owner.serial) else { return };
+        if self.registry.record.former.is_empty() {
+            return self.nodes[process.node].former_since.clear();
+        }
+        if !self.former_has_ended(process) {
+            return;
+        }
+        if self.owner(process).is_some_and(|owner| !std::mem::replace(&mut owner.told_former, true)) {
+            self.tell(process, serial, Event::FormerStopped);
+        }
+        self.registry.forget_former(process);
+    }
+
+    fn former_has_ended(&mut self, process: Process) -> bool {
+        let mut known = Vec::new();
+        let grace = self.fence_grace(process.node);
+        let mut since = std::mem::take(&mut self.nodes[process.node].former_since);
+        for former in &self.registry.disk().former {
+            let who = process_of(&former.node);
+            let evidence = if self.registry.released.contains(&(who, former.epoch)) {
+                Evidence::Released
+            } else if self.has_stopped(who) {
+                Evidence::Stopped
+            } else {
+                Evidence::None
+            };
+            let place = since.iter().position(|seen| seen.0 == who).unwrap_or_else(|| {
+                since.push((who, evidence, self.now));
+                since.len() - 1
+            });
+            if since[place].1 != evidence {
+                since[place] = (who, evidence, self.now);
+            }
+            known.push((former, evidence, since[place].2));
+        }
+        let ended = former_ends(&known, grace, self.now).is_none();
+        self.nodes[process.node].former_since = since;
+        ended
+    }
+}
+
+/// A replica with the same content that does not know of the takeover.
+fn unsealed(epoch: u64, lineage: u64, log: &Log) -> Replica {
+    let mut replica = Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory"));
+    let freed = log.freed();
+    let (inherited_lineage, inherited_last) = (0.into(), 0.into());
+    let (epoch, lineage, freed_) = (epoch.into(), lineage.into(), freed.into());
+    replica
+        .hello(&Hello { epoch, lineage, inherited_lineage, inherited_last, freed: freed_ })
+        .expect("valid");
+    let records: Vec<_> = log.range(0, log.last()).collect();
+    let headers: Vec<_> = records.iter().map(|(_, record)| RecordHeader::of(record)).collect();
+    let data: Vec<u8> = records.iter().flat_map(|(_, record)| log.data(record)).copied().collect();
+    let (first, count) = ((freed + 1).into(), (headers.len() as u32).into());
+    let head = Batch { epoch, first, freed: freed_, count, complete: 1.into() };
+    replica.batch(&head, &headers, &data).expect("valid");
+    replica
+}
+
+/// What a clock that runs `drift` thousandths too fast makes of a time.
+pub fn by_the_clock(time: Duration, drift: i64) -> Duration {
+    let real = time.as_nanos() as i64 * 1000 / (1000 + drift);
+    Duration::from_nanos(real.unsigned_abs())
+}

@@ -1,0 +1,181 @@
+//! The registry: one record, changed by compare-and-swap under the rules of [`weir_cluster::ownership`], and the leases of
+//! the processes.
+
+use weir_accel::Configuration;
+use weir_block::Nanos;
+use weir_cluster::ownership::{self, Caller, OwnerGone, Refusal};
+use weir_cluster::placement::Live;
+use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Source};
+
+use crate::world::{BLOCK, BLOCKS, NODES, Process, name, node_of};
+
+/// The real record, in the words of the simulator.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    pub owner: Option<Process>,
+    pub epoch: u64,
+    pub replicas: Vec<Process>,
+    pub write_back: bool,
+    /// `N` of the requested policy; `None` for write-through.
+    pub wanted: Option<usize>,
+    pub former: Vec<Process>,
+    /// A takeover has left fewer copies than are requested, and nothing was changed since.
+    pub short: bool,
+}
+
+impl Record {
+    pub fn configuration(&self) -> Configuration {
+        Configuration {
+            epoch: self.epoch,
+            replicas: self.replicas.iter().map(|replica| name(replica.node)).collect(),
+            write_back: self.write_back,
+            wanted_replicas: self.wanted,
+        }
+    }
+}
+
+pub fn node_ref(process: Process) -> NodeRef {
+    NodeRef::new(name(process.node), u64::from(process.incarnation))
+}
+
+pub fn process_of(node: &NodeRef) -> Process {
+    let incarnation = u32::try_from(node.incarnation).expect("made by `node_ref`");
+    Process { node: node_of(&node.node), incarnation }
+}
+
+fn policy(wanted: Option<usize>) -> Policy {
+    wanted.map_or(Policy::WriteThrough, |copies| Policy::WriteBack(copies as u8))
+}
+
+pub struct Registry {
+    pub up: bool,
+    disk: DiskRecord,
+    pub record: Record,
+    /// Former owners that have said that nothing of theirs is under way, and since which epoch they are former.
+    pub released: Vec<(Process, u64)>,
+    /// Who is registered on each node, and until when its lease stands.
+    leases: [(u32, Nanos); NODES],
+}
+
+impl Registry {
+    pub fn new(wanted: Option<usize>) -> Registry {
+        let source = Source::File { name: "disk".into() };
+        let disk =
+            DiskRecord::new("disk", "volume", source, (BLOCKS * BLOCK) as u64, BLOCK as u32, policy(wanted));
+        let record = Record { wanted, ..Record::default() };
+        Registry { up: true, disk, record, released: Vec::new(), leases: [(0, Nanos(0)); NODES] }
+    }
+
+    pub fn disk(&self) -> &DiskRecord {
+        &self.disk
+    }
+
+    /// A renewal that comes late does not shorten the lease.
+    pub fn renew(&mut self, process: Process, until: Nanos) {
+        let lease = &mut self.leases[process.node];
+        *lease = (process.incarnation, until).max(*lease);
+    }
+
+    pub fn is_live(&self, process: Process, now: Nanos) -> bool {
+        self.live(process.node, now) == Some(process)
+    }
+
+    /// The process on a node, if its lease stands.
+    pub fn live(&self, node: usize, now: Nanos) -> Option<Process> {
+        let (incarnation, until) = self.leases[node];
+        (now < until).then_some(Process { node, incarnation })
+    }
+
+    /// Everybody whose lease stands, as the rules want it.
+    pub fn live_nodes(&self, now: Nanos) -> Live {
+        let live = (0..NODES).filter_map(|node| self.live(node, now));
+        live.map(|process| (name(process.node), node_record(process))).collect()
+    }
+
+    fn replace(&mut self, next: DiskRecord) {
+        let wanted = match next.policy {
+            Policy::WriteThrough => None,
+            Policy::WriteBack(copies) => Some(usize::from(copies)),
+        };
+        self.record = Record {
+            owner: next.owner.as_ref().map(process_of),
+            epoch: next.epoch,
+            replicas: next.replicas.iter().map(process_of).collect(),
+            write_back: next.mode == Mode::WriteBack,
+            wanted,
+            former: next.former.iter().map(|former| process_of(&former.node)).collect(),
+            short: false,
+        };
+        self.disk = next;
+    }
+
+    /// What the owner asks for.
+    pub fn change_replicas(
+        &mut self,
+        by: Process,
+        epoch: u64,
+        replicas: &[Process],
+        write_back: bool,
+    ) -> Result<(), Refusal> {
+        let replicas: Vec<NodeRef> = replicas.iter().copied().map(node_ref).collect();
+        let mode = if write_back { Mode::WriteBack } else { Mode::WriteThrough };
+        let next = ownership::change_replicas(&self.disk, &node_ref(by), epoch, &replicas, mode, 0)?;
+        self.replace(next);
+        Ok(())
+    }
+
+    pub fn set_policy(&mut self, by: Process, wanted: Option<usize>) -> Result<(), Refusal> {
+        let caller = Caller::Owner { node: &node_ref(by), epoch: self.disk.epoch };
+        let next = ownership::set_policy(&self.disk, caller, policy(wanted))?;
+        self.replace(next);
+        Ok(())
+    }
+
+    /// Nobody owns the disk: this process opens it.
+    pub fn claim(&mut self, by: Process) {
+        if let Ok(next) = ownership::claim_free(&self.disk, &node_ref(by)) {
+            self.replace(next);
+        }
+    }
+
+    pub fn take_over(&mut self, by: Process, evidence: &OwnerGone) -> Result<(), Refusal> {
+        let next = ownership::take_over(&self.disk, &node_ref(by), evidence)?;
+        self.replace(next);
+        let record = &mut self.record;
+        record.short =
+            record.write_back && record.wanted.is_some_and(|wanted| record.replicas.len() < wanted);
+        Ok(())
+    }
+
+    /// The I/O of all former owners has ended.
+    pub fn forget_former(&mut self, by: Process) {
+        let (me, epoch, short) = (node_ref(by), self.disk.epoch, self.record.short);
+        let all = self.disk.former.clone();
+        let next = all.iter().try_fold(self.disk.clone(), |record, former| {
+            ownership::forget_former(&record, &me, epoch, former)
+        });
+        if let Ok(next) = next {
+            self.replace(next);
+            self.record.short = short;
+        }
+    }
+
+    /// The epoch since which a process is a former owner, if it is one.
+    pub fn epoch_as_former(&self, process: Process) -> Option<u64> {
+        let node = node_ref(process);
+        self.disk.former.iter().find(|former| former.node == node).map(|former| former.epoch)
+    }
+}
+
+/// Where nodes can be reached plays no part here.
+fn node_record(process: Process) -> NodeRecord {
+    NodeRecord {
+        name: name(process.node),
+        incarnation: u64::from(process.incarnation),
+        peer_address: ([127, 0, 0, 1], 1).into(),
+        nbd_tcp: None,
+        nbd_unix: "/nbd".into(),
+        api: "/api".into(),
+        fault_domain: name(process.node),
+    }
+}
