@@ -6,6 +6,7 @@
 //! - [`result`]: the rows and the environment, as JSON.
 //! - [`environment`]: the machine that measured, and the command to run it again.
 //! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
+//! - [`stats`]: what repeats support saying about a ratio.
 //! - [`finding`]: medians and spread over the repeats, and the step from layer to layer.
 //! - [`verdict`]: the step that costs most, in words that say only what the numbers support.
 //! - [`table`]: the findings for a terminal.
@@ -25,6 +26,7 @@ pub mod load;
 pub mod plan;
 pub mod report;
 pub mod result;
+pub mod stats;
 pub mod table;
 pub mod verdict;
 
