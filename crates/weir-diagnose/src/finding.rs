@@ -2,18 +2,22 @@
 //!
 //! Each cell is judged by one quantity: at queue depth 1 by the median latency, since one I/O after the
 //! other shows what each waits for; at greater depth by IOPS, since a full queue shows what the way can
-//! carry. A *step* is the difference between neighbouring layers of the I/O's way; a layer that was not
-//! measured in a cell is stepped over. Alternatives are compared with the layer in whose place they stand.
+//! carry. Where not every row knows its median latency, IOPS serve at depth 1 too. A *step* is the
+//! difference between neighbouring layers of the I/O's way; a layer that was not measured in a cell is
+//! stepped over. Alternatives are compared with the layer in whose place they stand. What may be said about
+//! a difference is decided in [`crate::stats`], over all comparisons together.
 
 use serde::Serialize;
 
 use crate::cell::Cell;
-use crate::check;
+use crate::check::{self, Kind};
 use crate::result::{Diagnosis, Measurement, Position, RunOutcome};
+use crate::stats::{self, Comparison, FALSE_DISCOVERIES, LogSample, PRACTICAL_MARGIN};
 use crate::verdict::{self, Verdict};
 
-/// Two medians closer than this share are not worth telling apart, whatever the repeats say.
-pub const PRACTICAL_MARGIN: f64 = 0.05;
+/// A single run has no scatter to judge by. A factor below this is not made anything of; from it on, a loss is
+/// worth a suspicion.
+pub const SUSPICIOUS_FACTOR: f64 = 2.0;
 
 /// Median and range of one quantity over the repeats of one cell at one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -46,14 +50,10 @@ impl Spread {
     pub fn relative(&self) -> f64 {
         (self.most - self.median).max(self.median - self.least) / self.median
     }
-
-    fn overlaps(&self, other: &Spread) -> bool {
-        self.least <= other.most && other.least <= self.most
-    }
 }
 
-/// What the usable repeats of one cell at one layer say.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// What the usable repeats of one cell at one layer say. What some repeat does not know is absent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
     /// Place in [`Diagnosis::layers`].
     pub layer: usize,
@@ -63,27 +63,50 @@ pub struct Point {
     pub repeats: usize,
     /// I/Os per second.
     pub iops: Spread,
-    /// MiB per second.
+    /// MiB per second: IOPS times block size.
     pub mib_per_s: Spread,
     /// Mean latency, in nanoseconds.
-    pub mean_ns: Spread,
+    pub mean_ns: Option<Spread>,
     /// Median latency, in nanoseconds.
-    pub p50_ns: Spread,
+    pub p50_ns: Option<Spread>,
     /// 99th percentile of the latency, in nanoseconds.
-    pub p99_ns: Spread,
+    pub p99_ns: Option<Spread>,
     /// 99.9th percentile of the latency, in nanoseconds.
-    pub p99_9_ns: Spread,
-    /// The generator's CPU time per I/O, in nanoseconds; absent when some repeat does not know it.
+    pub p99_9_ns: Option<Spread>,
+    /// The generator's CPU time per I/O, in nanoseconds.
     pub cpu_ns_per_io: Option<Spread>,
+    /// The share of the time that the generator's threads were on a processor, 0 to 1.
+    pub cpu_share: Option<Spread>,
+    /// Each repeat's IOPS and, where all know it, median latency: what comparisons rest on.
+    #[serde(skip)]
+    iops_of_repeats: Vec<f64>,
+    #[serde(skip)]
+    p50_of_repeats: Vec<f64>,
+}
+
+/// Why a row is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// The layer cannot run the cell.
+    Skipped,
+    /// The run failed.
+    Failed,
+    /// The row fails a check.
+    Objection(Kind),
 }
 
 /// A row that no finding rests on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unused {
     /// Place in [`Diagnosis::rows`].
     pub row: usize,
     /// Why.
+    pub why: Why,
+    /// In words.
     pub reason: String,
+    /// IOPS with which the row would agree with itself; see [`check::Objection`].
+    pub proposed_iops: Option<f64>,
 }
 
 /// What a cell is judged by.
@@ -96,28 +119,29 @@ pub enum Quantity {
     Iops,
 }
 
-impl Quantity {
-    /// The quantity for a cell: latency at queue depth 1, IOPS above.
-    #[must_use]
-    pub fn of(cell: &Cell) -> Quantity {
-        if cell.queue_depth == 1 { Quantity::Latency } else { Quantity::Iops }
-    }
-}
-
 /// What the repeats support saying about a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
-    /// Worse: the ranges are apart and the medians differ by more than the practical margin.
-    Cost,
-    /// Better, in the same sense.
-    Gain,
-    /// The ranges over the repeats overlap.
-    NotDistinguishable,
-    /// The ranges are apart, but the medians differ by no more than the practical margin.
-    TooSmall,
-    /// A side has one usable repeat: there is no spread to judge by.
-    OneRepeat,
+    /// Worse by more than the practical margin.
+    Slower,
+    /// Better by more than the practical margin.
+    Faster,
+    /// Within the practical margin.
+    Same,
+    /// Neither is shown.
+    Inconclusive,
+    /// A side has one usable repeat: there is no scatter to judge by.
+    Untested,
+}
+
+/// Ends of an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Interval {
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
 }
 
 /// From one layer to another in one cell.
@@ -137,29 +161,64 @@ pub struct Difference {
     pub before: Spread,
     /// The quantity at `to`.
     pub after: Spread,
+    /// Usable repeats on the side that has fewer.
+    pub repeats: usize,
+    /// `to` over `from`: of the geometric means where there are repeats.
+    pub ratio: f64,
+    /// The ratio's interval at [`stats::CONFIDENCE`]; absent with a single repeat.
+    pub interval: Option<Interval>,
+    /// The chance of such repeats if the ratio were within the margin, adjusted for the number of comparisons.
+    pub p_different: Option<f64>,
+    /// The chance of such repeats if the ratio were not within the margin, adjusted likewise.
+    pub p_same: Option<f64>,
+    /// Repeats on each side that would tell, where the ones at hand do not.
+    pub repeats_needed: Option<u32>,
     /// What may be said.
     pub judgement: Judgement,
+    #[serde(skip)]
+    comparison: Option<Comparison>,
 }
 
 impl Difference {
-    /// `to` minus `from`, in the quantity's unit.
+    /// `to` minus `from`, medians, in the quantity's unit.
     #[must_use]
     pub fn change(&self) -> f64 {
         self.after.median - self.before.median
-    }
-
-    /// `to` over `from`.
-    #[must_use]
-    pub fn ratio(&self) -> f64 {
-        self.after.median / self.before.median
     }
 
     /// How many times worse `to` is, whatever the quantity: above 1 is a loss.
     #[must_use]
     pub fn loss_factor(&self) -> f64 {
         match self.quantity {
-            Quantity::Latency => self.ratio(),
-            Quantity::Iops => self.ratio().recip(),
+            Quantity::Latency => self.ratio,
+            Quantity::Iops => self.ratio.recip(),
+        }
+    }
+
+    /// The loss that the interval vouches for: the end of it that is nearer to no loss.
+    #[must_use]
+    pub fn assured_loss_factor(&self) -> Option<f64> {
+        let interval = self.interval?;
+        Some(match self.quantity {
+            Quantity::Latency => interval.low,
+            Quantity::Iops => interval.high.recip(),
+        })
+    }
+
+    /// A loss that may be named: shown by the repeats, or so great that a single run raises the suspicion.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        self.judgement == Judgement::Slower
+            || self.judgement == Judgement::Untested && self.loss_factor() >= SUSPICIOUS_FACTOR
+    }
+
+    /// No loss beyond the margin: shown by the repeats or, with a single run on a side, as far as its numbers go.
+    #[must_use]
+    pub fn seems_even(&self) -> bool {
+        match self.judgement {
+            Judgement::Same => true,
+            Judgement::Untested => self.ratio.ln().abs() <= PRACTICAL_MARGIN.ln_1p(),
+            _ => false,
         }
     }
 }
@@ -173,7 +232,7 @@ pub struct Findings {
     pub steps: Vec<Difference>,
     /// From a layer on the way to each of its alternatives.
     pub alternatives: Vec<Difference>,
-    /// From the lowest to the highest layer on the way; empty where that is a single step.
+    /// From the lowest to the highest layer on the way in each cell with more than one step.
     pub whole_way: Vec<Difference>,
     /// Rows that are not used, with the reason.
     pub unused: Vec<Unused>,
@@ -186,6 +245,17 @@ impl Findings {
     #[must_use]
     pub fn point(&self, layer: usize, cell: &Cell) -> Option<&Point> {
         self.points.iter().find(|point| point.layer == layer && point.cell == *cell)
+    }
+
+    /// What a cell is judged by.
+    #[must_use]
+    pub fn quantity(&self, cell: &Cell) -> Quantity {
+        quantity(&self.points, cell)
+    }
+
+    /// Every comparison, in the order in which they are judged.
+    pub fn comparisons(&self) -> impl Iterator<Item = &Difference> {
+        self.steps.iter().chain(&self.alternatives).chain(&self.whole_way)
     }
 
     /// The step that ends at a layer, or the comparison of an alternative with the layer in whose place it stands.
@@ -213,12 +283,13 @@ pub fn find(diagnosis: &Diagnosis) -> Findings {
     for cell in &diagnosis.cells {
         let steps = steps(&findings, cell, &chain);
         if let [first, .., last] = steps.as_slice() {
-            findings.whole_way.push(whole_way(first, last, &findings, cell));
+            findings.whole_way.extend(between(&findings, cell, first.from, last.to, Vec::new()));
         }
         let beside = alternatives(diagnosis, &findings, cell);
         findings.steps.extend(steps);
         findings.alternatives.extend(beside);
     }
+    judge(&mut findings);
     findings.verdict = verdict::conclude(diagnosis, &findings);
     findings
 }
@@ -227,21 +298,23 @@ type Usable<'a> = (usize, Cell, &'a Measurement);
 
 fn usable_rows<'a>(diagnosis: &'a Diagnosis, unused: &mut Vec<Unused>) -> Vec<Usable<'a>> {
     let mut usable = Vec::with_capacity(diagnosis.rows.len());
-    for (index, row) in diagnosis.rows.iter().enumerate() {
-        let reason = match &row.outcome {
-            RunOutcome::Skipped(reason) => format!("not run: {reason}"),
-            RunOutcome::Failed(reason) => format!("failed: {reason}"),
-            RunOutcome::Measured(measurement) => match check::objection(&row.cell, measurement) {
-                Some(objection) => objection,
+    for (row, run) in diagnosis.rows.iter().enumerate() {
+        let without = |why, reason| Unused { row, why, reason, proposed_iops: None };
+        unused.push(match &run.outcome {
+            RunOutcome::Skipped(reason) => without(Why::Skipped, format!("not run: {reason}")),
+            RunOutcome::Failed(reason) => without(Why::Failed, format!("failed: {reason}")),
+            RunOutcome::Measured(measurement) => match check::objection(&run.cell, measurement) {
+                Some(objection) => Unused {
+                    proposed_iops: objection.proposed_iops,
+                    ..without(Why::Objection(objection.kind), objection.reason)
+                },
                 None => {
-                    usable.extend(
-                        diagnosis.layer_index(&row.layer).map(|layer| (layer, row.cell, measurement)),
-                    );
+                    let layer = diagnosis.layer_index(&run.layer);
+                    usable.extend(layer.map(|layer| (layer, run.cell, measurement)));
                     continue;
                 }
             },
-        };
-        unused.push(Unused { row: index, reason });
+        });
     }
     usable
 }
@@ -255,101 +328,131 @@ fn points(diagnosis: &Diagnosis, usable: &[Usable<'_>]) -> Vec<Point> {
 fn point(layer: usize, cell: &Cell, usable: &[Usable<'_>]) -> Option<Point> {
     let rows: Vec<&Measurement> =
         usable.iter().filter(|(l, c, _)| *l == layer && c == cell).map(|(_, _, row)| *row).collect();
-    let spread = |value: fn(&Measurement) -> f64| Spread::of(rows.iter().map(|row| value(row)));
+    // All repeats know it, or it is not known.
+    let known = |value: &dyn Fn(&Measurement) -> Option<f64>| -> Vec<f64> {
+        rows.iter().map(|row| value(row)).collect::<Option<Vec<f64>>>().unwrap_or_default()
+    };
+    let spread = |value: &dyn Fn(&Measurement) -> Option<f64>| Spread::of(known(value).into_iter());
+    let iops = known(&|row| Some(row.iops));
+    let mib = f64::from(cell.shape.block_bytes) / f64::from(1 << 20);
     Some(Point {
         layer,
         cell: *cell,
         repeats: rows.len(),
-        iops: spread(|row| row.iops)?,
-        mib_per_s: spread(|row| row.mib_per_s)?,
-        mean_ns: spread(|row| row.mean_ns)?,
-        p50_ns: spread(|row| row.p50_ns)?,
-        p99_ns: spread(|row| row.p99_ns)?,
-        p99_9_ns: spread(|row| row.p99_9_ns)?,
-        cpu_ns_per_io: cpu_per_io(&rows),
+        iops: Spread::of(iops.iter().copied())?,
+        mib_per_s: Spread::of(iops.iter().map(|iops| iops * mib))?,
+        mean_ns: spread(&|row| row.mean_ns),
+        p50_ns: spread(&|row| row.p50_ns),
+        p99_ns: spread(&|row| row.p99_ns),
+        p99_9_ns: spread(&|row| row.p99_9_ns),
+        cpu_ns_per_io: spread(&|row| Some(row.cpu_seconds? * 1e9 / row.ios.filter(|ios| *ios > 0)? as f64)),
+        cpu_share: spread(&|row| Some(row.cpu_seconds? / row.runtime_seconds? / f64::from(cell.threads))),
+        iops_of_repeats: iops,
+        p50_of_repeats: known(&|row| row.p50_ns),
     })
 }
 
-fn cpu_per_io(rows: &[&Measurement]) -> Option<Spread> {
-    let per_io = |row: &&Measurement| row.cpu_seconds.map(|seconds| seconds * 1e9 / row.ios as f64);
-    let known: Option<Vec<f64>> = rows.iter().map(per_io).collect();
-    Spread::of(known?.into_iter())
+impl Point {
+    /// How near the repeats pin down the cell's IOPS: 0.1 says "within about 10 %" at [`stats::CONFIDENCE`].
+    /// `None` with a single repeat.
+    #[must_use]
+    pub fn half_width(&self) -> Option<f64> {
+        LogSample::of(&self.iops_of_repeats).map(|sample| sample.half_width())
+    }
+}
+
+fn quantity(points: &[Point], cell: &Cell) -> Quantity {
+    let knows = |point: &Point| point.cell != *cell || point.p50_ns.is_some();
+    if cell.queue_depth == 1 && points.iter().all(knows) { Quantity::Latency } else { Quantity::Iops }
 }
 
 fn steps(findings: &Findings, cell: &Cell, chain: &[usize]) -> Vec<Difference> {
     let mut steps = Vec::new();
-    let mut below: Option<&Point> = None;
+    let mut below: Option<usize> = None;
     let mut skipped = Vec::new();
     for &layer in chain {
-        let Some(here) = findings.point(layer, cell) else {
+        if findings.point(layer, cell).is_none() {
             skipped.push(layer);
             continue;
-        };
-        let passed = std::mem::take(&mut skipped);
-        if let Some(below) = below {
-            steps.push(difference(below, here, passed));
         }
-        below = Some(here);
+        let passed = std::mem::take(&mut skipped);
+        steps.extend(below.and_then(|below| between(findings, cell, below, layer, passed)));
+        below = Some(layer);
     }
     steps
-}
-
-fn whole_way(first: &Difference, last: &Difference, findings: &Findings, cell: &Cell) -> Difference {
-    let repeats = |layer| findings.point(layer, cell).map_or(0, |point| point.repeats);
-    let fewest = repeats(first.from).min(repeats(last.to));
-    Difference {
-        from: first.from,
-        skipped: Vec::new(),
-        before: first.before,
-        judgement: judge(first.quantity, &first.before, &last.after, fewest),
-        ..last.clone()
-    }
 }
 
 fn alternatives(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Vec<Difference> {
     let of_layer = |(index, layer): (usize, &crate::LayerEntry)| {
         let Position::AlternativeTo(name) = &layer.position else { return None };
-        let effective = findings.point(diagnosis.layer_index(name)?, cell)?;
-        Some(difference(effective, findings.point(index, cell)?, Vec::new()))
+        between(findings, cell, diagnosis.layer_index(name)?, index, Vec::new())
     };
     diagnosis.layers.iter().enumerate().filter_map(of_layer).collect()
 }
 
-fn difference(from: &Point, to: &Point, skipped: Vec<usize>) -> Difference {
-    let quantity = Quantity::of(&to.cell);
-    let value = |point: &Point| match quantity {
-        Quantity::Latency => point.p50_ns,
-        Quantity::Iops => point.iops,
+/// `None` where a side has no usable row.
+fn between(
+    findings: &Findings,
+    cell: &Cell,
+    from: usize,
+    to: usize,
+    skipped: Vec<usize>,
+) -> Option<Difference> {
+    let (lower, upper) = (findings.point(from, cell)?, findings.point(to, cell)?);
+    let quantity = findings.quantity(cell);
+    let values = |point: &Point| match quantity {
+        Quantity::Latency => (point.p50_ns, LogSample::of(&point.p50_of_repeats)),
+        Quantity::Iops => (Some(point.iops), LogSample::of(&point.iops_of_repeats)),
     };
-    let (before, after) = (value(from), value(to));
-    let judgement = judge(quantity, &before, &after, from.repeats.min(to.repeats));
-    Difference { cell: to.cell, quantity, from: from.layer, to: to.layer, skipped, before, after, judgement }
+    let ((before, sample_before), (after, sample_after)) = (values(lower), values(upper));
+    let (before, after) = (before?, after?);
+    let comparison = sample_before.zip(sample_after).map(|(before, after)| stats::compare(&before, &after));
+    let interval = comparison.map(|comparison| comparison.interval());
+    Some(Difference {
+        cell: *cell,
+        quantity,
+        from,
+        to,
+        skipped,
+        before,
+        after,
+        repeats: lower.repeats.min(upper.repeats),
+        ratio: comparison.map_or(after.median / before.median, |comparison| comparison.ratio()),
+        interval: interval.map(|(low, high)| Interval { low, high }),
+        p_different: None,
+        p_same: None,
+        repeats_needed: None,
+        judgement: Judgement::Untested,
+        comparison,
+    })
 }
 
-fn judge(quantity: Quantity, before: &Spread, after: &Spread, fewest_repeats: usize) -> Judgement {
-    if fewest_repeats < 2 {
-        return Judgement::OneRepeat;
-    }
-    if before.overlaps(after) {
-        return Judgement::NotDistinguishable;
-    }
-    let ratio = after.median / before.median;
-    if ratio.max(ratio.recip()) <= 1.0 + PRACTICAL_MARGIN {
-        return Judgement::TooSmall;
-    }
-    let worse = match quantity {
-        Quantity::Latency => ratio > 1.0,
-        Quantity::Iops => ratio < 1.0,
+/// Judges all comparisons that have repeats, as one family: the more is looked at, the more it takes.
+fn judge(findings: &mut Findings) {
+    let all = findings.steps.iter_mut().chain(&mut findings.alternatives).chain(&mut findings.whole_way);
+    let mut tested: Vec<(&mut Difference, Comparison)> = all
+        .filter_map(|difference| difference.comparison.map(|comparison| (difference, comparison)))
+        .collect();
+    let adjusted = |p: &dyn Fn(&Comparison) -> f64| {
+        let p_values: Vec<f64> = tested.iter().map(|(_, comparison)| p(comparison)).collect();
+        stats::benjamini_hochberg(&p_values)
     };
-    if worse { Judgement::Cost } else { Judgement::Gain }
-}
-
-/// The chance that two layers of equal speed end up with ranges apart, in one comparison of `repeats`
-/// against `repeats` runs: of all orders in which the values can fall, two separate the sides.
-#[must_use]
-pub fn chance_of_separation(repeats: u32) -> f64 {
-    // 2 n! n! / (2n)! as a product that neither overflows nor underflows early.
-    (1..=repeats).fold(2.0, |chance, i| chance * f64::from(i) / f64::from(repeats + i))
+    let different = adjusted(&|comparison| comparison.p_beyond(PRACTICAL_MARGIN));
+    let same = adjusted(&|comparison| comparison.p_within(PRACTICAL_MARGIN));
+    for ((difference, comparison), (p_different, p_same)) in
+        tested.iter_mut().zip(different.into_iter().zip(same))
+    {
+        difference.p_different = Some(p_different);
+        difference.p_same = Some(p_same);
+        difference.judgement = if p_different <= FALSE_DISCOVERIES {
+            if difference.loss_factor() > 1.0 { Judgement::Slower } else { Judgement::Faster }
+        } else if p_same <= FALSE_DISCOVERIES {
+            Judgement::Same
+        } else {
+            difference.repeats_needed = comparison.repeats_needed(PRACTICAL_MARGIN);
+            Judgement::Inconclusive
+        };
+    }
 }
 
 #[cfg(test)]
@@ -372,30 +475,57 @@ mod tests {
     }
 
     #[test]
-    fn costs_gains_and_what_cannot_be_told_apart() {
+    fn slower_faster_same_and_what_cannot_be_told() {
         let diagnosis = sample::chain(&[
             ("backing", Numbers::steady(40e3)),
             ("faster", Numbers::steady(10e3)),
-            ("same", Numbers([10.2e3, 9.9e3, 10.1e3])),
-            ("a little slower", Numbers([10.5e3, 10.4e3, 10.45e3])),
+            ("same", Numbers::steady(10.1e3)),
+            ("scattered", Numbers::scattered(10.3e3, 0.2)),
             ("slower", Numbers::steady(50e3)),
         ]);
         let findings = find(&diagnosis);
         assert!(findings.unused.is_empty(), "{:?}", findings.unused);
         for cell in &diagnosis.cells {
-            assert_eq!(judged(&findings, 1, cell), Judgement::Gain, "{cell}");
-            assert_eq!(judged(&findings, 2, cell), Judgement::NotDistinguishable, "{cell}");
-            assert_eq!(judged(&findings, 3, cell), Judgement::TooSmall, "{cell}");
-            assert_eq!(judged(&findings, 4, cell), Judgement::Cost, "{cell}");
+            assert_eq!(judged(&findings, 1, cell), Judgement::Faster, "{cell}");
+            assert_eq!(judged(&findings, 2, cell), Judgement::Same, "{cell}");
+            assert_eq!(judged(&findings, 3, cell), Judgement::Inconclusive, "{cell}");
+            assert_eq!(judged(&findings, 4, cell), Judgement::Slower, "{cell}");
+            assert!(findings.difference_to(3, cell).unwrap().repeats_needed.unwrap() > 5);
         }
         let step = findings.difference_to(1, &diagnosis.cells[0]).unwrap();
         assert_eq!(step.quantity, Quantity::Latency);
         assert!((step.change() + 30e3).abs() < 1.0);
-        let step = findings.difference_to(4, &diagnosis.cells[1]).unwrap();
+        let interval = step.interval.unwrap();
+        assert!(interval.low < 0.25 && 0.25 < interval.high && interval.high < 0.26, "{interval:?}");
+        let step = findings.difference_to(2, &diagnosis.cells[1]).unwrap();
         assert_eq!(step.quantity, Quantity::Iops);
-        assert!((step.loss_factor() - 50.0 / 10.45).abs() < 0.01);
+        assert!((step.loss_factor() - 1.01).abs() < 1e-3);
+        assert!(step.assured_loss_factor().unwrap() < step.loss_factor());
         let way = findings.whole_way.iter().find(|way| way.cell == diagnosis.cells[0]).unwrap();
-        assert_eq!((way.from, way.to, way.judgement), (0, 4, Judgement::Cost));
+        assert_eq!((way.from, way.to, way.judgement), (0, 4, Judgement::Slower));
+    }
+
+    #[test]
+    fn a_clear_difference_within_the_margin_is_the_same() {
+        let diagnosis = sample::chain(&[
+            ("a", Numbers::scattered(100e3, 0.002)),
+            ("b", Numbers::scattered(103e3, 0.002)),
+        ]);
+        let findings = find(&diagnosis);
+        assert!(findings.steps.iter().all(|step| step.judgement == Judgement::Same));
+        assert!(findings.steps.iter().all(|step| step.interval.unwrap().low != 1.0));
+    }
+
+    #[test]
+    fn without_median_latencies_depth_one_is_judged_by_iops() {
+        let mut diagnosis = sample::chain(&[("a", Numbers::steady(40e3)), ("b", Numbers::steady(80e3))]);
+        for row in diagnosis.rows.iter_mut().filter(|row| row.layer == "b") {
+            let RunOutcome::Measured(row) = &mut row.outcome else { panic!("measured") };
+            (row.p50_ns, row.p99_ns, row.mean_ns, row.mib_per_s) = (None, None, None, None);
+        }
+        let findings = find(&diagnosis);
+        assert!(findings.steps.iter().all(|step| step.quantity == Quantity::Iops && step.is_loss()));
+        assert!(findings.point(1, &diagnosis.cells[0]).unwrap().mib_per_s.median > 0.0);
     }
 
     #[test]
@@ -427,22 +557,30 @@ mod tests {
         let mut diagnosis = sample::chain(&[("backing", Numbers::steady(40e3))]);
         let place = diagnosis.rows.iter().position(|row| row.repeat == 2).unwrap();
         let RunOutcome::Measured(row) = &mut diagnosis.rows[place].outcome else { panic!("measured") };
-        row.mean_ns *= 3.0;
+        row.mean_ns = row.mean_ns.map(|ns| ns * 3.0);
         let cell = diagnosis.rows[place].cell;
         let findings = find(&diagnosis);
         assert_eq!(findings.unused.len(), 1);
         assert_eq!(findings.unused[0].row, place);
-        assert!(findings.unused[0].reason.contains("Little"));
-        assert_eq!(findings.point(0, &cell).unwrap().repeats, 2);
-        assert!(findings.point(0, &cell).unwrap().mean_ns.most < 50e3);
+        assert_eq!(findings.unused[0].why, Why::Objection(Kind::TooManyInFlight));
+        assert_eq!(findings.point(0, &cell).unwrap().repeats, 4);
+        assert!(findings.point(0, &cell).unwrap().mean_ns.unwrap().most < 50e3);
     }
 
     #[test]
-    fn one_repeat_is_never_judged() {
-        let mut diagnosis =
-            sample::chain(&[("backing", Numbers::steady(40e3)), ("export", Numbers::steady(400e3))]);
-        diagnosis.rows.retain(|row| row.repeat == 1);
-        assert!(find(&diagnosis).steps.iter().all(|step| step.judgement == Judgement::OneRepeat));
+    fn one_repeat_is_never_judged_and_only_a_great_factor_raises_a_suspicion() {
+        let once = |upper: f64| {
+            let mut diagnosis =
+                sample::chain(&[("backing", Numbers::steady(40e3)), ("export", Numbers::steady(upper))]);
+            diagnosis.rows.retain(|row| row.repeat == 1);
+            find(&diagnosis).steps
+        };
+        for (upper, loss, even) in [(400e3, true, false), (60e3, false, false), (41e3, false, true)] {
+            for step in once(upper) {
+                assert_eq!((step.judgement, step.interval), (Judgement::Untested, None));
+                assert_eq!((step.is_loss(), step.seems_even()), (loss, even), "{upper}");
+            }
+        }
     }
 
     #[test]
@@ -456,13 +594,5 @@ mod tests {
         let steps: std::collections::BTreeSet<_> = findings.steps.iter().map(names).collect();
         let expected = [("accel write-back+1", "nbd export"), ("backing", "accel write-back+1")];
         assert_eq!(steps.into_iter().collect::<Vec<_>>(), expected);
-    }
-
-    #[test]
-    fn the_chance_of_separation_is_the_textbook_one() {
-        assert_eq!(chance_of_separation(1), 1.0);
-        assert!((chance_of_separation(3) - 0.1).abs() < 1e-12);
-        assert!((chance_of_separation(5) - 2.0 / 252.0).abs() < 1e-12);
-        assert!(chance_of_separation(1000) < 1e-100);
     }
 }

@@ -1,22 +1,29 @@
 //! Which layers and cells are measured, how often, in which order.
 //!
-//! Layers are interleaved: within a repeat and a cell every layer runs once, in an order drawn from the
-//! seed. What changes slowly while the measurement runs (a device that fills, a neighbour that wakes up,
-//! a processor that warms up) then falls on all layers alike and not on the one that came last.
+//! Layers are interleaved: within a repeat the cells come in a random order, and within a cell every layer
+//! runs once, in a random order too; both are drawn from the seed. What changes slowly while the measurement
+//! runs (a device that fills, a neighbour that wakes up, a processor that warms up) then falls on all layers
+//! alike and not on the one that came last. When all repeats are done, the cells in which a step can still not
+//! be told get more, as far as that is allowed and likely to help.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
 
 use crate::cell::Cell;
 use crate::environment::Environment;
+use crate::finding::{Judgement, find};
 use crate::result::{Diagnosis, LayerEntry, Measurement, Position, Row, RunOutcome, SCHEMA, check_layers};
 
-/// Repeats unless the caller says otherwise: the fewest that have a median and a spread.
-pub const DEFAULT_REPEATS: u32 = 3;
+/// Repeats unless the caller says otherwise; with fewer nothing is called confirmed.
+pub const FEWEST_REPEATS: u32 = 5;
 
 /// Repeats at most; more is a mistake in an argument, not a measurement.
 pub const MOST_REPEATS: u32 = 1000;
+
+/// A step that would take more than this many times the planned repeats to tell is left as it is.
+const WORTH_REPEATING: u32 = 4;
 
 /// A layer that can be put under load.
 pub trait Target {
@@ -62,8 +69,19 @@ pub struct Plan {
     pub cells: Vec<Cell>,
     /// Runs of each cell at each layer, 1 to [`MOST_REPEATS`].
     pub repeats: u32,
-    /// Decides the order of the layers; the same seed gives the same order.
+    /// Runs beyond the repeats, for steps that can still not be told: at most so many.
+    pub extra_runs: usize,
+    /// Decides the order of cells and layers; the same seed gives the same order.
     pub seed: u64,
+}
+
+/// How a measurement begins.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Start {
+    /// From nothing.
+    Fresh(Environment),
+    /// From what an earlier one left: its rows are kept, and what it did not do, or what failed, is run.
+    Resume(Diagnosis),
 }
 
 /// A plan that cannot be run.
@@ -83,6 +101,9 @@ pub enum PlanError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// The measurement that is to be gone on with was another one.
+    #[error("this cannot be gone on with: {0}; measure anew, or give the same arguments")]
+    Resume(&'static str),
     /// Layers contradict each other.
     #[error("the layers cannot be measured together: {0}")]
     Layers(String),
@@ -121,29 +142,25 @@ pub enum Progress<'a> {
         total: usize,
         /// What came of it.
         row: &'a Row,
+        /// Everything so far, marked as interrupted: to be kept, should this be the last that is heard.
+        so_far: &'a Diagnosis,
     },
 }
 
 impl Plan {
-    /// The standard cells with the default number of repeats.
+    /// These cells, five times each, and as many runs again where they are needed.
     #[must_use]
-    pub fn standard(seed: u64) -> Plan {
-        Plan { cells: Cell::standard(), repeats: DEFAULT_REPEATS, seed }
+    pub fn of(cells: Vec<Cell>, seed: u64) -> Plan {
+        Plan { cells, repeats: FEWEST_REPEATS, extra_runs: usize::MAX, seed }
     }
 
-    /// Every run in order, for `layers` layers: repeat by repeat, cell by cell, layers shuffled.
+    /// Every run of the planned repeats, for `layers` layers: repeat by repeat, cells shuffled, layers shuffled.
     #[must_use]
     pub fn order(&self, layers: usize) -> Vec<Run> {
         let mut random = Rng::with_seed(self.seed);
-        let mut runs = Vec::with_capacity(self.repeats as usize * self.cells.len() * layers);
-        for repeat in 1..=self.repeats {
-            for &cell in &self.cells {
-                let mut order: Vec<usize> = (0..layers).collect();
-                random.shuffle(&mut order);
-                runs.extend(order.into_iter().map(|layer| Run { repeat, cell, layer }));
-            }
-        }
-        runs
+        let all: Vec<usize> = (0..layers).collect();
+        let wanted: Vec<(Cell, &[usize])> = self.cells.iter().map(|cell| (*cell, all.as_slice())).collect();
+        (1..=self.repeats).flat_map(|repeat| shuffled(&wanted, repeat, &mut random)).collect()
     }
 
     fn check(&self, layers: &[LayerEntry]) -> Result<(), PlanError> {
@@ -168,6 +185,19 @@ impl Plan {
     }
 }
 
+/// One repeat: the cells in a random order, and within each its layers.
+fn shuffled(cells: &[(Cell, &[usize])], repeat: u32, random: &mut Rng) -> Vec<Run> {
+    let mut cells = cells.to_vec();
+    random.shuffle(&mut cells);
+    let mut runs = Vec::new();
+    for (cell, layers) in cells {
+        let mut layers = layers.to_vec();
+        random.shuffle(&mut layers);
+        runs.extend(layers.into_iter().map(|layer| Run { repeat, cell, layer }));
+    }
+    runs
+}
+
 /// Runs the plan. When `stop` is set, or a target says that it was interrupted, what was measured so far
 /// comes back, marked as interrupted. `stop` is looked at before and after each run: a run during which it
 /// was set may have been cut short and is dropped.
@@ -179,7 +209,7 @@ impl Plan {
 pub fn measure(
     plan: &Plan,
     targets: &mut [Box<dyn Target + '_>],
-    environment: Environment,
+    start: Start,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Diagnosis, PlanError> {
@@ -188,32 +218,99 @@ pub fn measure(
         .map(|target| LayerEntry { name: target.name().to_owned(), position: target.position() })
         .collect();
     plan.check(&layers)?;
-    let mut diagnosis = Diagnosis {
-        schema: SCHEMA.to_owned(),
-        environment,
-        cells: plan.cells.clone(),
-        layers,
-        repeats: plan.repeats,
-        seed: plan.seed,
-        interrupted: false,
-        rows: Vec::new(),
-    };
-    let runs = plan.order(targets.len());
-    let total = runs.len();
+    let mut diagnosis = begin(plan, layers, start)?;
+    let order = plan.order(targets.len());
+    let planned = order.len();
+    let mut complete = run_all(&missing(&diagnosis, order), targets, &mut diagnosis, stop, progress);
+    let mut extra = plan.extra_runs.min(planned).saturating_sub(diagnosis.rows.len().saturating_sub(planned));
+    while complete && extra > 0 {
+        let mut round = undecided(plan, &diagnosis);
+        round.truncate(extra);
+        if round.is_empty() {
+            break;
+        }
+        extra -= round.len();
+        complete = run_all(&round, targets, &mut diagnosis, stop, progress);
+    }
+    diagnosis.interrupted = !complete;
+    Ok(diagnosis)
+}
+
+fn begin(plan: &Plan, layers: Vec<LayerEntry>, start: Start) -> Result<Diagnosis, PlanError> {
+    match start {
+        Start::Fresh(environment) => Ok(Diagnosis {
+            schema: SCHEMA.to_owned(),
+            environment,
+            cells: plan.cells.clone(),
+            layers,
+            repeats: plan.repeats,
+            seed: plan.seed,
+            interrupted: true,
+            rows: Vec::new(),
+        }),
+        Start::Resume(earlier) if earlier.layers != layers => Err(PlanError::Resume("it has other layers")),
+        Start::Resume(earlier) if earlier.cells != plan.cells => Err(PlanError::Resume("it has other cells")),
+        Start::Resume(earlier) if earlier.seed != plan.seed => Err(PlanError::Resume("it has another seed")),
+        Start::Resume(mut earlier) => {
+            earlier.rows.retain(|row| !matches!(row.outcome, RunOutcome::Failed(_)));
+            (earlier.repeats, earlier.interrupted) = (plan.repeats, true);
+            Ok(earlier)
+        }
+    }
+}
+
+/// The runs that are not among the rows.
+fn missing(diagnosis: &Diagnosis, order: Vec<Run>) -> Vec<Run> {
+    let done: HashSet<(Option<usize>, Cell, u32)> =
+        diagnosis.rows.iter().map(|row| (diagnosis.layer_index(&row.layer), row.cell, row.repeat)).collect();
+    order.into_iter().filter(|run| !done.contains(&(Some(run.layer), run.cell, run.repeat))).collect()
+}
+
+/// One more repeat of the cells in which a step cannot be told, at the layers of that step.
+fn undecided(plan: &Plan, diagnosis: &Diagnosis) -> Vec<Run> {
+    let findings = find(diagnosis);
+    let worth = |repeats: u32| repeats <= plan.repeats.saturating_mul(WORTH_REPEATING);
+    let open = findings
+        .steps
+        .iter()
+        .filter(|step| step.judgement == Judgement::Inconclusive && step.repeats_needed.is_some_and(worth));
+    let mut cells: Vec<(Cell, Vec<usize>)> = Vec::new();
+    for step in open {
+        match cells.iter_mut().find(|(cell, _)| *cell == step.cell) {
+            Some((_, layers)) => layers.extend([step.from, step.to]),
+            None => cells.push((step.cell, vec![step.from, step.to])),
+        }
+    }
+    for (_, layers) in &mut cells {
+        layers.sort_unstable();
+        layers.dedup();
+    }
+    let repeat = diagnosis.rows.iter().map(|row| row.repeat).max().unwrap_or(0) + 1;
+    let wanted: Vec<(Cell, &[usize])> =
+        cells.iter().map(|(cell, layers)| (*cell, layers.as_slice())).collect();
+    shuffled(&wanted, repeat, &mut Rng::with_seed(plan.seed.wrapping_add(u64::from(repeat))))
+}
+
+/// Whether all were run; if not, it was interrupted.
+fn run_all(
+    runs: &[Run],
+    targets: &mut [Box<dyn Target + '_>],
+    diagnosis: &mut Diagnosis,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> bool {
+    let total = diagnosis.rows.len() + runs.len();
     for run in runs {
         let name = diagnosis.layers[run.layer].name.clone();
-        progress(Progress::Starting { done: diagnosis.rows.len(), total, layer: &name, run });
+        progress(Progress::Starting { done: diagnosis.rows.len(), total, layer: &name, run: *run });
         let stopped = || stop.load(Ordering::Relaxed);
         let outcome = if stopped() { None } else { run_one(&mut *targets[run.layer], &run.cell) };
-        let Some(outcome) = outcome.filter(|_| !stopped()) else {
-            diagnosis.interrupted = true;
-            break;
-        };
+        let Some(outcome) = outcome.filter(|_| !stopped()) else { return false };
         diagnosis.rows.push(Row { layer: name, cell: run.cell, repeat: run.repeat, outcome });
-        let row = &diagnosis.rows[diagnosis.rows.len() - 1];
-        progress(Progress::Finished { done: diagnosis.rows.len(), total, row });
+        let (done, row) = (diagnosis.rows.len(), &diagnosis.rows[diagnosis.rows.len() - 1]);
+        progress(Progress::Finished { done, total, row, so_far: diagnosis });
     }
-    Ok(diagnosis)
+    true
 }
 
 /// `None` when interrupted.
@@ -236,6 +333,11 @@ fn run_one(target: &mut dyn Target, cell: &Cell) -> Option<RunOutcome> {
 mod tests {
     use super::*;
     use crate::sample;
+    use crate::tier::Tier;
+
+    fn quick(seed: u64) -> Plan {
+        Plan { repeats: 3, ..Plan::of(Tier::Quick.cells(), seed) }
+    }
 
     struct Steady {
         name: String,
@@ -274,22 +376,29 @@ mod tests {
     fn go(plan: &Plan, targets: Vec<Steady>, stop: &AtomicBool) -> Result<Diagnosis, PlanError> {
         let mut targets: Vec<Box<dyn Target>> =
             targets.into_iter().map(|target| Box::new(target) as Box<dyn Target>).collect();
-        measure(plan, &mut targets, sample::environment(), stop, &mut |_| {})
+        measure(plan, &mut targets, Start::Fresh(sample::environment()), stop, &mut |_| {})
     }
 
     #[test]
     fn the_seed_decides_the_order_and_every_run_comes_once() {
-        let plan = Plan::standard(7);
+        let plan = quick(7);
         let runs = plan.order(4);
         assert_eq!(runs, plan.order(4));
-        assert_ne!(runs, Plan::standard(8).order(4));
+        assert_ne!(runs, quick(8).order(4));
         assert_eq!(runs.len(), 3 * 8 * 4);
         for (index, group) in runs.chunks(4).enumerate() {
             assert!(group.iter().all(|run| run.repeat as usize == index / 8 + 1));
-            assert!(group.iter().all(|run| run.cell == plan.cells[index % 8]));
+            assert!(group.iter().all(|run| run.cell == group[0].cell));
             let mut layers: Vec<usize> = group.iter().map(|run| run.layer).collect();
             layers.sort_unstable();
             assert_eq!(layers, [0, 1, 2, 3], "each layer once per cell and repeat");
+        }
+        for repeat in runs.chunks(4 * 8) {
+            let mut cells: Vec<Cell> = repeat.chunks(4).map(|group| group[0].cell).collect();
+            assert_ne!(cells, plan.cells, "cells are shuffled");
+            cells.sort();
+            cells.dedup();
+            assert_eq!(cells.len(), 8, "each cell once per repeat");
         }
         let first_of_each: std::collections::HashSet<usize> = runs.chunks(4).map(|g| g[0].layer).collect();
         assert!(first_of_each.len() > 1, "not always the same layer first");
@@ -297,16 +406,22 @@ mod tests {
 
     #[test]
     fn rows_come_in_the_order_of_the_plan_with_progress() {
-        let plan = Plan::standard(3);
+        let plan = quick(3);
         let mut targets: Vec<Box<dyn Target>> = vec![Box::new(steady("backing")), Box::new(steady("export"))];
         let mut finished = Vec::new();
-        let diagnosis =
-            measure(&plan, &mut targets, sample::environment(), &AtomicBool::new(false), &mut |progress| {
-                if let Progress::Finished { done, total, row } = progress {
+        let diagnosis = measure(
+            &plan,
+            &mut targets,
+            Start::Fresh(sample::environment()),
+            &AtomicBool::new(false),
+            &mut |progress| {
+                if let Progress::Finished { done, total, row, so_far } = progress {
+                    assert!(so_far.interrupted && so_far.rows.last() == Some(row));
                     finished.push((done, total, row.layer.clone()));
                 }
-            })
-            .unwrap();
+            },
+        )
+        .unwrap();
         assert!(!diagnosis.interrupted);
         assert_eq!(diagnosis.rows.len(), diagnosis.planned_runs());
         assert_eq!(finished.len(), 48);
@@ -322,7 +437,7 @@ mod tests {
         let broken = Steady { fails: Some(TargetError::Failed("refused".into())), ..steady("export") };
         let shallow = Steady { refuses_depth: Some(32), ..steady("backing") };
         let nan = Steady { latency_ns: f64::NAN, ..steady("accel") };
-        let diagnosis = go(&Plan::standard(1), vec![shallow, nan, broken], &AtomicBool::new(false)).unwrap();
+        let diagnosis = go(&quick(1), vec![shallow, nan, broken], &AtomicBool::new(false)).unwrap();
         assert_eq!(diagnosis.rows.len(), 72);
         for row in &diagnosis.rows {
             match (row.layer.as_str(), row.cell.queue_depth) {
@@ -338,13 +453,13 @@ mod tests {
 
     #[test]
     fn an_interruption_leaves_a_marked_partial_result() {
-        let stopped = go(&Plan::standard(1), vec![steady("backing")], &AtomicBool::new(true)).unwrap();
+        let stopped = go(&quick(1), vec![steady("backing")], &AtomicBool::new(true)).unwrap();
         assert!(stopped.interrupted && stopped.rows.is_empty());
 
         let stop = AtomicBool::new(false);
         let mut targets: Vec<Box<dyn Target>> = vec![Box::new(steady("backing"))];
         let partial =
-            measure(&Plan::standard(1), &mut targets, sample::environment(), &stop, &mut |progress| {
+            measure(&quick(1), &mut targets, Start::Fresh(sample::environment()), &stop, &mut |progress| {
                 if matches!(progress, Progress::Finished { done: 5, .. }) {
                     stop.store(true, Ordering::Relaxed);
                 }
@@ -354,7 +469,7 @@ mod tests {
         assert_eq!(partial.rows.len(), 5);
 
         let ended = Steady { fails: Some(TargetError::Interrupted), ..steady("backing") };
-        let diagnosis = go(&Plan::standard(1), vec![ended], &AtomicBool::new(false)).unwrap();
+        let diagnosis = go(&quick(1), vec![ended], &AtomicBool::new(false)).unwrap();
         assert!(diagnosis.interrupted && diagnosis.rows.is_empty());
     }
 
@@ -362,7 +477,7 @@ mod tests {
     fn plans_that_make_no_sense_are_refused() {
         let never = AtomicBool::new(false);
         let refused = |plan: Plan, targets| go(&plan, targets, &never).unwrap_err();
-        let plan = Plan::standard(1);
+        let plan = quick(1);
         assert_eq!(refused(plan.clone(), vec![]), PlanError::Empty("layers"));
         assert_eq!(
             refused(Plan { cells: vec![], ..plan.clone() }, vec![steady("a")]),
@@ -376,5 +491,88 @@ mod tests {
         assert!(matches!(refused(plan.clone(), vec![steady("a"), steady("a")]), PlanError::Layers(_)));
         let orphan = Steady { position: Position::AlternativeTo("b".into()), ..steady("a") };
         assert!(matches!(refused(plan, vec![orphan]), PlanError::Layers(_)));
+    }
+
+    /// A layer whose latency is drawn anew each time, up to so much off.
+    struct Scattered {
+        name: &'static str,
+        latency_ns: f64,
+        share: f64,
+        random: Rng,
+        runs: usize,
+    }
+
+    impl Target for Scattered {
+        fn name(&self) -> &str {
+            self.name
+        }
+        fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+            self.runs += 1;
+            let off = self.share * (2.0 * self.random.f64() - 1.0);
+            // Far from the other layer at depth 1, near it at greater depth.
+            let far = if cell.queue_depth == 1 && self.name == "export" { 2.0 } else { 1.0 };
+            Ok(sample::measurement(cell, far * self.latency_ns * (1.0 + off)))
+        }
+    }
+
+    fn scattered(share: f64, extra_runs: usize) -> Diagnosis {
+        let layer = |name, latency_ns, share, seed| {
+            let random = Rng::with_seed(seed);
+            Box::new(Scattered { name, latency_ns, share, random, runs: 0 }) as Box<dyn Target>
+        };
+        let mut targets = vec![layer("backing", 50e3, 0.002, 1), layer("export", 56e3, share, 2)];
+        let plan = Plan { extra_runs, ..Plan::of(Tier::Quick.cells(), 9) };
+        let start = Start::Fresh(sample::environment());
+        measure(&plan, &mut targets, start, &AtomicBool::new(false), &mut |_| {}).unwrap()
+    }
+
+    #[test]
+    fn steps_that_cannot_be_told_get_more_repeats_and_others_do_not() {
+        assert_eq!(scattered(0.002, usize::MAX).rows.len(), 80);
+        let open = |diagnosis: &Diagnosis| {
+            let steps = find(diagnosis).steps;
+            steps.iter().filter(|step| step.judgement == Judgement::Inconclusive).count()
+        };
+        let (without, with) = (scattered(0.08, 0), scattered(0.08, usize::MAX));
+        assert_eq!(without.rows.len(), 80);
+        assert!((81..=160).contains(&with.rows.len()), "{}", with.rows.len());
+        assert!(open(&with) < open(&without), "{} of {}", open(&with), open(&without));
+        let shallow = with.rows.iter().filter(|row| row.cell.queue_depth == 1);
+        assert_eq!(shallow.count(), 40, "nothing to gain there");
+        assert!(scattered(0.08, 3).rows.len() <= 83);
+    }
+
+    #[test]
+    fn an_interrupted_measurement_is_gone_on_with() {
+        let whole =
+            go(&quick(1), vec![steady("backing"), steady("export")], &AtomicBool::new(false)).unwrap();
+        let mut partial = whole.clone();
+        partial.rows.truncate(11);
+        partial.interrupted = true;
+        partial.rows[4].outcome = RunOutcome::Failed("connection refused".into());
+        let resume = |earlier: &Diagnosis, plan: &Plan| {
+            let mut targets: Vec<Box<dyn Target>> =
+                vec![Box::new(steady("backing")), Box::new(steady("export"))];
+            let start = Start::Resume(earlier.clone());
+            let mut runs = 0;
+            measure(plan, &mut targets, start, &AtomicBool::new(false), &mut |progress| {
+                runs += usize::from(matches!(progress, Progress::Finished { .. }));
+            })
+            .map(|diagnosis| (diagnosis, runs))
+        };
+        let (resumed, runs) = resume(&partial, &quick(1)).unwrap();
+        assert_eq!((resumed.interrupted, resumed.rows.len(), runs), (false, 48, 48 - 10));
+        let sorted = |diagnosis: &Diagnosis| {
+            let mut rows: Vec<String> = diagnosis.rows.iter().map(|row| format!("{row:?}")).collect();
+            rows.sort();
+            rows
+        };
+        assert_eq!(sorted(&resumed), sorted(&whole));
+        assert_eq!(resume(&partial, &quick(2)).unwrap_err(), PlanError::Resume("it has another seed"));
+        let other = Plan { cells: Tier::Quick.cells()[..2].to_vec(), ..quick(1) };
+        assert!(matches!(resume(&partial, &other), Err(PlanError::Resume(_))));
+        let mut layers = partial;
+        layers.layers[0].name = "other".into();
+        assert!(matches!(resume(&layers, &quick(1)), Err(PlanError::Resume(_))));
     }
 }

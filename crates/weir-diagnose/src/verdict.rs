@@ -1,48 +1,128 @@
-//! The step that costs most, in words that say only what the numbers support.
+//! The step that costs most, with a grade, in words that say only what the numbers support.
 //!
-//! No cause is named here: a step says between which layers time is lost, not why.
+//! A step says between which layers time is lost; why is a matter of [`crate::hypothesis`]. No layer is named
+//! below the grade *likely*, and what would change the verdict is said.
+
+use std::fmt;
 
 use serde::Serialize;
 
-use crate::finding::{Difference, Findings, Judgement, PRACTICAL_MARGIN, Quantity};
+use crate::check::Kind;
+use crate::finding::{Difference, Findings, Judgement, Quantity, SUSPICIOUS_FACTOR, Why};
 use crate::format;
-use crate::result::Diagnosis;
+use crate::hypothesis::{self, Hypothesis};
+use crate::plan::FEWEST_REPEATS;
+use crate::result::{Diagnosis, RunOutcome};
+use crate::stats::PRACTICAL_MARGIN;
 
-/// What kind of statement the headline is.
+/// The lowest layer is unsteady where its own repeats do not pin it down to this share: nothing above can then
+/// be known better.
+pub const UNSTEADY: f64 = 0.10;
+
+/// A generator whose threads were on a processor for this share of the time had no more to give.
+pub const BUSY_GENERATOR: f64 = 0.95;
+
+/// How far the verdict can be relied on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// A step is named.
-    StepCosts,
-    /// Steps were compared, and none is a loss that can be told from none.
-    NoLoss,
-    /// Nothing can be said.
+pub enum Grade {
+    /// A step is named; at least five repeats on each side show it and nothing speaks against it.
+    Confirmed,
+    /// A step is named; what is missing is said.
+    Likely,
+    /// Nothing is named.
     #[default]
-    Unknown,
+    Inconclusive,
+    /// Every step was compared, and each is shown to be the same or faster.
+    NoBottleneckFound,
+    /// The load generator, not a layer, set the rate.
+    GeneratorLimited,
+}
+
+impl fmt::Display for Grade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Grade::Confirmed => "confirmed",
+            Grade::Likely => "likely",
+            Grade::Inconclusive => "inconclusive",
+            Grade::NoBottleneckFound => "no bottleneck found",
+            Grade::GeneratorLimited => "generator-limited",
+        })
+    }
+}
+
+/// A step that is named: places in [`Diagnosis::layers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// The lower layer.
+    pub from: usize,
+    /// The upper layer.
+    pub to: usize,
 }
 
 /// The statement at the top of the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// What kind of statement it is.
-    pub standing: Standing,
+    /// How far it can be relied on.
+    pub grade: Grade,
+    /// The step that is named, from `likely` on.
+    pub step: Option<Step>,
     /// One sentence.
     pub headline: String,
     /// Sentences with the numbers behind it.
     pub evidence: Vec<String>,
-    /// Sentences that limit it: interrupted, rows left out.
+    /// Guesses at the cause.
+    pub hypotheses: Vec<Hypothesis>,
+    /// Sentences that limit it: interrupted, rows left out, an unsteady lowest layer.
     pub cautions: Vec<String>,
+    /// What would raise, lower or overturn it.
+    pub would_change: Vec<String>,
 }
 
-/// Sums up the steps of a measurement.
+/// Sums up the steps of a measurement. The scatter of the lowest layer is looked at first.
 #[must_use]
 pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
-    let mut verdict = statement(diagnosis, findings);
-    verdict.cautions = cautions(diagnosis, findings);
+    let unsteady = unsteady_cells(diagnosis, findings);
+    let mut verdict = statement(diagnosis, findings, &unsteady);
+    verdict.cautions = cautions(diagnosis, findings, &unsteady);
+    if diagnosis.interrupted {
+        verdict.would_change.push("The runs that are missing: --resume goes on with them.".to_owned());
+    }
     verdict
 }
 
-fn statement(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
+/// Why the measurement as a whole is not to be trusted, if so: a pipeline should not act on it.
+#[must_use]
+pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
+    let (unused, rows) = (findings.unused.len(), diagnosis.rows.len());
+    if diagnosis.interrupted {
+        Some(format!("interrupted after {rows} of {} runs", diagnosis.planned_runs()))
+    } else if findings.verdict.grade == Grade::GeneratorLimited {
+        Some("the load generator was the limit".to_owned())
+    } else if 2 * unused > rows {
+        Some(format!("{unused} of {rows} rows cannot be used"))
+    } else if rows == 0 {
+        Some("there are no rows".to_owned())
+    } else {
+        None
+    }
+}
+
+/// Cells in which the lowest layer's own repeats scatter too much.
+fn unsteady_cells<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Vec<&'a crate::Cell> {
+    let Some((lowest, _)) = diagnosis.chain().next() else { return Vec::new() };
+    let points = findings.points.iter().filter(|point| point.layer == lowest);
+    points
+        .filter(|point| point.half_width().is_some_and(|width| width > UNSTEADY))
+        .map(|point| &point.cell)
+        .collect()
+}
+
+fn statement(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Verdict {
+    let leader = costliest_step(diagnosis, findings);
+    if let Some(verdict) = generator_limited(diagnosis, findings, leader.is_some()) {
+        return verdict;
+    }
     let unknown = |headline: &str| Verdict { headline: headline.to_owned(), ..Verdict::default() };
     if findings.points.is_empty() {
         return unknown("Nothing was measured that could be used.");
@@ -53,19 +133,46 @@ fn statement(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
     if findings.steps.is_empty() {
         return unknown("No cell has usable rows at two layers: there is no step to compare.");
     }
-    if findings.steps.iter().all(|step| step.judgement == Judgement::OneRepeat) {
-        return unknown("Each step rests on one repeat: the differences are shown, none is judged.");
+    match leader {
+        Some(leader) => name_step(diagnosis, findings, &leader, unsteady),
+        None => name_none(diagnosis, findings),
     }
-    match costliest_step(diagnosis, findings) {
-        Some(leader) => name_step(diagnosis, findings, &leader),
-        None => Verdict {
-            standing: Standing::NoLoss,
-            headline: "No step from layer to layer is a loss that these repeats can tell from none."
-                .to_owned(),
-            evidence: gains(diagnosis, findings).into_iter().collect(),
-            cautions: Vec::new(),
-        },
-    }
+}
+
+/// Most runs were limited by the generator, or no loss shows because it was.
+fn generator_limited(diagnosis: &Diagnosis, findings: &Findings, loss: bool) -> Option<Verdict> {
+    let measured = diagnosis.rows.iter().filter(|row| matches!(row.outcome, RunOutcome::Measured(_))).count();
+    let idle = |why: &Why| *why == Why::Objection(Kind::GeneratorIdle);
+    let idle = findings.unused.iter().filter(|unused| idle(&unused.why)).count();
+    let share =
+        |point: &&crate::finding::Point| point.cpu_share.is_some_and(|share| share.median >= BUSY_GENERATOR);
+    let busy = findings.points.iter().filter(share).count();
+    let (evidence, change) = if idle > 0 && 2 * idle >= measured {
+        (
+            format!(
+                "In {idle} of {measured} runs fewer requests were in flight than the queue depth asks for."
+            ),
+            "A generator that keeps the queue full: fewer other programs on its processors, or more threads.",
+        )
+    } else if !loss && busy > 0 && 2 * busy >= findings.points.len() {
+        (
+            format!(
+                "In {busy} of {} places its threads were on a processor for {} of the time or more.",
+                findings.points.len(),
+                format::percent(BUSY_GENERATOR)
+            ),
+            "More generator threads, or a faster processor: a layer that is faster than the generator cannot show it.",
+        )
+    } else {
+        return None;
+    };
+    Some(Verdict {
+        grade: Grade::GeneratorLimited,
+        headline: "The load generator was the limit, not a layer.".to_owned(),
+        evidence: vec![evidence],
+        would_change: vec![change.to_owned()],
+        ..Verdict::default()
+    })
 }
 
 /// A pair of layers and the cells in which its step is the greatest loss.
@@ -74,8 +181,7 @@ struct Leader<'a> {
     to: usize,
     leads: Vec<&'a Difference>,
     cells_compared: usize,
-    /// Cells in which no step is a loss that can be told from none.
-    cells_without_loss: usize,
+    cells_with_loss: usize,
 }
 
 /// The step that is the greatest loss in the most cells; among equals, the one with the greatest factor.
@@ -83,11 +189,9 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<L
     let mut leaders: Vec<Leader<'a>> = Vec::new();
     let (mut cells_compared, mut cells_with_loss) = (0, 0);
     for cell in &diagnosis.cells {
-        let steps = || {
-            findings.steps.iter().filter(|step| step.cell == *cell && step.judgement != Judgement::OneRepeat)
-        };
+        let steps = || findings.steps.iter().filter(|step| step.cell == *cell);
         cells_compared += usize::from(steps().next().is_some());
-        let losses = steps().filter(|step| step.judgement == Judgement::Cost);
+        let losses = steps().filter(|step| step.is_loss());
         // Within a cell every step ends in the same currency: nanoseconds add up along the way, factors
         // of IOPS multiply.
         let size = |step: &Difference| match step.quantity {
@@ -98,32 +202,114 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<L
         cells_with_loss += 1;
         match leaders.iter_mut().find(|leader| (leader.from, leader.to) == (greatest.from, greatest.to)) {
             Some(leader) => leader.leads.push(greatest),
-            None => leaders.push(Leader {
-                from: greatest.from,
-                to: greatest.to,
-                leads: vec![greatest],
-                cells_compared: 0,
-                cells_without_loss: 0,
-            }),
+            None => {
+                let (from, to, leads) = (greatest.from, greatest.to, vec![greatest]);
+                leaders.push(Leader { from, to, leads, cells_compared: 0, cells_with_loss: 0 });
+            }
         }
     }
     let mut leader = leaders.into_iter().max_by(|a, b| {
-        a.leads.len().cmp(&b.leads.len()).then_with(|| greatest_factor(a).total_cmp(&greatest_factor(b)))
+        a.leads.len().cmp(&b.leads.len()).then_with(|| worst(&a.leads).total_cmp(&worst(&b.leads)))
     })?;
-    leader.cells_compared = cells_compared;
-    leader.cells_without_loss = cells_compared - cells_with_loss;
+    (leader.cells_compared, leader.cells_with_loss) = (cells_compared, cells_with_loss);
     Some(leader)
 }
 
-fn greatest_factor(leader: &Leader<'_>) -> f64 {
-    leader.leads.iter().map(|step| step.loss_factor()).fold(0.0, f64::max)
+fn worst(steps: &[&Difference]) -> f64 {
+    steps.iter().map(|step| step.loss_factor()).fold(0.0, f64::max)
 }
 
-fn name_step(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Verdict {
+fn name_step(
+    diagnosis: &Diagnosis,
+    findings: &Findings,
+    leader: &Leader<'_>,
+    unsteady: &[&crate::Cell],
+) -> Verdict {
     let name = |layer: usize| &diagnosis.layers[layer].name;
-    let headline = format!("The step from {} to {} costs most.", name(leader.from), name(leader.to));
+    let missing = missing_to_confirm(diagnosis, findings, leader, unsteady);
+    let grade = if missing.is_empty() && !diagnosis.interrupted { Grade::Confirmed } else { Grade::Likely };
+    let losses: Vec<&Difference> = findings
+        .steps
+        .iter()
+        .filter(|step| (step.from, step.to) == (leader.from, leader.to) && step.is_loss())
+        .collect();
+    let hypotheses = hypothesis::explain(diagnosis, findings, &losses);
+    let word = match grade {
+        Grade::Confirmed => "Confirmed",
+        _ => "Likely",
+    };
+    let headline = format!(
+        "{word}: the step from {} to {} costs most{}.",
+        name(leader.from),
+        name(leader.to),
+        only_in(findings, leader, &losses)
+    );
+    let decide = hypotheses.iter().filter(|guess| guess.standing == hypothesis::Standing::Open);
+    let would_change = missing.into_iter().chain(decide.map(|guess| guess.run.clone())).collect();
+    Verdict {
+        grade,
+        step: Some(Step { from: leader.from, to: leader.to }),
+        headline,
+        evidence: evidence(diagnosis, findings, leader),
+        hypotheses,
+        cautions: Vec::new(),
+        would_change,
+    }
+}
+
+/// Where the loss shows in one shape alone and other shapes were compared: that shape.
+fn only_in(findings: &Findings, leader: &Leader<'_>, losses: &[&Difference]) -> String {
+    let Some(shape) = losses.first().map(|loss| loss.cell.shape) else { return String::new() };
+    let others = findings.steps.iter().filter(|step| (step.from, step.to) == (leader.from, leader.to));
+    let elsewhere = others.filter(|step| step.cell.shape != shape).collect::<Vec<_>>();
+    let alone = !elsewhere.is_empty() && elsewhere.iter().all(|step| step.seems_even());
+    if alone { format!(", in {shape} alone") } else { String::new() }
+}
+
+/// What stands between this step and `confirmed`, each with what would settle it.
+fn missing_to_confirm(
+    diagnosis: &Diagnosis,
+    findings: &Findings,
+    leader: &Leader<'_>,
+    unsteady: &[&crate::Cell],
+) -> Vec<String> {
+    let mut missing = Vec::new();
+    if leader.leads.iter().all(|step| step.judgement == Judgement::Untested) {
+        missing.push(format!(
+            "Single runs have no scatter to judge by: a factor of {SUSPICIOUS_FACTOR} or more is suspicious, not shown. \
+             {FEWEST_REPEATS} repeats on each side would confirm it or take it back."
+        ));
+    } else if leader.leads.iter().all(|step| step.repeats < FEWEST_REPEATS as usize) {
+        missing.push(format!(
+            "{FEWEST_REPEATS} repeats on each side: there are fewer in every cell that shows it."
+        ));
+    }
+    if leader.leads.iter().all(|step| unsteady.contains(&&step.cell)) {
+        missing.push(
+            "A steadier lowest layer: its own repeats scatter too much in the cells that show the step."
+                .to_owned(),
+        );
+    }
+    if 2 * leader.leads.len() < leader.cells_with_loss {
+        missing.push(format!(
+            "Agreement of the cells: it is the greatest loss in {} of the {} that show a loss.",
+            leader.leads.len(),
+            leader.cells_with_loss
+        ));
+    }
+    let here =
+        |layer: &str| [leader.from, leader.to].iter().any(|index| diagnosis.layers[*index].name == layer);
+    let of_step = diagnosis.rows.iter().filter(|row| here(&row.layer)).count();
+    let unused = findings.unused.iter().filter(|unused| here(&diagnosis.rows[unused.row].layer)).count();
+    if 10 * unused > of_step {
+        missing.push(format!("Usable rows: {unused} of {of_step} at these two layers had to be left out."));
+    }
+    missing
+}
+
+fn evidence(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Vec<String> {
     let (leads, compared) = (leader.leads.len(), plural(leader.cells_compared, "cell", "cells"));
-    let mut evidence = vec![match leader.cells_without_loss {
+    let mut evidence = vec![match leader.cells_compared - leader.cells_with_loss {
         0 => format!("It is the greatest loss in {leads} of {compared} compared."),
         even => {
             format!("It is the greatest loss in {leads} of {compared} compared; in {even} no loss shows.")
@@ -133,12 +319,80 @@ fn name_step(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) ->
         let losses = leader.leads.iter().filter(move |step| step.quantity == quantity);
         losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))
     };
-    evidence
-        .extend([Quantity::Latency, Quantity::Iops].into_iter().filter_map(worst).map(|step| describe(step)));
+    let greatest = [Quantity::Latency, Quantity::Iops].into_iter().filter_map(worst);
+    evidence.extend(greatest.clone().map(|step| describe(step)));
+    evidence.extend(
+        greatest.max_by_key(|step| step.cell.queue_depth).and_then(|step| upward(diagnosis, findings, step)),
+    );
     evidence.extend(elsewhere(diagnosis, findings, leader));
     evidence.extend(whole_way(diagnosis, findings));
     evidence.extend(gains(diagnosis, findings));
-    Verdict { standing: Standing::StepCosts, headline, evidence, cautions: Vec::new() }
+    evidence
+}
+
+/// Whether the loss stays at every layer above: then it was not that layer's own peculiarity.
+fn upward(diagnosis: &Diagnosis, findings: &Findings, step: &Difference) -> Option<String> {
+    let base = findings.point(step.from, &step.cell)?.iops.median;
+    let above = diagnosis.chain().skip_while(|(index, _)| *index != step.to);
+    let points: Vec<f64> = above
+        .filter_map(|(index, _)| findings.point(index, &step.cell))
+        .map(|point| point.iops.median)
+        .collect();
+    let slower = points.iter().all(|iops| *iops < base / (1.0 + PRACTICAL_MARGIN));
+    if points.len() < 2 || !slower {
+        return None;
+    }
+    let list: Vec<String> = points.iter().map(|iops| format::count(*iops)).collect();
+    Some(format!(
+        "From {} upward every usable row is below {}: {}: {} IOPS against {}.",
+        diagnosis.layers[step.to].name,
+        diagnosis.layers[step.from].name,
+        step.cell,
+        list.join(", "),
+        format::count(base)
+    ))
+}
+
+/// Nothing is a loss: that is shown, or nothing is.
+fn name_none(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
+    let told = |step: &&Difference| matches!(step.judgement, Judgement::Same | Judgement::Faster);
+    let (steps, told) = (findings.steps.len(), findings.steps.iter().filter(told).count());
+    let gains: Vec<String> = gains(diagnosis, findings).into_iter().collect();
+    if steps == told {
+        return Verdict {
+            grade: Grade::NoBottleneckFound,
+            headline: "No bottleneck found: every step from layer to layer is the same or faster.".to_owned(),
+            evidence: gains,
+            would_change: vec![
+                "Cells that were not measured: other block sizes, depths, patterns.".to_owned(),
+            ],
+            ..Verdict::default()
+        };
+    }
+    let untested = findings.steps.iter().filter(|step| step.judgement == Judgement::Untested).count();
+    let evidence = format!(
+        "Of {} in {}, {told} are shown to be the same or faster, {} cannot be told, {untested} rest on single runs.",
+        plural(steps, "step", "steps"),
+        plural(diagnosis.cells.len(), "cell", "cells"),
+        steps - told - untested
+    );
+    Verdict {
+        headline: "Inconclusive: no step is shown to be a loss, and not all are shown to be none.".to_owned(),
+        evidence: std::iter::once(evidence).chain(gains).collect(),
+        would_change: vec![more_repeats(findings)],
+        ..Verdict::default()
+    }
+}
+
+/// How many repeats the scatter seen so far asks for.
+fn more_repeats(findings: &Findings) -> String {
+    let undecided = findings.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
+    match undecided.filter_map(|step| step.repeats_needed).max() {
+        Some(repeats) => {
+            format!("More repeats: about {} on each side would tell.", repeats.max(FEWEST_REPEATS))
+        }
+        None => format!("At least {FEWEST_REPEATS} repeats on each side, in longer runs."),
+    }
 }
 
 /// Cells in which another step is a loss, when there are any.
@@ -146,14 +400,14 @@ fn elsewhere(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) ->
     let others = findings
         .steps
         .iter()
-        .filter(|step| step.judgement == Judgement::Cost && (step.from, step.to) != (leader.from, leader.to));
+        .filter(|step| step.is_loss() && (step.from, step.to) != (leader.from, leader.to));
     let worst = others.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     Some(format!("The greatest loss elsewhere is {}", between(diagnosis, worst)))
 }
 
 /// Where the way has several steps: what all of them together cost at worst.
 fn whole_way(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
-    let losses = findings.whole_way.iter().filter(|way| way.judgement == Judgement::Cost);
+    let losses = findings.whole_way.iter().filter(|way| way.is_loss());
     let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     let name = |layer: usize| &diagnosis.layers[layer].name;
     Some(format!(
@@ -165,7 +419,7 @@ fn whole_way(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
 }
 
 fn gains(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
-    let gains = findings.steps.iter().filter(|step| step.judgement == Judgement::Gain);
+    let gains = findings.steps.iter().filter(|step| step.judgement == Judgement::Faster);
     let best = gains.min_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     Some(format!("The greatest gain is {}", between(diagnosis, best)))
 }
@@ -175,26 +429,35 @@ fn between(diagnosis: &Diagnosis, step: &Difference) -> String {
     format!("from {} to {}; {}", name(step.from), name(step.to), describe(step))
 }
 
-/// One step in numbers: `4K random read, QD 1: median latency 12.1 µs → 50.3 µs (+38.2 µs, ×4.16).`
+/// One step in numbers: `4K random read, QD 1: median latency 12.1 µs → 50.3 µs (+38.2 µs, ×4.16 [4.10, 4.22]).`
 #[must_use]
 pub fn describe(step: &Difference) -> String {
     let (before, after) = (step.before.median, step.after.median);
+    let factor = factor(step);
     match step.quantity {
         Quantity::Latency => format!(
-            "{}: median latency {} → {} ({}, {}).",
+            "{}: median latency {} → {} ({}, {factor}).",
             step.cell,
             format::duration(before),
             format::duration(after),
-            format::signed_duration(step.change()),
-            format::factor(step.ratio())
+            format::signed_duration(step.change())
         ),
-        Quantity::Iops => format!(
-            "{}: {} → {} IOPS ({}).",
-            step.cell,
-            format::count(before),
-            format::count(after),
-            format::factor(step.ratio())
-        ),
+        Quantity::Iops => {
+            format!("{}: {} → {} IOPS ({factor}).", step.cell, format::count(before), format::count(after))
+        }
+    }
+}
+
+/// The ratio with its interval, where there is one.
+#[must_use]
+pub fn factor(step: &Difference) -> String {
+    let ratio = format::factor(step.ratio);
+    match step.interval {
+        Some(interval) => {
+            let ends = [interval.low, interval.high].map(|end| format::factor(end).replace('×', ""));
+            format!("{ratio} [{}]", ends.join(", "))
+        }
+        None => ratio,
     }
 }
 
@@ -203,19 +466,32 @@ pub fn describe(step: &Difference) -> String {
 pub fn in_short(difference: &Difference) -> String {
     let numbers = match difference.quantity {
         Quantity::Latency => format::signed_duration(difference.change()),
-        Quantity::Iops => format::factor(difference.ratio()),
+        Quantity::Iops => format::factor(difference.ratio),
     };
     match difference.judgement {
-        Judgement::Cost => numbers,
-        Judgement::Gain => format!("{numbers} gain"),
-        Judgement::NotDistinguishable => "indistinct".to_owned(),
-        Judgement::TooSmall => format!("under {}", format::percent(PRACTICAL_MARGIN)),
-        Judgement::OneRepeat => format!("{numbers} (one repeat)"),
+        Judgement::Slower => format!("{numbers} slower"),
+        Judgement::Faster => format!("{numbers} faster"),
+        Judgement::Same => "same".to_owned(),
+        Judgement::Inconclusive => format!("{numbers} ?"),
+        Judgement::Untested => format!("{numbers} (one run)"),
     }
 }
 
-fn cautions(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
+fn cautions(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Vec<String> {
     let mut cautions = Vec::new();
+    if !unsteady.is_empty() {
+        let lowest = diagnosis.chain().next().map_or("", |(_, layer)| layer.name.as_str());
+        let named: Vec<String> = unsteady.iter().take(3).map(|cell| cell.to_string()).collect();
+        let more = if unsteady.len() > 3 { ", …" } else { "" };
+        cautions.push(format!(
+            "The lowest layer, {lowest}, is not steady: in {} of {} its own repeats do not pin it down to {} ({}{more}). \
+             Nothing above can be known better there.",
+            unsteady.len(),
+            plural(diagnosis.cells.len(), "cell", "cells"),
+            format::percent(UNSTEADY),
+            named.join("; ")
+        ));
+    }
     if diagnosis.interrupted {
         cautions.push(format!(
             "Interrupted: {} of {} were done, so some cells rest on fewer repeats or are missing.",
@@ -233,33 +509,45 @@ fn cautions(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
     cautions
 }
 
-fn plural(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::finding::find;
-    use crate::result::RunOutcome;
     use crate::sample::{self, Numbers};
 
     fn conclude_chain(layers: &[(&str, Numbers)]) -> Verdict {
         find(&sample::chain(layers)).verdict
     }
 
+    /// The measured rows of a sample, to be changed.
+    fn change(diagnosis: &mut Diagnosis, change: impl Fn(&mut crate::Measurement)) {
+        for row in &mut diagnosis.rows {
+            let RunOutcome::Measured(measurement) = &mut row.outcome else { panic!("measured") };
+            change(measurement);
+        }
+    }
+
+    fn two() -> Diagnosis {
+        sample::chain(&[("backing", Numbers::steady(40e3)), ("export", Numbers::steady(90e3))])
+    }
+
     #[test]
     fn the_step_that_costs_most_is_named_with_its_numbers() {
         let verdict = find(&sample::write_back()).verdict;
-        assert_eq!(verdict.standing, Standing::StepCosts);
-        assert_eq!(verdict.headline, "The step from accel write-back+1 to nbd export costs most.");
+        assert_eq!(verdict.grade, Grade::Confirmed);
+        assert_eq!(verdict.step, Some(Step { from: 3, to: 5 }));
+        assert_eq!(verdict.headline, "Confirmed: the step from accel write-back+1 to nbd export costs most.");
         let evidence = verdict.evidence.join("\n");
         assert!(evidence.starts_with("It is the greatest loss in 8 of 8 cells compared."), "{evidence}");
-        assert!(evidence.contains("median latency 38.0 µs → 92.0 µs (+54.0 µs, ×2.42)"), "{evidence}");
+        assert!(evidence.contains("median latency 38.0 µs → 92.0 µs (+54.0 µs, ×2.42 [2.3"), "{evidence}");
         let whole = "The whole way, from backing to nbd export, loses most here: ";
-        assert!(evidence.contains(whole) && evidence.contains("(×0.62)"), "{evidence}");
+        assert!(evidence.contains(whole) && evidence.contains("(×0.62 ["), "{evidence}");
         assert!(evidence.contains("greatest gain is from backing to accel write-back+1; 8K"), "{evidence}");
-        assert!(verdict.cautions.is_empty());
+        assert!(verdict.cautions.is_empty() && verdict.would_change.is_empty(), "{verdict:?}");
     }
 
     #[test]
@@ -270,20 +558,15 @@ mod tests {
             ("c", Numbers::steady(20e3)),
         ]);
         // QD 1: b → c adds more; QD 32: a → b loses the greater share. Four cells each: the factor decides.
-        assert_eq!(verdict.headline, "The step from a to b costs most.");
+        assert_eq!(verdict.headline, "Confirmed: the step from a to b costs most.");
         assert!(verdict.evidence[0].contains("in 4 of 8 cells"));
-        assert!(
-            verdict
-                .evidence
-                .iter()
-                .any(|line| line.starts_with("The greatest loss elsewhere is from b to c; "))
-        );
+        let elsewhere = |line: &String| line.starts_with("The greatest loss elsewhere is from b to c; ");
+        assert!(verdict.evidence.iter().any(elsewhere));
     }
 
     #[test]
     fn cells_in_which_no_loss_shows_are_counted() {
-        let mut diagnosis =
-            sample::chain(&[("backing", Numbers::steady(40e3)), ("export", Numbers::steady(90e3))]);
+        let mut diagnosis = two();
         let even = diagnosis.cells[..3].to_vec();
         for row in diagnosis.rows.iter_mut().filter(|row| even.contains(&row.cell)) {
             row.outcome = RunOutcome::Measured(sample::measurement(&row.cell, 40e3));
@@ -296,38 +579,106 @@ mod tests {
     }
 
     #[test]
-    fn no_loss_is_said_as_such() {
-        let verdict =
-            conclude_chain(&[("backing", Numbers::steady(40e3)), ("accel", Numbers([40.2e3, 39.9e3, 40e3]))]);
-        assert_eq!(verdict.standing, Standing::NoLoss);
+    fn what_is_missing_to_confirm_makes_it_likely_and_is_said() {
+        let likely = |diagnosis: &Diagnosis, what: &str| {
+            let verdict = find(diagnosis).verdict;
+            assert_eq!((verdict.grade, verdict.step.is_some()), (Grade::Likely, true), "{what}");
+            assert!(verdict.headline.starts_with("Likely: the step from backing to export"));
+            assert!(
+                verdict.would_change.iter().any(|line| line.contains(what)),
+                "{:?}",
+                verdict.would_change
+            );
+        };
+        assert_eq!(find(&two()).verdict.grade, Grade::Confirmed);
+        let mut few = two();
+        few.rows.retain(|row| row.repeat <= 3);
+        likely(&few, "5 repeats on each side: there are fewer");
+        let mut once = two();
+        once.rows.retain(|row| row.repeat == 1);
+        likely(&once, "Single runs have no scatter");
+        let mut interrupted = two();
+        interrupted.interrupted = true;
+        likely(&interrupted, "--resume");
+        let mut rejected = two();
+        for row in rejected.rows.iter_mut().filter(|row| row.repeat == 5 && row.layer == "export") {
+            row.outcome = RunOutcome::Failed("no".into());
+            likely(&few, "5 repeats");
+        }
+        assert_eq!(find(&rejected).verdict.grade, Grade::Likely);
+        let unsteady =
+            sample::chain(&[("backing", Numbers::scattered(40e3, 0.3)), ("export", Numbers::steady(200e3))]);
+        likely(&unsteady, "A steadier lowest layer");
+        assert!(find(&unsteady).verdict.cautions[0].contains("backing, is not steady: in 8 of 8 cells"));
+    }
+
+    #[test]
+    fn no_bottleneck_is_a_statement_that_needs_evidence() {
+        let even = [("backing", Numbers::steady(40e3)), ("accel", Numbers::steady(40.2e3))];
+        let verdict = conclude_chain(&even);
+        assert_eq!((verdict.grade, verdict.step), (Grade::NoBottleneckFound, None));
         assert!(verdict.evidence.is_empty());
 
         let faster = conclude_chain(&[("backing", Numbers::steady(40e3)), ("accel", Numbers::steady(10e3))]);
-        assert_eq!(faster.standing, Standing::NoLoss);
+        assert_eq!(faster.grade, Grade::NoBottleneckFound);
         assert!(faster.evidence[0].starts_with("The greatest gain is from backing to accel; "));
+
+        let scattered = conclude_chain(&[even[0], ("accel", Numbers::scattered(40.2e3, 0.2))]);
+        assert_eq!((scattered.grade, scattered.step), (Grade::Inconclusive, None));
+        assert!(
+            scattered.evidence[0].contains("Of 8 steps in 8 cells, 0 are shown"),
+            "{:?}",
+            scattered.evidence
+        );
+        assert!(
+            scattered.would_change[0].starts_with("More repeats: about "),
+            "{:?}",
+            scattered.would_change
+        );
+
+        let mut once = sample::chain(&even);
+        once.rows.retain(|row| row.repeat == 1);
+        let once = find(&once).verdict;
+        assert_eq!(once.grade, Grade::Inconclusive);
+        assert!(once.evidence[0].ends_with("8 rest on single runs."), "{:?}", once.evidence);
+    }
+
+    #[test]
+    fn a_generator_that_is_the_limit_is_named_and_no_layer() {
+        let mut idle = two();
+        change(&mut idle, |row| row.mean_ns = row.mean_ns.map(|ns| ns * 0.5));
+        let findings = find(&idle);
+        assert_eq!((findings.verdict.grade, findings.verdict.step), (Grade::GeneratorLimited, None));
+        assert!(distrust(&idle, &findings).unwrap().contains("generator"));
+
+        let busy = |layers: &[(&str, Numbers)]| {
+            let mut diagnosis = sample::chain(layers);
+            change(&mut diagnosis, |row| row.cpu_seconds = Some(9.9));
+            find(&diagnosis).verdict.grade
+        };
+        assert_eq!(
+            busy(&[("a", Numbers::steady(1e3)), ("b", Numbers::steady(1e3))]),
+            Grade::GeneratorLimited
+        );
+        // A loss shows all the same: the generator was not in the way of seeing it.
+        assert_eq!(busy(&[("a", Numbers::steady(1e3)), ("b", Numbers::steady(3e3))]), Grade::Confirmed);
     }
 
     #[test]
     fn where_nothing_can_be_said_nothing_is() {
         let single = conclude_chain(&[("backing", Numbers::steady(40e3))]);
-        assert_eq!(single.standing, Standing::Unknown);
+        assert_eq!((single.grade, single.step), (Grade::Inconclusive, None));
         assert!(single.headline.contains("Only one layer"));
 
-        let two = [("backing", Numbers::steady(40e3)), ("export", Numbers::steady(90e3))];
-        let mut once = sample::chain(&two);
-        once.rows.retain(|row| row.repeat == 1);
-        once.interrupted = true;
-        let verdict = find(&once).verdict;
-        assert_eq!(verdict.standing, Standing::Unknown);
-        assert!(verdict.headline.contains("one repeat"));
-        assert!(verdict.cautions[0].starts_with("Interrupted: 16 of 48 runs were done"));
-
-        let mut apart = sample::chain(&two);
+        let mut apart = two();
         apart.rows.retain(|row| (row.layer == "backing") == (row.cell.queue_depth == 1));
         assert!(find(&apart).verdict.headline.contains("No cell has usable rows at two layers"));
 
-        let mut empty = sample::chain(&two);
+        let mut empty = two();
         empty.rows.clear();
-        assert!(find(&empty).verdict.headline.contains("Nothing was measured"));
+        let findings = find(&empty);
+        assert!(findings.verdict.headline.contains("Nothing was measured"));
+        assert!(distrust(&empty, &findings).is_some());
+        assert_eq!(distrust(&two(), &find(&two())), None);
     }
 }
