@@ -14,13 +14,19 @@ use crate::verdict;
 /// A header line, lines between nothing, two spaces between columns: fits a terminal and pastes into a mail.
 const PRESET: &str = "     ──            ";
 
+/// Depths beside each other; more would not fit a terminal.
+const SIDE_BY_SIDE: usize = 2;
+
 /// The verdict and the table, as plain text that ends with a newline.
 #[must_use]
 pub fn render(diagnosis: &Diagnosis, findings: &Findings) -> String {
     let mut text = String::new();
     for shape in shapes(diagnosis) {
         let _ = writeln!(text, "{shape}");
-        let _ = writeln!(text, "{}\n", block(diagnosis, findings, shape));
+        let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+        for cells in cells.chunks(SIDE_BY_SIDE) {
+            let _ = writeln!(text, "{}\n", block(diagnosis, findings, cells));
+        }
     }
     text.push_str(&closing(diagnosis, findings));
     text
@@ -46,19 +52,18 @@ fn label(diagnosis: &Diagnosis, layer: usize) -> String {
     }
 }
 
-fn block(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> String {
-    let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String {
     let mut table = Table::new();
     table.load_preset(PRESET);
     let mut header = vec!["layer".to_owned()];
-    for cell in &cells {
+    for cell in cells {
         header.extend(headings(findings, cell));
     }
     let columns = header.len();
     table.set_header(header);
     for layer in 0..diagnosis.layers.len() {
         let mut line = vec![label(diagnosis, layer)];
-        for cell in &cells {
+        for cell in cells {
             line.extend(numbers(findings, layer, cell));
         }
         table.add_row(Row::from(line));
