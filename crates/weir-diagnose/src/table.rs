@@ -114,13 +114,7 @@ fn numbers(findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
 /// What may be said of a step, with the interval of its factor.
 fn step(difference: &Difference) -> String {
     let short = verdict::in_short(difference);
-    match difference.interval {
-        Some(interval) => {
-            let ends = [interval.low, interval.high].map(|end| format::factor(end).replace('×', ""));
-            format!("{short} [{}]", ends.join(", "))
-        }
-        None => short,
-    }
+    verdict::interval(difference).map_or(short.clone(), |ends| format!("{short} {ends}"))
 }
 
 fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {

@@ -85,14 +85,14 @@ impl Threshold {
     #[must_use]
     pub fn broken(&self, diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
         let grade = findings.verdict.grade;
-        let of_grade = |broken: bool| broken.then(|| format!("{self}: {}", findings.verdict.headline));
+        let of_grade = |broken: bool| broken.then(|| format!("{} ({self})", findings.verdict.headline));
         match self {
             Threshold::Likely => of_grade(matches!(grade, Grade::Likely | Grade::Confirmed)),
             Threshold::Confirmed => of_grade(grade == Grade::Confirmed),
             Threshold::Inconclusive => of_grade(grade == Grade::Inconclusive),
             Threshold::Rejected => {
                 let (unused, rows) = (findings.unused.len(), diagnosis.rows.len());
-                (unused > 0).then(|| format!("{self}: {unused} of {rows} rows cannot be used"))
+                (unused > 0).then(|| format!("{unused} of {rows} rows cannot be used ({self})"))
             }
             Threshold::Loss(_) => {
                 let worst = findings
@@ -103,11 +103,11 @@ impl Threshold {
                 let name = |layer: usize| &diagnosis.layers[layer].name;
                 let assured = worst.assured_loss_factor().unwrap_or(1.0);
                 Some(format!(
-                    "{self}: from {} to {}, {}, loses at least {}",
+                    "The step from {} to {} loses at least {} in {} ({self})",
                     name(worst.from),
                     name(worst.to),
-                    worst.cell,
-                    format::factor(assured)
+                    format::factor(assured),
+                    worst.cell
                 ))
             }
         }

@@ -224,7 +224,7 @@ fn what_others_measured_is_diagnosed() {
     assert!(
         place
             .fails("diagnose --import t.csv --fail-on confirmed,likely", 1)
-            .contains("a threshold failed: likely")
+            .contains("a threshold failed: Likely: the step")
     );
     assert_eq!(place.json("diagnose --import t.csv --fail-on confirmed")["grade"], "likely");
     assert!(place.fails("diagnose --import t.csv --fail-on loss:0.5", 4).contains("loss:FACTOR"));

@@ -100,7 +100,7 @@ fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quan
                 let start = axis.place(before);
                 drawing.rect("below", 0.0, y, start.min(end), BAR);
                 let width = (end - start).abs().max(1.5);
-                drawing.rect(class_of(difference.judgement), start.min(end), y, width, BAR);
+                drawing.rect(class_of(difference), start.min(end), y, width, BAR);
             }
             _ => drawing.rect("base", 0.0, y, end, BAR),
         }
@@ -169,20 +169,22 @@ fn label(drawing: &mut Drawing, bar: &Bar<'_>, baseline: f64, classes: [&str; 2]
         drawing.text(value_class, WIDTH, baseline, Anchor::End, &value);
         return;
     };
-    let class = match difference.judgement {
-        Judgement::Slower => "cost-text",
-        Judgement::Faster => "gain-text",
-        _ => "flat-text",
-    };
+    let class = format!("{}-text", class_of(difference));
     let step = verdict::in_short(difference);
-    drawing.spans(WIDTH, baseline, Anchor::End, &[(class, step.as_str()), (value_class, value.as_str())]);
+    drawing.spans(
+        WIDTH,
+        baseline,
+        Anchor::End,
+        &[(class.as_str(), step.as_str()), (value_class, value.as_str())],
+    );
 }
 
-fn class_of(judgement: Judgement) -> &'static str {
-    match judgement {
-        Judgement::Slower => "cost",
+/// What may be named as a loss stands out; so does a gain that is shown.
+pub(super) fn class_of(difference: &Difference) -> &'static str {
+    match difference.judgement {
+        _ if difference.is_loss() => "cost",
         Judgement::Faster => "gain",
-        Judgement::Same | Judgement::Inconclusive | Judgement::Untested => "flat",
+        _ => "flat",
     }
 }
 

@@ -70,7 +70,7 @@ fn case(diagnosis: &Diagnosis, step: &Difference, thresholds: &[Threshold]) -> C
     Case {
         class: printable(format!("weir.diagnose.{} to {}", name(step.from), name(step.to))),
         name: step.cell.to_string(),
-        failure: broken.map(|threshold| format!("{threshold}: {said}")),
+        failure: broken.map(|threshold| format!("{said} ({threshold})")),
         skipped: match step.judgement {
             Judgement::Inconclusive => Some("cannot be told"),
             Judgement::Untested => Some("a single run"),

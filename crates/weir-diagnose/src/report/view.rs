@@ -1,7 +1,8 @@
 //! Turns findings into the strings of the page.
 
+use super::charts;
 use crate::cell::{Cell, Shape};
-use crate::finding::{Difference, Findings, Judgement, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
+use crate::finding::{Difference, Findings, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
 use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, LayerEntry, Position};
 use crate::stats::{CONFIDENCE, FALSE_DISCOVERIES, PRACTICAL_MARGIN};
@@ -134,21 +135,13 @@ fn judged(text: String, point: &Point, spread: f64) -> Number {
 }
 
 fn step(difference: &Difference) -> Number {
-    let class = match difference.judgement {
-        Judgement::Slower => "cost-text",
-        Judgement::Faster => "gain-text",
-        Judgement::Same | Judgement::Inconclusive | Judgement::Untested => "flat-text",
+    let class = match charts::class_of(difference) {
+        "cost" => "cost-text",
+        "gain" => "gain-text",
+        _ => "flat-text",
     };
-    let remark = difference.interval.map(|interval| {
-        let ends = [interval.low, interval.high].map(|end| format::factor(end).replace('×', ""));
-        format!("×[{}]", ends.join(", "))
-    });
-    Number {
-        text: verdict::in_short(difference),
-        remark: remark.unwrap_or_default(),
-        class,
-        ..Number::default()
-    }
+    let remark = verdict::interval(difference).map_or_else(String::new, |ends| format!("×{ends}"));
+    Number { text: verdict::in_short(difference), remark, class, ..Number::default() }
 }
 
 /// The environment, as pairs of a word and what it is.
