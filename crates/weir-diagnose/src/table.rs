@@ -64,7 +64,7 @@ fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String 
     for layer in 0..diagnosis.layers.len() {
         let mut line = vec![label(diagnosis, layer)];
         for cell in cells {
-            line.extend(numbers(findings, layer, cell));
+            line.extend(numbers(diagnosis, findings, layer, cell));
         }
         table.add_row(Row::from(line));
     }
@@ -91,9 +91,11 @@ fn headings(findings: &Findings, cell: &Cell) -> [String; 4] {
     }
 }
 
-fn numbers(findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
+fn numbers(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
     let Some(point) = findings.point(layer, cell) else {
-        return ["–".into(), String::new(), String::new(), String::new()];
+        let rejected = findings.is_rejected(diagnosis, layer, cell);
+        let first = if rejected { "rejected" } else { "–" };
+        return [first.to_owned(), String::new(), String::new(), String::new()];
     };
     let step = findings.difference_to(layer, cell).map(step).unwrap_or_default();
     let spread = |relative: f64| if point.repeats > 1 { format::percent(relative) } else { "–".to_owned() };

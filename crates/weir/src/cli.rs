@@ -460,6 +460,6 @@ pub struct DemoArgs {
     #[arg(long, default_value = "30 s")]
     pub load: Period,
     /// Time for each run of the layered measurement.
-    #[arg(long, default_value = "500 ms")]
+    #[arg(long, default_value = "300 ms")]
     pub runtime: Period,
 }

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -22,14 +23,18 @@ impl Place {
         self.directory.path()
     }
 
-    fn weir(&self, line: &str) -> Output {
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(WEIR);
         command
             .args(line.split_whitespace())
             .current_dir(self.path())
             .env_remove("WEIR_LAB")
             .env_remove("WEIR_API");
-        command.output().unwrap()
+        command
+    }
+
+    fn weir(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
     }
 
     /// What a command prints that must succeed.
@@ -192,6 +197,37 @@ fn layers_are_measured_into_a_report() {
     assert_eq!(data["seed"], 7);
     assert!(data["findings"]["verdict"]["headline"].is_string());
     resumed(&place, data);
+    interrupted(&place);
+    refused_while_in_use(&place);
+}
+
+/// SIGINT after some runs: they are kept and marked, and a pipeline is told not to trust them.
+fn interrupted(place: &Place) {
+    let line = "diagnose --disk db --destroy --runtime 300ms --report cut.html";
+    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("not to be trusted: interrupted after"), "{said}");
+    let data: Value = serde_json::from_str(&place.read("cut.json")).unwrap();
+    let rows = data["rows"].as_array().unwrap().len();
+    assert!(data["interrupted"] == true && (1..8 * 6 * 5).contains(&rows), "{rows}");
+    assert!(place.read("cut.html").contains("Interrupted: "));
+}
+
+/// A guest's disk must neither be overwritten nor be measured together with the guest's own load.
+fn refused_while_in_use(place: &Place) {
+    let uris = place.ok("disk export db");
+    let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
+    let mut guest =
+        place.command(&format!("bench {uri} --runtime 20s")).stdout(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let said = place.fails("diagnose --disk db --destroy", 7);
+    guest.kill().unwrap();
+    guest.wait().unwrap();
+    assert!(said.contains("1 clients are connected"), "{said}");
 }
 
 /// Takes most rows away, as if it had been interrupted, and has the rest measured.

@@ -247,6 +247,15 @@ impl Findings {
         self.points.iter().find(|point| point.layer == layer && point.cell == *cell)
     }
 
+    /// Whether a row of that layer and cell failed a check and none was left: there is a number, and it is not used.
+    #[must_use]
+    pub fn is_rejected(&self, diagnosis: &Diagnosis, layer: usize, cell: &Cell) -> bool {
+        let here = |row: &crate::Row| row.cell == *cell && row.layer == diagnosis.layers[layer].name;
+        let rejected = |unused: &&Unused| matches!(unused.why, Why::Objection(_));
+        self.point(layer, cell).is_none()
+            && self.unused.iter().filter(rejected).any(|unused| here(&diagnosis.rows[unused.row]))
+    }
+
     /// What a cell is judged by.
     #[must_use]
     pub fn quantity(&self, cell: &Cell) -> Quantity {

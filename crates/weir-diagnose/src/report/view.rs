@@ -75,7 +75,7 @@ fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Numbers
     let line = |(index, layer): (usize, &LayerEntry)| Line {
         name: layer.name.clone(),
         alternative: layer.position != Position::OnTheWay,
-        numbers: cells.iter().flat_map(|cell| line_of(findings, index, cell)).collect(),
+        numbers: cells.iter().flat_map(|cell| line_of(diagnosis, findings, index, cell)).collect(),
     };
     NumbersOfShape {
         title: shape.to_string(),
@@ -91,14 +91,15 @@ fn columns(findings: &Findings, cell: &Cell) -> &'static [&'static str] {
     }
 }
 
-fn line_of(findings: &Findings, layer: usize, cell: &Cell) -> Vec<Number> {
+fn line_of(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> Vec<Number> {
+    let missing = |text: &str| Number { text: text.to_owned(), class: "missing", ..Number::default() };
     let mut numbers = match findings.point(layer, cell) {
         Some(point) => numbers_of(point, findings.quantity(cell), findings.difference_to(layer, cell)),
-        None => columns(findings, cell)
-            .iter()
-            .map(|_| Number { text: "–".to_owned(), class: "missing", ..Number::default() })
-            .collect(),
+        None => columns(findings, cell).iter().map(|_| missing("–")).collect(),
     };
+    if findings.is_rejected(diagnosis, layer, cell) {
+        numbers[0] = missing("rejected");
+    }
     numbers[0].begins_depth = true;
     numbers
 }

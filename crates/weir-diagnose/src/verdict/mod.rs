@@ -29,6 +29,9 @@ pub const UNSTEADY: f64 = 0.10;
 /// A generator whose threads were on a processor for this share of the time had no more to give.
 pub const BUSY_GENERATOR: f64 = 0.95;
 
+/// More repeats than this are no advice.
+const SENSIBLE_REPEATS: u32 = 50;
+
 /// How far the verdict can be relied on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -391,14 +394,20 @@ fn name_none(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
     }
 }
 
-/// How many repeats the scatter seen so far asks for.
+/// How many repeats the scatter seen so far asks for, so that half of what is open is told.
 fn more_repeats(findings: &Findings) -> String {
-    let undecided = findings.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
-    match undecided.filter_map(|step| step.repeats_needed).max() {
-        Some(repeats) => {
-            format!("More repeats: about {} on each side would tell.", repeats.max(FEWEST_REPEATS))
+    let open = findings.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
+    let mut needed: Vec<u32> = open.map(|step| step.repeats_needed.unwrap_or(u32::MAX)).collect();
+    needed.sort_unstable();
+    match needed.get(needed.len().saturating_sub(1) / 2) {
+        Some(&repeats) if repeats <= SENSIBLE_REPEATS => format!(
+            "More repeats: with about {} on each side half of the steps that are open would be told.",
+            repeats.max(FEWEST_REPEATS)
+        ),
+        Some(_) => {
+            "A quieter machine and longer runs: with this scatter repeats alone would hardly help.".to_owned()
         }
-        None => format!("At least {FEWEST_REPEATS} repeats on each side, in longer runs."),
+        None => format!("At least {FEWEST_REPEATS} repeats on each side."),
     }
 }
 

@@ -58,11 +58,11 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
 
     steps.say("each layer of the disk measured under the same load");
     let client = lab.client(&owner(&lab, LOAD)?)?;
-    // Few and short runs: enough to show how it looks. The verdict says what they do not support.
+    // Short runs: enough to show how it looks. The verdict says what they do not support.
     let settings = Settings {
         destroy: true,
         cells: weir_diagnose::Tier::Quick.cells(),
-        repeats: 3,
+        repeats: weir_diagnose::plan::FEWEST_REPEATS,
         more: false,
         runtime: arguments.runtime.0,
         budget: None,
