@@ -25,6 +25,9 @@ pub const MOST_REPEATS: u32 = 1000;
 /// A step that would take more than this many times the planned repeats to tell is left as it is.
 const WORTH_REPEATING: u32 = 4;
 
+/// Repeats that a step gets at least when it gets more.
+const FEWEST_MORE: u32 = 2;
+
 /// A layer that can be put under load.
 pub trait Target {
     /// The layer's name, unique in the measurement: `backing`, `accel write-back+1`, `nbd export`.
@@ -222,15 +225,9 @@ pub fn measure(
     let order = plan.order(targets.len());
     let planned = order.len();
     let mut complete = run_all(&missing(&diagnosis, order), targets, &mut diagnosis, stop, progress);
-    let mut extra = plan.extra_runs.min(planned).saturating_sub(diagnosis.rows.len().saturating_sub(planned));
-    while complete && extra > 0 {
-        let mut round = undecided(plan, &diagnosis);
-        round.truncate(extra);
-        if round.is_empty() {
-            break;
-        }
-        extra -= round.len();
-        complete = run_all(&round, targets, &mut diagnosis, stop, progress);
+    if complete {
+        let more = second_stage(plan, &diagnosis, plan.extra_runs.min(planned));
+        complete = run_all(&missing(&diagnosis, more), targets, &mut diagnosis, stop, progress);
     }
     diagnosis.interrupted = !complete;
     Ok(diagnosis)
@@ -266,29 +263,41 @@ fn missing(diagnosis: &Diagnosis, order: Vec<Run>) -> Vec<Run> {
     order.into_iter().filter(|run| !done.contains(&(Some(run.layer), run.cell, run.repeat))).collect()
 }
 
-/// One more repeat of the cells in which a step cannot be told, at the layers of that step.
-fn undecided(plan: &Plan, diagnosis: &Diagnosis) -> Vec<Run> {
-    let findings = find(diagnosis);
-    let worth = |repeats: u32| repeats <= plan.repeats.saturating_mul(WORTH_REPEATING);
-    let open = findings
-        .steps
-        .iter()
-        .filter(|step| step.judgement == Judgement::Inconclusive && step.repeats_needed.is_some_and(worth));
-    let mut cells: Vec<(Cell, Vec<usize>)> = Vec::new();
-    for step in open {
-        match cells.iter_mut().find(|(cell, _)| *cell == step.cell) {
-            Some((_, layers)) => layers.extend([step.from, step.to]),
-            None => cells.push((step.cell, vec![step.from, step.to])),
+/// Further repeats of the cells in which a step cannot be told, at the layers of that step.
+///
+/// How many is fixed by the scatter of the planned repeats (two stages, Stein 1945), not by looking after each until
+/// something shows: who looks often enough finds a difference between equals.
+fn second_stage(plan: &Plan, diagnosis: &Diagnosis, most: usize) -> Vec<Run> {
+    let mut first = diagnosis.clone();
+    first.rows.retain(|row| row.repeat <= plan.repeats);
+    let mut cells: Vec<(Cell, Vec<usize>, u32)> = Vec::new();
+    for step in find(&first).steps.iter().filter(|step| step.judgement == Judgement::Inconclusive) {
+        let worth = |needed: &u32| *needed <= plan.repeats.saturating_mul(WORTH_REPEATING);
+        let Some(needed) = step.repeats_needed.filter(worth) else { continue };
+        let needed = needed.max(plan.repeats + FEWEST_MORE);
+        match cells.iter_mut().find(|(cell, ..)| *cell == step.cell) {
+            Some((_, layers, repeats)) => {
+                layers.extend([step.from, step.to]);
+                *repeats = needed.max(*repeats);
+            }
+            None => cells.push((step.cell, vec![step.from, step.to], needed)),
         }
     }
-    for (_, layers) in &mut cells {
+    for (_, layers, _) in &mut cells {
         layers.sort_unstable();
         layers.dedup();
     }
-    let repeat = diagnosis.rows.iter().map(|row| row.repeat).max().unwrap_or(0) + 1;
-    let wanted: Vec<(Cell, &[usize])> =
-        cells.iter().map(|(cell, layers)| (*cell, layers.as_slice())).collect();
-    shuffled(&wanted, repeat, &mut Rng::with_seed(plan.seed.wrapping_add(u64::from(repeat))))
+    let last = cells.iter().map(|(.., repeats)| *repeats).max().unwrap_or(0);
+    let mut random = Rng::with_seed(plan.seed.wrapping_add(1));
+    let repeat = |repeat| {
+        let wanted: Vec<(Cell, &[usize])> = cells
+            .iter()
+            .filter(|(.., repeats)| *repeats >= repeat)
+            .map(|(cell, layers, _)| (*cell, layers.as_slice()))
+            .collect();
+        shuffled(&wanted, repeat, &mut random)
+    };
+    (plan.repeats + 1..=last).flat_map(repeat).take(most).collect()
 }
 
 /// Whether all were run; if not, it was interrupted.

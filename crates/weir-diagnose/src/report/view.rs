@@ -213,7 +213,8 @@ pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
              about {} of the steps that are called slower or faster, and of those called the same, are called so by \
              chance (Benjamini and Hochberg). “Same” is shown to be within {} (two one-sided tests), “slower” and \
              “faster” to be beyond it; what is neither is marked with a question mark. Brackets hold the factor's {} \
-             interval, which is not widened for the number of comparisons.",
+             interval, which is not widened for the number of comparisons. Where a step got more repeats, the scatter \
+             of the planned ones decided how many.",
             format::percent(FALSE_DISCOVERIES),
             format::percent(PRACTICAL_MARGIN),
             format::percent(CONFIDENCE)
