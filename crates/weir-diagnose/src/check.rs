@@ -84,6 +84,7 @@ impl Measurement {
             self.p50_ns,
             self.p99_ns,
             self.p99_9_ns,
+            self.max_ns,
             self.cpu_seconds,
             self.runtime_seconds,
         ];
@@ -115,6 +116,7 @@ fn possible(row: &Measurement) -> Option<Objection> {
         row.p50_ns,
         row.p99_ns,
         row.p99_9_ns,
+        row.max_ns,
         row.runtime_seconds,
     ];
     if !row.is_finite()
@@ -124,7 +126,8 @@ fn possible(row: &Measurement) -> Option<Objection> {
         let reason = "a rate, a latency or a time is not a positive number".to_owned();
         return Some(Objection::new(Kind::NotPositive, reason));
     }
-    let percentiles: Vec<f64> = [row.p50_ns, row.p99_ns, row.p99_9_ns].into_iter().flatten().collect();
+    let percentiles: Vec<f64> =
+        [row.p50_ns, row.p99_ns, row.p99_9_ns, row.max_ns].into_iter().flatten().collect();
     if !percentiles.is_sorted() {
         return Some(Objection::new(Kind::Percentiles, "the percentiles are not in order".to_owned()));
     }
@@ -187,11 +190,10 @@ fn rates_agree(row: &Measurement) -> Option<Objection> {
 
 fn littles_law(depth: f64, row: &Measurement) -> Option<Objection> {
     let in_flight = row.in_flight()?;
-    // An I/O that began before the measured time counts with its whole latency, and the queue runs empty at
-    // the end: up to a queue's worth of the longest latency on either side, which stalls can make much longer
-    // than the mean. Nothing in a run that is long enough.
-    let straddling = match (row.p99_9_ns, row.runtime_seconds) {
-        (Some(tail), Some(seconds)) => tail / 1e9 / seconds,
+    // An I/O that began before the measured time counts with its whole latency, and the queue runs empty at the end:
+    // up to a queue's worth of the longest latency on either side. Nothing in a run that is long enough.
+    let straddling = match (row.max_ns, row.runtime_seconds) {
+        (Some(longest), Some(seconds)) => longest / 1e9 / seconds,
         _ => 0.0,
     };
     if in_flight > depth * (1.0 + MOST_ABOVE_DEPTH + straddling) {
@@ -252,7 +254,7 @@ mod tests {
     fn ios_that_straddle_the_ends_of_a_short_run_are_allowed_for() {
         // Ten seconds of I/Os that take up to one: a tenth of the queue may come from before.
         let mut row = measurement(&cell(32), 100e6);
-        row.p99_9_ns = Some(1e9);
+        row.max_ns = Some(1e9);
         times(&mut row.mean_ns, 1.12);
         assert_eq!(objection(&cell(32), &row), None);
         times(&mut row.mean_ns, 1.12);

@@ -31,6 +31,8 @@ pub struct Measurement {
     pub p99_ns: Option<f64>,
     /// 99.9th percentile, in nanoseconds.
     pub p99_9_ns: Option<f64>,
+    /// The longest, in nanoseconds.
+    pub max_ns: Option<f64>,
     /// I/Os completed without error in the measured time.
     pub ios: Option<u64>,
     /// I/Os that failed in the measured time.

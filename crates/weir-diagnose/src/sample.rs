@@ -35,6 +35,7 @@ pub fn measurement(cell: &Cell, latency_ns: f64) -> Measurement {
         p50_ns: Some(latency_ns),
         p99_ns: Some(latency_ns * 3.0),
         p99_9_ns: Some(latency_ns * 7.0),
+        max_ns: Some(latency_ns * 9.0),
         ios: Some(ios),
         errors: 0,
         cpu_seconds: Some(ios as f64 * 1e-7),

@@ -134,7 +134,7 @@ disk holds, therefore --destroy. Ctrl-C ends it after the run under way; what wa
 
 --import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's
 fio JSON or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: instead_of, threads,
-write_through, mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, ios, errors, runtime_s. The same cell again is a repeat.
+write_through, mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, max_us, ios, errors, runtime_s. The same cell again is a repeat.
 
 Thresholds for --fail-on: likely, confirmed (a layer is named with that grade), inconclusive, rejected (a row cannot be used),
 loss:FACTOR (a step is shown to lose at least so much; the near end of its interval counts).

@@ -18,7 +18,7 @@ pub struct CsvRow {
 const NEEDED: [&str; 5] = ["layer", "block", "access", "queue_depth", "iops"];
 
 const KNOWN: &str = "layer, block, access, queue_depth, iops; and if known: instead_of, threads, write_through, \
-                     mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, ios, errors, runtime_s";
+                     mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, max_us, ios, errors, runtime_s";
 
 type Problem = (String, String);
 
@@ -106,6 +106,7 @@ impl Fields<'_> {
             p50_ns: micros("p50_us")?,
             p99_ns: micros("p99_us")?,
             p99_9_ns: micros("p99_9_us")?,
+            max_ns: micros("max_us")?,
             ios: self.whole("ios")?,
             errors: self.whole("errors")?.unwrap_or(0),
             cpu_seconds: None,

@@ -51,6 +51,7 @@ struct Part {
 #[serde(default)]
 struct Latency {
     mean: f64,
+    max: f64,
     percentile: BTreeMap<String, f64>,
 }
 
@@ -153,6 +154,7 @@ fn of_part(part: &Part) -> Measurement {
         p50_ns: percentile("50.000000"),
         p99_ns: percentile("99.000000"),
         p99_9_ns: percentile("99.900000"),
+        max_ns: Some(part.lat_ns.max).filter(|max| *max > 0.0),
         ios: Some(part.total_ios),
         errors: 0,
         cpu_seconds: None,
