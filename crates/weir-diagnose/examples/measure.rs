@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use weir_diagnose::load::{LoadOptions, LoadTarget};
-use weir_diagnose::{Environment, Plan, Progress, Target, find, measure, report, table};
+use weir_diagnose::{Environment, Plan, Progress, Start, Target, Tier, find, measure, report, table};
 use weir_load::run::Monitor;
 
 const SEED: u64 = 20;
@@ -32,15 +32,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     layers.iter().try_for_each(LoadTarget::prefill)?;
     let mut targets: Vec<Box<dyn Target + '_>> =
         layers.into_iter().map(|layer| Box::new(layer) as Box<dyn Target + '_>).collect();
-    let plan = Plan { repeats: repeats.parse()?, ..Plan::standard(SEED) };
+    let plan = Plan { repeats: repeats.parse()?, ..Plan::of(Tier::Quick.cells(), SEED) };
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut environment = Environment::here(out, host.trim(), &arguments);
     environment.versions.insert("weir-diagnose".into(), env!("CARGO_PKG_VERSION").into());
-    let diagnosis = measure(&plan, &mut targets, environment, &AtomicBool::new(false), &mut say)?;
+    let diagnosis =
+        measure(&plan, &mut targets, Start::Fresh(environment), &AtomicBool::new(false), &mut say)?;
     let findings = find(&diagnosis);
     println!("{}", table::render(&diagnosis, &findings));
     std::fs::write(format!("{out}.html"), report::html(&diagnosis, &findings)?)?;
-    std::fs::write(format!("{out}.json"), diagnosis.to_json()?)?;
+    std::fs::write(format!("{out}.json"), report::json(&diagnosis, &findings)?)?;
     Ok(())
 }
 

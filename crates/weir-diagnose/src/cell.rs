@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// Share of reads in the mixed load of the matrix, in percent.
+pub const MIXED_READS: u8 = 70;
+
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -12,6 +15,8 @@ pub enum Direction {
     Read,
     /// Into the disk.
     Write,
+    /// Both: so many percent of the requests are reads, 1 to 99.
+    Mixed(u8),
 }
 
 /// In which order the offsets come.
@@ -33,6 +38,9 @@ pub struct Shape {
     pub pattern: Pattern,
     /// Which way the bytes go.
     pub direction: Direction,
+    /// Each write is durable before it is answered (FUA; unbuffered write-through in other words).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub write_through: bool,
 }
 
 /// One load: a shape at a queue depth.
@@ -41,38 +49,48 @@ pub struct Cell {
     /// Block size, pattern, direction.
     #[serde(flatten)]
     pub shape: Shape,
-    /// I/Os kept in flight, 1 or more. The loop is closed: each answer is followed by the next request.
+    /// I/Os kept in flight by all threads together, 1 or more. The loop is closed: each answer is followed by the
+    /// next request.
     pub queue_depth: u32,
+    /// Threads that share the queue depth, 1 or more.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub threads: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks with a reference")]
+fn is_one(threads: &u32) -> bool {
+    *threads == 1
+}
+
+impl Direction {
+    /// Whether any request is a write.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        self != Direction::Read
+    }
 }
 
 impl Shape {
-    /// A shape of `block_bytes` per I/O.
+    /// A shape of `block_bytes` per I/O, writes not forced through.
     #[must_use]
     pub const fn new(block_bytes: u32, pattern: Pattern, direction: Direction) -> Shape {
-        Shape { block_bytes, pattern, direction }
+        Shape { block_bytes, pattern, direction, write_through: false }
     }
 
-    /// This shape at a queue depth.
+    /// The same, each write durable before it is answered.
+    #[must_use]
+    pub const fn through(self) -> Shape {
+        Shape { write_through: true, ..self }
+    }
+
+    /// This shape at a queue depth, from one thread.
     #[must_use]
     pub const fn at(self, queue_depth: u32) -> Cell {
-        Cell { shape: self, queue_depth }
-    }
-}
-
-impl Cell {
-    /// The eight cells of the standard measurement: four shapes, each at queue depth 1 and 32.
-    ///
-    /// A log's writer (8K sequential write), a database's reads and writes (4K random), a backup (256K
-    /// sequential read). Depth 1 shows what one I/O waits for, depth 32 what the way can carry.
-    #[must_use]
-    pub fn standard() -> Vec<Cell> {
-        let shapes = [
-            Shape::new(8 << 10, Pattern::Sequential, Direction::Write),
-            Shape::new(4 << 10, Pattern::Random, Direction::Read),
-            Shape::new(4 << 10, Pattern::Random, Direction::Write),
-            Shape::new(256 << 10, Pattern::Sequential, Direction::Read),
-        ];
-        shapes.into_iter().flat_map(|shape| [shape.at(1), shape.at(32)]).collect()
+        Cell { shape: self, queue_depth, threads: 1 }
     }
 }
 
@@ -82,17 +100,20 @@ impl fmt::Display for Shape {
             Pattern::Sequential => "sequential",
             Pattern::Random => "random",
         };
-        let direction = match self.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
-        };
-        write!(f, "{} {pattern} {direction}", crate::format::block_size(self.block_bytes))
+        write!(f, "{} {pattern} ", crate::format::block_size(self.block_bytes))?;
+        match self.direction {
+            Direction::Read => f.write_str("read")?,
+            Direction::Write => f.write_str("write")?,
+            Direction::Mixed(reads) => write!(f, "{reads}/{}", 100 - reads.min(100))?,
+        }
+        f.write_str(if self.write_through { ", write-through" } else { "" })
     }
 }
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, QD {}", self.shape, self.queue_depth)
+        write!(f, "{}, QD {}", self.shape, self.queue_depth)?;
+        if self.threads > 1 { write!(f, ", {} threads", self.threads) } else { Ok(()) }
     }
 }
 
@@ -101,19 +122,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_standard_cells_are_named_as_people_say_them() {
-        let names: Vec<String> = Cell::standard().iter().map(Cell::to_string).collect();
-        assert_eq!(names.len(), 8);
-        assert_eq!(names[0], "8K sequential write, QD 1");
-        assert_eq!(names[3], "4K random read, QD 32");
-        assert_eq!(names[7], "256K sequential read, QD 32");
+    fn cells_are_named_as_people_say_them() {
+        let shape = Shape::new(8 << 10, Pattern::Sequential, Direction::Write);
+        assert_eq!(shape.at(1).to_string(), "8K sequential write, QD 1");
+        assert_eq!(Cell { threads: 2, ..shape.at(8) }.to_string(), "8K sequential write, QD 8, 2 threads");
+        let mixed = Shape::new(4 << 10, Pattern::Random, Direction::Mixed(70));
+        assert_eq!(mixed.through().at(32).to_string(), "4K random 70/30, write-through, QD 32");
     }
 
     #[test]
-    fn a_cell_is_flat_in_json() {
+    fn a_cell_is_flat_in_json_and_says_only_what_is_unusual() {
         let cell = Shape::new(4096, Pattern::Random, Direction::Read).at(32);
         let text = serde_json::to_string(&cell).unwrap();
         assert_eq!(text, r#"{"block_bytes":4096,"pattern":"random","direction":"read","queue_depth":32}"#);
         assert_eq!(serde_json::from_str::<Cell>(&text).unwrap(), cell);
+        let shape = Shape::new(4096, Pattern::Random, Direction::Mixed(70)).through();
+        let unusual = Cell { threads: 4, ..shape.at(32) };
+        let text = serde_json::to_string(&unusual).unwrap();
+        assert!(text.contains(r#""direction":{"mixed":70},"write_through":true"#), "{text}");
+        assert_eq!(serde_json::from_str::<Cell>(&text).unwrap(), unusual);
     }
 }

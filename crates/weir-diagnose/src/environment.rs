@@ -29,6 +29,10 @@ pub struct Environment {
     pub load_average: f64,
     /// The exact command that repeats the measurement.
     pub command: String,
+    /// Files that the rows came from, when nothing was measured here. The facts about the machine are then those
+    /// of the machine that read them.
+    #[serde(default)]
+    pub imported_from: Vec<String>,
     /// Programs that took part, and their versions.
     pub versions: BTreeMap<String, String>,
 }
@@ -57,6 +61,7 @@ impl Environment {
                 .and_then(|first| first.parse().ok())
                 .unwrap_or(0.0),
             command: command_line(command),
+            imported_from: Vec::new(),
             versions: BTreeMap::new(),
         }
     }

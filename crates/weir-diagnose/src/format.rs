@@ -48,6 +48,23 @@ pub fn count(value: f64) -> String {
     }
 }
 
+/// A rate as it is, to the unit, with commas: `17,788`. For numbers that are held against what was written down.
+#[must_use]
+pub fn whole(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits.as_str()), |digits| ("−", digits));
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return format!("{sign}{digits}");
+    }
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).expect("digits are ASCII"))
+        .collect();
+    format!("{sign}{}", groups.join(","))
+}
+
 /// MiB per second with three significant digits.
 #[must_use]
 pub fn throughput(mib_per_s: f64) -> String {
@@ -129,6 +146,10 @@ mod tests {
         assert_eq!(count(1.0), "1");
         assert_eq!(count(24_130.0), "24.1k");
         assert_eq!(count(999_600.0), "1.00M");
+        assert_eq!(whole(17_788.0), "17,788");
+        assert_eq!(whole(359.4), "359");
+        assert_eq!(whole(-1e6), "−1,000,000");
+        assert_eq!(whole(f64::INFINITY), "inf");
         assert_eq!(factor(0.312), "×0.31");
         assert_eq!(factor(120.4), "×120");
         assert_eq!(percent(0.315), "32 %");

@@ -1,16 +1,21 @@
 //! The layered measurement: the same load at every layer, on the same disk, and what follows from it.
 //!
 //! - [`cell`]: what is asked of a layer: block size, direction, pattern, queue depth.
+//! - [`tier`]: how much is measured, and how long that takes.
 //! - [`plan`]: which layers and cells, how often, in which order; runs them and collects the rows.
 //! - [`live`]: where the time of a live disk goes, from its meters alone.
 //! - [`load`]: layers that the load generator can reach by itself.
+//! - [`import`]: rows from hand-typed tables, fio and DiskSpd.
 //! - [`result`]: the rows and the environment, as JSON.
 //! - [`environment`]: the machine that measured, and the command to run it again.
 //! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
-//! - [`finding`]: medians and spread over the repeats, and the step from layer to layer.
-//! - [`verdict`]: the step that costs most, in words that say only what the numbers support.
+//! - [`stats`]: what repeats support saying about a ratio.
+//! - [`finding`]: medians and spread over the repeats, and the step from layer to layer, judged.
+//! - [`verdict`]: the step that costs most, with a grade, in words that say only what the numbers support.
+//! - [`hypothesis`]: why it may cost that, and the run that decides.
+//! - [`threshold`]: what a pipeline counts as a failure.
 //! - [`table`]: the findings for a terminal.
-//! - [`report`]: the findings as one HTML file that needs no network.
+//! - [`report`]: the findings as one HTML file that needs no network, as JSON and as JUnit.
 //!
 //! Nothing here knows what a node or a network is. A layer is a [`Target`]: something with a name that can
 //! run a [`Cell`] and say what it measured.
@@ -22,12 +27,17 @@ pub mod check;
 pub mod environment;
 pub mod finding;
 pub mod format;
+pub mod hypothesis;
+pub mod import;
 pub mod live;
 pub mod load;
 pub mod plan;
 pub mod report;
 pub mod result;
+pub mod stats;
 pub mod table;
+pub mod threshold;
+pub mod tier;
 pub mod verdict;
 
 #[cfg(test)]
@@ -36,6 +46,9 @@ mod sample;
 pub use cell::{Cell, Direction, Pattern, Shape};
 pub use environment::Environment;
 pub use finding::{Findings, Judgement, find};
-pub use plan::{Plan, PlanError, Progress, Target, TargetError, measure};
+pub use import::{Import, ImportError};
+pub use plan::{Plan, PlanError, Progress, Start, Target, TargetError, measure};
 pub use result::{Diagnosis, DocumentError, LayerEntry, Measurement, Position, Row, RunOutcome};
-pub use verdict::Verdict;
+pub use threshold::{Threshold, ThresholdError};
+pub use tier::Tier;
+pub use verdict::{Grade, Verdict};

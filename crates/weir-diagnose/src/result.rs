@@ -8,36 +8,42 @@ use crate::cell::Cell;
 use crate::environment::Environment;
 
 /// The schema's name and version. Grows when a reader of the old one would misread the new one.
-pub const SCHEMA: &str = "weir-diagnose/1";
+pub const SCHEMA: &str = "weir-diagnose/2";
 
-/// What one run of one cell at one layer measured.
+/// What one run of one cell at one layer measured. Rows from elsewhere may know less than our own; what a row
+/// does not know is absent, and no check and no finding asks for it.
 ///
 /// Latency runs from the issue of a request to its completion, as the load generator saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Completed I/Os per second.
     pub iops: f64,
     /// Completed MiB (2^20 bytes) per second.
-    pub mib_per_s: f64,
+    pub mib_per_s: Option<f64>,
+    /// The throughput was written down in multiples of this, in MiB per second; 0 where it was measured.
+    #[serde(default)]
+    pub mib_per_s_step: f64,
     /// Mean latency, in nanoseconds.
-    pub mean_ns: f64,
+    pub mean_ns: Option<f64>,
     /// Median latency, in nanoseconds.
-    pub p50_ns: f64,
+    pub p50_ns: Option<f64>,
     /// 99th percentile, in nanoseconds.
-    pub p99_ns: f64,
+    pub p99_ns: Option<f64>,
     /// 99.9th percentile, in nanoseconds.
-    pub p99_9_ns: f64,
+    pub p99_9_ns: Option<f64>,
+    /// The longest, in nanoseconds.
+    pub max_ns: Option<f64>,
     /// I/Os completed without error in the measured time.
-    pub ios: u64,
+    pub ios: Option<u64>,
     /// I/Os that failed in the measured time.
     pub errors: u64,
     /// CPU time that the generator's own threads used in the measured time, in seconds; absent when they
     /// did other work too.
     pub cpu_seconds: Option<f64>,
     /// Bytes moved in the measured time.
-    pub bytes: u64,
+    pub bytes: Option<u64>,
     /// The measured time, in seconds, without warm-up.
-    pub runtime_seconds: f64,
+    pub runtime_seconds: Option<f64>,
 }
 
 /// Where a layer stands.
@@ -97,7 +103,7 @@ pub struct Diagnosis {
     pub cells: Vec<Cell>,
     /// The layers, from the bottom.
     pub layers: Vec<LayerEntry>,
-    /// Planned repeats of each cell at each layer.
+    /// Planned repeats of each cell at each layer. Rows of further repeats are there where they were needed.
     pub repeats: u32,
     /// The seed of the order of the runs.
     pub seed: u64,
@@ -125,10 +131,11 @@ pub enum DocumentError {
 }
 
 impl Diagnosis {
-    /// Runs that were planned.
+    /// Runs that were planned, or that were done where further repeats made them more.
     #[must_use]
     pub fn planned_runs(&self) -> usize {
-        self.layers.len() * self.cells.len() * self.repeats as usize
+        let repeats = self.layers.len() * self.cells.len() * self.repeats as usize;
+        repeats.max(self.rows.len())
     }
 
     /// The layers on the I/O's way, from the bottom, with their place in `layers`.

@@ -5,15 +5,21 @@ use std::collections::BTreeMap;
 use crate::cell::{Cell, Direction};
 use crate::environment::Environment;
 use crate::result::{Diagnosis, LayerEntry, Measurement, Position, Row, RunOutcome, SCHEMA};
+use crate::tier::Tier;
 
 /// Latency in nanoseconds of each repeat.
 #[derive(Clone, Copy)]
-pub struct Numbers(pub [f64; 3]);
+pub struct Numbers(pub [f64; 5]);
 
 impl Numbers {
-    /// About the same three times: 1 % up and down.
+    /// About the same five times: 1 % up and down.
     pub fn steady(latency_ns: f64) -> Numbers {
-        Numbers([latency_ns, latency_ns * 0.99, latency_ns * 1.01])
+        Numbers::scattered(latency_ns, 0.01)
+    }
+
+    /// Five times, the outermost so far from the middle.
+    pub fn scattered(latency_ns: f64, share: f64) -> Numbers {
+        Numbers([0.0, -1.0, 1.0, -0.5, 0.5].map(|place| latency_ns * (1.0 + share * place)))
     }
 }
 
@@ -23,16 +29,18 @@ pub fn measurement(cell: &Cell, latency_ns: f64) -> Measurement {
     let ios = (iops * 10.0) as u64;
     Measurement {
         iops,
-        mib_per_s: iops * f64::from(cell.shape.block_bytes) / f64::from(1 << 20),
-        mean_ns: latency_ns,
-        p50_ns: latency_ns,
-        p99_ns: latency_ns * 3.0,
-        p99_9_ns: latency_ns * 7.0,
-        ios,
+        mib_per_s: Some(iops * f64::from(cell.shape.block_bytes) / f64::from(1 << 20)),
+        mib_per_s_step: 0.0,
+        mean_ns: Some(latency_ns),
+        p50_ns: Some(latency_ns),
+        p99_ns: Some(latency_ns * 3.0),
+        p99_9_ns: Some(latency_ns * 7.0),
+        max_ns: Some(latency_ns * 9.0),
+        ios: Some(ios),
         errors: 0,
-        cpu_seconds: Some(ios as f64 * 4e-6),
-        bytes: ios * u64::from(cell.shape.block_bytes),
-        runtime_seconds: 10.0,
+        cpu_seconds: Some(ios as f64 * 1e-7),
+        bytes: Some(ios * u64::from(cell.shape.block_bytes)),
+        runtime_seconds: Some(10.0),
     }
 }
 
@@ -48,15 +56,16 @@ pub fn environment() -> Environment {
         governor: Some("performance".into()),
         load_average: 0.25,
         command: "weir diagnose --disk db1 --seed 7".into(),
+        imported_from: Vec::new(),
         versions: BTreeMap::from([("weir".into(), "0.1.0".into())]),
     }
 }
 
-/// The standard cells at the given layers; `numbers(layer, cell)` gives the latencies of the repeats.
+/// The quick tier's cells at the given layers; `numbers(layer, cell)` gives the latencies of the repeats.
 pub fn measured(layers: Vec<LayerEntry>, numbers: impl Fn(usize, &Cell) -> Numbers) -> Diagnosis {
-    let cells = Cell::standard();
+    let cells = Tier::Quick.cells();
     let mut rows = Vec::new();
-    for repeat in 1..=3_u32 {
+    for repeat in 1..=5_u32 {
         for cell in &cells {
             for (index, layer) in layers.iter().enumerate() {
                 let latency = numbers(index, cell).0[repeat as usize - 1];
@@ -67,7 +76,7 @@ pub fn measured(layers: Vec<LayerEntry>, numbers: impl Fn(usize, &Cell) -> Numbe
     }
     let environment = environment();
     let schema = SCHEMA.to_owned();
-    Diagnosis { schema, environment, cells, layers, repeats: 3, seed: 7, interrupted: false, rows }
+    Diagnosis { schema, environment, cells, layers, repeats: 5, seed: 7, interrupted: false, rows }
 }
 
 /// Layers on the way, each with the same latencies in every cell.
@@ -100,7 +109,6 @@ pub fn write_back() -> Diagnosis {
         let base = if cell.shape.direction == Direction::Write { writes[layer] } else { reads[layer] };
         let depth = if cell.queue_depth == 1 { 1.0 } else { 6.0 };
         let size = if cell.shape.block_bytes > 100_000 { 4.0 } else { 1.0 };
-        // Wide enough that backing and accel overlap on reads.
-        Numbers([base * depth * size, base * depth * size * 0.97, base * depth * size * 1.03])
+        Numbers::scattered(base * depth * size, 0.02)
     })
 }

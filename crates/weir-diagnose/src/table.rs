@@ -5,13 +5,17 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Row, Table};
 
 use crate::cell::{Cell, Shape};
-use crate::finding::{Findings, Point, Quantity};
+use crate::finding::{Difference, Findings, Point, Quantity};
 use crate::format;
 use crate::result::{Diagnosis, Position};
+use crate::stats::PRACTICAL_MARGIN;
 use crate::verdict;
 
 /// A header line, lines between nothing, two spaces between columns: fits a terminal and pastes into a mail.
 const PRESET: &str = "     ──            ";
+
+/// Depths beside each other; more would not fit a terminal.
+const SIDE_BY_SIDE: usize = 2;
 
 /// The verdict and the table, as plain text that ends with a newline.
 #[must_use]
@@ -19,7 +23,10 @@ pub fn render(diagnosis: &Diagnosis, findings: &Findings) -> String {
     let mut text = String::new();
     for shape in shapes(diagnosis) {
         let _ = writeln!(text, "{shape}");
-        let _ = writeln!(text, "{}\n", block(diagnosis, findings, shape));
+        let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+        for cells in cells.chunks(SIDE_BY_SIDE) {
+            let _ = writeln!(text, "{}\n", block(diagnosis, findings, cells));
+        }
     }
     text.push_str(&closing(diagnosis, findings));
     text
@@ -45,20 +52,19 @@ fn label(diagnosis: &Diagnosis, layer: usize) -> String {
     }
 }
 
-fn block(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> String {
-    let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String {
     let mut table = Table::new();
     table.load_preset(PRESET);
     let mut header = vec!["layer".to_owned()];
-    for cell in &cells {
-        header.extend(headings(cell));
+    for cell in cells {
+        header.extend(headings(findings, cell));
     }
     let columns = header.len();
     table.set_header(header);
     for layer in 0..diagnosis.layers.len() {
         let mut line = vec![label(diagnosis, layer)];
-        for cell in &cells {
-            line.extend(numbers(findings, layer, cell));
+        for cell in cells {
+            line.extend(numbers(diagnosis, findings, layer, cell));
         }
         table.add_row(Row::from(line));
     }
@@ -73,32 +79,44 @@ fn block(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> String {
 }
 
 /// At depth 1 latency comes first, above it IOPS: what the cell is judged by.
-fn headings(cell: &Cell) -> [String; 4] {
-    let depth = format!("QD {}", cell.queue_depth);
-    match Quantity::of(cell) {
+fn headings(findings: &Findings, cell: &Cell) -> [String; 4] {
+    let depth = if cell.threads > 1 {
+        format!("QD {}/{} threads", cell.queue_depth, cell.threads)
+    } else {
+        format!("QD {}", cell.queue_depth)
+    };
+    match findings.quantity(cell) {
         Quantity::Latency => [format!("{depth} p50"), "±".into(), "p99".into(), "step".into()],
         Quantity::Iops => [format!("{depth} IOPS"), "±".into(), "MiB/s".into(), "step".into()],
     }
 }
 
-fn numbers(findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
+fn numbers(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
     let Some(point) = findings.point(layer, cell) else {
-        return ["–".into(), String::new(), String::new(), String::new()];
+        let rejected = findings.is_rejected(diagnosis, layer, cell);
+        let first = if rejected { "rejected" } else { "–" };
+        return [first.to_owned(), String::new(), String::new(), String::new()];
     };
-    let step = findings.difference_to(layer, cell).map(verdict::in_short).unwrap_or_default();
+    let step = findings.difference_to(layer, cell).map(step).unwrap_or_default();
     let spread = |relative: f64| if point.repeats > 1 { format::percent(relative) } else { "–".to_owned() };
     let Point { p50_ns, p99_ns, iops, mib_per_s, .. } = point;
-    match Quantity::of(cell) {
-        Quantity::Latency => [
-            format::duration(p50_ns.median),
-            spread(p50_ns.relative()),
-            format::duration(p99_ns.median),
+    match (findings.quantity(cell), p50_ns) {
+        (Quantity::Latency, Some(p50)) => [
+            format::duration(p50.median),
+            spread(p50.relative()),
+            p99_ns.map_or("–".to_owned(), |p99| format::duration(p99.median)),
             step,
         ],
-        Quantity::Iops => {
+        _ => {
             [format::count(iops.median), spread(iops.relative()), format::throughput(mib_per_s.median), step]
         }
     }
+}
+
+/// What may be said of a step, with the interval of its factor.
+fn step(difference: &Difference) -> String {
+    let short = verdict::in_short(difference);
+    verdict::interval(difference).map_or(short.clone(), |ends| format!("{short} {ends}"))
 }
 
 fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {
@@ -108,15 +126,27 @@ fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {
     for sentence in verdict.evidence.iter().chain(&verdict.cautions) {
         let _ = writeln!(text, "  {sentence}");
     }
+    for guess in &verdict.hypotheses {
+        let _ = writeln!(text, "  {}", guess.title());
+        for sentence in guess.grounds.iter().chain([&guess.prediction]) {
+            let _ = writeln!(text, "    {sentence}");
+        }
+    }
+    for (index, sentence) in verdict.would_change.iter().enumerate() {
+        let begin = if index == 0 { "what would change this:" } else { "                       " };
+        let _ = writeln!(text, "  {begin} {sentence}");
+    }
     for line in unused_lines(diagnosis, findings) {
         let _ = writeln!(text, "  not used: {line}");
     }
     let _ = writeln!(
         text,
-        "\nMedians of up to {} repeats; ± is the greatest distance of a repeat from the median. A step is the change from\n\
-         the layer below on the way (latency at QD 1, IOPS above), \"indistinct\" where the repeats overlap. \"or\" marks an\n\
-         alternative; its step is the change from the layer in whose place it stands.",
-        diagnosis.repeats
+        "\nMedians of the repeats (planned: {}); ± is the greatest distance of a repeat from the median. A step is the change from\n\
+         the layer below on the way (latency at QD 1, IOPS above), with the factor's 95 % interval. \"same\" is shown to be\n\
+         within {}, \"slower\" and \"faster\" to be beyond it; \"?\" is neither. \"or\" marks an alternative; its step is the\n\
+         change from the layer in whose place it stands.",
+        diagnosis.repeats,
+        format::percent(PRACTICAL_MARGIN),
     );
     text
 }
@@ -164,7 +194,7 @@ mod tests {
                 RunOutcome::Measured(row_of_export)
                     if deep_read && row.layer == "nbd export" && row.repeat == 2 =>
                 {
-                    row_of_export.mean_ns /= 2.0;
+                    row_of_export.mean_ns = row_of_export.mean_ns.map(|ns| ns / 2.0);
                 }
                 _ => {}
             }

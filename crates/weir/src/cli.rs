@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weir_node::shard::messages::LoadLayer;
-use weir_node::units::{Period, Size};
+use weir_node::units::{Period, PeriodError, Size};
 
 const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
 acceleration on the host that loses nothing that was answered, and an instrument that names the layer at fault.";
@@ -154,13 +154,33 @@ Examples:
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
 const DIAGNOSE_EXAMPLES: &str = "\
-The same cells run on each layer, interleaved in random order, at least three times: the backing, the accelerator, the NBD
-export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every other one that the nodes
-allow; the requested policy is changed for that, and set back at the end. Writes destroy what the disk holds, therefore --destroy.
+The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
+the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every
+other one that the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the
+disk holds, therefore --destroy. Ctrl-C ends it after the run under way; what was measured is kept, and --resume goes on.
+
+--import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's
+fio JSON or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: instead_of, threads,
+write_through, mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, max_us, ios, errors, runtime_s. The same cell again is a repeat.
+
+Thresholds for --fail-on: likely, confirmed (a layer is named with that grade), inconclusive, rejected (a row cannot be used),
+loss:FACTOR (a step is shown to lose at least so much; the near end of its interval counts).
+
+Exit codes:
+  0  done
+  1  a threshold of --fail-on failed
+  3  there is no such disk, node or lab
+  4  usage: arguments, or a file that cannot be read; or something has to happen first
+  5  the cluster does not answer
+  6  measured but not to be trusted: interrupted, generator-limited, most rows unusable, or it failed on the way
+  7  refused for safety: clients are connected to the disk
 
 Examples:
-  weir diagnose --disk scratch --destroy
-  weir diagnose --disk scratch --destroy --report scratch.html --runtime '5 s'";
+  weir diagnose --disk scratch --destroy --dry-run
+  weir diagnose --disk scratch --destroy --budget 10m
+  weir diagnose --disk scratch --destroy --tier standard --report scratch.html --fail-on confirmed,loss:1.5
+  weir diagnose --import lab-book.csv
+  weir diagnose --import disk=local.json share=share.json guest=guest.xml";
 
 #[derive(Debug, Args)]
 pub struct NodeArgs {
@@ -396,27 +416,76 @@ pub struct BenchArgs {
     pub destroy: bool,
 }
 
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tier {
+    /// 8 cells: about 6 minutes for a layer.
+    Quick,
+    /// 60 cells: about three quarters of an hour for a layer.
+    Standard,
+    /// 336 cells, 4K to 1M, depth 1 to 256, six kinds of load: a night.
+    Exhaustive,
+}
+
+impl Tier {
+    /// In the instrument's words.
+    pub fn tier(self) -> weir_diagnose::Tier {
+        match self {
+            Tier::Quick => weir_diagnose::Tier::Quick,
+            Tier::Standard => weir_diagnose::Tier::Standard,
+            Tier::Exhaustive => weir_diagnose::Tier::Exhaustive,
+        }
+    }
+}
+
+/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
+fn budget(text: &str) -> Result<Period, PeriodError> {
+    let minutes =
+        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
+    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
+}
+
 #[derive(Debug, Args)]
 pub struct DiagnoseArgs {
     /// The disk.
-    #[arg(long, value_name = "NAME")]
-    pub disk: String,
+    #[arg(long, value_name = "NAME", required_unless_present = "import")]
+    pub disk: Option<String>,
+    /// Read rows instead of measuring: tables, and layers measured by fio or DiskSpd, from the bottom up.
+    #[arg(
+        long,
+        value_name = "FILE|LAYER=FILE",
+        num_args = 1..,
+        conflicts_with_all = ["disk", "destroy", "budget", "runtime", "resume", "dry_run", "seed"]
+    )]
+    pub import: Vec<String>,
     /// Yes, overwrite what the disk holds. Without it only reads are measured.
     #[arg(long)]
     pub destroy: bool,
-    /// Time for each run.
-    #[arg(long, default_value = "2 s", value_name = "TIME")]
-    pub runtime: Period,
-    /// Runs of each cell on each layer; three are the fewest that have a spread.
-    #[arg(long, default_value_t = 3)]
+    /// How much is measured.
+    #[arg(long, value_enum, default_value = "quick")]
+    pub tier: Tier,
+    /// Time for everything, such as 10m; runs become shorter to fit.
+    #[arg(long, value_name = "TIME", value_parser = budget)]
+    pub budget: Option<Period>,
+    /// Time for each run, at most this with a budget; default: 7.4 s.
+    #[arg(long, value_name = "TIME")]
+    pub runtime: Option<Period>,
+    /// Runs of each cell on each layer. With fewer than five nothing is called confirmed.
+    #[arg(long, default_value_t = weir_diagnose::plan::FEWEST_REPEATS)]
     pub repeats: u32,
-    /// Only the cells that matter most: 4 KiB at random, read and write, depth 1 and 32.
+    /// Seed of the order of the runs and of the offsets; default: from the clock, and printed.
     #[arg(long)]
-    pub quick: bool,
-    /// Seed of the order of the runs.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// The report: one HTML file, and JSON beside it.
+    pub seed: Option<u64>,
+    /// Go on with the interrupted measurement beside the report.
+    #[arg(long)]
+    pub resume: bool,
+    /// Only say what would be run: cells, bytes, time.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// End with code 1 when this holds; several, with commas. See below.
+    #[arg(long, value_name = "THRESHOLD", value_delimiter = ',')]
+    pub fail_on: Vec<weir_diagnose::Threshold>,
+    /// The report: one HTML file; JSON and JUnit go beside it.
     #[arg(long, value_name = "FILE", default_value = "weir-diagnose.html")]
     pub report: PathBuf,
 }
@@ -430,6 +499,6 @@ pub struct DemoArgs {
     #[arg(long, default_value = "30 s")]
     pub load: Period,
     /// Time for each run of the layered measurement.
-    #[arg(long, default_value = "500 ms")]
+    #[arg(long, default_value = "300 ms")]
     pub runtime: Period,
 }

@@ -11,13 +11,27 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return not_understood(&error),
+    };
     match commands::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("weir: {}", failure.message);
             ExitCode::from(failure.code)
         }
+    }
+}
+
+/// Prints what clap says. Pipelines tell `diagnose`'s codes apart from a broken threshold, so its usage is 4.
+fn not_understood(error: &clap::Error) -> ExitCode {
+    let of_diagnose = std::env::args().nth(1).is_some_and(|command| command == "diagnose");
+    let _ = error.print();
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if of_diagnose => ExitCode::from(4),
+        _ => ExitCode::from(2),
     }
 }
 

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -22,14 +23,18 @@ impl Place {
         self.directory.path()
     }
 
-    fn weir(&self, line: &str) -> Output {
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(WEIR);
         command
             .args(line.split_whitespace())
             .current_dir(self.path())
             .env_remove("WEIR_LAB")
             .env_remove("WEIR_API");
-        command.output().unwrap()
+        command
+    }
+
+    fn weir(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
     }
 
     /// What a command prints that must succeed.
@@ -49,6 +54,10 @@ impl Place {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
         said
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path().join(name)).unwrap()
     }
 
     fn pool(&self) -> PathBuf {
@@ -150,17 +159,121 @@ fn layers_are_measured_into_a_report() {
     place.ok(&format!("volume create pool --path {}", place.pool().display()));
     place.ok("disk create db --volume pool --size 16MiB --policy write-back+1");
     assert!(place.fails("diagnose --disk db", 4).contains("weir disk export db"));
+    assert!(place.fails("diagnose --disk none", 3).contains("none"));
     place.ok("disk export db");
-    let said = place.ok("diagnose --disk db --destroy --quick --repeats 1 --runtime 50ms --report db.html");
-    for word in ["backing", "accel write-back+1", "nbd unix", "db.html"] {
+    let planned = place.json("diagnose --disk db --destroy --dry-run --budget 4m");
+    assert_eq!(
+        (&planned["runs"], &planned["bytes_overwritten"]),
+        (&Value::from(8 * 6 * 5), &Value::from(16 << 20))
+    );
+    assert!(planned["seconds_at_most"].as_f64().unwrap() <= 240.0, "{planned}");
+    let reads = place.json("diagnose --disk db --dry-run");
+    assert_eq!(
+        (&reads["cells"].as_array().unwrap().len(), &reads["bytes_overwritten"]),
+        (&4, &Value::from(0))
+    );
+    assert!(place.fails("diagnose --disk db --budget 5s", 4).contains("do not fit"));
+    assert!(place.fails("diagnose --disk db --report none/db.html", 6).contains("cannot write none/db.html"));
+
+    // What machine and moment make of such short runs is anybody's guess; that it is a verdict is not.
+    let output =
+        place.weir("diagnose --disk db --destroy --repeats 1 --runtime 50ms --seed 7 --report db.html");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        [Some(0), Some(6)].contains(&output.status.code()),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for word in ["backing", "accel write-back+1", "nbd unix", "db.html", "db.junit.xml"] {
         assert!(said.contains(word), "{word} is not in\n{said}");
     }
-    assert!(std::fs::read_to_string(place.path().join("db.html")).unwrap().contains("</html>"));
-    let data: Value = serde_json::from_slice(&std::fs::read(place.path().join("db.json")).unwrap()).unwrap();
+    assert!(place.read("db.html").contains("</html>"));
+    assert!(place.read("db.junit.xml").contains("<testsuites"));
+    let data: Value = serde_json::from_str(&place.read("db.json")).unwrap();
     let rows = data["rows"].as_array().unwrap();
     // The backing, two exports, and the accelerator under each policy that two nodes allow.
-    assert_eq!((data["layers"].as_array().unwrap().len(), rows.len()), (6, 4 * 6));
+    assert!((data["layers"].as_array().unwrap().len(), rows.len()) >= (6, 8 * 6), "{}", rows.len());
     assert!(rows.iter().all(|row| row["outcome"]["measured"].is_object()), "{rows:#?}");
+    assert_eq!(data["seed"], 7);
+    assert!(data["findings"]["verdict"]["headline"].is_string());
+    resumed(&place, data);
+    interrupted(&place);
+    refused_while_in_use(&place);
+}
+
+/// SIGINT after some runs: they are kept and marked, and a pipeline is told not to trust them.
+fn interrupted(place: &Place) {
+    let line = "diagnose --disk db --destroy --runtime 300ms --report cut.html";
+    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("not to be trusted: interrupted after"), "{said}");
+    let data: Value = serde_json::from_str(&place.read("cut.json")).unwrap();
+    let rows = data["rows"].as_array().unwrap().len();
+    assert!(data["interrupted"] == true && (1..8 * 6 * 5).contains(&rows), "{rows}");
+    assert!(place.read("cut.html").contains("Interrupted: "));
+}
+
+/// A guest's disk must neither be overwritten nor be measured together with the guest's own load.
+fn refused_while_in_use(place: &Place) {
+    let uris = place.ok("disk export db");
+    let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
+    let mut guest =
+        place.command(&format!("bench {uri} --runtime 20s")).stdout(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let said = place.fails("diagnose --disk db --destroy", 7);
+    guest.kill().unwrap();
+    guest.wait().unwrap();
+    assert!(said.contains("1 clients are connected"), "{said}");
+}
+
+/// Takes most rows away, as if it had been interrupted, and has the rest measured.
+fn resumed(place: &Place, mut data: Value) {
+    data["rows"].as_array_mut().unwrap().truncate(43);
+    data["interrupted"] = true.into();
+    let kept = data["rows"].clone();
+    std::fs::write(place.path().join("db.json"), data.to_string()).unwrap();
+    let line = "diagnose --disk db --destroy --repeats 1 --resume --report db.html";
+    assert!(place.fails(&format!("{line} --runtime 1s"), 4).contains("gone on with"));
+    assert!(place.fails(&format!("{line} --runtime 50ms --seed 8"), 4).contains("another seed"));
+    place.weir(&format!("{line} --runtime 50ms"));
+    let data: Value = serde_json::from_str(&place.read("db.json")).unwrap();
+    assert_eq!(data["interrupted"], false);
+    let rows = data["rows"].as_array().unwrap();
+    assert!(rows.len() >= 48 && rows[..43] == kept.as_array().unwrap()[..], "{}", rows.len());
+}
+
+#[test]
+fn what_others_measured_is_diagnosed() {
+    let place = Place::new();
+    let table = "layer,block,access,queue_depth,iops,mib_per_s\n\
+                 disk,8K,write,8,17000,\nshare,8K,write,8,800,\nshare,8K,write,8,177880,138\n";
+    std::fs::write(place.path().join("t.csv"), table).unwrap();
+    let said = place.ok("diagnose --import t.csv --report t.html");
+    assert!(
+        said.contains("Likely: the step from disk to share") && said.contains("17,788 IOPS would agree"),
+        "{said}"
+    );
+    assert!(
+        place
+            .fails("diagnose --import t.csv --fail-on confirmed,likely", 1)
+            .contains("a threshold failed: Likely: the step")
+    );
+    assert_eq!(place.json("diagnose --import t.csv --fail-on confirmed")["grade"], "likely");
+    assert!(place.fails("diagnose --import t.csv --fail-on loss:0.5", 4).contains("loss:FACTOR"));
+    assert!(place.fails("diagnose --import none.csv", 4).contains("none.csv"));
+    assert!(place.fails("diagnose --import disk=t.csv", 4).contains("t.csv: neither fio's JSON"));
+    assert!(place.fails("diagnose", 4).contains("--disk"));
+    assert!(place.fails("diagnose --import t.csv --destroy", 4).contains("--destroy"));
+    std::fs::write(place.path().join("bad.csv"), "layer,block,access,queue_depth,iops\na,8K,read,0,1\n")
+        .unwrap();
+    assert!(place.fails("diagnose --import bad.csv", 4).contains("bad.csv, line 2: queue depth 0"));
+    let lone = "layer,block,access,queue_depth,iops,mib_per_s\na,8K,read,8,100,900\n";
+    std::fs::write(place.path().join("lone.csv"), lone).unwrap();
+    assert!(place.fails("diagnose --import lone.csv", 6).contains("1 of 1 rows cannot be used"));
 }
 
 #[test]

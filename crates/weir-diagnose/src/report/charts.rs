@@ -43,12 +43,12 @@ struct Bar<'a> {
 /// The panels of a bar chart for the cells that are judged by `quantity`.
 #[must_use]
 pub fn bars(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity) -> Vec<Panel> {
-    let cells = diagnosis.cells.iter().filter(|cell| Quantity::of(cell) == quantity);
+    let cells = diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity);
     cells.filter_map(|cell| bar_panel(diagnosis, findings, cell)).collect()
 }
 
 fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<Panel> {
-    let quantity = Quantity::of(cell);
+    let quantity = findings.quantity(cell);
     let collect = |on_the_way: bool| -> Vec<Bar<'_>> {
         let layers = diagnosis.layers.iter().enumerate();
         let wanted = layers.filter(|(_, layer)| (layer.position == Position::OnTheWay) == on_the_way);
@@ -75,15 +75,11 @@ fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<
 
 fn bar<'a>(findings: &'a Findings, index: usize, layer: &'a LayerEntry, cell: &Cell) -> Option<Bar<'a>> {
     let point = findings.point(index, cell)?;
-    let spread = value_of(point);
-    Some(Bar { name: &layer.name, spread, difference: findings.difference_to(index, cell), point })
-}
-
-fn value_of(point: &Point) -> Spread {
-    match Quantity::of(&point.cell) {
-        Quantity::Latency => point.p50_ns,
+    let spread = match findings.quantity(cell) {
+        Quantity::Latency => point.p50_ns?,
         Quantity::Iops => point.iops,
-    }
+    };
+    Some(Bar { name: &layer.name, spread, difference: findings.difference_to(index, cell), point })
 }
 
 fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quantity) {
@@ -104,7 +100,7 @@ fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quan
                 let start = axis.place(before);
                 drawing.rect("below", 0.0, y, start.min(end), BAR);
                 let width = (end - start).abs().max(1.5);
-                drawing.rect(class_of(difference.judgement), start.min(end), y, width, BAR);
+                drawing.rect(class_of(difference), start.min(end), y, width, BAR);
             }
             _ => drawing.rect("base", 0.0, y, end, BAR),
         }
@@ -173,20 +169,22 @@ fn label(drawing: &mut Drawing, bar: &Bar<'_>, baseline: f64, classes: [&str; 2]
         drawing.text(value_class, WIDTH, baseline, Anchor::End, &value);
         return;
     };
-    let class = match difference.judgement {
-        Judgement::Cost => "cost-text",
-        Judgement::Gain => "gain-text",
-        _ => "flat-text",
-    };
+    let class = format!("{}-text", class_of(difference));
     let step = verdict::in_short(difference);
-    drawing.spans(WIDTH, baseline, Anchor::End, &[(class, step.as_str()), (value_class, value.as_str())]);
+    drawing.spans(
+        WIDTH,
+        baseline,
+        Anchor::End,
+        &[(class.as_str(), step.as_str()), (value_class, value.as_str())],
+    );
 }
 
-fn class_of(judgement: Judgement) -> &'static str {
-    match judgement {
-        Judgement::Cost => "cost",
-        Judgement::Gain => "gain",
-        Judgement::NotDistinguishable | Judgement::TooSmall | Judgement::OneRepeat => "flat",
+/// What may be named as a loss stands out; so does a gain that is shown.
+pub(super) fn class_of(difference: &Difference) -> &'static str {
+    match difference.judgement {
+        _ if difference.is_loss() => "cost",
+        Judgement::Faster => "gain",
+        _ => "flat",
     }
 }
 
@@ -204,18 +202,22 @@ fn whisker(drawing: &mut Drawing, axis: &Axis, spread: &Spread, y: f64) {
 
 fn tip(bar: &Bar<'_>) -> String {
     let point = bar.point;
+    let known = |spread: Option<Spread>| {
+        spread.map_or("unknown".to_owned(), |spread| format::duration(spread.median))
+    };
+    let factor = bar.difference.map_or(String::new(), |step| format!("\nstep {}", verdict::factor(step)));
     format!(
-        "{} · {} · {} repeats\nIOPS {} ({} to {})\nlatency p50 {} · p99 {} · p99.9 {} · mean {}",
+        "{} · {} · {} repeats\nIOPS {} ({} to {})\nlatency p50 {} · p99 {} · p99.9 {} · mean {}{factor}",
         bar.name,
         point.cell,
         point.repeats,
         format::count(point.iops.median),
         format::count(point.iops.least),
         format::count(point.iops.most),
-        format::duration(point.p50_ns.median),
-        format::duration(point.p99_ns.median),
-        format::duration(point.p99_9_ns.median),
-        format::duration(point.mean_ns.median),
+        known(point.p50_ns),
+        known(point.p99_ns),
+        known(point.p99_9_ns),
+        known(point.mean_ns),
     )
 }
 
@@ -228,10 +230,17 @@ pub fn dots(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Panel> {
         .collect()
 }
 
+/// A point whose median and 99th percentile are known.
+type Percentiles<'a> = (&'a Point, f64, f64);
+
 fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option<Panel> {
-    let of_shape = || findings.points.iter().filter(|point| point.cell.shape == shape);
-    let least = of_shape().map(|point| point.p50_ns.median).fold(f64::INFINITY, f64::min);
-    let most = of_shape().map(|point| point.p99_ns.median).fold(0.0, f64::max);
+    let known = |point| -> Option<Percentiles<'_>> {
+        let point: &Point = point;
+        Some((point, point.p50_ns?.median, point.p99_ns?.median))
+    };
+    let of_shape = || findings.points.iter().filter(|point| point.cell.shape == shape).filter_map(known);
+    let least = of_shape().map(|(_, median, _)| median).fold(f64::INFINITY, f64::min);
+    let most = of_shape().map(|(_, _, tail)| tail).fold(0.0, f64::max);
     if !least.is_finite() {
         return None;
     }
@@ -239,7 +248,7 @@ fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option
     let axis = Axis::logarithmic(108.0, WIDTH - 62.0, least, most);
     let mut drawing = Drawing::default();
     for (layer, entry) in diagnosis.layers.iter().enumerate() {
-        let points: Vec<&Point> = of_shape().filter(|point| point.layer == layer).collect();
+        let points: Vec<Percentiles<'_>> = of_shape().filter(|(point, ..)| point.layer == layer).collect();
         if points.is_empty() {
             continue;
         }
@@ -258,16 +267,14 @@ fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option
     Some(Panel { title: shape.to_string(), svg })
 }
 
-fn dumbbell(drawing: &mut Drawing, axis: &Axis, point: &Point, y: f64) {
-    let (median, tail) = (point.p50_ns.median, point.p99_ns.median);
+fn dumbbell(drawing: &mut Drawing, axis: &Axis, (point, median, tail): Percentiles<'_>, y: f64) {
     let class = if point.cell.queue_depth == 1 { "shallow" } else { "deep" };
     let (left, right) = (axis.place(median), axis.place(tail));
     drawing.begin_group(&format!(
-        "{}\np50 {} · p99 {} · p99.9 {}",
+        "{}\np50 {} · p99 {}",
         point.cell,
         format::duration(median),
-        format::duration(tail),
-        format::duration(point.p99_9_ns.median)
+        format::duration(tail)
     ));
     drawing.text(
         &format!("{class}-text"),
@@ -320,7 +327,10 @@ mod tests {
         assert_eq!(latency.len(), 4);
         assert_eq!(latency[2].title, "4K random write, QD 1");
         let svg = &latency[2].svg;
-        assert!(svg.contains(">+54.0 µs</tspan>") && svg.contains(">−52.0 µs gain</tspan>"), "{svg}");
+        assert!(
+            svg.contains(">+54.0 µs slower</tspan>") && svg.contains(">−52.0 µs faster</tspan>"),
+            "{svg}"
+        );
         assert!(svg.contains(r#"class="cost""#) && svg.contains(r#"class="gain""#), "{svg}");
         let iops = bars(&diagnosis, &findings, Quantity::Iops);
         assert_eq!(iops.len(), 4);
@@ -331,8 +341,8 @@ mod tests {
     #[test]
     fn bars_are_as_long_as_their_numbers() {
         let diagnosis = sample::chain(&[
-            ("backing", sample::Numbers([50e3; 3])),
-            ("export", sample::Numbers([100e3; 3])),
+            ("backing", sample::Numbers([50e3; 5])),
+            ("export", sample::Numbers([100e3; 5])),
         ]);
         let panels = bars(&diagnosis, &find(&diagnosis), Quantity::Latency);
         let svg = &panels[0].svg;

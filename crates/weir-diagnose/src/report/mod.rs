@@ -1,17 +1,22 @@
-//! One HTML file: the verdict, the charts, the numbers, the environment, and what the report does not say.
+//! The findings as one HTML file, as JSON and as JUnit.
 //!
-//! The file asks the network for nothing: style and drawings are inside it, there is no script, and its
+//! The HTML file has the verdict, the charts, the numbers, the environment, and what the report does not say.
+//! It asks the network for nothing: style and drawings are inside it, there is no script, and its
 //! own content policy forbids to load anything.
 
 mod charts;
+mod junit;
 mod svg;
 mod view;
 
+pub use junit::junit;
+
 use askama::Template;
+use serde::Serialize;
 
 use crate::finding::{Findings, Quantity};
 use crate::result::Diagnosis;
-use crate::verdict::Standing;
+use crate::verdict::Grade;
 
 /// Everything that the template shows, in the words in which it shows it.
 #[derive(Template)]
@@ -44,10 +49,10 @@ pub fn html(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, askama
     let page = Page {
         diagnosis,
         findings,
-        standing: match findings.verdict.standing {
-            Standing::StepCosts => "cost",
-            Standing::NoLoss => "even",
-            Standing::Unknown => "unknown",
+        standing: match findings.verdict.grade {
+            Grade::Confirmed | Grade::Likely => "cost",
+            Grade::NoBottleneckFound => "even",
+            Grade::Inconclusive | Grade::GeneratorLimited => "unknown",
         },
         chain: view::chain(diagnosis),
         charts: all_charts(diagnosis, findings),
@@ -59,13 +64,27 @@ pub fn html(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, askama
     page.render()
 }
 
+/// Rows and findings as one JSON document, indented; [`Diagnosis::from_json`] reads the rows back.
+///
+/// # Errors
+/// A number in a row is not finite; neither measurement nor import leaves such a row.
+pub fn json(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, serde_json::Error> {
+    #[derive(Serialize)]
+    struct Document<'a> {
+        #[serde(flatten)]
+        diagnosis: &'a Diagnosis,
+        findings: &'a Findings,
+    }
+    serde_json::to_string_pretty(&Document { diagnosis, findings }).map(|text| text + "\n")
+}
+
 fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
     const STEPS: &[(&str, &str)] = &[
         ("base", "lowest layer"),
         ("below", "what comes from below"),
         ("cost", "added"),
         ("gain", "saved"),
-        ("flat", "cannot be told apart"),
+        ("flat", "same, or cannot be told"),
     ];
     const DEPTHS: &[(&str, &str)] = &[("shallow", "queue depth 1"), ("deep", "greater depth")];
     let charts = [
@@ -110,7 +129,7 @@ mod tests {
     fn the_report_says_what_was_found_and_how_to_run_it_again() {
         let html = page(&sample::write_back());
         for text in [
-            "The step from accel write-back+1 to nbd export costs most.",
+            "Confirmed: the step from accel write-back+1 to nbd export costs most.",
             "weir diagnose --disk db1 --seed 7",
             "2023-11-14 22:13:20 UTC",
             "Where the time goes",
@@ -170,7 +189,7 @@ mod tests {
         diagnosis.rows.truncate(60);
         diagnosis.rows[3].outcome = RunOutcome::Failed("connection refused".into());
         let html = page(&diagnosis);
-        assert!(html.contains("Interrupted: 60 of 144 runs were done"));
+        assert!(html.contains("Interrupted: 60 of 240 runs were done"));
         assert!(html.contains("connection refused"));
         diagnosis.rows.clear();
         assert!(page(&diagnosis).contains("Nothing was measured that could be used."));

@@ -1,10 +1,11 @@
 //! Turns findings into the strings of the page.
 
+use super::charts;
 use crate::cell::{Cell, Shape};
-use crate::finding::{
-    Difference, Findings, Judgement, PRACTICAL_MARGIN, Point, Quantity, chance_of_separation,
-};
+use crate::finding::{Difference, Findings, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
+use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, LayerEntry, Position};
+use crate::stats::{CONFIDENCE, FALSE_DISCOVERIES, PRACTICAL_MARGIN};
 use crate::{check, format, table, verdict};
 
 /// A layer on the way, with what was measured in its place.
@@ -66,11 +67,15 @@ pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape
 
 fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> NumbersOfShape {
     let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
-    let depth = |cell: &&Cell| Depth { title: format!("QD {}", cell.queue_depth), columns: columns(cell) };
+    let title = |cell: &Cell| match cell.threads {
+        1 => format!("QD {}", cell.queue_depth),
+        threads => format!("QD {}, {threads} threads", cell.queue_depth),
+    };
+    let depth = |cell: &&Cell| Depth { title: title(cell), columns: columns(findings, cell) };
     let line = |(index, layer): (usize, &LayerEntry)| Line {
         name: layer.name.clone(),
         alternative: layer.position != Position::OnTheWay,
-        numbers: cells.iter().flat_map(|cell| line_of(findings, index, cell)).collect(),
+        numbers: cells.iter().flat_map(|cell| line_of(diagnosis, findings, index, cell)).collect(),
     };
     NumbersOfShape {
         title: shape.to_string(),
@@ -79,46 +84,47 @@ fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Numbers
     }
 }
 
-fn columns(cell: &Cell) -> &'static [&'static str] {
-    match Quantity::of(cell) {
+fn columns(findings: &Findings, cell: &Cell) -> &'static [&'static str] {
+    match findings.quantity(cell) {
         Quantity::Latency => &["p50", "p99", "p99.9", "IOPS", "step"],
         Quantity::Iops => &["IOPS", "MiB/s", "p50", "p99", "CPU/IO", "step"],
     }
 }
 
-fn line_of(findings: &Findings, layer: usize, cell: &Cell) -> Vec<Number> {
+fn line_of(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> Vec<Number> {
+    let missing = |text: &str| Number { text: text.to_owned(), class: "missing", ..Number::default() };
     let mut numbers = match findings.point(layer, cell) {
-        Some(point) => numbers_of(point, findings.difference_to(layer, cell)),
-        None => columns(cell)
-            .iter()
-            .map(|_| Number { text: "–".to_owned(), class: "missing", ..Number::default() })
-            .collect(),
+        Some(point) => numbers_of(point, findings.quantity(cell), findings.difference_to(layer, cell)),
+        None => columns(findings, cell).iter().map(|_| missing("–")).collect(),
     };
+    if findings.is_rejected(diagnosis, layer, cell) {
+        numbers[0] = missing("rejected");
+    }
     numbers[0].begins_depth = true;
     numbers
 }
 
-fn numbers_of(point: &Point, difference: Option<&Difference>) -> Vec<Number> {
+fn numbers_of(point: &Point, quantity: Quantity, difference: Option<&Difference>) -> Vec<Number> {
     let plain = |text: String| Number { text, ..Number::default() };
     let step = difference.map(step).unwrap_or_default();
-    let [p50, p99, p99_9] =
-        [point.p50_ns, point.p99_ns, point.p99_9_ns].map(|spread| format::duration(spread.median));
+    let known = |spread: Option<Spread>| {
+        plain(spread.map_or("–".to_owned(), |spread| format::duration(spread.median)))
+    };
+    let [p50, p99, p99_9] = [point.p50_ns, point.p99_ns, point.p99_9_ns].map(known);
     let iops = format::count(point.iops.median);
-    match Quantity::of(&point.cell) {
+    match quantity {
         Quantity::Latency => {
-            vec![judged(p50, point, point.p50_ns.relative()), plain(p99), plain(p99_9), plain(iops), step]
+            let p50 = judged(p50.text, point, point.p50_ns.map_or(0.0, |p50| p50.relative()));
+            vec![p50, p99, p99_9, plain(iops), step]
         }
-        Quantity::Iops => {
-            let cpu = point.cpu_ns_per_io.map_or("–".to_owned(), |cpu| format::duration(cpu.median));
-            vec![
-                judged(iops, point, point.iops.relative()),
-                plain(format::throughput(point.mib_per_s.median)),
-                plain(p50),
-                plain(p99),
-                plain(cpu),
-                step,
-            ]
-        }
+        Quantity::Iops => vec![
+            judged(iops, point, point.iops.relative()),
+            plain(format::throughput(point.mib_per_s.median)),
+            p50,
+            p99,
+            known(point.cpu_ns_per_io),
+            step,
+        ],
     }
 }
 
@@ -130,17 +136,25 @@ fn judged(text: String, point: &Point, spread: f64) -> Number {
 }
 
 fn step(difference: &Difference) -> Number {
-    let class = match difference.judgement {
-        Judgement::Cost => "cost-text",
-        Judgement::Gain => "gain-text",
-        Judgement::NotDistinguishable | Judgement::TooSmall | Judgement::OneRepeat => "flat-text",
+    let class = match charts::class_of(difference) {
+        "cost" => "cost-text",
+        "gain" => "gain-text",
+        _ => "flat-text",
     };
-    Number { text: verdict::in_short(difference), class, ..Number::default() }
+    let remark = verdict::interval(difference).map_or_else(String::new, |ends| format!("×{ends}"));
+    Number { text: verdict::in_short(difference), remark, class, ..Number::default() }
 }
 
 /// The environment, as pairs of a word and what it is.
 pub fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
     let environment = &diagnosis.environment;
+    if !environment.imported_from.is_empty() {
+        return vec![
+            ("Imported from", environment.imported_from.join(", ")),
+            ("Read", environment.started()),
+            ("Rows", diagnosis.rows.len().to_string()),
+        ];
+    }
     let mut facts = vec![
         ("Disk", environment.disk.clone()),
         ("Node", environment.node.clone()),
@@ -150,7 +164,7 @@ pub fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
         ("Memory", format::gibibytes(environment.memory_bytes)),
         ("Load average at the start", format!("{:.2}", environment.load_average)),
         ("Runs", runs(diagnosis)),
-        ("Order", format!("layers interleaved, seed {}", diagnosis.seed)),
+        ("Order", format!("cells and layers interleaved at random, seed {}", diagnosis.seed)),
     ];
     if let Some(governor) = &environment.governor {
         facts.push(("Frequency governor", governor.clone()));
@@ -173,12 +187,12 @@ fn runs(diagnosis: &Diagnosis) -> String {
         .rows
         .iter()
         .filter_map(|row| match &row.outcome {
-            crate::RunOutcome::Measured(measurement) => Some(measurement.runtime_seconds),
+            crate::RunOutcome::Measured(measurement) => measurement.runtime_seconds,
             _ => None,
         })
         .sum();
     format!(
-        "{} of {} ({layers} layers × {cells} cells × {repeats} repeats), {} of load measured",
+        "{} of {} ({layers} layers × {cells} cells × {repeats} repeats, and more where needed), {} of load measured",
         diagnosis.rows.len(),
         diagnosis.planned_runs(),
         format::duration(seconds * 1e9)
@@ -187,40 +201,55 @@ fn runs(diagnosis: &Diagnosis) -> String {
 
 /// What a reader might take from the report and should not.
 pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
-    let repeats = diagnosis.repeats;
-    vec![
-        "It names the step in which time is lost, not the cause. A layer may be slow because of what it does, of \
-         what it waits for, or of what else the machine did."
+    let mut limits = vec![
+        "It names the step in which time is lost; the cause is a hypothesis until its run is done. A layer may be slow \
+         because of what it does, of what it waits for, or of what else the machine did."
             .to_owned(),
-        "A step compares two runs, one after the other, each with its own requests; it does not follow single \
-         requests through the layers. Medians of layers do not add up for every request."
+        "A step compares two runs, each with its own requests; it does not follow single requests through the \
+         layers. Medians of layers do not add up for every request."
             .to_owned(),
         format!(
-            "Differences are judged by range: they count when no repeat of one layer reaches into the range of the \
-             other and the medians are more than {} apart. With {repeats} repeats on each side, two layers of equal \
-             speed end up apart in {} of all comparisons by chance alone; more repeats make that rarer.",
+            "Differences are judged on the logarithms of the repeats (Welch's test), all comparisons together: at most \
+             about {} of the steps that are called slower or faster, and of those called the same, are called so by \
+             chance (Benjamini and Hochberg). “Same” is shown to be within {} (two one-sided tests), “slower” and \
+             “faster” to be beyond it; what is neither is marked with a question mark. Brackets hold the factor's {} \
+             interval, which is not widened for the number of comparisons. Where a step got more repeats, the scatter \
+             of the planned ones decided how many.",
+            format::percent(FALSE_DISCOVERIES),
             format::percent(PRACTICAL_MARGIN),
-            format::percent(chance_of_separation(repeats))
+            format::percent(CONFIDENCE)
         ),
-        "The load is a closed loop: a request waits for an answer before the next one is sent. Latency under a \
-         load that does not wait is higher once the way is full."
-            .to_owned(),
-        "Reads at a layer that caches depend on what its cache held, and writes that are answered before they are \
-         on the storage show the speed of the answer, not of the storage. How long such a speed can be kept up is \
-         not measured here."
-            .to_owned(),
         format!(
-            "Rows are left out when I/Os failed, when there were fewer than {} of them, or when rate × latency is \
-             not the queue depth (more than {} above or {} below). The latter often means that the load generator, \
-             not the layer, was the limit.",
+            "“Confirmed” takes {FEWEST_REPEATS} repeats on each side and nothing that speaks against it; “likely” says \
+             what is missing. Of single runs only a loss by a factor of {SUSPICIOUS_FACTOR} or more is made anything of, \
+             and never more than “likely”."
+        ),
+        format!(
+            "Rows are left out when I/Os failed, when there were fewer than {} of them, when size × rate is not the \
+             throughput, or when rate × latency is not the queue depth (more than {} above or {} below). The latter \
+             often means that the load generator, not the layer, was the limit.",
             check::FEWEST_IOS,
             format::percent(check::MOST_ABOVE_DEPTH),
             format::percent(check::MOST_BELOW_DEPTH)
         ),
+    ];
+    if diagnosis.environment.imported_from.is_empty() {
+        limits.extend(limits_of_our_load());
+    }
+    limits
+}
+
+fn limits_of_our_load() -> [String; 3] {
+    [
+        "The load is a closed loop: a request waits for an answer before the next one is sent. Latency under a \
+         load that does not wait is higher once the way is full.",
+        "Reads at a layer that caches depend on what its cache held, and writes that are answered before they are \
+         on the storage show the speed of the answer, not of the storage. How long such a speed can be kept up is \
+         not measured here.",
         "CPU/IO is that of the threads which generated the load, not that of the layers; a dash means that \
-         they did other work too."
-            .to_owned(),
+         they did other work too.",
     ]
+    .map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -254,13 +283,17 @@ mod tests {
             assert!(table.rows.iter().all(|line| line.numbers.len() == 11));
             let export = &table.rows[5];
             assert!(export.numbers[5..].iter().all(|number| number.text == "–"));
-            assert_eq!(export.numbers[0].remark, "±3 %");
+            assert_eq!(export.numbers[0].remark, "±2 %");
         }
     }
 
     #[test]
-    fn the_limits_name_the_chance_of_a_false_difference() {
-        let limits = limits(&sample::write_back()).join(" ");
-        assert!(limits.contains("10 % of all comparisons"), "{limits}");
+    fn what_was_imported_is_not_said_to_be_measured_here() {
+        let mut diagnosis = sample::write_back();
+        assert!(facts(&diagnosis).iter().any(|(word, _)| *word == "Kernel"));
+        assert!(limits(&diagnosis).join(" ").contains("closed loop"));
+        diagnosis.environment.imported_from = vec!["table.csv".into()];
+        assert!(facts(&diagnosis).iter().all(|(word, _)| *word != "Kernel"));
+        assert!(!limits(&diagnosis).join(" ").contains("closed loop"));
     }
 }

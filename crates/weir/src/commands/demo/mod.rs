@@ -58,13 +58,18 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
 
     steps.say("each layer of the disk measured under the same load");
     let client = lab.client(&owner(&lab, LOAD)?)?;
+    // Short runs: enough to show how it looks. The verdict says what they do not support.
     let settings = Settings {
         destroy: true,
+        cells: weir_diagnose::Tier::Quick.cells(),
+        repeats: weir_diagnose::plan::FEWEST_REPEATS,
+        more: false,
         runtime: arguments.runtime.0,
-        repeats: 3,
-        quick: false,
-        seed: 1,
+        budget: None,
+        seed: Some(1),
+        resume: false,
         report: dir.join("report.html"),
+        thresholds: Vec::new(),
     };
     let outcome = diagnose(&client, LOAD, &settings)?;
     say(&format!("\n{}", weir_diagnose::table::render(&outcome.diagnosis, &outcome.findings)))?;

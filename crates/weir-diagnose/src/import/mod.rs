@@ -1,0 +1,210 @@
+//! Rows from elsewhere: hand-typed tables, fio's JSON, DiskSpd's XML.
+//!
+//! They become the same rows as our own and go through the same checks and statistics. What a file does not say
+//! stays unsaid; what it says and cannot be is an error that names the place.
+
+mod csv;
+mod diskspd;
+mod fio;
+
+use std::collections::BTreeMap;
+
+use crate::cell::{Cell, Direction, Pattern, Shape};
+use crate::environment::Environment;
+use crate::result::{Diagnosis, LayerEntry, Measurement, Position, Row, RunOutcome, SCHEMA, check_layers};
+
+/// Largest file that is read, in bytes.
+pub const LARGEST_FILE: u64 = 64 << 20;
+
+/// Most rows of one import.
+const MOST_ROWS: usize = 100_000;
+
+/// Most layers of one import.
+const MOST_LAYERS: usize = 64;
+
+/// Longest name of a layer, in characters.
+const LONGEST_NAME: usize = 100;
+
+/// Largest block of a load, in bytes.
+const LARGEST_BLOCK: u64 = 1 << 30;
+
+/// Deepest queue of a load.
+const DEEPEST_QUEUE: u32 = 1 << 20;
+
+/// What is wrong with a file, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}{place}: {problem}")]
+pub struct ImportError {
+    file: String,
+    place: String,
+    problem: String,
+}
+
+/// One row, before the layers are put together.
+struct Parsed {
+    /// For messages: `, line 3`, `, job "seq"`.
+    place: String,
+    cell: Cell,
+    measurement: Measurement,
+}
+
+/// Files that have been read. Layers stand in the order in which they first come up, from the bottom.
+#[derive(Clone, Debug, Default)]
+pub struct Import {
+    layers: Vec<LayerEntry>,
+    rows: Vec<Row>,
+    files: Vec<String>,
+}
+
+impl Import {
+    /// Reads a hand-typed table; it names the layers itself.
+    ///
+    /// # Errors
+    /// The line and column that cannot be read, and what may stand there.
+    pub fn csv(self, file: &str, text: &str) -> Result<Import, ImportError> {
+        let rows = csv::parse(text);
+        let rows = rows.map_err(|(place, problem)| error(file, &place, &problem))?;
+        let import = Import { files: with(&self.files, file), ..self };
+        rows.into_iter().try_fold(import, |import, row| {
+            import.row(file, &row.layer, row.instead_of.as_deref(), row.parsed)
+        })
+    }
+
+    /// Reads one layer's measurement: fio's JSON or DiskSpd's XML, told apart by their first character. Files of
+    /// one layer add up: the same cell once more is a repeat.
+    ///
+    /// # Errors
+    /// The place that cannot be read, or a run that says nothing about a layer (jobs at the same time, trims).
+    pub fn layer(self, layer: &str, file: &str, text: &str) -> Result<Import, ImportError> {
+        let parsed = match text.trim_start_matches('\u{feff}').trim_start() {
+            xml if xml.starts_with('<') => diskspd::parse(xml),
+            text => fio::parse(text),
+        };
+        let rows = parsed.map_err(|(place, problem)| error(file, &place, &problem))?;
+        let import = Import { files: with(&self.files, file), ..self };
+        rows.into_iter().try_fold(import, |import, parsed| import.row(file, layer, None, parsed))
+    }
+
+    fn row(
+        mut self,
+        file: &str,
+        layer: &str,
+        instead_of: Option<&str>,
+        parsed: Parsed,
+    ) -> Result<Import, ImportError> {
+        let wrong = |problem: String| error(file, &parsed.place, &problem);
+        if layer.is_empty() || layer.chars().count() > LONGEST_NAME || layer.chars().any(char::is_control) {
+            return Err(wrong(format!("a layer's name has 1 to {LONGEST_NAME} printable characters")));
+        }
+        check_cell(&parsed.cell).map_err(wrong)?;
+        if !parsed.measurement.is_finite() {
+            return Err(wrong("a number is not finite".to_owned()));
+        }
+        let position = match instead_of {
+            Some(other) => Position::AlternativeTo(other.to_owned()),
+            None => Position::OnTheWay,
+        };
+        match self.layers.iter().find(|entry| entry.name == layer) {
+            Some(entry) if entry.position != position => {
+                return Err(wrong(format!("layer {layer:?} stands somewhere else in an earlier row")));
+            }
+            Some(_) => {}
+            None => self.layers.push(LayerEntry { name: layer.to_owned(), position }),
+        }
+        if self.layers.len() > MOST_LAYERS || self.rows.len() >= MOST_ROWS {
+            return Err(wrong(format!("more than {MOST_LAYERS} layers or {MOST_ROWS} rows")));
+        }
+        let (cell, outcome) = (parsed.cell, RunOutcome::Measured(parsed.measurement));
+        self.rows.push(Row { layer: layer.to_owned(), cell, repeat: 0, outcome });
+        Ok(self)
+    }
+
+    /// The measurement that the files make up. Repeats are numbered as they come.
+    ///
+    /// # Errors
+    /// There are no rows, or an alternative names a layer that is not on the way.
+    pub fn into_diagnosis<S: AsRef<str>>(
+        mut self,
+        title: &str,
+        command: impl IntoIterator<Item = S>,
+    ) -> Result<Diagnosis, ImportError> {
+        let files = self.files.join(", ");
+        if self.rows.is_empty() {
+            return Err(error(&files, "", "there are no rows"));
+        }
+        check_layers(&self.layers).map_err(|problem| error(&files, "", &problem))?;
+        let mut cells: Vec<Cell> = Vec::new();
+        let mut counts: BTreeMap<(String, Cell), u32> = BTreeMap::new();
+        for row in &mut self.rows {
+            let count = counts.entry((row.layer.clone(), row.cell)).or_insert(0);
+            *count += 1;
+            if *count == 1 && !cells.contains(&row.cell) {
+                cells.push(row.cell);
+            }
+            row.repeat = *count;
+        }
+        let environment = Environment { imported_from: self.files, ..Environment::here(title, "", command) };
+        Ok(Diagnosis {
+            schema: SCHEMA.to_owned(),
+            environment,
+            cells,
+            layers: self.layers,
+            repeats: counts.values().copied().max().unwrap_or(1),
+            seed: 0,
+            interrupted: false,
+            rows: self.rows,
+        })
+    }
+}
+
+fn with(files: &[String], file: &str) -> Vec<String> {
+    files.iter().cloned().chain([file.to_owned()]).collect()
+}
+
+fn error(file: &str, place: &str, problem: &str) -> ImportError {
+    ImportError { file: file.to_owned(), place: place.to_owned(), problem: problem.to_owned() }
+}
+
+/// Sizes and depths that no load has are refused, not measured against.
+fn check_cell(cell: &Cell) -> Result<(), String> {
+    let block = u64::from(cell.shape.block_bytes);
+    if block == 0 || block > LARGEST_BLOCK || !block.is_multiple_of(512) {
+        return Err(format!(
+            "a block of {block} bytes: it must be a multiple of 512, at most {LARGEST_BLOCK}"
+        ));
+    }
+    if cell.threads == 0 || cell.queue_depth < cell.threads || cell.queue_depth > DEEPEST_QUEUE {
+        return Err(format!(
+            "queue depth {} with {} threads: 1 to {DEEPEST_QUEUE} in all, at least one per thread",
+            cell.queue_depth, cell.threads
+        ));
+    }
+    Ok(())
+}
+
+/// A cell from what a file says of it.
+fn cell(
+    block_bytes: u64,
+    access: (Pattern, Direction),
+    write_through: bool,
+    depth: u32,
+    threads: u32,
+) -> Result<Cell, String> {
+    let block_bytes =
+        u32::try_from(block_bytes).map_err(|_| format!("a block of {block_bytes} bytes is too large"))?;
+    let shape = Shape { write_through, ..Shape::new(block_bytes, access.0, access.1) };
+    Ok(Cell { shape, queue_depth: depth, threads })
+}
+
+/// Reads and writes with this share of reads.
+fn mix(read_percent: u64) -> Result<Direction, String> {
+    match u8::try_from(read_percent) {
+        Ok(0) => Ok(Direction::Write),
+        Ok(100) => Ok(Direction::Read),
+        Ok(percent @ 1..=99) => Ok(Direction::Mixed(percent)),
+        _ => Err(format!("{read_percent} is no percentage of reads")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,473 @@
+//! The step that costs most, with a grade, in words that say only what the numbers support.
+//!
+//! A step says between which layers time is lost; why is a matter of [`crate::hypothesis`]. No layer is named
+//! below the grade *likely*, and what would change the verdict is said.
+
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::check::Kind;
+use crate::finding::{Difference, Findings, Judgement, Quantity, SUSPICIOUS_FACTOR, Why};
+use crate::format;
+use crate::hypothesis::{self, Hypothesis};
+use crate::plan::FEWEST_REPEATS;
+use crate::result::{Diagnosis, RunOutcome};
+use crate::stats::PRACTICAL_MARGIN;
+use words::{between, plural};
+pub use words::{describe, factor, in_short, interval};
+
+/// The lowest layer is unsteady where its own repeats do not pin it down to this share: nothing above can then
+/// be known better.
+pub const UNSTEADY: f64 = 0.10;
+
+/// A generator whose threads were on a processor for this share of the time had no more to give.
+pub const BUSY_GENERATOR: f64 = 0.95;
+
+/// More repeats than this are no advice.
+const SENSIBLE_REPEATS: u32 = 50;
+
+/// How far the verdict can be relied on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grade {
+    /// A step is named; at least five repeats on each side show it and nothing speaks against it.
+    Confirmed,
+    /// A step is named; what is missing is said.
+    Likely,
+    /// Nothing is named.
+    #[default]
+    Inconclusive,
+    /// Every step was compared, and each is shown to be the same or faster.
+    NoBottleneckFound,
+    /// The load generator, not a layer, set the rate.
+    GeneratorLimited,
+}
+
+impl fmt::Display for Grade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Grade::Confirmed => "confirmed",
+            Grade::Likely => "likely",
+            Grade::Inconclusive => "inconclusive",
+            Grade::NoBottleneckFound => "no bottleneck found",
+            Grade::GeneratorLimited => "generator-limited",
+        })
+    }
+}
+
+/// A step that is named: places in [`Diagnosis::layers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// The lower layer.
+    pub from: usize,
+    /// The upper layer.
+    pub to: usize,
+}
+
+/// The statement at the top of the report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// How far it can be relied on.
+    pub grade: Grade,
+    /// The step that is named, from `likely` on.
+    pub step: Option<Step>,
+    /// One sentence.
+    pub headline: String,
+    /// Sentences with the numbers behind it.
+    pub evidence: Vec<String>,
+    /// Guesses at the cause.
+    pub hypotheses: Vec<Hypothesis>,
+    /// Sentences that limit it: interrupted, rows left out, an unsteady lowest layer.
+    pub cautions: Vec<String>,
+    /// What would raise, lower or overturn it.
+    pub would_change: Vec<String>,
+}
+
+/// Sums up the steps of a measurement. The scatter of the lowest layer is looked at first.
+#[must_use]
+pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
+    let unsteady = unsteady_cells(diagnosis, findings);
+    let mut verdict = statement(diagnosis, findings, &unsteady);
+    verdict.cautions = cautions(diagnosis, findings, &unsteady);
+    if diagnosis.interrupted {
+        verdict.would_change.push("The runs that are missing: --resume goes on with them.".to_owned());
+    }
+    verdict
+}
+
+/// Why the measurement as a whole is not to be trusted, if so: a pipeline should not act on it.
+#[must_use]
+pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
+    let (unused, rows) = (findings.unused.len(), diagnosis.rows.len());
+    if diagnosis.interrupted {
+        Some(format!("interrupted after {rows} of {} runs", diagnosis.planned_runs()))
+    } else if findings.verdict.grade == Grade::GeneratorLimited {
+        Some("the load generator was the limit".to_owned())
+    } else if 2 * unused > rows {
+        Some(format!("{unused} of {rows} rows cannot be used"))
+    } else if rows == 0 {
+        Some("there are no rows".to_owned())
+    } else {
+        None
+    }
+}
+
+/// Cells in which the lowest layer's own repeats scatter too much.
+fn unsteady_cells<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Vec<&'a crate::Cell> {
+    let Some((lowest, _)) = diagnosis.chain().next() else { return Vec::new() };
+    let points = findings.points.iter().filter(|point| point.layer == lowest);
+    points
+        .filter(|point| point.half_width().is_some_and(|width| width > UNSTEADY))
+        .map(|point| &point.cell)
+        .collect()
+}
+
+fn statement(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Verdict {
+    let leader = costliest_step(diagnosis, findings);
+    if let Some(verdict) = generator_limited(diagnosis, findings, leader.is_some()) {
+        return verdict;
+    }
+    let unknown = |headline: &str| Verdict { headline: headline.to_owned(), ..Verdict::default() };
+    if findings.points.is_empty() {
+        return unknown("Nothing was measured that could be used.");
+    }
+    if diagnosis.chain().count() < 2 {
+        return unknown("Only one layer was measured: there is no step to compare.");
+    }
+    if findings.steps.is_empty() {
+        return unknown("No cell has usable rows at two layers: there is no step to compare.");
+    }
+    match leader {
+        Some(leader) => name_step(diagnosis, findings, &leader, unsteady),
+        None => name_none(diagnosis, findings),
+    }
+}
+
+/// Most runs were limited by the generator, or no loss shows because it was.
+fn generator_limited(diagnosis: &Diagnosis, findings: &Findings, loss: bool) -> Option<Verdict> {
+    let measured = diagnosis.rows.iter().filter(|row| matches!(row.outcome, RunOutcome::Measured(_))).count();
+    let idle = |why: &Why| *why == Why::Objection(Kind::GeneratorIdle);
+    let idle = findings.unused.iter().filter(|unused| idle(&unused.why)).count();
+    let share =
+        |point: &&crate::finding::Point| point.cpu_share.is_some_and(|share| share.median >= BUSY_GENERATOR);
+    let busy = findings.points.iter().filter(share).count();
+    let (evidence, change) = if idle > 0 && 2 * idle >= measured {
+        (
+            format!(
+                "In {idle} of {measured} runs fewer requests were in flight than the queue depth asks for."
+            ),
+            "A generator that keeps the queue full: fewer other programs on its processors, or more threads.",
+        )
+    } else if !loss && busy > 0 && 2 * busy >= findings.points.len() {
+        (
+            format!(
+                "In {busy} of {} places its threads were on a processor for {} of the time or more.",
+                findings.points.len(),
+                format::percent(BUSY_GENERATOR)
+            ),
+            "More generator threads, or a faster processor: a layer that is faster than the generator cannot show it.",
+        )
+    } else {
+        return None;
+    };
+    Some(Verdict {
+        grade: Grade::GeneratorLimited,
+        headline: "The load generator was the limit, not a layer.".to_owned(),
+        evidence: vec![evidence],
+        would_change: vec![change.to_owned()],
+        ..Verdict::default()
+    })
+}
+
+/// A pair of layers and the cells in which its step is the greatest loss.
+struct Leader<'a> {
+    from: usize,
+    to: usize,
+    leads: Vec<&'a Difference>,
+    cells_compared: usize,
+    cells_with_loss: usize,
+}
+
+/// The step that is the greatest loss in the most cells; among equals, the one with the greatest factor.
+fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<Leader<'a>> {
+    let mut leaders: Vec<Leader<'a>> = Vec::new();
+    let (mut cells_compared, mut cells_with_loss) = (0, 0);
+    for cell in &diagnosis.cells {
+        let steps = || findings.steps.iter().filter(|step| step.cell == *cell);
+        cells_compared += usize::from(steps().next().is_some());
+        let losses = steps().filter(|step| step.is_loss());
+        // Within a cell every step ends in the same currency: nanoseconds add up along the way, factors
+        // of IOPS multiply.
+        let size = |step: &Difference| match step.quantity {
+            Quantity::Latency => step.change(),
+            Quantity::Iops => step.loss_factor(),
+        };
+        let Some(greatest) = losses.max_by(|a, b| size(a).total_cmp(&size(b))) else { continue };
+        cells_with_loss += 1;
+        match leaders.iter_mut().find(|leader| (leader.from, leader.to) == (greatest.from, greatest.to)) {
+            Some(leader) => leader.leads.push(greatest),
+            None => {
+                let (from, to, leads) = (greatest.from, greatest.to, vec![greatest]);
+                leaders.push(Leader { from, to, leads, cells_compared: 0, cells_with_loss: 0 });
+            }
+        }
+    }
+    let mut leader = leaders.into_iter().max_by(|a, b| {
+        a.leads.len().cmp(&b.leads.len()).then_with(|| worst(&a.leads).total_cmp(&worst(&b.leads)))
+    })?;
+    (leader.cells_compared, leader.cells_with_loss) = (cells_compared, cells_with_loss);
+    Some(leader)
+}
+
+fn worst(steps: &[&Difference]) -> f64 {
+    steps.iter().map(|step| step.loss_factor()).fold(0.0, f64::max)
+}
+
+fn name_step(
+    diagnosis: &Diagnosis,
+    findings: &Findings,
+    leader: &Leader<'_>,
+    unsteady: &[&crate::Cell],
+) -> Verdict {
+    let name = |layer: usize| &diagnosis.layers[layer].name;
+    let missing = missing_to_confirm(diagnosis, findings, leader, unsteady);
+    let grade = if missing.is_empty() && !diagnosis.interrupted { Grade::Confirmed } else { Grade::Likely };
+    let losses: Vec<&Difference> = findings
+        .steps
+        .iter()
+        .filter(|step| (step.from, step.to) == (leader.from, leader.to) && step.is_loss())
+        .collect();
+    let hypotheses = hypothesis::explain(diagnosis, findings, &losses);
+    let word = match grade {
+        Grade::Confirmed => "Confirmed",
+        _ => "Likely",
+    };
+    let headline = format!(
+        "{word}: the step from {} to {} costs most{}.",
+        name(leader.from),
+        name(leader.to),
+        only_in(findings, leader, &losses)
+    );
+    let decide = hypotheses.iter().filter(|guess| guess.standing == hypothesis::Standing::Open);
+    let would_change = missing.into_iter().chain(decide.map(|guess| guess.run.clone())).collect();
+    Verdict {
+        grade,
+        step: Some(Step { from: leader.from, to: leader.to }),
+        headline,
+        evidence: evidence(diagnosis, findings, leader),
+        hypotheses,
+        cautions: Vec::new(),
+        would_change,
+    }
+}
+
+/// Where the loss shows in one shape alone and other shapes were compared: that shape.
+fn only_in(findings: &Findings, leader: &Leader<'_>, losses: &[&Difference]) -> String {
+    let Some(shape) = losses.first().map(|loss| loss.cell.shape) else { return String::new() };
+    let others = findings.steps.iter().filter(|step| (step.from, step.to) == (leader.from, leader.to));
+    let elsewhere = others.filter(|step| step.cell.shape != shape).collect::<Vec<_>>();
+    let alone = !elsewhere.is_empty() && elsewhere.iter().all(|step| step.seems_even());
+    if alone { format!(", in {shape} alone") } else { String::new() }
+}
+
+/// What stands between this step and `confirmed`, each with what would settle it.
+fn missing_to_confirm(
+    diagnosis: &Diagnosis,
+    findings: &Findings,
+    leader: &Leader<'_>,
+    unsteady: &[&crate::Cell],
+) -> Vec<String> {
+    let mut missing = Vec::new();
+    if leader.leads.iter().all(|step| step.judgement == Judgement::Untested) {
+        missing.push(format!(
+            "Single runs have no scatter to judge by: a factor of {SUSPICIOUS_FACTOR} or more is suspicious, not shown. \
+             {FEWEST_REPEATS} repeats on each side would confirm it or take it back."
+        ));
+    } else if leader.leads.iter().all(|step| step.repeats < FEWEST_REPEATS as usize) {
+        missing.push(format!(
+            "{FEWEST_REPEATS} repeats on each side: there are fewer in every cell that shows it."
+        ));
+    }
+    if leader.leads.iter().all(|step| unsteady.contains(&&step.cell)) {
+        missing.push(
+            "A steadier lowest layer: its own repeats scatter too much in the cells that show the step."
+                .to_owned(),
+        );
+    }
+    if 2 * leader.leads.len() < leader.cells_with_loss {
+        missing.push(format!(
+            "Agreement of the cells: it is the greatest loss in {} of the {} that show a loss.",
+            leader.leads.len(),
+            leader.cells_with_loss
+        ));
+    }
+    let here =
+        |layer: &str| [leader.from, leader.to].iter().any(|index| diagnosis.layers[*index].name == layer);
+    let of_step = diagnosis.rows.iter().filter(|row| here(&row.layer)).count();
+    let unused = findings.unused.iter().filter(|unused| here(&diagnosis.rows[unused.row].layer)).count();
+    if 10 * unused > of_step {
+        missing.push(format!("Usable rows: {unused} of {of_step} at these two layers had to be left out."));
+    }
+    missing
+}
+
+fn evidence(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Vec<String> {
+    let (leads, compared) = (leader.leads.len(), plural(leader.cells_compared, "cell", "cells"));
+    let mut evidence = vec![match leader.cells_compared - leader.cells_with_loss {
+        0 => format!("It is the greatest loss in {leads} of {compared} compared."),
+        even => {
+            format!("It is the greatest loss in {leads} of {compared} compared; in {even} none is shown.")
+        }
+    }];
+    let worst = |quantity: Quantity| {
+        let losses = leader.leads.iter().filter(move |step| step.quantity == quantity);
+        losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))
+    };
+    let greatest = [Quantity::Latency, Quantity::Iops].into_iter().filter_map(worst);
+    evidence.extend(greatest.clone().map(|step| describe(step)));
+    evidence.extend(
+        greatest.max_by_key(|step| step.cell.queue_depth).and_then(|step| upward(diagnosis, findings, step)),
+    );
+    evidence.extend(elsewhere(diagnosis, findings, leader));
+    evidence.extend(whole_way(diagnosis, findings));
+    evidence.extend(gains(diagnosis, findings));
+    evidence
+}
+
+/// Whether the loss stays at every layer above: then it was not that layer's own peculiarity.
+fn upward(diagnosis: &Diagnosis, findings: &Findings, step: &Difference) -> Option<String> {
+    let base = findings.point(step.from, &step.cell)?.iops.median;
+    let above = diagnosis.chain().skip_while(|(index, _)| *index != step.to);
+    let points: Vec<f64> = above
+        .filter_map(|(index, _)| findings.point(index, &step.cell))
+        .map(|point| point.iops.median)
+        .collect();
+    let slower = points.iter().all(|iops| *iops < base / (1.0 + PRACTICAL_MARGIN));
+    if points.len() < 2 || !slower {
+        return None;
+    }
+    let list: Vec<String> = points.iter().map(|iops| format::count(*iops)).collect();
+    Some(format!(
+        "From {} upward every usable row is below {}: {}: {} IOPS against {}.",
+        diagnosis.layers[step.to].name,
+        diagnosis.layers[step.from].name,
+        step.cell,
+        list.join(", "),
+        format::count(base)
+    ))
+}
+
+/// Nothing is a loss: that is shown, or nothing is.
+fn name_none(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
+    let told = |step: &&Difference| matches!(step.judgement, Judgement::Same | Judgement::Faster);
+    let (steps, told) = (findings.steps.len(), findings.steps.iter().filter(told).count());
+    let gains: Vec<String> = gains(diagnosis, findings).into_iter().collect();
+    if steps == told {
+        return Verdict {
+            grade: Grade::NoBottleneckFound,
+            headline: "No bottleneck found: every step from layer to layer is the same or faster.".to_owned(),
+            evidence: gains,
+            would_change: vec![
+                "Cells that were not measured: other block sizes, depths, patterns.".to_owned(),
+            ],
+            ..Verdict::default()
+        };
+    }
+    let untested = findings.steps.iter().filter(|step| step.judgement == Judgement::Untested).count();
+    let evidence = format!(
+        "Of {} in {}, {told} are shown to be the same or faster, {} cannot be told, {untested} rest on single runs.",
+        plural(steps, "step", "steps"),
+        plural(diagnosis.cells.len(), "cell", "cells"),
+        steps - told - untested
+    );
+    Verdict {
+        headline: "Inconclusive: no step is shown to be a loss, and not all are shown to be none.".to_owned(),
+        evidence: std::iter::once(evidence).chain(gains).collect(),
+        would_change: vec![more_repeats(findings)],
+        ..Verdict::default()
+    }
+}
+
+/// How many repeats the scatter seen so far asks for, so that half of what is open is told.
+fn more_repeats(findings: &Findings) -> String {
+    let open = findings.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
+    let mut needed: Vec<u32> = open.map(|step| step.repeats_needed.unwrap_or(u32::MAX)).collect();
+    needed.sort_unstable();
+    match needed.get(needed.len().saturating_sub(1) / 2) {
+        Some(&repeats) if repeats <= SENSIBLE_REPEATS => format!(
+            "More repeats: with about {} on each side half of the steps that are open would be told.",
+            repeats.max(FEWEST_REPEATS)
+        ),
+        Some(_) => {
+            "A quieter machine and longer runs: with this scatter repeats alone would hardly help.".to_owned()
+        }
+        None => format!("At least {FEWEST_REPEATS} repeats on each side."),
+    }
+}
+
+/// Cells in which another step is a loss, when there are any.
+fn elsewhere(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Option<String> {
+    let others = findings
+        .steps
+        .iter()
+        .filter(|step| step.is_loss() && (step.from, step.to) != (leader.from, leader.to));
+    let worst = others.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
+    Some(format!("The greatest loss elsewhere is {}", between(diagnosis, worst)))
+}
+
+/// Where the way has several steps: what all of them together cost at worst.
+fn whole_way(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
+    let losses = findings.whole_way.iter().filter(|way| way.is_loss());
+    let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
+    let name = |layer: usize| &diagnosis.layers[layer].name;
+    Some(format!(
+        "The whole way, from {} to {}, loses most here: {}",
+        name(worst.from),
+        name(worst.to),
+        describe(worst)
+    ))
+}
+
+fn gains(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
+    let gains = findings.steps.iter().filter(|step| step.judgement == Judgement::Faster);
+    let best = gains.min_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
+    Some(format!("The greatest gain is {}", between(diagnosis, best)))
+}
+
+fn cautions(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Vec<String> {
+    let mut cautions = Vec::new();
+    if !unsteady.is_empty() {
+        let lowest = diagnosis.chain().next().map_or("", |(_, layer)| layer.name.as_str());
+        let named: Vec<String> = unsteady.iter().take(3).map(|cell| cell.to_string()).collect();
+        let more = if unsteady.len() > 3 { "; …" } else { "" };
+        cautions.push(format!(
+            "The lowest layer, {lowest}, is not steady: in {} of {} its own repeats do not pin it down to {} ({}{more}). \
+             Nothing above can be known better there.",
+            unsteady.len(),
+            plural(diagnosis.cells.len(), "cell", "cells"),
+            format::percent(UNSTEADY),
+            named.join("; ")
+        ));
+    }
+    if diagnosis.interrupted {
+        cautions.push(format!(
+            "Interrupted: {} of {} were done, so some cells rest on fewer repeats or are missing.",
+            diagnosis.rows.len(),
+            plural(diagnosis.planned_runs(), "run", "runs")
+        ));
+    }
+    if !findings.unused.is_empty() {
+        cautions.push(format!(
+            "{} of {} not used; the reasons are listed below.",
+            findings.unused.len(),
+            plural(diagnosis.rows.len(), "row is", "rows are")
+        ));
+    }
+    cautions
+}

@@ -1,0 +1,155 @@
+use super::*;
+use crate::finding::find;
+use crate::sample::{self, Numbers};
+
+fn conclude_chain(layers: &[(&str, Numbers)]) -> Verdict {
+    find(&sample::chain(layers)).verdict
+}
+
+/// The measured rows of a sample, to be changed.
+fn change(diagnosis: &mut Diagnosis, change: impl Fn(&mut crate::Measurement)) {
+    for row in &mut diagnosis.rows {
+        let RunOutcome::Measured(measurement) = &mut row.outcome else { panic!("measured") };
+        change(measurement);
+    }
+}
+
+fn two() -> Diagnosis {
+    sample::chain(&[("backing", Numbers::steady(40e3)), ("export", Numbers::steady(90e3))])
+}
+
+#[test]
+fn the_step_that_costs_most_is_named_with_its_numbers() {
+    let verdict = find(&sample::write_back()).verdict;
+    assert_eq!(verdict.grade, Grade::Confirmed);
+    assert_eq!(verdict.step, Some(Step { from: 3, to: 5 }));
+    assert_eq!(verdict.headline, "Confirmed: the step from accel write-back+1 to nbd export costs most.");
+    let evidence = verdict.evidence.join("\n");
+    assert!(evidence.starts_with("It is the greatest loss in 8 of 8 cells compared."), "{evidence}");
+    assert!(evidence.contains("median latency 38.0 µs → 92.0 µs (+54.0 µs, ×2.42 [2.3"), "{evidence}");
+    let whole = "The whole way, from backing to nbd export, loses most here: ";
+    assert!(evidence.contains(whole) && evidence.contains("(×0.62 ["), "{evidence}");
+    assert!(evidence.contains("greatest gain is from backing to accel write-back+1; 8K"), "{evidence}");
+    assert!(verdict.cautions.is_empty() && verdict.would_change.is_empty(), "{verdict:?}");
+}
+
+#[test]
+fn in_a_cell_the_greatest_addition_counts_and_not_the_greatest_factor() {
+    let verdict = conclude_chain(&[
+        ("a", Numbers::steady(1e3)),
+        ("b", Numbers::steady(5e3)),
+        ("c", Numbers::steady(20e3)),
+    ]);
+    // QD 1: b → c adds more; QD 32: a → b loses the greater share. Four cells each: the factor decides.
+    assert_eq!(verdict.headline, "Confirmed: the step from a to b costs most.");
+    assert!(verdict.evidence[0].contains("in 4 of 8 cells"));
+    let elsewhere = |line: &String| line.starts_with("The greatest loss elsewhere is from b to c; ");
+    assert!(verdict.evidence.iter().any(elsewhere));
+}
+
+#[test]
+fn cells_in_which_no_loss_shows_are_counted() {
+    let mut diagnosis = two();
+    let even = diagnosis.cells[..3].to_vec();
+    for row in diagnosis.rows.iter_mut().filter(|row| even.contains(&row.cell)) {
+        row.outcome = RunOutcome::Measured(sample::measurement(&row.cell, 40e3));
+    }
+    let verdict = find(&diagnosis).verdict;
+    assert_eq!(verdict.evidence[0], "It is the greatest loss in 5 of 8 cells compared; in 3 none is shown.");
+}
+
+#[test]
+fn what_is_missing_to_confirm_makes_it_likely_and_is_said() {
+    let likely = |diagnosis: &Diagnosis, what: &str| {
+        let verdict = find(diagnosis).verdict;
+        assert_eq!((verdict.grade, verdict.step.is_some()), (Grade::Likely, true), "{what}");
+        assert!(verdict.headline.starts_with("Likely: the step from backing to export"));
+        assert!(verdict.would_change.iter().any(|line| line.contains(what)), "{:?}", verdict.would_change);
+    };
+    assert_eq!(find(&two()).verdict.grade, Grade::Confirmed);
+    let mut few = two();
+    few.rows.retain(|row| row.repeat <= 3);
+    likely(&few, "5 repeats on each side: there are fewer");
+    let mut once = two();
+    once.rows.retain(|row| row.repeat == 1);
+    likely(&once, "Single runs have no scatter");
+    let mut interrupted = two();
+    interrupted.interrupted = true;
+    likely(&interrupted, "--resume");
+    let mut rejected = two();
+    for row in rejected.rows.iter_mut().filter(|row| row.repeat == 5 && row.layer == "export") {
+        row.outcome = RunOutcome::Failed("no".into());
+        likely(&few, "5 repeats");
+    }
+    assert_eq!(find(&rejected).verdict.grade, Grade::Likely);
+    let unsteady =
+        sample::chain(&[("backing", Numbers::scattered(40e3, 0.3)), ("export", Numbers::steady(200e3))]);
+    likely(&unsteady, "A steadier lowest layer");
+    assert!(find(&unsteady).verdict.cautions[0].contains("backing, is not steady: in 8 of 8 cells"));
+}
+
+#[test]
+fn no_bottleneck_is_a_statement_that_needs_evidence() {
+    let even = [("backing", Numbers::steady(40e3)), ("accel", Numbers::steady(40.2e3))];
+    let verdict = conclude_chain(&even);
+    assert_eq!((verdict.grade, verdict.step), (Grade::NoBottleneckFound, None));
+    assert!(verdict.evidence.is_empty());
+
+    let faster = conclude_chain(&[("backing", Numbers::steady(40e3)), ("accel", Numbers::steady(10e3))]);
+    assert_eq!(faster.grade, Grade::NoBottleneckFound);
+    assert!(faster.evidence[0].starts_with("The greatest gain is from backing to accel; "));
+
+    let scattered = conclude_chain(&[even[0], ("accel", Numbers::scattered(40.2e3, 0.1))]);
+    assert_eq!((scattered.grade, scattered.step), (Grade::Inconclusive, None));
+    assert!(scattered.evidence[0].contains("Of 8 steps in 8 cells, 0 are shown"), "{:?}", scattered.evidence);
+    assert!(
+        scattered.would_change[0].starts_with("More repeats: with about "),
+        "{:?}",
+        scattered.would_change
+    );
+
+    let wild = conclude_chain(&[even[0], ("accel", Numbers::scattered(40.2e3, 0.9))]);
+    assert!(wild.would_change[0].starts_with("A quieter machine"), "{:?}", wild.would_change);
+
+    let mut once = sample::chain(&even);
+    once.rows.retain(|row| row.repeat == 1);
+    let once = find(&once).verdict;
+    assert_eq!(once.grade, Grade::Inconclusive);
+    assert!(once.evidence[0].ends_with("8 rest on single runs."), "{:?}", once.evidence);
+}
+
+#[test]
+fn a_generator_that_is_the_limit_is_named_and_no_layer() {
+    let mut idle = two();
+    change(&mut idle, |row| row.mean_ns = row.mean_ns.map(|ns| ns * 0.5));
+    let findings = find(&idle);
+    assert_eq!((findings.verdict.grade, findings.verdict.step), (Grade::GeneratorLimited, None));
+    assert!(distrust(&idle, &findings).unwrap().contains("generator"));
+
+    let busy = |layers: &[(&str, Numbers)]| {
+        let mut diagnosis = sample::chain(layers);
+        change(&mut diagnosis, |row| row.cpu_seconds = Some(9.9));
+        find(&diagnosis).verdict.grade
+    };
+    assert_eq!(busy(&[("a", Numbers::steady(1e3)), ("b", Numbers::steady(1e3))]), Grade::GeneratorLimited);
+    // A loss shows all the same: the generator was not in the way of seeing it.
+    assert_eq!(busy(&[("a", Numbers::steady(1e3)), ("b", Numbers::steady(3e3))]), Grade::Confirmed);
+}
+
+#[test]
+fn where_nothing_can_be_said_nothing_is() {
+    let single = conclude_chain(&[("backing", Numbers::steady(40e3))]);
+    assert_eq!((single.grade, single.step), (Grade::Inconclusive, None));
+    assert!(single.headline.contains("Only one layer"));
+
+    let mut apart = two();
+    apart.rows.retain(|row| (row.layer == "backing") == (row.cell.queue_depth == 1));
+    assert!(find(&apart).verdict.headline.contains("No cell has usable rows at two layers"));
+
+    let mut empty = two();
+    empty.rows.clear();
+    let findings = find(&empty);
+    assert!(findings.verdict.headline.contains("Nothing was measured"));
+    assert!(distrust(&empty, &findings).is_some());
+    assert_eq!(distrust(&two(), &find(&two())), None);
+}

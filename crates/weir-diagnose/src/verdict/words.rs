@@ -1,0 +1,66 @@
+//! A difference in words: the same in tables, charts and sentences.
+
+use crate::finding::{Difference, Judgement, Quantity};
+use crate::format;
+use crate::result::Diagnosis;
+
+/// Where it is, and its numbers.
+pub(super) fn between(diagnosis: &Diagnosis, step: &Difference) -> String {
+    let name = |layer: usize| &diagnosis.layers[layer].name;
+    format!("from {} to {}; {}", name(step.from), name(step.to), describe(step))
+}
+
+/// One step in numbers: `4K random read, QD 1: median latency 12.1 µs → 50.3 µs (+38.2 µs, ×4.16 [4.10, 4.22]).`
+#[must_use]
+pub fn describe(step: &Difference) -> String {
+    let (before, after) = (step.before.median, step.after.median);
+    let factor = factor(step);
+    match step.quantity {
+        Quantity::Latency => format!(
+            "{}: median latency {} → {} ({}, {factor}).",
+            step.cell,
+            format::duration(before),
+            format::duration(after),
+            format::signed_duration(step.change())
+        ),
+        Quantity::Iops => {
+            format!("{}: {} → {} IOPS ({factor}).", step.cell, format::count(before), format::count(after))
+        }
+    }
+}
+
+/// The ratio with its interval, where there is one.
+#[must_use]
+pub fn factor(step: &Difference) -> String {
+    let ratio = format::factor(step.ratio);
+    interval(step).map_or(ratio.clone(), |ends| format!("{ratio} {ends}"))
+}
+
+/// The ends of the ratio's interval: `[4.10, 4.22]`.
+#[must_use]
+pub fn interval(step: &Difference) -> Option<String> {
+    let interval = step.interval?;
+    let ends = [interval.low, interval.high].map(|end| format::factor(end).replace('×', ""));
+    Some(format!("[{}]", ends.join(", ")))
+}
+
+/// What may be said about a difference, in the few words of a table's cell.
+#[must_use]
+pub fn in_short(difference: &Difference) -> String {
+    let numbers = match difference.quantity {
+        Quantity::Latency => format::signed_duration(difference.change()),
+        Quantity::Iops => format::factor(difference.ratio),
+    };
+    match difference.judgement {
+        Judgement::Slower => format!("{numbers} slower"),
+        Judgement::Faster => format!("{numbers} faster"),
+        Judgement::Same => "same".to_owned(),
+        Judgement::Inconclusive => format!("{numbers} ?"),
+        Judgement::Untested => format!("{numbers} (one run)"),
+    }
+}
+
+/// A count with its noun.
+pub(super) fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}

@@ -1,0 +1,360 @@
+//! The measurement of a disk: how much, how long, and that nothing of it is lost.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_diagnose::load::{LoadOptions, LoadTarget};
+use weir_diagnose::tier::{self, RUNTIME};
+use weir_diagnose::{
+    Cell, Diagnosis, Direction, Environment, Plan, Progress, RunOutcome, Start, Target, Threshold, measure,
+};
+use weir_load::run::Monitor;
+use weir_node::api::DiskView;
+use weir_node::client::Client;
+use weir_node::units::about;
+
+use super::files::{Outcome, check_writable, json_of, replace};
+use super::layers::{exports, layers, other_policies};
+use super::{UNSAFE, usage};
+use crate::cli::{DiagnoseArgs, Global};
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Bytes that are measured on, at most: more than any cache of a small machine's processor, soon filled.
+const RANGE: u64 = 256 << 20;
+
+/// The range is a multiple of this: it is filled in such pieces.
+const FILL_BLOCK: u64 = 1 << 20;
+
+/// What was measured so far is written down at least this often.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+
+/// The part of a budget that the planned repeats take; the rest is for steps that need more.
+const PLANNED_SHARE: f64 = 0.75;
+
+/// A resumed measurement must have runs of the same length, within this share.
+const SAME_LENGTH: f64 = 0.2;
+
+/// What is to be measured, apart from the disk.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Writes are allowed.
+    pub destroy: bool,
+    /// The cells; those that write are left out unless `destroy` is set.
+    pub cells: Vec<Cell>,
+    /// Runs of each cell on each layer.
+    pub repeats: u32,
+    /// Whether steps that cannot be told get more.
+    pub more: bool,
+    /// Time for each run, unless a budget shortens it.
+    pub runtime: Duration,
+    /// Time for everything.
+    pub budget: Option<Duration>,
+    /// Seed of the order; `None` takes one from the clock.
+    pub seed: Option<u64>,
+    /// Goes on with what is beside the report.
+    pub resume: bool,
+    /// The report's HTML file; JSON and JUnit go beside it.
+    pub report: PathBuf,
+    /// What JUnit counts as a failure.
+    pub thresholds: Vec<Threshold>,
+}
+
+impl Settings {
+    /// What the command line asks for.
+    pub fn of(arguments: &DiagnoseArgs) -> Settings {
+        Settings {
+            destroy: arguments.destroy,
+            cells: arguments.tier.tier().cells(),
+            repeats: arguments.repeats,
+            more: true,
+            runtime: arguments.runtime.as_ref().map_or(RUNTIME, |period| period.0),
+            budget: arguments.budget.as_ref().map(|period| period.0),
+            seed: arguments.seed,
+            resume: arguments.resume,
+            report: arguments.report.clone(),
+            thresholds: arguments.fail_on.clone(),
+        }
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let allowed = |cell: &&Cell| self.destroy || cell.shape.direction == Direction::Read;
+        self.cells.iter().filter(allowed).copied().collect()
+    }
+
+    /// The time of each run and the runs beyond the planned ones, for so many layers.
+    fn time(&self, layers: usize) -> Result<(Duration, usize), Failure> {
+        let runs = self.cells().len() * layers * self.repeats as usize;
+        let Some(budget) = self.budget else {
+            return Ok((self.runtime, if self.more { runs } else { 0 }));
+        };
+        let runtime = tier::runtime_within(budget.mul_f64(PLANNED_SHARE), runs, self.runtime).map_err(|least| {
+            let least = least.div_f64(PLANNED_SHARE);
+            usage(format!(
+                "{runs} runs do not fit into {}: they take {} at least; give more, or a smaller --tier or fewer --repeats",
+                minutes(budget),
+                minutes(least)
+            ))
+        })?;
+        let left = budget.saturating_sub(tier::time_of(runs, runtime)).as_secs_f64();
+        let more = (left / tier::time_of(1, runtime).as_secs_f64()) as usize;
+        Ok((runtime, if self.more { more.min(runs) } else { 0 }))
+    }
+}
+
+/// What a measurement will do.
+#[derive(Debug, Serialize)]
+struct Intent {
+    cells: Vec<String>,
+    layers: Vec<String>,
+    repeats: u32,
+    runs: usize,
+    extra_runs_at_most: usize,
+    /// Bytes of the disk that are filled first and then overwritten again and again; 0 when only reads are measured.
+    bytes_overwritten: u64,
+    /// Bytes of the disk that are measured on.
+    bytes_range: u64,
+    seconds_per_run: f64,
+    seconds: f64,
+    seconds_at_most: f64,
+}
+
+impl Intent {
+    fn text(&self) -> String {
+        let mut lines: Vec<String> = self.cells.iter().map(|cell| format!("  {cell}")).collect();
+        lines.insert(0, format!("{} cells:", self.cells.len()));
+        lines.push(format!("{} layers: {}", self.layers.len(), self.layers.join(", ")));
+        lines.push(format!(
+            "{} runs of {:.1} s ({} repeats), up to {} more where a step cannot be told",
+            self.runs, self.seconds_per_run, self.repeats, self.extra_runs_at_most
+        ));
+        lines.push(match self.bytes_overwritten {
+            0 => format!("bytes: {} are read, none written (no --destroy)", about(self.bytes_range)),
+            bytes => format!("bytes: {} are filled, then overwritten in every writing run", about(bytes)),
+        });
+        let time = |seconds: f64| minutes(Duration::from_secs_f64(seconds));
+        lines.push(format!("time: {}, {} at most", time(self.seconds), time(self.seconds_at_most)));
+        lines.join("\n")
+    }
+}
+
+/// Says what would be done.
+pub fn dry_run(global: &Global, client: &Client, disk: &str, settings: &Settings) -> Result<(), Failure> {
+    let view = open_disk(client, disk)?;
+    let range = range(&view)?;
+    let (monitor, options) = (Monitor::new(), options(settings, range, RUNTIME, 0));
+    let policies = other_policies(client, &view)?;
+    let targets = layers(client, &view, &options, &policies, exports(&view, &options, &monitor)?);
+    let (cells, (runtime, extra)) = (settings.cells(), settings.time(targets.len())?);
+    let runs = cells.len() * targets.len() * settings.repeats as usize;
+    let intent = Intent {
+        cells: cells.iter().map(Cell::to_string).collect(),
+        layers: targets.iter().map(|target| target.name().to_owned()).collect(),
+        repeats: settings.repeats,
+        runs,
+        extra_runs_at_most: extra,
+        bytes_overwritten: if settings.destroy { range } else { 0 },
+        bytes_range: range,
+        seconds_per_run: runtime.as_secs_f64(),
+        seconds: tier::time_of(runs, runtime).as_secs_f64(),
+        seconds_at_most: tier::time_of(runs + extra, runtime).as_secs_f64(),
+    };
+    print(global.output, &intent, Intent::text)
+}
+
+/// Measures a disk through the API of its owner and writes the report.
+pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outcome, Failure> {
+    let view = open_disk(client, disk)?;
+    if let Some(clients @ 1..) = view.detail.as_ref().map(|detail| detail.clients) {
+        let message =
+            format!("{clients} clients are connected to disk {disk}; their load would be measured with ours");
+        return Err(Failure { code: UNSAFE, message });
+    }
+    let range = range(&view)?;
+    let start = start(disk, &view, settings)?;
+    let seed = match &start {
+        Start::Fresh(environment) => settings.seed.unwrap_or(environment.started_unix),
+        Start::Resume(earlier) => settings.seed.unwrap_or(earlier.seed),
+    };
+    // The number of layers decides how long each run may be; the exports are among them.
+    let policies = other_policies(client, &view)?;
+    let count = 2 + policies.len() + view.uris.len();
+    let (runtime, extra_runs) = settings.time(count)?;
+    same_length(&start, runtime)?;
+    let start = with_command(start, seed, settings);
+    let plan = Plan { cells: settings.cells(), repeats: settings.repeats, extra_runs, seed };
+    let (options, monitor) = (options(settings, range, runtime, seed), Monitor::new());
+    let exports = exports(&view, &options, &monitor)?;
+    announce(&plan, count, runtime);
+    // What cannot be written in the end is not worth the time.
+    check_writable(&settings.report)?;
+    if settings.destroy {
+        fill(&exports[0], range)?;
+    }
+    let mut targets = layers(client, &view, &options, &policies, exports);
+    let diagnosis = go(&plan, &mut targets, start, settings);
+    drop(targets);
+    // Written before anything else can fail.
+    let outcome = Outcome::write(diagnosis?, &settings.report, &settings.thresholds);
+    client.set_policy(disk, &view.requested)?;
+    outcome
+}
+
+fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
+    let view = client.disk(disk)?;
+    let Some(owner) = view.owner.clone().filter(|_| view.detail.is_some()) else {
+        return Err(Failure::refused(format!(
+            "disk {disk} is not open on the node that was asked; `weir disk export {disk}`"
+        )));
+    };
+    if view.uris.is_empty() {
+        return Err(Failure::refused(format!("node {owner} exports nothing; set nbd.unix or nbd.tcp")));
+    }
+    Ok(view)
+}
+
+fn range(view: &DiskView) -> Result<u64, Failure> {
+    match view.size.min(RANGE) & !(FILL_BLOCK - 1) {
+        0 => Err(Failure::refused(format!("disk {} is smaller than {}", view.name, about(FILL_BLOCK)))),
+        range => Ok(range),
+    }
+}
+
+fn start(disk: &str, view: &DiskView, settings: &Settings) -> Result<Start, Failure> {
+    if !settings.resume {
+        let node = view.owner.clone().unwrap_or_default();
+        let mut environment = Environment::here(disk, &node, std::env::args());
+        environment.versions.insert("weir".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+        return Ok(Start::Fresh(environment));
+    }
+    let json = json_of(&settings.report);
+    let wrong = |problem: &dyn std::fmt::Display| usage(format!("{}: {problem}", json.display()));
+    let text = std::fs::read_to_string(&json).map_err(|error| wrong(&error))?;
+    let earlier = Diagnosis::from_json(&text).map_err(|error| wrong(&error))?;
+    if earlier.environment.disk != disk {
+        return Err(wrong(&format!("it is of disk {}", earlier.environment.disk)));
+    }
+    Ok(Start::Resume(earlier))
+}
+
+/// Short runs and long ones must not end up in one measurement.
+fn same_length(start: &Start, runtime: Duration) -> Result<(), Failure> {
+    let Start::Resume(earlier) = start else { return Ok(()) };
+    let length = earlier.rows.iter().find_map(|row| match &row.outcome {
+        RunOutcome::Measured(measurement) => measurement.runtime_seconds,
+        _ => None,
+    });
+    let same = |length: &f64| (length / runtime.as_secs_f64() - 1.0).abs() <= SAME_LENGTH;
+    match length.filter(|length| !same(length)) {
+        Some(length) => Err(usage(format!(
+            "the runs to be gone on with took {length:.2} s each, these would take {:.2} s; give the same --runtime or --budget",
+            runtime.as_secs_f64()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A seed from the clock is part of the command that repeats the measurement.
+fn with_command(start: Start, seed: u64, settings: &Settings) -> Start {
+    match start {
+        Start::Fresh(mut environment) if settings.seed.is_none() => {
+            environment.command.push_str(&format!(" --seed {seed}"));
+            Start::Fresh(environment)
+        }
+        start => start,
+    }
+}
+
+fn announce(plan: &Plan, layers: usize, runtime: Duration) {
+    let runs = plan.cells.len() * layers * plan.repeats as usize;
+    eprintln!(
+        "{} cells × {layers} layers × {} repeats: {runs} runs of {:.1} s, {}, {} at most; seed {}",
+        plan.cells.len(),
+        plan.repeats,
+        runtime.as_secs_f64(),
+        minutes(tier::time_of(runs, runtime)),
+        minutes(tier::time_of(runs + plan.extra_runs, runtime)),
+        plan.seed
+    );
+}
+
+fn fill(export: &LoadTarget<'_>, range: u64) -> Result<(), Failure> {
+    export.prefill().map_err(Failure::failed)?;
+    eprintln!("filled {} before the measurement", about(range));
+    Ok(())
+}
+
+fn go(
+    plan: &Plan,
+    targets: &mut [Box<dyn Target + '_>],
+    start: Start,
+    settings: &Settings,
+) -> Result<Diagnosis, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let bar = progress_bar();
+    let json = json_of(&settings.report);
+    let mut saved = Nanos::now();
+    let mut show = |progress: Progress<'_>| match progress {
+        Progress::Starting { done, total, layer, run } => {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+            bar.set_message(format!("{layer}: {}", run.cell));
+        }
+        Progress::Finished { done, so_far, .. } => {
+            bar.set_position(done as u64);
+            if Nanos::now().since(saved) >= SAVE_EVERY {
+                saved = Nanos::now();
+                // A disk that is full now may not be in the end: the measurement goes on, and the rows are in memory.
+                let text = so_far.to_json().map_err(Failure::failed);
+                if let Err(failure) = text.and_then(|text| replace(&json, &text)) {
+                    bar.suspend(|| eprintln!("weir: {}", failure.message));
+                }
+            }
+        }
+    };
+    let diagnosis = interruptible(&stop, || measure(plan, targets, start, &stop, &mut show))?;
+    bar.finish_and_clear();
+    diagnosis.map_err(usage)
+}
+
+/// About how long, as people say it.
+fn minutes(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    if seconds < 300.0 {
+        format!("about {seconds:.0} s")
+    } else if seconds < 5400.0 {
+        format!("about {:.0} min", seconds / 60.0)
+    } else {
+        format!("about {:.1} h", seconds / 3600.0)
+    }
+}
+
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Ctrl-C ends the measurement after the run under way; what was measured is kept.
+fn interruptible<T>(stop: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let stop = Arc::clone(stop);
+    runtime.spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    let result = work();
+    runtime.shutdown_background();
+    Ok(result)
+}
+
+/// What all runs have in common.
+fn options(settings: &Settings, range: u64, runtime: Duration, seed: u64) -> LoadOptions {
+    let warmup = tier::warmup(runtime);
+    LoadOptions { runtime, warmup, size: Some(range), seed, destroy: settings.destroy }
+}

@@ -1,0 +1,73 @@
+//! `weir diagnose`: the same load on every layer of a disk, or rows from elsewhere, and what follows from them. The
+//! method is `weir-diagnose`'s; here are the arguments, the files and the exit code.
+
+mod files;
+mod import;
+mod layers;
+mod measure;
+
+use weir_diagnose::{Findings, Threshold, verdict};
+
+use crate::cli::{DiagnoseArgs, Global};
+use crate::cluster::owner_of;
+use crate::failure::Failure;
+use crate::output::print;
+
+pub use files::Outcome;
+pub use measure::{Settings, diagnose};
+
+/// Exit codes of this command, where they differ from the others'; see its `--help`.
+const THRESHOLD: u8 = 1;
+const USAGE: u8 = 4;
+const NOT_TRUSTED: u8 = 6;
+const UNSAFE: u8 = 7;
+
+/// Carries out `weir diagnose`.
+pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
+    let outcome = match (&arguments.disk, arguments.import.as_slice()) {
+        (Some(disk), []) => {
+            let client = owner_of(global, disk)?;
+            let settings = Settings::of(arguments);
+            if arguments.dry_run {
+                return measure::dry_run(global, &client, disk, &settings).map_err(for_pipelines);
+            }
+            measure::diagnose(&client, disk, &settings)
+        }
+        (None, files @ [_, ..]) => import::import(files, &arguments.report, &arguments.fail_on),
+        _ => Err(usage("name a disk, or files to --import")),
+    };
+    let outcome = outcome.map_err(for_pipelines)?;
+    print(global.output, &outcome.summary(), |_| outcome.text())?;
+    judge(&outcome, &arguments.fail_on)
+}
+
+/// The exit code of what came out: a measurement that cannot be trusted keeps to no threshold and breaks none.
+fn judge(outcome: &Outcome, thresholds: &[Threshold]) -> Result<(), Failure> {
+    let (diagnosis, findings): (_, &Findings) = (&outcome.diagnosis, &outcome.findings);
+    if let Some(why) = verdict::distrust(diagnosis, findings) {
+        return Err(Failure {
+            code: NOT_TRUSTED,
+            message: format!("measured, but not to be trusted: {why}"),
+        });
+    }
+    let broken: Vec<String> =
+        thresholds.iter().filter_map(|threshold| threshold.broken(diagnosis, findings)).collect();
+    if broken.is_empty() {
+        return Ok(());
+    }
+    Err(Failure { code: THRESHOLD, message: format!("a threshold failed: {}", broken.join("; ")) })
+}
+
+fn usage(message: impl std::fmt::Display) -> Failure {
+    Failure { code: USAGE, message: message.to_string() }
+}
+
+/// The codes of other commands that mean something else here.
+fn for_pipelines(failure: Failure) -> Failure {
+    let code = match failure.code {
+        1 => NOT_TRUSTED,
+        2 => USAGE,
+        code => code,
+    };
+    Failure { code, ..failure }
+}
