@@ -1,5 +1,6 @@
 //! Runs a workload on a target: one loop for each thread, between a generator and an engine.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -55,11 +56,12 @@ pub fn run(
 ) -> Result<Summary, LoadError> {
     let size = target.prepare(workload, destroy)?;
     let spans = workload.spans(size)?;
+    let common = Arc::new(AtomicU64::new(0));
     let results = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..)
             .zip(&spans)
             .map(|(number, span)| {
-                let job = Job { target, workload, span: *span, number, monitor };
+                let job = Job { target, workload, span: *span, number, common: Arc::clone(&common), monitor };
                 std::thread::Builder::new()
                     .name(format!("weir-load-{number}"))
                     .spawn_scoped(scope, move || job.run())
@@ -77,6 +79,7 @@ pub fn run(
     let mut summary = Summary::new(&target.to_string(), whole.engine, workload, &whole.tally, whole.runtime);
     summary.cpu_seconds = Some(whole.cpu.as_secs_f64());
     summary.first_error = whole.first_error;
+    summary.never_made = whole.never_made;
     summary.verification = whole.verification;
     Ok(summary)
 }
@@ -89,6 +92,7 @@ struct Part {
     runtime: Duration,
     cpu: Duration,
     first_error: Option<String>,
+    never_made: u64,
     verification: Option<Verification>,
 }
 
@@ -97,6 +101,7 @@ impl Part {
         self.tally.add(&other.tally);
         self.runtime = self.runtime.max(other.runtime);
         self.cpu += other.cpu;
+        self.never_made += other.never_made;
         self.first_error = self.first_error.take().or(other.first_error);
         if let (Some(mine), Some(theirs)) = (&mut self.verification, other.verification) {
             mine.add(theirs);
@@ -110,6 +115,8 @@ struct Job<'a> {
     workload: &'a Workload,
     span: Span,
     number: u32,
+    /// Of a sequence that the threads share.
+    common: Arc<AtomicU64>,
     monitor: &'a Monitor,
 }
 
@@ -145,7 +152,8 @@ impl Job<'_> {
         let checker =
             self.workload.verify.then(|| Checker::new(self.workload, self.span, self.number)).transpose()?;
         let start = Nanos::now();
-        let generator = Generator::new(self.workload, self.span, self.number, start)?;
+        let mut generator = Generator::new(self.workload, self.span, self.number, start)?;
+        generator.share(&self.common);
         let mut lane = Lane {
             engine,
             generator,
@@ -165,8 +173,16 @@ impl Job<'_> {
         let (runtime, cpu) = (Nanos::now() - counted_from, cpu::of_this_thread() - cpu_before);
         let verification = lane.check_all()?;
         let engine = lane.engine.name();
-        let first_error = lane.first_error;
-        Ok(Part { engine, tally: lane.generator.into_tally(), runtime, cpu, first_error, verification })
+        let (first_error, never_made) = (lane.first_error, lane.generator.never_made());
+        Ok(Part {
+            engine,
+            tally: lane.generator.into_tally(),
+            runtime,
+            cpu,
+            first_error,
+            never_made,
+            verification,
+        })
     }
 }
 

@@ -27,6 +27,13 @@ pub struct Summary {
     pub runtime_seconds: f64,
     /// CPU seconds of the load's own threads in that time, user and system; `None` when they did other work too.
     pub cpu_seconds: Option<f64>,
+    /// What `latency_ns` counts from: `issue`, or with a rate `intended_start`.
+    #[serde(default)]
+    pub latency_from: LatencyFrom,
+    /// With a rate: requests that were due before the end and never made, because the queue was full. They are in no
+    /// histogram; with any of them the latencies are those of a load that the target does not sustain.
+    #[serde(default)]
+    pub never_made: u64,
     /// Reads and writes, as far as there were any.
     pub kinds: Vec<KindSummary>,
     /// What the first failed request was told.
@@ -52,6 +59,21 @@ pub struct KindSummary {
     pub mib_per_second: f64,
     /// From issue (with a rate: from the intended start) to answer, in nanoseconds.
     pub latency_ns: Latency,
+    /// With a rate: from issue to answer, in nanoseconds. It leaves out the wait for room in the queue, so it
+    /// hides stalls (coordinated omission); `None` without a rate, where `latency_ns` is that already.
+    #[serde(default)]
+    pub issue_latency_ns: Option<Latency>,
+}
+
+/// The moment that a latency counts from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LatencyFrom {
+    /// When the request was handed to the target.
+    #[default]
+    Issue,
+    /// When the request was due by the rate's clock.
+    IntendedStart,
 }
 
 /// A distribution of latencies, in nanoseconds; percentiles are within 1 %.
@@ -129,6 +151,18 @@ impl Latency {
 }
 
 impl KindSummary {
+    /// A row of the table.
+    fn cells(&self, name: &str, latency: &Latency) -> Vec<String> {
+        let mut cells =
+            vec![name.to_string(), format!("{:.0}", self.iops), format!("{:.1}", self.mib_per_second)];
+        cells.push(format_latency(latency.mean));
+        let percentiles =
+            [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
+        cells.extend(percentiles.map(|value| format_latency(value as f64)));
+        cells.push(self.errors.to_string());
+        cells
+    }
+
     fn of(kind: IoKind, tally: &KindTally, runtime: Duration) -> KindSummary {
         let per_second = |count: f64| if runtime.is_zero() { 0.0 } else { count / runtime.as_secs_f64() };
         KindSummary {
@@ -139,6 +173,7 @@ impl KindSummary {
             iops: per_second(tally.ios as f64),
             mib_per_second: per_second(tally.bytes as f64 / f64::from(1 << 20)),
             latency_ns: Latency::of(&tally.latency),
+            issue_latency_ns: (!tally.service.is_empty()).then(|| Latency::of(&tally.service)),
         }
     }
 }
@@ -155,6 +190,11 @@ impl Summary {
             workload: workload.clone(),
             runtime_seconds: runtime.as_secs_f64(),
             cpu_seconds: None,
+            latency_from: match workload.rate {
+                Some(_) => LatencyFrom::IntendedStart,
+                None => LatencyFrom::Issue,
+            },
+            never_made: 0,
             kinds: IoKind::ALL
                 .into_iter()
                 .filter(seen)
@@ -225,18 +265,17 @@ impl fmt::Display for Summary {
         let names = ["", "IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"];
         row(f, &names.map(String::from))?;
         for kind in &self.kinds {
-            let latency = &kind.latency_ns;
-            let percentiles =
-                [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
-            let mut cells = vec![
-                kind.kind.name().to_string(),
-                format!("{:.0}", kind.iops),
-                format!("{:.1}", kind.mib_per_second),
-                format_latency(latency.mean),
-            ];
-            cells.extend(percentiles.map(|value| format_latency(value as f64)));
-            cells.push(kind.errors.to_string());
-            row(f, &cells)?;
+            row(f, &kind.cells(kind.kind.name(), &kind.latency_ns))?;
+        }
+        if self.latency_from == LatencyFrom::IntendedStart {
+            writeln!(f, "latency above: from the intended start; below: from the issue, blind to waiting")?;
+            for kind in &self.kinds {
+                let issue = kind.issue_latency_ns.unwrap_or_default();
+                row(f, &kind.cells(kind.kind.name(), &issue))?;
+            }
+        }
+        if self.never_made > 0 {
+            writeln!(f, "{} requests were due and never made: the queue was full", self.never_made)?;
         }
         if let (Some(cpu), Some(rate)) = (self.cpu_seconds, self.ios_per_cpu_second()) {
             writeln!(f, "load: {cpu:.2} CPU seconds, {rate:.0} requests per CPU second")?;

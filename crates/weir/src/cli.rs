@@ -124,6 +124,8 @@ Examples:
   weir bench /dev/nvme1n1                                     random 4 KiB reads at depth 32 for 10 s
   weir bench nbd://127.0.0.1:10809/db --rw randrw:70          an NBD export, 70 % reads
   weir bench --disk db --layer accel --rw randwrite --destroy
+  weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1   a mix of sizes, some blocks far more often than others
+  weir bench /dev/nvme1n1 --rate 20000 --poisson              fixed demand: how long do requests wait?
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
 const DIAGNOSE_EXAMPLES: &str = "\
@@ -328,12 +330,19 @@ pub struct BenchArgs {
     /// Which layer of the disk.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
-    /// read, write, randread, randwrite, randrw or randrw:PERCENT-OF-READS.
+    /// read, write, rw (sequential), randread, randwrite, randrw; rw:70 and randrw:70 have 70 % reads.
     #[arg(long = "rw", value_name = "ACCESS", default_value = "randread")]
-    pub access: weir_load::workload::Access,
-    /// Bytes per request.
-    #[arg(long = "bs", value_name = "SIZE", default_value = "4KiB")]
-    pub block_size: Size,
+    pub access: weir_load::Access,
+    /// Bytes per request, or a mix such as 4k:60,64k:40 (percent of the requests).
+    #[arg(long = "bs", value_name = "SIZES", default_value = "4KiB")]
+    pub block_sizes: weir_load::BlockMix,
+    /// Random: plain (uniform), zipf:THETA, hot:REQUESTS/RANGE in percent. Sequential: plain (each thread its part), shared,
+    /// stride:SIZE.
+    #[arg(long, value_name = "PATTERN", default_value = "plain")]
+    pub pattern: weir_load::Pattern,
+    /// Random offsets are multiples of this; default: the smallest block size.
+    #[arg(long, value_name = "SIZE")]
+    pub align: Option<Size>,
     /// Requests in flight per thread, 1 to 4096.
     #[arg(long = "qd", value_name = "DEPTH", default_value_t = 32)]
     pub depth: u32,
@@ -352,9 +361,16 @@ pub struct BenchArgs {
     /// Bytes of the range; default: up to the end.
     #[arg(long)]
     pub size: Option<Size>,
-    /// Requests per second over all threads, with an open-loop clock; default: as many as the target takes.
+    /// End when so many bytes were asked for, if that is before the runtime's end.
+    #[arg(long, value_name = "SIZE")]
+    pub bytes: Option<Size>,
+    /// Requests per second over all threads, with an open-loop clock: a late request counts from when it was due. Default: as
+    /// many as the target takes.
     #[arg(long)]
     pub rate: Option<u64>,
+    /// Requests come as a Poisson process of that rate, not at even distances.
+    #[arg(long, requires = "rate")]
+    pub poisson: bool,
     /// The same seed asks for the same blocks.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use weir_load::Arrivals;
 use weir_load::run::Monitor;
 use weir_load::size::Size;
-use weir_load::summary::{Summary, format_latency};
+use weir_load::summary::{KindSummary, Latency, LatencyFrom, Summary, format_latency};
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_node::api::RunLoad;
@@ -52,14 +53,19 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
 fn workload(arguments: &BenchArgs) -> Workload {
     Workload {
         access: arguments.access,
-        block_size: Size(arguments.block_size.0),
+        pattern: arguments.pattern,
+        block_size: arguments.block_sizes.largest(),
+        mix: (arguments.block_sizes.shares().len() > 1).then(|| arguments.block_sizes.clone()),
+        alignment: arguments.align.map(|size| Size(size.0)),
         queue_depth: arguments.depth,
         threads: arguments.threads,
         runtime: Some(arguments.runtime.0),
+        bytes: arguments.bytes.map(|size| Size(size.0)),
         warmup: arguments.warmup.0,
         offset: Size(arguments.offset.0),
         size: arguments.size.map(|size| Size(size.0)),
         rate: arguments.rate,
+        arrivals: if arguments.poisson { Arrivals::Poisson } else { Arrivals::Fixed },
         seed: arguments.seed,
         verify: arguments.verify,
         fua: arguments.fua,
@@ -89,22 +95,23 @@ pub fn with_progress<T>(total: Duration, what: &str, work: impl FnOnce() -> T) -
 }
 
 fn text(summary: &Summary) -> String {
-    let rows = summary.kinds.iter().map(|kind| {
-        let latency = &kind.latency_ns;
-        vec![
-            kind.kind.name().to_owned(),
-            format!("{:.0}", kind.iops),
-            format!("{:.1}", kind.mib_per_second),
-            format_latency(latency.mean),
-            format_latency(latency.p50 as f64),
-            format_latency(latency.p99 as f64),
-            format_latency(latency.p99_9 as f64),
-            format_latency(latency.max as f64),
-            kind.errors.to_string(),
-        ]
-    });
     let header = ["KIND", "IOPS", "MIB/S", "MEAN", "P50", "P99", "P99.9", "MAX", "ERRORS"];
-    let mut text = table(&header, &[1, 2, 3, 4, 5, 6, 7, 8], rows);
+    let rows = |latency: fn(&KindSummary) -> Latency| {
+        table(&header, &[1, 2, 3, 4, 5, 6, 7, 8], summary.kinds.iter().map(|kind| row(kind, &latency(kind))))
+    };
+    let mut text = rows(|kind| kind.latency_ns);
+    if summary.latency_from == LatencyFrom::IntendedStart {
+        text = format!(
+            "latency from the intended start:\n{text}\n\nlatency from the issue (hides what waited for room in the queue):\n{}",
+            rows(|kind| kind.issue_latency_ns.unwrap_or_default())
+        );
+    }
+    if summary.never_made > 0 {
+        text.push_str(&format!(
+            "\n{} requests were due and never made: the queue was full at the end",
+            summary.never_made
+        ));
+    }
     if let Some(error) = &summary.first_error {
         text.push_str(&format!("\nfirst error: {error}"));
     }
@@ -115,4 +122,18 @@ fn text(summary: &Summary) -> String {
         }
     }
     text
+}
+
+fn row(kind: &KindSummary, latency: &Latency) -> Vec<String> {
+    vec![
+        kind.kind.name().to_owned(),
+        format!("{:.0}", kind.iops),
+        format!("{:.1}", kind.mib_per_second),
+        format_latency(latency.mean),
+        format_latency(latency.p50 as f64),
+        format_latency(latency.p99 as f64),
+        format_latency(latency.p99_9 as f64),
+        format_latency(latency.max as f64),
+        kind.errors.to_string(),
+    ]
 }
