@@ -114,6 +114,23 @@ impl Tally {
         }
     }
 
+    /// What was counted after `earlier`, a copy of this tally that was made before.
+    #[must_use]
+    pub fn since(&self, earlier: &Tally) -> Tally {
+        let mut rest = self.clone();
+        for (mine, theirs) in rest.kinds.iter_mut().zip(&earlier.kinds) {
+            mine.ios = mine.ios.saturating_sub(theirs.ios);
+            mine.bytes = mine.bytes.saturating_sub(theirs.bytes);
+            mine.errors = mine.errors.saturating_sub(theirs.errors);
+            for (mine, theirs) in [(&mut mine.latency, &theirs.latency), (&mut mine.service, &theirs.service)]
+            {
+                // Fails when this tally was cleared in between: then all of it is later.
+                let _ = mine.subtract(theirs);
+            }
+        }
+        rest
+    }
+
     /// Forgets everything: the end of a warm-up.
     pub fn clear(&mut self) {
         for kind in &mut self.kinds {

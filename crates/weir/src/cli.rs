@@ -126,6 +126,8 @@ Examples:
   weir bench --disk db --layer accel --rw randwrite --destroy
   weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1   a mix of sizes, some blocks far more often than others
   weir bench /dev/nvme1n1 --rate 20000 --poisson              fixed demand: how long do requests wait?
+  weir bench /dev/nvme1n1 --format json > before.json         Ctrl-C keeps what was measured, and marks it
+  weir bench compare before.json after.json
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
 const DIAGNOSE_EXAMPLES: &str = "\
@@ -319,8 +321,46 @@ impl From<Layer> for LoadLayer {
     }
 }
 
+/// What can be done with results of loads.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Put two results side by side and say what changed.
+    ///
+    /// Both are files that `weir bench --format json` (or jsonl) wrote. Differences of up to 5 % are called the same, and a
+    /// percentile with fewer than ten requests beyond it is not judged. Two runs say nothing about chance: weir diagnose does.
+    Compare(CompareArgs),
+}
+
 #[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The result to compare with.
+    pub a: PathBuf,
+    /// The result that is compared.
+    pub b: PathBuf,
+}
+
+/// The form of a load's results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchFormat {
+    /// A table.
+    Text,
+    /// One JSON document with a versioned schema.
+    Json,
+    /// One JSON line for each second, then one for the result.
+    Jsonl,
+    /// A header and a row for each job and kind of request.
+    Csv,
+    /// Prometheus' text format.
+    Prom,
+    /// The layout of fio's JSON.
+    Fio,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
     /// A file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
     #[arg(required_unless_present = "disk", conflicts_with = "disk")]
     pub target: Option<String>,
@@ -383,6 +423,9 @@ pub struct BenchArgs {
     /// Overwrite what the target holds.
     #[arg(long)]
     pub destroy: bool,
+    /// How the result is printed; default: text, or with --output json, json.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<BenchFormat>,
 }
 
 #[derive(Debug, Args)]
