@@ -16,6 +16,7 @@ pub mod cpu;
 pub mod engine;
 pub mod error;
 pub mod generator;
+pub mod jobfile;
 pub mod nbd;
 pub mod pattern;
 mod plan;

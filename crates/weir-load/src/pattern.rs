@@ -137,6 +137,12 @@ impl fmt::Display for Pattern {
 pub struct BlockMix(Vec<(Size, u8)>);
 
 impl BlockMix {
+    /// One size for all requests.
+    #[must_use]
+    pub fn of(size: Size) -> BlockMix {
+        BlockMix(vec![(size, 100)])
+    }
+
     /// Each size with its percentage, in the order given; the percentages add up to 100.
     #[must_use]
     pub fn shares(&self) -> &[(Size, u8)] {
@@ -162,7 +168,7 @@ impl FromStr for BlockMix {
     /// `4k` (all requests), or `4k:60,64k:40`.
     fn from_str(text: &str) -> Result<BlockMix, PatternError> {
         if !text.contains([':', ',']) {
-            return Ok(BlockMix(vec![(Size(parse_size(text)?), 100)]));
+            return Ok(BlockMix::of(Size(parse_size(text)?)));
         }
         let wrong = || PatternError::Mix(text.into());
         let mut shares = Vec::new();

@@ -126,6 +126,7 @@ Examples:
   weir bench --disk db --layer accel --rw randwrite --destroy
   weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1   a mix of sizes, some blocks far more often than others
   weir bench /dev/nvme1n1 --rate 20000 --poisson              fixed demand: how long do requests wait?
+  weir bench --jobs mixed.fio --format fio                    a job file of fio, and the result in fio's layout
   weir bench /dev/nvme1n1 --format json > before.json         Ctrl-C keeps what was measured, and marks it
   weir bench compare before.json after.json
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
@@ -362,7 +363,7 @@ pub struct BenchArgs {
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
     /// A file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
-    #[arg(required_unless_present = "disk", conflicts_with = "disk")]
+    #[arg(required_unless_present_any = ["disk", "jobs"], conflicts_with_all = ["disk", "jobs"])]
     pub target: Option<String>,
     /// A disk of the cluster instead: the load runs inside its owner, straight on a layer.
     #[arg(long, value_name = "NAME", requires = "layer")]
@@ -370,6 +371,16 @@ pub struct BenchArgs {
     /// Which layer of the disk.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
+    /// A job file of fio instead. An option that is not supported is an error that names it.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "threads", "runtime", "warmup", "offset",
+            "size", "bytes", "rate", "poisson", "seed", "verify", "fua",
+        ]
+    )]
+    pub jobs: Option<PathBuf>,
     /// read, write, rw (sequential), randread, randwrite, randrw; rw:70 and randrw:70 have 70 % reads.
     #[arg(long = "rw", value_name = "ACCESS", default_value = "randread")]
     pub access: weir_load::Access,

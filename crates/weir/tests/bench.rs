@@ -115,18 +115,36 @@ fn an_interrupted_load_keeps_what_it_has_measured() {
     }
 }
 
-/// `nbdkit` with a memory disk behind `socket`, when it answers.
-fn nbdkit(socket: &Path) -> Child {
-    let mut command = Command::new("nbdkit");
-    command.args(["-f", "-U"]).arg(socket).args(["memory", "16M"]);
-    let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tests need nbdkit");
-    for _ in 0..1000 {
-        if std::os::unix::net::UnixStream::connect(socket).is_ok() {
-            return child;
+/// `nbdkit` with a memory disk.
+struct Server(Child);
+
+impl Server {
+    /// Behind `socket`, when it answers.
+    fn start(socket: &Path) -> Server {
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U"]).arg(socket).args(["memory", "16M"]);
+        let child =
+            command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tests need nbdkit");
+        let server = Server(child);
+        let mut tries = 1000;
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            tries -= 1;
+            assert!(tries > 0, "nbdkit does not come up");
+            std::thread::sleep(Duration::from_millis(10));
         }
-        std::thread::sleep(Duration::from_millis(10));
+        server
     }
-    panic!("nbdkit does not come up");
+
+    fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 #[test]
@@ -134,7 +152,7 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("s");
     for hangs in [false, true] {
-        let mut server = nbdkit(&socket);
+        let mut server = Server::start(&socket);
         let line =
             format!("bench nbd+unix:///?socket={} --runtime 1h --warmup 0s --format jsonl", socket.display());
         let mut child =
@@ -142,10 +160,10 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
         if hangs {
-            signal(&server, "-STOP");
+            signal(&server.0, "-STOP");
             signal(&child, "-INT");
         } else {
-            server.kill().unwrap();
+            server.end();
         }
         let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(1));
@@ -153,10 +171,33 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
         let expected = if hangs { "did not give its last answers" } else { "the target failed" };
         assert!(reason.contains(expected), "{reason}");
         assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 100, "{last}");
-        server.kill().unwrap();
-        server.wait().unwrap();
+        server.end();
         std::fs::remove_file(&socket).unwrap();
     }
+}
+
+#[test]
+fn a_job_file_of_fio_is_run() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    let file = "[global]\nioengine=null\nbs=4k\nsize=4m\n[first]\nrw=randread\niodepth=8\nnumjobs=2\n[second]\nrw=write\n\
+                [third]\nstonewall\nrw=randrw\nrwmixread=25\nruntime=100ms\ntime_based\n";
+    std::fs::write(place.join("jobs.fio"), file).unwrap();
+    let report = json(place, "bench --jobs jobs.fio --format json");
+    let jobs = report["jobs"].as_array().unwrap();
+    let names: Vec<&str> = jobs.iter().map(|job| job["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["first", "second", "third"]);
+    assert_eq!(jobs[0]["kinds"][0]["ios"], 2 * 1024, "two threads, 4 MiB each");
+    assert_eq!(jobs[1]["kinds"][0]["bytes"], 4 << 20);
+    assert_eq!(jobs[2]["kinds"].as_array().unwrap().len(), 2);
+    let text = ok(place, "bench --jobs jobs.fio");
+    assert!(text.contains("third: randrw:25 4KiB depth 1 on null"), "{text}");
+
+    std::fs::write(place.join("bad.fio"), "[a]\nfilename=x\nsize=1m\nzonemode=zbd\nsquare=1\n").unwrap();
+    let said = fails(place, "bench --jobs bad.fio", 2);
+    assert!(said.contains("bad.fio") && said.contains("zonemode=zbd (line 4), square=1 (line 5)"), "{said}");
+    assert!(fails(place, "bench --jobs jobs.fio --rw read", 2).contains("--jobs"));
+    assert!(fails(place, "bench --jobs none.fio", 1).contains("none.fio"));
 }
 
 #[test]

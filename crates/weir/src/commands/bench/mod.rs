@@ -6,8 +6,12 @@ mod watch;
 
 pub use watch::with_progress;
 
+use std::path::Path;
+
 use weir_load::Arrivals;
+use weir_load::jobfile;
 use weir_load::size::Size;
+use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_node::api::RunLoad;
@@ -21,13 +25,30 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
     if let Some(BenchCommand::Compare(files)) = &arguments.command {
         return compare::run(global, files);
     }
-    let workload = workload(arguments);
-    workload.validate().map_err(Failure::usage)?;
     let format = arguments.format.unwrap_or(match global.output {
         Output::Text => BenchFormat::Text,
         Output::Json => BenchFormat::Json,
     });
-    let (summaries, failure) = match (&arguments.disk, &arguments.target, arguments.layer) {
+    let (summaries, failure) = match &arguments.jobs {
+        Some(file) => job_file(file, arguments.destroy, format)?,
+        None => one(global, arguments, format)?,
+    };
+    output::print(format, &summaries)?;
+    match failure {
+        Some(failure) => Err(failure),
+        None if summaries.iter().all(|summary| summary.is_clean()) => Ok(()),
+        None => Err(Failure::failed("there were errors, or data was wrong; see above")),
+    }
+}
+
+/// What was measured, and why it was not all.
+type Outcome = (Vec<Summary>, Option<Failure>);
+
+/// The load that the command line describes.
+fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
+    let workload = workload(arguments);
+    workload.validate().map_err(Failure::usage)?;
+    match (&arguments.disk, &arguments.target, arguments.layer) {
         (Some(disk), _, Some(layer)) => {
             if workload.access.writes() && !arguments.destroy {
                 return Err(Failure::refused(format!(
@@ -39,20 +60,47 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
             let summary = with_progress(total, &format!("{disk} {layer:?}"), || {
                 client.load(disk, &RunLoad { layer: layer.into(), workload }).map_err(Failure::from)
             })?;
-            (vec![summary], None)
+            Ok((vec![summary], None))
         }
         (_, Some(target), _) => {
             let target: Target = target.parse().map_err(Failure::usage)?;
-            watch::run(vec![watch::Job { name: None, target, workload, destroy: arguments.destroy }], format)?
+            let interrupted = watch::heed_interrupts()?;
+            watch::run(
+                vec![watch::Job { name: None, target, workload, destroy: arguments.destroy }],
+                format,
+                &interrupted,
+            )
         }
-        _ => return Err(Failure::usage("name a target, or --disk and --layer")),
-    };
-    output::print(format, &summaries)?;
-    match failure {
-        Some(failure) => Err(failure),
-        None if summaries.iter().all(|summary| summary.is_clean()) => Ok(()),
-        None => Err(Failure::failed("there were errors, or data was wrong; see above")),
+        _ => Err(Failure::usage("name a target, or --disk and --layer")),
     }
+}
+
+/// The loads of a job file: those of a group at once, the groups one after the other.
+fn job_file(file: &Path, destroy: bool, format: BenchFormat) -> Result<Outcome, Failure> {
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| Failure::failed(named(&error)))?;
+    let jobs = jobfile::parse(&text).map_err(|error| Failure::usage(named(&error)))?;
+    let mut groups: Vec<Vec<watch::Job>> = Vec::new();
+    for job in jobs {
+        groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
+        let jobfile::Job { name, target, workload, group } = job;
+        groups[group as usize].push(watch::Job { name: Some(name), target, workload, destroy });
+    }
+    let interrupted = watch::heed_interrupts()?;
+    let mut all = Vec::new();
+    for group in groups {
+        match watch::run(group, format, &interrupted) {
+            Ok((summaries, None)) => all.extend(summaries),
+            Ok((summaries, failure)) => {
+                all.extend(summaries);
+                return Ok((all, failure));
+            }
+            // What earlier groups have measured is not lost.
+            Err(failure) if !all.is_empty() => return Ok((all, Some(failure))),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok((all, None))
 }
 
 fn workload(arguments: &BenchArgs) -> Workload {

@@ -48,9 +48,12 @@ struct Running {
 }
 
 /// Runs `jobs` at once. What they measured comes back also when some were interrupted or failed; then with the reason.
-pub fn run(jobs: Vec<Job>, format: BenchFormat) -> Result<(Vec<Summary>, Option<Failure>), Failure> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    heed_interrupts(&interrupted)?;
+/// `interrupted` is that of [`heed_interrupts`].
+pub fn run(
+    jobs: Vec<Job>,
+    format: BenchFormat,
+    interrupted: &AtomicBool,
+) -> Result<(Vec<Summary>, Option<Failure>), Failure> {
     let (sender, ends) = channel();
     let mut running = Vec::new();
     for (number, job) in jobs.into_iter().enumerate() {
@@ -58,7 +61,7 @@ pub fn run(jobs: Vec<Job>, format: BenchFormat) -> Result<(Vec<Summary>, Option<
     }
     drop(sender);
     let bar = bar(&running);
-    watch(&mut running, &ends, &interrupted, &bar, format)?;
+    watch(&mut running, &ends, interrupted, &bar, format)?;
     bar.finish_and_clear();
     let mut failure = interrupted
         .load(Ordering::Relaxed)
@@ -196,10 +199,11 @@ impl Running {
     }
 }
 
-/// Ctrl-C (and SIGTERM) ends the load and keeps what it has measured; the second one ends at once.
-fn heed_interrupts(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
+/// Ctrl-C (and SIGTERM) sets what is returned: the load ends and keeps what it has measured. The second one ends at once.
+pub fn heed_interrupts() -> Result<Arc<AtomicBool>, Failure> {
     use tokio::signal::unix::{SignalKind, signal};
-    let interrupted = Arc::clone(interrupted);
+    let ours = Arc::new(AtomicBool::new(false));
+    let interrupted = Arc::clone(&ours);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (mut interrupt, mut terminate) = {
         let _inside = runtime.enter();
@@ -218,7 +222,7 @@ fn heed_interrupts(interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
             }
         });
     })?;
-    Ok(())
+    Ok(ours)
 }
 
 fn bar(running: &[Running]) -> ProgressBar {
