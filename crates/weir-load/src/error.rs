@@ -69,7 +69,7 @@ pub enum LoadError {
     NoFua(String),
     /// Requests that an export does not take.
     #[error(
-        "{target} takes requests that are multiples of {minimum} and at most {maximum}, not {block_size}"
+        "{target} takes requests whose offsets and sizes are multiples of {minimum} and at most {maximum}, not {block_size} (look at alignment and offset too)"
     )]
     BlockSize {
         /// The target, as it was named.

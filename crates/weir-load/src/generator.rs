@@ -5,15 +5,16 @@
 //! batch the same time of completion. That is exact, not a shortcut: the requests of a batch leave in one
 //! system call and the answers arrive in one, so no earlier or later time is known for any of them.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use weir_block::Nanos;
 
+use crate::arrivals::Pace;
+use crate::bits::BitSet;
+use crate::plan::Plan;
 use crate::tally::{IoKind, Tally};
 use crate::workload::{Span, Workload, WorkloadError};
-
-/// Draws for a free block before the neighbours are tried in order.
-const DRAWS: u32 = 16;
 
 /// One request that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,40 +31,51 @@ pub struct Io {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    /// Of issue, or with a rate the intended start.
+    /// With a rate when it was due, else when it was issued.
     started: Nanos,
-    block: u64,
+    issued: Nanos,
+    /// Where it lies in the span.
+    offset: u64,
+    length: u32,
     kind: IoKind,
 }
 
 /// The core of one thread's load.
 #[derive(Debug)]
 pub struct Generator {
-    random: fastrand::Rng,
-    is_random: bool,
-    read_percent: u8,
-    block_size: u64,
+    plan: Plan,
     first: u64,
-    blocks: u64,
-    /// The next block of a sequential load.
-    cursor: u64,
-    /// Requests that may still be issued; `u64::MAX` when only time ends the load.
-    budget: u64,
+    /// Bytes that may still be asked for; `u64::MAX` when only time ends the load.
+    left: u64,
     deadline: Nanos,
     pace: Option<Pace>,
     slots: Vec<Pending>,
     /// Last in, first out: the buffers used last are still in the CPU's cache.
     free: Vec<u32>,
-    /// Blocks with a request in flight; kept only while verifying.
-    busy: Option<BitSet>,
+    /// What is in flight; kept only while verifying.
+    busy: Option<Busy>,
     tally: Tally,
 }
 
-/// The clock of an open loop.
-#[derive(Clone, Copy, Debug)]
-struct Pace {
-    interval: Duration,
-    next: Nanos,
+/// Blocks with a request in flight.
+#[derive(Debug)]
+struct Busy {
+    blocks: BitSet,
+    block_size: u64,
+    /// Whether another block will do as well.
+    is_random: bool,
+}
+
+impl Busy {
+    /// A block that is free from now on is taken: the one at `offset`, or for a random load the next one.
+    fn claim(&mut self, offset: u64) -> Option<u64> {
+        let block = offset / self.block_size;
+        if self.is_random {
+            self.blocks.set_from(block).map(|block| block * self.block_size)
+        } else {
+            self.blocks.set(block).then_some(offset)
+        }
+    }
 }
 
 impl Generator {
@@ -84,89 +96,91 @@ impl Generator {
             });
         }
         let depth = workload.queue_depth;
-        let pace = workload.rate.map(|rate| Pace {
-            interval: Duration::from_nanos(1_000_000_000 * u64::from(workload.threads) / rate),
-            next: now,
-        });
-        let idle = Pending { started: now, block: 0, kind: IoKind::Read };
+        // Neighbouring seeds must not give related sequences: spread them over 64 bits.
+        let mut random = fastrand::Rng::with_seed(spread(workload.seed ^ spread(u64::from(thread))));
+        let pace = workload
+            .rate
+            .map(|rate| Pace::new(rate, workload.arrivals, (thread, workload.threads), now, random.fork()));
+        let idle = Pending { started: now, issued: now, offset: 0, length: 0, kind: IoKind::Read };
         Ok(Generator {
-            // Neighbouring seeds must not give related sequences: spread them over 64 bits.
-            random: fastrand::Rng::with_seed(spread(workload.seed ^ spread(u64::from(thread)))),
-            is_random: workload.access.is_random(),
-            read_percent: workload.access.read_percent(),
-            block_size,
+            plan: Plan::new(workload, span, random),
             first: span.offset,
-            blocks,
-            cursor: 0,
-            budget: if workload.runtime.is_some() { u64::MAX } else { blocks },
+            left: match (workload.bytes, workload.runtime) {
+                (Some(bytes), _) => bytes.0.div_ceil(u64::from(workload.threads)),
+                (None, Some(_)) => u64::MAX,
+                (None, None) => blocks * block_size,
+            },
             deadline: workload.runtime.map_or(Nanos::NEVER, |runtime| now + workload.warmup + runtime),
             pace,
             slots: vec![idle; depth as usize],
             free: (0..depth).rev().collect(),
-            busy: workload.verify.then(|| BitSet::new(blocks)),
+            busy: workload.verify.then(|| Busy {
+                blocks: BitSet::new(blocks),
+                block_size,
+                is_random: workload.access.is_random(),
+            }),
             tally: Tally::default(),
         })
+    }
+
+    /// Takes part in the sequence that the threads of a [`crate::Pattern::Shared`] load have in common: bytes
+    /// taken so far, 0 at the beginning. Other patterns do not need it.
+    pub fn share(&mut self, common: &Arc<AtomicU64>) {
+        self.plan.share(common);
     }
 
     /// The next request, issued at `now`; `None` when the queue is full, the load is over, its next start has
     /// not come, or (while verifying) every block that may come next is in flight.
     #[inline]
     pub fn next(&mut self, now: Nanos) -> Option<Io> {
-        if self.budget == 0 || now >= self.deadline || self.free.is_empty() {
+        if self.left == 0 || now >= self.deadline || self.free.is_empty() {
             return None;
         }
         let started = match &self.pace {
-            Some(pace) if now < pace.next => return None,
-            Some(pace) => pace.next,
+            Some(pace) if now < pace.next() => return None,
+            Some(pace) => pace.next(),
             None => now,
         };
-        let block = self.choose_block()?;
-        let kind = self.choose_kind();
-        let slot = self.free.pop()?;
-        self.budget -= 1;
-        if let Some(pace) = &mut self.pace {
-            pace.next = pace.next + pace.interval;
+        let Some((mut offset, length, kind)) = self.plan.peek() else {
+            self.left = 0;
+            return None;
+        };
+        if let Some(busy) = &mut self.busy {
+            offset = busy.claim(offset)?;
         }
-        self.slots[slot as usize] = Pending { started, block, kind };
-        Some(Io { slot, kind, offset: self.first + block * self.block_size, length: self.block_size as u32 })
+        self.plan.advance();
+        let slot = self.free.pop()?;
+        self.left = self.left.saturating_sub(u64::from(length));
+        if let Some(pace) = &mut self.pace {
+            pace.advance();
+        }
+        self.slots[slot as usize] = Pending { started, issued: now, offset, length, kind };
+        Some(Io { slot, kind, offset: self.first + offset, length })
     }
 
     /// Takes back an I/O whose engine has answered it by `now`, `ok` or with an error.
     #[inline]
     pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
-        let Pending { started, block, kind } = self.slots[slot as usize];
+        let Pending { started, issued, offset, length, kind } = self.slots[slot as usize];
         self.free.push(slot);
         if let Some(busy) = &mut self.busy {
-            busy.clear(block);
+            busy.blocks.clear(offset / busy.block_size);
         }
-        self.tally.count(kind, self.block_size, now.0.saturating_sub(started.0), ok);
-    }
-
-    #[inline]
-    fn choose_kind(&mut self) -> IoKind {
-        match self.read_percent {
-            100 => IoKind::Read,
-            0 => IoKind::Write,
-            percent if self.random.u8(0..100) < percent => IoKind::Read,
-            _ => IoKind::Write,
+        let length = u64::from(length);
+        self.tally.count(kind, length, now.0.saturating_sub(started.0), ok);
+        if self.pace.is_some() && ok {
+            self.tally.count_service(kind, now.0.saturating_sub(issued.0));
         }
     }
 
-    #[inline]
-    fn choose_block(&mut self) -> Option<u64> {
-        if !self.is_random {
-            let block = self.cursor;
-            if let Some(busy) = &mut self.busy
-                && !busy.set(block)
-            {
-                return None;
+    /// With a rate: requests that were due before the load's end and were never made, because the queue was full.
+    #[must_use]
+    pub fn never_made(&self) -> u64 {
+        match &self.pace {
+            Some(pace) if self.left > 0 && self.deadline != Nanos::NEVER => {
+                pace.clone().due_before(self.deadline)
             }
-            self.cursor = if block + 1 == self.blocks { 0 } else { block + 1 };
-            return Some(block);
-        }
-        match &mut self.busy {
-            None => Some(self.random.u64(0..self.blocks)),
-            Some(busy) => busy.set_random(&mut self.random),
+            _ => 0,
         }
     }
 
@@ -179,7 +193,7 @@ impl Generator {
     /// Whether no further request will be issued.
     #[must_use]
     pub fn exhausted(&self, now: Nanos) -> bool {
-        self.budget == 0 || now >= self.deadline
+        self.left == 0 || now >= self.deadline
     }
 
     /// When [`Generator::next`] should be asked again although nothing was completed. Once the load is over that is
@@ -187,14 +201,14 @@ impl Generator {
     #[must_use]
     pub fn wake(&self, now: Nanos) -> Nanos {
         match &self.pace {
-            Some(pace) if !self.free.is_empty() && !self.exhausted(now) => pace.next.min(self.deadline),
+            Some(pace) if !self.free.is_empty() && !self.exhausted(now) => pace.next().min(self.deadline),
             _ => Nanos::NEVER,
         }
     }
 
     /// Issues nothing any more.
     pub fn stop(&mut self) {
-        self.budget = 0;
+        self.left = 0;
     }
 
     /// What was counted so far.
@@ -224,55 +238,10 @@ pub(crate) fn spread(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Which blocks are in flight.
-#[derive(Debug)]
-pub(crate) struct BitSet {
-    words: Vec<u64>,
-    length: u64,
-    count: u64,
-}
-
-impl BitSet {
-    pub(crate) fn new(length: u64) -> BitSet {
-        BitSet { words: vec![0; length.div_ceil(64) as usize], length, count: 0 }
-    }
-
-    /// Sets a bit that was clear; false when it was set already.
-    pub(crate) fn set(&mut self, at: u64) -> bool {
-        let (word, bit) = (&mut self.words[(at / 64) as usize], 1 << (at % 64));
-        let was_clear = *word & bit == 0;
-        *word |= bit;
-        self.count += u64::from(was_clear);
-        was_clear
-    }
-
-    /// Clears a bit that was set.
-    pub(crate) fn clear(&mut self, at: u64) {
-        let (word, bit) = (&mut self.words[(at / 64) as usize], 1 << (at % 64));
-        self.count -= u64::from(*word & bit != 0);
-        *word &= !bit;
-    }
-
-    /// Sets a random clear bit; `None` when none is clear. Uniform as long as most bits are clear.
-    pub(crate) fn set_random(&mut self, random: &mut fastrand::Rng) -> Option<u64> {
-        if self.count == self.length {
-            return None;
-        }
-        for _ in 0..DRAWS {
-            let at = random.u64(0..self.length);
-            if self.set(at) {
-                return Some(at);
-            }
-        }
-        let length = self.length;
-        let start = random.u64(0..length);
-        (0..length).map(|step| (start + step) % length).find(|&at| self.set(at))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::time::Duration;
 
     use super::*;
     use crate::size::Size;

@@ -9,12 +9,18 @@
 //! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod arrivals;
+mod bits;
 mod checker;
 pub mod cpu;
 pub mod engine;
 pub mod error;
 pub mod generator;
+pub mod jobfile;
 pub mod nbd;
+pub mod pattern;
+mod plan;
+pub mod report;
 pub mod run;
 pub mod size;
 pub mod summary;
@@ -23,10 +29,13 @@ pub mod target;
 pub mod verify;
 pub mod verifying;
 pub mod workload;
+mod zipf;
 
+pub use arrivals::Arrivals;
 pub use engine::LayerLoad;
 pub use error::LoadError;
-pub use run::{Monitor, run};
+pub use pattern::{BlockMix, Pattern};
+pub use run::{Monitor, run, run_keeping};
 pub use size::Size;
 pub use summary::Summary;
 pub use target::Target;

@@ -1,6 +1,7 @@
 //! Runs a workload on a target: one loop for each thread, between a generator and an engine.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use weir_block::Nanos;
@@ -21,6 +22,10 @@ use crate::workload::{Span, Workload};
 pub struct Monitor {
     stop: AtomicBool,
     ios: AtomicU64,
+    /// Grows when somebody wants to know; a thread that has not seen this number hands in what it has counted.
+    asked: AtomicU32,
+    /// By thread.
+    handed_in: Mutex<Vec<Tally>>,
 }
 
 impl Monitor {
@@ -30,15 +35,63 @@ impl Monitor {
         Monitor::default()
     }
 
-    /// Ends the load soon; what was counted until then is reported.
+    /// Ends the load soon; what was counted until then is reported, and marked as incomplete.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the load was told to end.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
     /// Requests answered so far by all threads, the warm-up's included.
     #[must_use]
     pub fn ios(&self) -> u64 {
         self.ios.load(Ordering::Relaxed)
+    }
+
+    /// Asks every thread to hand in what it has counted; each does when its next requests are answered.
+    pub fn ask(&self) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was handed in last, of all threads together. Begins anew when the warm-up ends.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        let mut whole = Tally::default();
+        self.parts().iter().for_each(|part| whole.add(part));
+        whole
+    }
+
+    fn hand_in(&self, thread: u32, tally: &Tally) {
+        let mut parts = self.parts();
+        if parts.len() <= thread as usize {
+            parts.resize_with(thread as usize + 1, Tally::default);
+        }
+        parts[thread as usize].clone_from(tally);
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<Tally>> {
+        self.handed_in.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A load that broke off, and what it had measured until then.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Broken {
+    /// Why it ended.
+    #[source]
+    pub error: LoadError,
+    /// What was measured, marked as incomplete; `None` when it had not begun.
+    pub partial: Option<Box<Summary>>,
+}
+
+impl<E: Into<LoadError>> From<E> for Broken {
+    fn from(error: E) -> Broken {
+        Broken { error: error.into(), partial: None }
     }
 }
 
@@ -53,16 +106,39 @@ pub fn run(
     destroy: bool,
     monitor: &Monitor,
 ) -> Result<Summary, LoadError> {
+    run_keeping(target, workload, destroy, monitor).map_err(|broken| broken.error)
+}
+
+/// As [`run`], and when the target fails as a whole, what was measured until then comes with the error.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_keeping(
+    target: &Target,
+    workload: &Workload,
+    destroy: bool,
+    monitor: &Monitor,
+) -> Result<Summary, Broken> {
     let size = target.prepare(workload, destroy)?;
     let spans = workload.spans(size)?;
+    let common = Arc::new(AtomicU64::new(0));
+    let halt = AtomicBool::new(false);
     let results = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..)
             .zip(&spans)
             .map(|(number, span)| {
-                let job = Job { target, workload, span: *span, number, monitor };
-                std::thread::Builder::new()
-                    .name(format!("weir-load-{number}"))
-                    .spawn_scoped(scope, move || job.run())
+                let common = Arc::clone(&common);
+                let job = Job { target, workload, span: *span, number, common, halt: &halt, monitor };
+                std::thread::Builder::new().name(format!("weir-load-{number}")).spawn_scoped(
+                    scope,
+                    move || {
+                        let part = job.run();
+                        if part.as_ref().map_or(true, |part| part.failed.is_some()) {
+                            job.halt.store(true, Ordering::Relaxed);
+                        }
+                        part
+                    },
+                )
             })
             .collect();
         let ended = threads.into_iter().map(|thread| {
@@ -71,14 +147,23 @@ pub fn run(
         });
         ended.collect::<Vec<Result<Part, LoadError>>>()
     });
-    let mut parts = results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter();
-    let mut whole = parts.next().unwrap_or_default();
-    parts.for_each(|part| whole.add(part));
-    let mut summary = Summary::new(&target.to_string(), whole.engine, workload, &whole.tally, whole.runtime);
-    summary.cpu_seconds = Some(whole.cpu.as_secs_f64());
-    summary.first_error = whole.first_error;
-    summary.verification = whole.verification;
-    Ok(summary)
+    let mut whole = Part::default();
+    for result in results {
+        match result {
+            Ok(part) => whole.add(part),
+            Err(error) => whole.failed = whole.failed.or(Some(error)),
+        }
+    }
+    let failed = whole.failed.take();
+    let has_measured = whole.tally.ios() + whole.tally.errors() > 0;
+    let mut summary = whole.summary(&target.to_string(), workload);
+    match failed {
+        None => Ok(summary),
+        Some(error) => {
+            summary.incomplete = Some(format!("the target failed: {error}"));
+            Err(Broken { error, partial: has_measured.then(|| Box::new(summary)) })
+        }
+    }
 }
 
 /// What one thread measured.
@@ -89,18 +174,37 @@ struct Part {
     runtime: Duration,
     cpu: Duration,
     first_error: Option<String>,
+    never_made: u64,
     verification: Option<Verification>,
+    /// Why it ended before its time.
+    failed: Option<LoadError>,
+    stopped: bool,
 }
 
 impl Part {
     fn add(&mut self, other: Part) {
+        self.engine = other.engine;
         self.tally.add(&other.tally);
         self.runtime = self.runtime.max(other.runtime);
         self.cpu += other.cpu;
+        self.never_made += other.never_made;
         self.first_error = self.first_error.take().or(other.first_error);
-        if let (Some(mine), Some(theirs)) = (&mut self.verification, other.verification) {
-            mine.add(theirs);
+        self.failed = self.failed.take().or(other.failed);
+        self.stopped |= other.stopped;
+        match (&mut self.verification, other.verification) {
+            (Some(mine), Some(theirs)) => mine.add(theirs),
+            (mine, theirs) => *mine = mine.take().or(theirs),
         }
+    }
+
+    fn summary(self, target: &str, workload: &Workload) -> Summary {
+        let mut summary = Summary::new(target, self.engine, workload, &self.tally, self.runtime);
+        summary.cpu_seconds = Some(self.cpu.as_secs_f64());
+        summary.first_error = self.first_error;
+        summary.never_made = self.never_made;
+        summary.verification = self.verification;
+        summary.incomplete = self.stopped.then(|| "stopped before its end".into());
+        summary
     }
 }
 
@@ -110,6 +214,10 @@ struct Job<'a> {
     workload: &'a Workload,
     span: Span,
     number: u32,
+    /// Of a sequence that the threads share.
+    common: Arc<AtomicU64>,
+    /// Set when a thread's target has failed: the others need not go on.
+    halt: &'a AtomicBool,
     monitor: &'a Monitor,
 }
 
@@ -145,28 +253,27 @@ impl Job<'_> {
         let checker =
             self.workload.verify.then(|| Checker::new(self.workload, self.span, self.number)).transpose()?;
         let start = Nanos::now();
-        let generator = Generator::new(self.workload, self.span, self.number, start)?;
+        let mut generator = Generator::new(self.workload, self.span, self.number, start)?;
+        generator.share(&self.common);
         let mut lane = Lane {
             engine,
             generator,
             checker,
             block_size: self.workload.block_size.0 as u32,
-            monitor: self.monitor,
+            job: self,
+            asked: self.monitor.asked.load(Ordering::Relaxed),
             first_error: None,
+            stopped: false,
             done: Vec::with_capacity(self.workload.queue_depth as usize),
         };
-        let (mut counted_from, mut cpu_before) = (start, cpu::of_this_thread());
-        if !self.workload.warmup.is_zero() {
-            lane.run_until(start + self.workload.warmup)?;
-            lane.generator.clear_tally();
-            (counted_from, cpu_before) = (Nanos::now(), cpu::of_this_thread());
-        }
-        lane.run_until(Nanos::NEVER)?;
-        let (runtime, cpu) = (Nanos::now() - counted_from, cpu::of_this_thread() - cpu_before);
-        let verification = lane.check_all()?;
-        let engine = lane.engine.name();
-        let first_error = lane.first_error;
-        Ok(Part { engine, tally: lane.generator.into_tally(), runtime, cpu, first_error, verification })
+        let mut part = Part { engine: lane.engine.name(), ..Part::default() };
+        let failed = lane.measure(start, &mut part).err();
+        part.failed = failed;
+        part.first_error = lane.first_error;
+        part.stopped = lane.stopped;
+        part.never_made = lane.generator.never_made();
+        part.tally = lane.generator.into_tally();
+        Ok(part)
     }
 }
 
@@ -176,12 +283,31 @@ struct Lane<'a, E> {
     generator: Generator,
     checker: Option<Checker>,
     block_size: u32,
-    monitor: &'a Monitor,
+    job: &'a Job<'a>,
+    /// The last [`Monitor::ask`] that was answered.
+    asked: u32,
     first_error: Option<String>,
+    stopped: bool,
     done: Vec<Done>,
 }
 
 impl<E: Engine> Lane<'_, E> {
+    /// Warm-up, load and final check. What was measured is noted also when the target fails.
+    fn measure(&mut self, start: Nanos, part: &mut Part) -> Result<(), LoadError> {
+        let (mut counted_from, mut cpu_before) = (start, cpu::of_this_thread());
+        if !self.job.workload.warmup.is_zero() {
+            self.run_until(start + self.job.workload.warmup)?;
+            self.generator.clear_tally();
+            (counted_from, cpu_before) = (Nanos::now(), cpu::of_this_thread());
+        }
+        let ended = self.run_until(Nanos::NEVER);
+        part.runtime = Nanos::now() - counted_from;
+        part.cpu = cpu::of_this_thread() - cpu_before;
+        ended?;
+        part.verification = self.check_all()?;
+        Ok(())
+    }
+
     /// Goes on until the generator has no more requests and none is in flight, or `end` has passed.
     fn run_until(&mut self, end: Nanos) -> Result<(), LoadError> {
         loop {
@@ -200,7 +326,7 @@ impl<E: Engine> Lane<'_, E> {
             }
             self.engine.reap(self.generator.wake(now), &mut self.done)?;
             let now = Nanos::now();
-            self.monitor.ios.fetch_add(self.done.len() as u64, Ordering::Relaxed);
+            self.job.monitor.ios.fetch_add(self.done.len() as u64, Ordering::Relaxed);
             for done in self.done.drain(..) {
                 match &mut self.checker {
                     Some(checker) if done.errno == 0 => {
@@ -213,9 +339,24 @@ impl<E: Engine> Lane<'_, E> {
                 }
                 self.generator.complete(done.slot, now, done.errno == 0);
             }
-            if self.monitor.stop.load(Ordering::Relaxed) {
-                self.generator.stop();
-            }
+            self.heed(now);
+        }
+    }
+
+    /// Does what others ask of the load: stop, or tell what was counted.
+    #[inline]
+    fn heed(&mut self, now: Nanos) {
+        let Job { monitor, halt, number, .. } = *self.job;
+        if (monitor.stop.load(Ordering::Relaxed) || halt.load(Ordering::Relaxed))
+            && !self.generator.exhausted(now)
+        {
+            self.generator.stop();
+            self.stopped = true;
+        }
+        let asked = monitor.asked.load(Ordering::Relaxed);
+        if asked != self.asked {
+            self.asked = asked;
+            monitor.hand_in(number, self.generator.tally());
         }
     }
 
@@ -289,8 +430,14 @@ mod tests {
             while monitor.ios() == 0 {
                 std::thread::yield_now();
             }
+            monitor.ask();
+            while monitor.tally().ios() == 0 {
+                std::thread::yield_now();
+            }
             monitor.stop();
-            assert!(load.join().unwrap().unwrap().kind(IoKind::Read).unwrap().ios > 0);
+            let summary = load.join().unwrap().unwrap();
+            assert!(summary.kind(IoKind::Read).unwrap().ios >= monitor.tally().ios());
+            assert!(summary.incomplete.unwrap().contains("stopped"));
         });
     }
 

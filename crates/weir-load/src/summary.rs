@@ -17,6 +17,9 @@ pub const VERSION: u32 = 1;
 pub struct Summary {
     /// [`VERSION`].
     pub version: u32,
+    /// The job's name in a job file; `None` for a load of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The target as it was named.
     pub target: String,
     /// `null`, `io_uring`, `nbd` or `layer`.
@@ -27,10 +30,20 @@ pub struct Summary {
     pub runtime_seconds: f64,
     /// CPU seconds of the load's own threads in that time, user and system; `None` when they did other work too.
     pub cpu_seconds: Option<f64>,
+    /// What `latency_ns` counts from: `issue`, or with a rate `intended_start`.
+    #[serde(default)]
+    pub latency_from: LatencyFrom,
+    /// With a rate: requests that were due before the end and never made, because the queue was full. They are in no
+    /// histogram; with any of them the latencies are those of a load that the target does not sustain.
+    #[serde(default)]
+    pub never_made: u64,
     /// Reads and writes, as far as there were any.
     pub kinds: Vec<KindSummary>,
     /// What the first failed request was told.
     pub first_error: Option<String>,
+    /// Why the load ended before its time, if it did: everything above is what was measured until then.
+    #[serde(default)]
+    pub incomplete: Option<String>,
     /// What verification found; `None` when it was not asked for.
     pub verification: Option<Verification>,
 }
@@ -52,11 +65,87 @@ pub struct KindSummary {
     pub mib_per_second: f64,
     /// From issue (with a rate: from the intended start) to answer, in nanoseconds.
     pub latency_ns: Latency,
+    /// With a rate: from issue to answer, in nanoseconds. It leaves out the wait for room in the queue, so it
+    /// hides stalls (coordinated omission); `None` without a rate, where `latency_ns` is that already.
+    #[serde(default)]
+    pub issue_latency_ns: Option<Latency>,
+    /// What `latency_ns` was made of, for merging and for other percentiles.
+    #[serde(default)]
+    pub buckets_ns: Buckets,
+    /// What `issue_latency_ns` was made of.
+    #[serde(default, skip_serializing_if = "Buckets::is_empty")]
+    pub issue_buckets_ns: Buckets,
+}
+
+/// A distribution: the buckets that are not empty in rising order, each as its largest latency in nanoseconds
+/// (at most 1 % above its smallest) and the number of requests in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Buckets(pub Vec<(u64, u64)>);
+
+impl Buckets {
+    /// The buckets of a histogram of nanoseconds.
+    #[must_use]
+    pub fn of(histogram: &Histogram<u64>) -> Buckets {
+        let top = histogram.max();
+        let bucket = |bucket: hdrhistogram::iterators::IterationValue<u64>| {
+            (bucket.value_iterated_to().min(top), bucket.count_since_last_iteration())
+        };
+        Buckets(histogram.iter_recorded().map(bucket).collect())
+    }
+
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Requests counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|bucket| bucket.1).sum()
+    }
+
+    /// The latency in nanoseconds that so many of a hundred requests do not exceed; 0 when nothing was counted.
+    #[must_use]
+    pub fn percentile(&self, percent: f64) -> u64 {
+        let wanted = ((self.count() as f64 * percent / 100.0).ceil() as u64).max(1);
+        let mut seen = 0;
+        let found = self.0.iter().find(|bucket| {
+            seen += bucket.1;
+            seen >= wanted
+        });
+        found.or(self.0.last()).map_or(0, |bucket| bucket.0)
+    }
+
+    /// The standard deviation in nanoseconds, around a mean that is known better than from the buckets.
+    #[must_use]
+    pub fn deviation(&self, mean: f64) -> f64 {
+        let square = |&(latency, count): &(u64, u64)| (latency as f64 - mean).powi(2) * count as f64;
+        match self.count() {
+            0 => 0.0,
+            count => (self.0.iter().map(square).sum::<f64>() / count as f64).sqrt(),
+        }
+    }
+}
+
+/// The moment that a latency counts from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LatencyFrom {
+    /// When the request was handed to the target.
+    #[default]
+    Issue,
+    /// When the request was due by the rate's clock.
+    IntendedStart,
 }
 
 /// A distribution of latencies, in nanoseconds; percentiles are within 1 %.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
+    /// Shortest.
+    #[serde(default)]
+    pub min: u64,
     /// Arithmetic mean.
     pub mean: f64,
     /// Median.
@@ -117,6 +206,7 @@ impl Latency {
         // The histogram gives the upper end of a bucket, which can lie above the longest value that was seen.
         let at = |quantile| histogram.value_at_quantile(quantile).min(histogram.max());
         Latency {
+            min: histogram.min(),
             mean: histogram.mean(),
             p50: at(0.5),
             p90: at(0.9),
@@ -129,6 +219,18 @@ impl Latency {
 }
 
 impl KindSummary {
+    /// A row of the table.
+    fn cells(&self, name: &str, latency: &Latency) -> Vec<String> {
+        let mut cells =
+            vec![name.to_string(), format!("{:.0}", self.iops), format!("{:.1}", self.mib_per_second)];
+        cells.push(format_latency(latency.mean));
+        let percentiles =
+            [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
+        cells.extend(percentiles.map(|value| format_latency(value as f64)));
+        cells.push(self.errors.to_string());
+        cells
+    }
+
     fn of(kind: IoKind, tally: &KindTally, runtime: Duration) -> KindSummary {
         let per_second = |count: f64| if runtime.is_zero() { 0.0 } else { count / runtime.as_secs_f64() };
         KindSummary {
@@ -139,6 +241,9 @@ impl KindSummary {
             iops: per_second(tally.ios as f64),
             mib_per_second: per_second(tally.bytes as f64 / f64::from(1 << 20)),
             latency_ns: Latency::of(&tally.latency),
+            buckets_ns: Buckets::of(&tally.latency),
+            issue_buckets_ns: Buckets::of(&tally.service),
+            issue_latency_ns: (!tally.service.is_empty()).then(|| Latency::of(&tally.service)),
         }
     }
 }
@@ -150,17 +255,24 @@ impl Summary {
         let seen = |kind: &IoKind| tally.kind(*kind).ios + tally.kind(*kind).errors > 0;
         Summary {
             version: VERSION,
+            name: None,
             target: target.into(),
             engine: engine.into(),
             workload: workload.clone(),
             runtime_seconds: runtime.as_secs_f64(),
             cpu_seconds: None,
+            latency_from: match workload.rate {
+                Some(_) => LatencyFrom::IntendedStart,
+                None => LatencyFrom::Issue,
+            },
+            never_made: 0,
             kinds: IoKind::ALL
                 .into_iter()
                 .filter(seen)
                 .map(|kind| KindSummary::of(kind, tally.kind(kind), runtime))
                 .collect(),
             first_error: None,
+            incomplete: None,
             verification: None,
         }
     }
@@ -225,21 +337,23 @@ impl fmt::Display for Summary {
         let names = ["", "IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"];
         row(f, &names.map(String::from))?;
         for kind in &self.kinds {
-            let latency = &kind.latency_ns;
-            let percentiles =
-                [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
-            let mut cells = vec![
-                kind.kind.name().to_string(),
-                format!("{:.0}", kind.iops),
-                format!("{:.1}", kind.mib_per_second),
-                format_latency(latency.mean),
-            ];
-            cells.extend(percentiles.map(|value| format_latency(value as f64)));
-            cells.push(kind.errors.to_string());
-            row(f, &cells)?;
+            row(f, &kind.cells(kind.kind.name(), &kind.latency_ns))?;
+        }
+        if self.latency_from == LatencyFrom::IntendedStart {
+            writeln!(f, "latency above: from the intended start; below: from the issue, blind to waiting")?;
+            for kind in &self.kinds {
+                let issue = kind.issue_latency_ns.unwrap_or_default();
+                row(f, &kind.cells(kind.kind.name(), &issue))?;
+            }
+        }
+        if self.never_made > 0 {
+            writeln!(f, "{} requests were due and never made: the queue was full", self.never_made)?;
         }
         if let (Some(cpu), Some(rate)) = (self.cpu_seconds, self.ios_per_cpu_second()) {
             writeln!(f, "load: {cpu:.2} CPU seconds, {rate:.0} requests per CPU second")?;
+        }
+        if let Some(reason) = &self.incomplete {
+            writeln!(f, "INCOMPLETE: {reason}")?;
         }
         if let Some(error) = &self.first_error {
             writeln!(f, "first error: {error}")?;
@@ -294,6 +408,12 @@ mod tests {
         assert_eq!(summary.ios_per_cpu_second(), Some(4000.0));
         assert!(summary.kind(IoKind::Write).is_none());
         assert!(!summary.is_clean());
+        assert_eq!((read.buckets_ns.count(), read.buckets_ns.percentile(99.0)), (1000, read.latency_ns.p99));
+        assert_eq!(read.buckets_ns.percentile(100.0), read.latency_ns.max);
+        // Of 1, 2, … 1000 microseconds: 1000 / sqrt(12).
+        let deviation = read.buckets_ns.deviation(read.latency_ns.mean);
+        assert!((deviation - 288_675.0).abs() < 5_000.0, "{deviation}");
+        assert_eq!(Buckets::default().percentile(99.0), 0);
     }
 
     #[test]

@@ -39,11 +39,20 @@ pub struct KindTally {
     /// Nanoseconds from issue (with a rate: from the intended start) to the answer of successful requests;
     /// error at most 1 %.
     pub latency: Histogram<u64>,
+    /// Nanoseconds from issue to the answer of successful requests; empty without a rate, where `latency` says it.
+    /// It is blind to what had to wait for room in the queue (coordinated omission, Tene 2013).
+    pub service: Histogram<u64>,
 }
 
 impl Default for KindTally {
     fn default() -> KindTally {
-        KindTally { ios: 0, bytes: 0, errors: 0, latency: new_latency_histogram() }
+        KindTally {
+            ios: 0,
+            bytes: 0,
+            errors: 0,
+            latency: new_latency_histogram(),
+            service: new_latency_histogram(),
+        }
     }
 }
 
@@ -85,14 +94,41 @@ impl Tally {
         }
     }
 
+    /// Notes the time from issue to answer of a successful request that [`Tally::count`] has counted from its
+    /// intended start.
+    #[inline]
+    pub fn count_service(&mut self, kind: IoKind, nanoseconds: u64) {
+        self.kinds[kind as usize].service.saturating_record(nanoseconds);
+    }
+
     /// Adds what another tally counted.
     pub fn add(&mut self, other: &Tally) {
         for (mine, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
             mine.ios += theirs.ios;
             mine.bytes += theirs.bytes;
             mine.errors += theirs.errors;
-            mine.latency.add(&theirs.latency).expect("all latency histograms have the same bounds");
+            for (mine, theirs) in [(&mut mine.latency, &theirs.latency), (&mut mine.service, &theirs.service)]
+            {
+                mine.add(theirs).expect("all latency histograms have the same bounds");
+            }
         }
+    }
+
+    /// What was counted after `earlier`, a copy of this tally that was made before.
+    #[must_use]
+    pub fn since(&self, earlier: &Tally) -> Tally {
+        let mut rest = self.clone();
+        for (mine, theirs) in rest.kinds.iter_mut().zip(&earlier.kinds) {
+            mine.ios = mine.ios.saturating_sub(theirs.ios);
+            mine.bytes = mine.bytes.saturating_sub(theirs.bytes);
+            mine.errors = mine.errors.saturating_sub(theirs.errors);
+            for (mine, theirs) in [(&mut mine.latency, &theirs.latency), (&mut mine.service, &theirs.service)]
+            {
+                // Fails when this tally was cleared in between: then all of it is later.
+                let _ = mine.subtract(theirs);
+            }
+        }
+        rest
     }
 
     /// Forgets everything: the end of a warm-up.
@@ -100,6 +136,7 @@ impl Tally {
         for kind in &mut self.kinds {
             (kind.ios, kind.bytes, kind.errors) = (0, 0, 0);
             kind.latency.reset();
+            kind.service.reset();
         }
     }
 }

@@ -127,7 +127,7 @@ impl Target {
         let export = client.export().clone();
         let (minimum, maximum) = (u64::from(export.minimum_block), u64::from(export.maximum_block));
         let (block_size, target) = (workload.block_size, self.to_string());
-        if block_size.0 % minimum != 0 || block_size.0 > maximum {
+        if !workload.fits(minimum, maximum) {
             return Err(LoadError::BlockSize {
                 target,
                 minimum: Size(minimum),

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 
+use crate::bits::BitSet;
 use crate::error::LoadError;
-use crate::generator::BitSet;
 use crate::nbd::{Command, CommandFlags, Connection, Done, NbdError, Options, Uri};
 use crate::summary::Verification;
 use crate::tally::{IoKind, Tally};

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::arrivals::Arrivals;
+use crate::pattern::{BlockMix, Pattern, PatternError};
 use crate::size::{Size, format_size};
 
 /// Smallest unit of offsets and lengths, in bytes.
@@ -28,6 +30,11 @@ pub enum Access {
     Read,
     /// Sequential writes.
     Write,
+    /// Sequential reads and writes, mixed.
+    Rw {
+        /// How many of a hundred requests are reads, 0 to 100.
+        read_percent: u8,
+    },
     /// Reads at uniformly random blocks.
     RandRead,
     /// Writes at uniformly random blocks.
@@ -45,7 +52,7 @@ impl Access {
     pub fn writes(self) -> bool {
         match self {
             Access::Write | Access::RandWrite => true,
-            Access::RandRw { read_percent } => read_percent < 100,
+            Access::Rw { read_percent } | Access::RandRw { read_percent } => read_percent < 100,
             Access::Read | Access::RandRead => false,
         }
     }
@@ -53,7 +60,7 @@ impl Access {
     /// Whether offsets are random.
     #[must_use]
     pub fn is_random(self) -> bool {
-        !matches!(self, Access::Read | Access::Write)
+        !matches!(self, Access::Read | Access::Write | Access::Rw { .. })
     }
 
     /// How many of a hundred requests are reads.
@@ -62,7 +69,7 @@ impl Access {
         match self {
             Access::Read | Access::RandRead => 100,
             Access::Write | Access::RandWrite => 0,
-            Access::RandRw { read_percent } => read_percent,
+            Access::Rw { read_percent } | Access::RandRw { read_percent } => read_percent,
         }
     }
 }
@@ -70,7 +77,8 @@ impl Access {
 impl FromStr for Access {
     type Err = WorkloadError;
 
-    /// `read`, `write`, `randread`, `randwrite`, `randrw` (half reads) or `randrw:70` (70 % reads).
+    /// `read`, `write`, `rw`, `randread`, `randwrite`, `randrw` (half reads), `rw:70` or `randrw:70` (70 % reads).
+    /// `readwrite` is `rw`, as in fio.
     fn from_str(text: &str) -> Result<Access, WorkloadError> {
         let unknown = || WorkloadError::UnknownAccess(text.into());
         let (word, percent) = match text.split_once(':') {
@@ -82,11 +90,18 @@ impl FromStr for Access {
             ("write", None) => Ok(Access::Write),
             ("randread", None) => Ok(Access::RandRead),
             ("randwrite", None) => Ok(Access::RandWrite),
-            ("randrw", None) => Ok(Access::RandRw { read_percent: 50 }),
-            ("randrw", Some(percent)) => match percent.trim_end_matches('%').parse() {
-                Ok(read_percent @ 0..=100) => Ok(Access::RandRw { read_percent }),
-                _ => Err(WorkloadError::ReadPercent(percent.into())),
-            },
+            (word @ ("rw" | "readwrite" | "randrw"), percent) => {
+                let read_percent =
+                    match percent.map(|percent| (percent, percent.trim_end_matches('%').parse())) {
+                        None => 50,
+                        Some((_, Ok(percent @ 0..=100))) => percent,
+                        Some((text, _)) => return Err(WorkloadError::ReadPercent(text.into())),
+                    };
+                match word {
+                    "randrw" => Ok(Access::RandRw { read_percent }),
+                    _ => Ok(Access::Rw { read_percent }),
+                }
+            }
             _ => Err(unknown()),
         }
     }
@@ -99,6 +114,7 @@ impl fmt::Display for Access {
             Access::Write => f.pad("write"),
             Access::RandRead => f.pad("randread"),
             Access::RandWrite => f.pad("randwrite"),
+            Access::Rw { read_percent } => f.pad(&format!("rw:{read_percent}")),
             Access::RandRw { read_percent } => f.pad(&format!("randrw:{read_percent}")),
         }
     }
@@ -123,15 +139,23 @@ impl TryFrom<String> for Access {
 pub struct Workload {
     /// Order of offsets and mix of kinds.
     pub access: Access,
-    /// Bytes per request: a multiple of 512, at most 32 MiB.
+    /// Order of offsets within that.
+    pub pattern: Pattern,
+    /// Bytes per request: a multiple of 512, at most 32 MiB. With a mix, the largest of its sizes.
     pub block_size: Size,
+    /// Several sizes, and how many requests have each; `None` when all have the same.
+    pub mix: Option<BlockMix>,
+    /// Random offsets are multiples of it, a multiple of 512; `None` for the (smallest) block size.
+    pub alignment: Option<Size>,
     /// Requests in flight per thread, 1 to 4096.
     pub queue_depth: u32,
     /// Threads, each with its own connection (or ring) and queue, 1 to 256. Sequential and verifying loads
     /// give each thread its own part of the range.
     pub threads: u32,
-    /// How long, in seconds and nanoseconds; `None` means once over the range (as many requests as it has blocks).
+    /// How long, in seconds and nanoseconds; `None` means as many bytes as the range has, or as `bytes` says.
     pub runtime: Option<Duration>,
+    /// Ends the load when so many bytes were asked for, over all threads, the warm-up's included.
+    pub bytes: Option<Size>,
     /// Load before `runtime` that is not counted.
     pub warmup: Duration,
     /// First byte of the range, a multiple of the block size.
@@ -141,6 +165,8 @@ pub struct Workload {
     /// Requests of a second that are intended, over all threads; `None` means as many as the target takes.
     /// With a rate, latency counts from the intended start (an open loop: a stalled target is not spared).
     pub rate: Option<u64>,
+    /// How a rate's starts are spread over time.
+    pub arrivals: Arrivals,
     /// Seed of the random offsets and of the data: the same seed asks for the same blocks.
     pub seed: u64,
     /// Writes carry stamps, reads are checked against what was written.
@@ -154,14 +180,19 @@ impl Default for Workload {
     fn default() -> Workload {
         Workload {
             access: Access::RandRead,
+            pattern: Pattern::Plain,
             block_size: Size(4096),
+            mix: None,
+            alignment: None,
             queue_depth: 32,
             threads: 1,
             runtime: Some(Duration::from_secs(10)),
+            bytes: None,
             warmup: Duration::ZERO,
             offset: Size(0),
             size: None,
             rate: None,
+            arrivals: Arrivals::Fixed,
             seed: 1,
             verify: false,
             fua: false,
@@ -174,7 +205,7 @@ impl Default for Workload {
 pub enum WorkloadError {
     /// An unknown word for the access pattern.
     #[error(
-        "unknown access `{0}`: use read, write, randread, randwrite, randrw or randrw:<percent of reads>"
+        "unknown access `{0}`: use read, write, rw, randread, randwrite, randrw, rw:<percent of reads> or randrw:<percent of reads>"
     )]
     UnknownAccess(String),
     /// Not a percentage.
@@ -200,13 +231,56 @@ pub enum WorkloadError {
     #[error("a rate of zero asks for nothing: leave it out to ask for as much as the target takes")]
     Rate,
     /// The range starts off a block.
-    #[error("offset {offset} is not a multiple of the block size {block_size}")]
+    #[error("offset {offset} is not a multiple of {unit}, of which every request's offset is a multiple")]
     Offset {
         /// As given.
         offset: Size,
+        /// The alignment, or the smallest block size.
+        unit: Size,
+    },
+    /// A mix whose largest size is not the block size.
+    #[error("block size {block_size} is not the largest of the mix {mix}")]
+    Mix {
+        /// As given.
+        block_size: Size,
+        /// As given.
+        mix: BlockMix,
+    },
+    /// An alignment that no offset can have, or that says nothing.
+    #[error("alignment {0} is not possible: it must be a multiple of 512 bytes, and needs random offsets")]
+    Alignment(Size),
+    /// A pattern for the other kind of access.
+    #[error("pattern {pattern} is for {needed} access, not for {access}")]
+    Pattern {
+        /// As given.
+        pattern: Pattern,
+        /// As given.
+        access: Access,
+        /// `random` or `sequential`.
+        needed: &'static str,
+    },
+    /// A stride that is not made of blocks.
+    #[error("stride {stride} is not possible: it must be a multiple of the one block size, {block_size}")]
+    Stride {
+        /// As given.
+        stride: Size,
         /// As given.
         block_size: Size,
     },
+    /// Verification of blocks that can overlap, or that threads share.
+    #[error(
+        "verify needs blocks that do not overlap: one block size, its own alignment, and no shared sequence"
+    )]
+    Verify,
+    /// Poisson without a rate.
+    #[error("Poisson arrivals need a rate: say how many requests of a second are meant")]
+    Arrivals,
+    /// Nothing to be asked for.
+    #[error("zero bytes ask for nothing: leave the limit out, or give at least a block")]
+    Bytes,
+    /// A pattern or mix that is not understood.
+    #[error(transparent)]
+    Text(#[from] PatternError),
     /// The range does not fit the target.
     #[error("the range ends at {end} but the target has only {target}: give a smaller size or offset")]
     Beyond {
@@ -244,10 +318,8 @@ impl Workload {
     /// # Errors
     /// The first thing that is wrong.
     pub fn validate(&self) -> Result<(), WorkloadError> {
-        let block = self.block_size.0;
-        if block == 0 || !block.is_multiple_of(u64::from(SECTOR)) || block > u64::from(LARGEST_BLOCK) {
-            return Err(WorkloadError::BlockSize(self.block_size));
-        }
+        self.validate_blocks()?;
+        self.validate_pattern()?;
         if self.queue_depth == 0 || self.queue_depth > DEEPEST_QUEUE {
             return Err(WorkloadError::QueueDepth(self.queue_depth));
         }
@@ -260,15 +332,82 @@ impl Workload {
         if self.rate == Some(0) {
             return Err(WorkloadError::Rate);
         }
-        if !self.offset.0.is_multiple_of(block) {
-            return Err(WorkloadError::Offset { offset: self.offset, block_size: self.block_size });
+        if self.arrivals == Arrivals::Poisson && self.rate.is_none() {
+            return Err(WorkloadError::Arrivals);
+        }
+        if self.bytes == Some(Size(0)) {
+            return Err(WorkloadError::Bytes);
+        }
+        if !self.offset.0.is_multiple_of(self.unit().0) {
+            return Err(WorkloadError::Offset { offset: self.offset, unit: self.unit() });
         }
         Ok(())
     }
 
+    fn validate_blocks(&self) -> Result<(), WorkloadError> {
+        let is_multiple = |size: Size| size.0 > 0 && size.0.is_multiple_of(u64::from(SECTOR));
+        for size in self.sizes() {
+            if !is_multiple(size) || size.0 > u64::from(LARGEST_BLOCK) {
+                return Err(WorkloadError::BlockSize(size));
+            }
+        }
+        if let Some(mix) = &self.mix
+            && mix.largest() != self.block_size
+        {
+            return Err(WorkloadError::Mix { block_size: self.block_size, mix: mix.clone() });
+        }
+        match self.alignment {
+            Some(unit) if !is_multiple(unit) || !self.access.is_random() => {
+                Err(WorkloadError::Alignment(unit))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_pattern(&self) -> Result<(), WorkloadError> {
+        let Workload { pattern, access, block_size, .. } = *self;
+        if let Some(random) = pattern.needs_random()
+            && random != access.is_random()
+        {
+            let needed = if random { "random" } else { "sequential" };
+            return Err(WorkloadError::Pattern { pattern, access, needed });
+        }
+        if let Pattern::Stride { bytes } = pattern
+            && (self.mix.is_some() || bytes.0 == 0 || !bytes.0.is_multiple_of(block_size.0))
+        {
+            return Err(WorkloadError::Stride { stride: bytes, block_size });
+        }
+        let overlaps = self.mix.is_some() || self.alignment.is_some_and(|unit| unit != block_size);
+        if self.verify && (overlaps || pattern == Pattern::Shared) {
+            return Err(WorkloadError::Verify);
+        }
+        Ok(())
+    }
+
+    /// Every size that a request can have.
+    fn sizes(&self) -> impl Iterator<Item = Size> {
+        let mixed = self.mix.iter().flat_map(|mix| mix.shares().iter().map(|share| share.0));
+        std::iter::once(self.block_size).chain(mixed)
+    }
+
+    /// What random offsets are multiples of (from the start of the range): the alignment, or the smallest block size.
+    #[must_use]
+    pub fn unit(&self) -> Size {
+        let smallest = self.mix.as_ref().map_or(self.block_size, BlockMix::smallest);
+        self.alignment.unwrap_or(smallest)
+    }
+
+    /// Whether all requests are made of blocks of `minimum` bytes and none is larger than `maximum`.
+    #[must_use]
+    pub fn fits(&self, minimum: u64, maximum: u64) -> bool {
+        let mut places = self.sizes().chain([self.unit(), self.offset]);
+        places.all(|size| size.0.is_multiple_of(minimum)) && self.block_size.0 <= maximum
+    }
+
     /// The range that each thread works on, for a target of `target` bytes.
     ///
-    /// Sequential and verifying threads share the range out; random ones all work on the whole of it.
+    /// Sequential and verifying threads share the range out; random ones, and those with one common sequence, all
+    /// work on the whole of it.
     ///
     /// # Errors
     /// As [`Workload::validate`], and a range that does not fit the target.
@@ -280,7 +419,7 @@ impl Workload {
         if end > target {
             return Err(WorkloadError::Beyond { end: Size(end), target: Size(target) });
         }
-        let shared = self.verify || !self.access.is_random();
+        let shared = self.verify || !(self.access.is_random() || self.pattern == Pattern::Shared);
         let parts = if shared { u64::from(self.threads) } else { 1 };
         let part = length / block / parts * block;
         if part == 0 {
@@ -295,12 +434,21 @@ impl Workload {
 impl fmt::Display for Workload {
     /// One line, as a table's title: `randread 4KiB depth 32`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} depth {}", self.access, format_size(self.block_size.0), self.queue_depth)?;
+        write!(f, "{}", self.access)?;
+        if self.pattern != Pattern::Plain {
+            write!(f, " {}", self.pattern)?;
+        }
+        match &self.mix {
+            None => write!(f, " {}", format_size(self.block_size.0))?,
+            Some(mix) => write!(f, " {mix}")?,
+        }
+        write!(f, " depth {}", self.queue_depth)?;
         if self.threads > 1 {
             write!(f, " x {} threads", self.threads)?;
         }
         if let Some(rate) = self.rate {
-            write!(f, " at {rate}/s")?;
+            let poisson = if self.arrivals == Arrivals::Poisson { " Poisson" } else { "" };
+            write!(f, " at {rate}/s{poisson}")?;
         }
         for (on, word) in [(self.fua, "fua"), (self.verify, "verify")] {
             if on {
@@ -317,7 +465,7 @@ mod tests {
 
     #[test]
     fn words_are_read_and_printed() {
-        for text in ["read", "write", "randread", "randwrite", "randrw:70"] {
+        for text in ["read", "write", "rw:30", "randread", "randwrite", "randrw:70"] {
             assert_eq!(text.parse::<Access>().unwrap().to_string(), text);
         }
         assert_eq!("randrw".parse(), Ok(Access::RandRw { read_percent: 50 }));
@@ -339,7 +487,24 @@ mod tests {
             (Workload { threads: 0, ..base.clone() }, "1 to 256"),
             (Workload { runtime: Some(Duration::ZERO), ..base.clone() }, "zero"),
             (Workload { rate: Some(0), ..base.clone() }, "rate of zero"),
-            (Workload { offset: Size(512), ..base.clone() }, "multiple of the block size 4KiB"),
+            (Workload { offset: Size(512), ..base.clone() }, "not a multiple of 4KiB"),
+            (Workload { alignment: Some(Size(100)), ..base.clone() }, "alignment 100"),
+            (Workload { pattern: Pattern::Shared, ..base.clone() }, "for sequential access"),
+            (Workload { mix: "4k:50,8k:50".parse().ok(), ..base.clone() }, "not the largest"),
+            (Workload { arrivals: Arrivals::Poisson, ..base.clone() }, "need a rate"),
+            (Workload { bytes: Some(Size(0)), ..base.clone() }, "zero bytes"),
+            (
+                Workload { verify: true, alignment: Some(Size(512)), ..base.clone() },
+                "blocks that do not overlap",
+            ),
+            (
+                Workload {
+                    access: Access::Read,
+                    pattern: Pattern::Stride { bytes: Size(6144) },
+                    ..base.clone()
+                },
+                "multiple of the one block size",
+            ),
         ];
         for (workload, hint) in cases {
             let error = workload.validate().unwrap_err().to_string();

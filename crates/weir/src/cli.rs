@@ -151,6 +151,11 @@ Examples:
   weir bench /dev/nvme1n1                                     random 4 KiB reads at depth 32 for 10 s
   weir bench nbd://127.0.0.1:10809/db --rw randrw:70          an NBD export, 70 % reads
   weir bench --disk db --layer accel --rw randwrite --destroy
+  weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1   a mix of sizes, some blocks far more often than others
+  weir bench /dev/nvme1n1 --rate 20000 --poisson              fixed demand: how long do requests wait?
+  weir bench --jobs mixed.fio --format fio                    a job file of fio, and the result in fio's layout
+  weir bench /dev/nvme1n1 --format json > before.json         Ctrl-C keeps what was measured, and marks it
+  weir bench compare before.json after.json
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
 const DIAGNOSE_EXAMPLES: &str = "\
@@ -364,10 +369,48 @@ impl From<Layer> for LoadLayer {
     }
 }
 
+/// What can be done with results of loads.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Put two results side by side and say what changed.
+    ///
+    /// Both are files that `weir bench --format json` (or jsonl) wrote. Differences of up to 5 % are called the same, and a
+    /// percentile with fewer than ten requests beyond it is not judged. Two runs say nothing about chance: weir diagnose does.
+    Compare(CompareArgs),
+}
+
 #[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The result to compare with.
+    pub a: PathBuf,
+    /// The result that is compared.
+    pub b: PathBuf,
+}
+
+/// The form of a load's results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchFormat {
+    /// A table.
+    Text,
+    /// One JSON document with a versioned schema.
+    Json,
+    /// One JSON line for each second, then one for the result.
+    Jsonl,
+    /// A header and a row for each job and kind of request.
+    Csv,
+    /// Prometheus' text format.
+    Prom,
+    /// The layout of fio's JSON.
+    Fio,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
     /// A file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
-    #[arg(required_unless_present = "disk", conflicts_with = "disk")]
+    #[arg(required_unless_present_any = ["disk", "jobs"], conflicts_with_all = ["disk", "jobs"])]
     pub target: Option<String>,
     /// A disk of the cluster instead: the load runs inside its owner, straight on a layer.
     #[arg(long, value_name = "NAME", requires = "layer")]
@@ -375,12 +418,29 @@ pub struct BenchArgs {
     /// Which layer of the disk.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
-    /// read, write, randread, randwrite, randrw or randrw:PERCENT-OF-READS.
+    /// A job file of fio instead. An option that is not supported is an error that names it.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "threads", "runtime", "warmup", "offset",
+            "size", "bytes", "rate", "poisson", "seed", "verify", "fua",
+        ]
+    )]
+    pub jobs: Option<PathBuf>,
+    /// read, write, rw (sequential), randread, randwrite, randrw; rw:70 and randrw:70 have 70 % reads.
     #[arg(long = "rw", value_name = "ACCESS", default_value = "randread")]
-    pub access: weir_load::workload::Access,
-    /// Bytes per request.
-    #[arg(long = "bs", value_name = "SIZE", default_value = "4KiB")]
-    pub block_size: Size,
+    pub access: weir_load::Access,
+    /// Bytes per request, or a mix such as 4k:60,64k:40 (percent of the requests).
+    #[arg(long = "bs", value_name = "SIZES", default_value = "4KiB")]
+    pub block_sizes: weir_load::BlockMix,
+    /// Random: plain (uniform), zipf:THETA, hot:REQUESTS/RANGE in percent. Sequential: plain (each thread its part), shared,
+    /// stride:SIZE.
+    #[arg(long, value_name = "PATTERN", default_value = "plain")]
+    pub pattern: weir_load::Pattern,
+    /// Random offsets are multiples of this; default: the smallest block size.
+    #[arg(long, value_name = "SIZE")]
+    pub align: Option<Size>,
     /// Requests in flight per thread, 1 to 4096.
     #[arg(long = "qd", value_name = "DEPTH", default_value_t = 32)]
     pub depth: u32,
@@ -399,9 +459,16 @@ pub struct BenchArgs {
     /// Bytes of the range; default: up to the end.
     #[arg(long)]
     pub size: Option<Size>,
-    /// Requests per second over all threads, with an open-loop clock; default: as many as the target takes.
+    /// End when so many bytes were asked for, if that is before the runtime's end.
+    #[arg(long, value_name = "SIZE")]
+    pub bytes: Option<Size>,
+    /// Requests per second over all threads, with an open-loop clock: a late request counts from when it was due. Default: as
+    /// many as the target takes.
     #[arg(long)]
     pub rate: Option<u64>,
+    /// Requests come as a Poisson process of that rate, not at even distances.
+    #[arg(long, requires = "rate")]
+    pub poisson: bool,
     /// The same seed asks for the same blocks.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -414,6 +481,9 @@ pub struct BenchArgs {
     /// Overwrite what the target holds.
     #[arg(long)]
     pub destroy: bool,
+    /// How the result is printed; default: text, or with --output json, json.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<BenchFormat>,
 }
 
 /// How much is measured.

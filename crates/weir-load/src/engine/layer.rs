@@ -130,9 +130,12 @@ impl LayerLoad {
         let (tag, offset) = (self.tags[io.slot as usize], io.offset);
         let request = match (io.kind, buffer) {
             (IoKind::Read, Some(buffer)) => Request::Read { tag, offset, buffer },
-            (IoKind::Write, buffer) => {
-                Request::Write { tag, offset, payload: payload(&self.data, buffer), fua: self.workload.fua }
-            }
+            (IoKind::Write, buffer) => Request::Write {
+                tag,
+                offset,
+                payload: payload(&self.data[..length], buffer),
+                fua: self.workload.fua,
+            },
             (IoKind::Read, None) => return false,
         };
         layer.submit(reactor, request);
@@ -156,6 +159,7 @@ impl LayerLoad {
         let runtime = self.ended? - self.counted_from;
         let mut summary = Summary::new(&self.name, "layer", &self.workload, self.generator.tally(), runtime);
         summary.first_error = self.first_error.clone();
+        summary.never_made = self.generator.never_made();
         summary.verification = self.checker.as_ref().map(|checker| checker.found.clone());
         Some(summary)
     }
@@ -164,7 +168,7 @@ impl LayerLoad {
 fn check(name: &str, workload: &Workload, info: &LayerInfo) -> Result<(), LoadError> {
     workload.validate()?;
     let (minimum, maximum) = (u64::from(info.logical_block), u64::from(info.max_transfer));
-    if !workload.block_size.0.is_multiple_of(minimum) || workload.block_size.0 > maximum {
+    if !workload.fits(minimum, maximum) {
         use crate::size::Size;
         let (minimum, maximum) = (Size(minimum), Size(maximum));
         return Err(LoadError::BlockSize {

@@ -37,6 +37,17 @@ impl Server {
         }
     }
 
+    /// Stops the process for `time`: everything that is asked meanwhile waits.
+    pub fn stall(&self, time: Duration) {
+        let signal = |signal| {
+            // SAFETY: a plain system call; the process is our child and not yet waited for.
+            assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
+        };
+        signal(libc::SIGSTOP);
+        std::thread::sleep(time);
+        signal(libc::SIGCONT);
+    }
+
     /// Ends the process at once, as a crash would.
     pub fn kill(mut self) {
         self.end();

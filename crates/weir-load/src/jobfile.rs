@@ -1,0 +1,471 @@
+//! Job files of fio: the options that most of them have.
+//!
+//! An option that is not known, or a value that would mean something else here, is an error that names it and its
+//! line: a load that silently differs from the file would be measured for nothing. Options that ask for what is always
+//! so are taken as they are (`direct=1`, `thread`, `norandommap`, `group_reporting` …). Sizes follow fio's default
+//! `kb_base=1024`, where `4k` is 4096 and `4ki` is 4000; the latter is refused as it is hardly ever meant.
+//!
+//! The options are those of fio 3's manual page, fio(1). Without `time_based` a job ends after `size` bytes as it does in fio;
+//! where there is no `size`, only `runtime` ends it.
+
+use std::time::Duration;
+
+use crate::arrivals::Arrivals;
+use crate::pattern::{BlockMix, Pattern};
+use crate::size::{Size, parse_size};
+use crate::target::Target;
+use crate::workload::{Access, Workload, WorkloadError};
+
+/// One job of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// The section's name; of several equal sequential jobs (`numjobs`) with a number.
+    pub name: String,
+    /// What it is aimed at.
+    pub target: Target,
+    /// What it asks for.
+    pub workload: Workload,
+    /// Jobs of one group run at once, the groups one after the other (`stonewall`); counted from 0.
+    pub group: u32,
+}
+
+/// What is wrong with a job file.
+#[derive(Debug, thiserror::Error)]
+pub enum JobFileError {
+    /// Neither a section nor an option.
+    #[error("line {line}: `{text}` is neither [a section] nor an option")]
+    Malformed {
+        /// Counted from 1.
+        line: usize,
+        /// What stands there.
+        text: String,
+    },
+    /// An option before the first section.
+    #[error("line {line}: `{text}` stands before the first [section]")]
+    NoSection {
+        /// Counted from 1.
+        line: usize,
+        /// What stands there.
+        text: String,
+    },
+    /// A value that is not possible.
+    #[error("line {line}: {option}={value}: {reason}")]
+    Value {
+        /// Counted from 1.
+        line: usize,
+        /// Which option.
+        option: String,
+        /// As given.
+        value: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Options that are not supported.
+    #[error("not supported, so nothing was run: {}; take them out of a copy of the file", .0.join(", "))]
+    Unsupported(Vec<String>),
+    /// No job at all.
+    #[error("there is no job in the file: it needs a [section] besides [global]")]
+    NoJob,
+    /// A job without a target.
+    #[error("job {0} has no filename (or uri, with ioengine=nbd)")]
+    NoTarget(String),
+    /// A job that never ends.
+    #[error("job {0} has neither runtime nor size")]
+    Endless(String),
+    /// A job that is not possible.
+    #[error("job {name}: {error}")]
+    Job {
+        /// Which.
+        name: String,
+        /// Why.
+        error: WorkloadError,
+    },
+    /// A target that is not understood.
+    #[error("job {name}: {error}")]
+    Target {
+        /// Which.
+        name: String,
+        /// Why.
+        error: Box<crate::error::LoadError>,
+    },
+}
+
+/// The options of a section, as far as they were read.
+#[derive(Clone, Debug)]
+struct Section {
+    workload: Workload,
+    random: bool,
+    kind: Kind,
+    read_percent: u8,
+    filename: Option<String>,
+    uri: Option<String>,
+    null: bool,
+    sizes: Option<BlockMix>,
+    jobs: u32,
+    time_based: bool,
+    runtime: Option<Duration>,
+    io_size: Option<Size>,
+    stonewall: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Mixed,
+}
+
+impl Default for Section {
+    /// fio's defaults: sequential 4 KiB reads, one at a time.
+    fn default() -> Section {
+        Section {
+            workload: Workload { queue_depth: 1, runtime: None, ..Workload::default() },
+            random: false,
+            kind: Kind::Read,
+            read_percent: 50,
+            filename: None,
+            uri: None,
+            null: false,
+            sizes: None,
+            jobs: 1,
+            time_based: false,
+            runtime: None,
+            io_size: None,
+            stonewall: false,
+        }
+    }
+}
+
+/// Reads a job file.
+///
+/// # Errors
+/// The first thing that is malformed, or all options that are not supported.
+pub fn parse(text: &str) -> Result<Vec<Job>, JobFileError> {
+    let mut global = Section::default();
+    let mut sections: Vec<(String, Section)> = Vec::new();
+    let mut current: Option<String> = None;
+    let mut unsupported = Vec::new();
+    for (line, text) in (1..).zip(text.lines()) {
+        let text = text.split(" ;").next().unwrap_or_default().split(" #").next().unwrap_or_default().trim();
+        if text.is_empty() || text.starts_with([';', '#']) {
+            continue;
+        }
+        if let Some(rest) = text.strip_prefix('[') {
+            let name = rest.strip_suffix(']').map(str::trim).filter(|name| !name.is_empty());
+            let name = name.ok_or_else(|| JobFileError::Malformed { line, text: text.into() })?;
+            if name != "global" {
+                sections.push((name.into(), global.clone()));
+            }
+            current = Some(name.into());
+            continue;
+        }
+        let (option, value) = text.split_once('=').map_or((text, None), |(o, v)| (o.trim(), Some(v.trim())));
+        if option.is_empty() || option.contains(char::is_whitespace) {
+            return Err(JobFileError::Malformed { line, text: text.into() });
+        }
+        let section = match current.as_deref() {
+            None => return Err(JobFileError::NoSection { line, text: text.into() }),
+            Some("global") => &mut global,
+            Some(_) => &mut sections.last_mut().ok_or(JobFileError::NoJob)?.1,
+        };
+        match section.set(option, value) {
+            Ok(()) => {}
+            Err(Refusal::Unsupported) => unsupported.push(format!("{text} (line {line})")),
+            Err(Refusal::Value(reason)) => {
+                let (option, value) = (option.into(), value.unwrap_or_default().into());
+                return Err(JobFileError::Value { line, option, value, reason });
+            }
+        }
+    }
+    if !unsupported.is_empty() {
+        return Err(JobFileError::Unsupported(unsupported));
+    }
+    let (mut jobs, mut group) = (Vec::new(), 0);
+    for (name, section) in sections {
+        if section.stonewall && !jobs.is_empty() {
+            group += 1;
+        }
+        section.into_jobs(&name, group, &mut jobs)?;
+    }
+    if jobs.is_empty() { Err(JobFileError::NoJob) } else { Ok(jobs) }
+}
+
+/// Why an option was not taken.
+enum Refusal {
+    Unsupported,
+    Value(String),
+}
+
+impl<E: std::error::Error> From<E> for Refusal {
+    fn from(error: E) -> Refusal {
+        Refusal::Value(error.to_string())
+    }
+}
+
+impl Section {
+    fn set(&mut self, option: &str, value: Option<&str>) -> Result<(), Refusal> {
+        let text = value.unwrap_or_default();
+        let workload = &mut self.workload;
+        match option {
+            "filename" => self.filename = Some(text.into()),
+            "uri" => self.uri = Some(text.into()),
+            "ioengine" => match text {
+                "libaio" | "io_uring" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" => {}
+                "null" => self.null = true,
+                "nbd" => {}
+                _ => return Err(Refusal::Unsupported),
+            },
+            "rw" | "readwrite" => {
+                (self.random, self.kind) = match text {
+                    "read" => (false, Kind::Read),
+                    "write" => (false, Kind::Write),
+                    "rw" | "readwrite" => (false, Kind::Mixed),
+                    "randread" => (true, Kind::Read),
+                    "randwrite" => (true, Kind::Write),
+                    "randrw" => (true, Kind::Mixed),
+                    _ => return Err(Refusal::Unsupported),
+                }
+            }
+            "rwmixread" => self.read_percent = percent(text)?,
+            "rwmixwrite" => self.read_percent = 100 - percent(text)?,
+            "bs" | "blocksize" => self.sizes = Some(BlockMix::of(size(text)?)),
+            "bssplit" => self.sizes = Some(split(text)?),
+            "blockalign" | "ba" => workload.alignment = Some(size(text)?),
+            "iodepth" => workload.queue_depth = text.parse()?,
+            "numjobs" => self.jobs = text.parse()?,
+            "runtime" | "timeout" => self.runtime = Some(time(text)?),
+            "ramp_time" => workload.warmup = time(text)?,
+            "time_based" => self.time_based = flag(value)?,
+            "size" => workload.size = Some(size(text)?),
+            "io_size" | "io_limit" => self.io_size = Some(size(text)?),
+            "offset" => workload.offset = size(text)?,
+            "rate_iops" => workload.rate = Some(text.parse()?),
+            "rate_process" => {
+                workload.arrivals = match text {
+                    "linear" => Arrivals::Fixed,
+                    "poisson" => Arrivals::Poisson,
+                    _ => return Err(Refusal::Unsupported),
+                }
+            }
+            "random_distribution" => {
+                workload.pattern = match text.split_once(':') {
+                    None if text == "random" => Pattern::Plain,
+                    Some(("zipf", _)) => text.parse()?,
+                    _ => return Err(Refusal::Unsupported),
+                }
+            }
+            "randseed" => workload.seed = text.parse()?,
+            "sync" => {
+                workload.fua = match text {
+                    "0" | "none" => false,
+                    "1" | "sync" | "dsync" => true,
+                    _ => return Err(Refusal::Unsupported),
+                }
+            }
+            "stonewall" | "wait_for_previous" => self.stonewall = flag(value)?,
+            "direct" | "randrepeat" => return always(value, true),
+            "buffered" | "gtod_reduce" | "disable_lat" | "disable_clat" => return always(value, false),
+            // How fio works inside, or what is always so here.
+            "thread"
+            | "group_reporting"
+            | "norandommap"
+            | "invalidate"
+            | "refill_buffers"
+            | "name"
+            | "description"
+            | "iodepth_batch_submit"
+            | "registerfiles"
+            | "fixedbufs" => {}
+            _ => return Err(Refusal::Unsupported),
+        }
+        Ok(())
+    }
+
+    fn into_jobs(mut self, name: &str, group: u32, jobs: &mut Vec<Job>) -> Result<(), JobFileError> {
+        let target = match (&self.uri, &self.filename) {
+            _ if self.null => Target::Null { size: self.workload.size.map_or(1 << 30, |size| size.0) },
+            (Some(target), _) | (None, Some(target)) => target
+                .parse()
+                .map_err(|error| JobFileError::Target { name: name.into(), error: Box::new(error) })?,
+            (None, None) => return Err(JobFileError::NoTarget(name.into())),
+        };
+        if self.runtime.is_none() && self.io_size.or(self.workload.size).is_none() {
+            return Err(JobFileError::Endless(name.into()));
+        }
+        let read_percent = self.read_percent;
+        self.workload.access = match (self.random, self.kind) {
+            (false, Kind::Read) => Access::Read,
+            (false, Kind::Write) => Access::Write,
+            (false, Kind::Mixed) => Access::Rw { read_percent },
+            (true, Kind::Read) => Access::RandRead,
+            (true, Kind::Write) => Access::RandWrite,
+            (true, Kind::Mixed) => Access::RandRw { read_percent },
+        };
+        if let Some(sizes) = self.sizes {
+            self.workload.block_size = sizes.largest();
+            self.workload.mix = (sizes.shares().len() > 1).then_some(sizes);
+        }
+        // Random jobs all work on the same range: threads. Sequential ones each go over all of it: jobs.
+        let (copies, threads) = if self.random { (1, self.jobs) } else { (self.jobs, 1) };
+        let workload = &mut self.workload;
+        workload.threads = threads;
+        workload.rate = workload.rate.map(|rate| rate.saturating_mul(u64::from(threads)));
+        workload.runtime = self.runtime;
+        if !self.time_based {
+            let each = self.io_size.or(workload.size);
+            workload.bytes = each.map(|size| Size(size.0.saturating_mul(u64::from(threads))));
+        }
+        workload.validate().map_err(|error| JobFileError::Job { name: name.into(), error })?;
+        for copy in 0..copies {
+            let name = if copies == 1 { name.into() } else { format!("{name}.{copy}") };
+            jobs.push(Job { name, target: target.clone(), workload: self.workload.clone(), group });
+        }
+        Ok(())
+    }
+}
+
+fn wrong(reason: &str) -> Refusal {
+    Refusal::Value(reason.into())
+}
+
+fn percent(text: &str) -> Result<u8, Refusal> {
+    text.parse()
+        .ok()
+        .filter(|percent| *percent <= 100)
+        .ok_or_else(|| wrong("use a whole number from 0 to 100"))
+}
+
+fn flag(value: Option<&str>) -> Result<bool, Refusal> {
+    match value {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(_) => Err(wrong("use 0 or 1")),
+    }
+}
+
+/// An option that is always as `is` here.
+fn always(value: Option<&str>, is: bool) -> Result<(), Refusal> {
+    if flag(value)? == is { Ok(()) } else { Err(Refusal::Unsupported) }
+}
+
+fn size(text: &str) -> Result<Size, Refusal> {
+    let lower = text.to_ascii_lowercase();
+    if lower.ends_with('i') || lower.ends_with("ib") {
+        return Err(wrong("by fio's default that is a multiple of 1000: write 4k for 4096"));
+    }
+    let number = lower.strip_suffix('b').unwrap_or(&lower);
+    Ok(Size(parse_size(number)?))
+}
+
+fn time(text: &str) -> Result<Duration, Refusal> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number = text[..end].parse::<u32>()?;
+    match &text[end..] {
+        "us" => Ok(Duration::from_micros(number.into())),
+        "ms" => Ok(Duration::from_millis(number.into())),
+        "" | "s" => Ok(Duration::from_secs(number.into())),
+        "m" => Ok(Duration::from_secs(u64::from(number) * 60)),
+        "h" => Ok(Duration::from_secs(u64::from(number) * 3600)),
+        "d" => Ok(Duration::from_secs(u64::from(number) * 86400)),
+        _ => Err(wrong("use seconds, or a number and us, ms, s, m, h or d")),
+    }
+}
+
+/// `4k/60:64k/40`.
+fn split(text: &str) -> Result<BlockMix, Refusal> {
+    if text.contains(',') {
+        return Err(wrong("different mixes for reads and writes are not supported"));
+    }
+    let share = |share: &str| match share.split_once('/') {
+        Some((bytes, percent)) if !percent.is_empty() => Ok(format!("{}:{percent}", size(bytes)?.0)),
+        _ => Err(wrong("give each size its percentage, as in 4k/60:64k/40")),
+    };
+    let shares = text.split(':').map(share).collect::<Result<Vec<_>, _>>()?;
+    Ok(shares.join(",").parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_usual_file_is_understood() {
+        let text = "; a comment\n[global]\nioengine=libaio\ndirect=1\nbs=4k\niodepth=16\nruntime=30\ntime_based\n\
+                    filename=/dev/sdz\ngroup_reporting\n\n[mixed]\nrw=randrw\nrwmixread=70\nnumjobs=4\nrate_iops=1000\n\
+                    rate_process=poisson\nrandom_distribution=zipf:1.1\nramp_time=500ms\n\n[seq]\nstonewall\nrw=write\n\
+                    bssplit=64k/30:1m/70\nsize=1g\nnumjobs=2\ntime_based=0\n";
+        let jobs = parse(text).unwrap();
+        let names: Vec<(&str, u32)> = jobs.iter().map(|job| (job.name.as_str(), job.group)).collect();
+        assert_eq!(names, [("mixed", 0), ("seq.0", 1), ("seq.1", 1)]);
+        let expected = Workload {
+            access: Access::RandRw { read_percent: 70 },
+            pattern: Pattern::Zipf { theta_milli: 1100 },
+            queue_depth: 16,
+            threads: 4,
+            rate: Some(4000),
+            arrivals: Arrivals::Poisson,
+            runtime: Some(Duration::from_secs(30)),
+            warmup: Duration::from_millis(500),
+            ..Workload::default()
+        };
+        assert_eq!(jobs[0].workload, expected);
+        let sequential = &jobs[1].workload;
+        assert_eq!((sequential.access, sequential.block_size), (Access::Write, Size(1 << 20)));
+        assert_eq!(sequential.mix.as_ref().unwrap().to_string(), "64KiB:30,1MiB:70");
+        assert_eq!((sequential.bytes, sequential.size), (Some(Size(1 << 30)), Some(Size(1 << 30))));
+        assert_eq!(jobs[0].target, Target::Path("/dev/sdz".into()));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named_with_its_line() {
+        let text = "[a]\nfilename=x\nsize=1m\nrw=randtrim\nzonemode=zbd\ndirect=0\nioengine=rados\n";
+        let said = parse(text).unwrap_err().to_string();
+        for word in
+            ["rw=randtrim (line 4)", "zonemode=zbd (line 5)", "direct=0 (line 6)", "ioengine=rados (line 7)"]
+        {
+            assert!(said.contains(word), "{word} is not in {said}");
+        }
+    }
+
+    #[test]
+    fn malformed_files_are_refused_where_they_are() {
+        for (text, hint) in [
+            ("", "no job"),
+            ("[global]\nbs=4k\n", "no job"),
+            ("bs=4k\n", "before the first [section]"),
+            ("[a\n", "line 1"),
+            ("[a]\nthis is text\n", "line 2"),
+            ("[a]\nrw=read\n", "no filename"),
+            ("[a]\nfilename=x\n", "neither runtime nor size"),
+            ("[a]\nfilename=x\nsize=1m\nbs=4ki\n", "multiple of 1000"),
+            ("[a]\nfilename=x\nsize=1m\nbs=1000\n", "multiple of 512"),
+            ("[a]\nfilename=x\nsize=1m\nrw=randread\nnumjobs=100000\n", "1 to 256"),
+            ("[a]\nbs=x\n", "line 2: bs=x"),
+            ("[a]\nruntime=5y\n", "us, ms, s"),
+            ("[a]\nbssplit=4k/60:64k/50\n", "add up to 100"),
+            ("[a]\nrwmixread=101\n", "0 to 100"),
+            ("[a]\niodepth=-1\n", "line 2"),
+            ("[a]\nioengine=nbd\nuri=nbd+unix:///x\nsize=1m\n", "socket="),
+        ] {
+            let said = parse(text).unwrap_err().to_string();
+            assert!(said.contains(hint), "{text:?}: {said}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_a_panic(text in "(\\[?[a-z]{0,6}\\]?=?[0-9a-z/:,%]{0,8}\n){0,12}") {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn no_value_is_a_panic(which in 0usize..16, value in "\\PC{0,12}") {
+            let option = [
+                "filename", "rw", "rwmixread", "bs", "bssplit", "ba", "iodepth", "numjobs", "runtime", "size", "offset",
+                "rate_iops", "random_distribution", "randseed", "uri", "io_size",
+            ][which];
+            let _ = parse(&format!("[a]\nfilename=x\nruntime=1\nrw=randrw\n{option}={value}\n"));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `weir bench compare`
+
+use std::path::Path;
+
+use serde::Serialize;
+use weir_load::report::Report;
+use weir_load::report::compare::{Change, Comparison, Row, compare};
+use weir_load::summary::format_latency;
+
+use crate::cli::{CompareArgs, Global};
+use crate::failure::Failure;
+use crate::output::{print, table};
+
+/// Two results of one job.
+#[derive(Serialize)]
+struct Named {
+    /// The job's name, if it has one.
+    job: Option<String>,
+    #[serde(flatten)]
+    comparison: Comparison,
+}
+
+/// Puts two results side by side.
+pub fn run(global: &Global, files: &CompareArgs) -> Result<(), Failure> {
+    let (a, b) = (read(&files.a)?, read(&files.b)?);
+    let (first, second) = (a.jobs.len(), b.jobs.len());
+    if first != second {
+        return Err(Failure::failed(format!(
+            "{} has {first} job(s) and {} has {second}: compare results of the same jobs",
+            files.a.display(),
+            files.b.display()
+        )));
+    }
+    let all: Vec<Named> = a
+        .jobs
+        .iter()
+        .zip(&b.jobs)
+        .map(|(a, b)| Named { job: a.name.clone(), comparison: compare(a, b) })
+        .collect();
+    print(global.output, &all, |all| all.iter().map(text).collect::<Vec<_>>().join("\n\n"))
+}
+
+fn read(path: &Path) -> Result<Report, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+    Report::read(&text).map_err(|error| failed(&error))
+}
+
+fn text(named: &Named) -> String {
+    let rows = named.comparison.rows.iter().map(|row| {
+        vec![
+            row.kind.name().to_owned(),
+            match row.figure {
+                "mib_per_second" => "MiB/s".to_owned(),
+                figure => figure.replace('_', "."),
+            },
+            figure(row, row.a),
+            figure(row, row.b),
+            row.percent.map_or(String::new(), |percent| format!("{percent:+.1} %")),
+            match row.change {
+                Change::Same => "same",
+                Change::Better => "better",
+                Change::Worse => "WORSE",
+                Change::Unknown => "too few requests",
+            }
+            .to_owned(),
+        ]
+    });
+    let mut text = table(&["KIND", "FIGURE", "A", "B", "CHANGE", ""], &[2, 3, 4], rows);
+    if let Some(job) = &named.job {
+        text = format!("{job}:\n{text}");
+    }
+    for difference in &named.comparison.differences {
+        text.push_str(&format!("\nnot alike: {difference}"));
+    }
+    text
+}
+
+fn figure(row: &Row, value: f64) -> String {
+    match row.figure {
+        "iops" => format!("{value:.0}"),
+        "mib_per_second" => format!("{value:.1}"),
+        _ => format_latency(value),
+    }
+}

@@ -1,0 +1,126 @@
+//! `weir bench`
+
+mod compare;
+mod output;
+mod watch;
+
+pub use watch::with_progress;
+
+use std::path::Path;
+
+use weir_load::Arrivals;
+use weir_load::jobfile;
+use weir_load::size::Size;
+use weir_load::summary::Summary;
+use weir_load::target::Target;
+use weir_load::workload::Workload;
+use weir_node::api::RunLoad;
+
+use crate::cli::{BenchArgs, BenchCommand, BenchFormat, Global, Output};
+use crate::cluster::owner_of;
+use crate::failure::Failure;
+
+/// Carries out `weir bench`.
+pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
+    if let Some(BenchCommand::Compare(files)) = &arguments.command {
+        return compare::run(global, files);
+    }
+    let format = arguments.format.unwrap_or(match global.output {
+        Output::Text => BenchFormat::Text,
+        Output::Json => BenchFormat::Json,
+    });
+    let (summaries, failure) = match &arguments.jobs {
+        Some(file) => job_file(file, arguments.destroy, format)?,
+        None => one(global, arguments, format)?,
+    };
+    output::print(format, &summaries)?;
+    match failure {
+        Some(failure) => Err(failure),
+        None if summaries.iter().all(|summary| summary.is_clean()) => Ok(()),
+        None => Err(Failure::failed("there were errors, or data was wrong; see above")),
+    }
+}
+
+/// What was measured, and why it was not all.
+type Outcome = (Vec<Summary>, Option<Failure>);
+
+/// The load that the command line describes.
+fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
+    let workload = workload(arguments);
+    workload.validate().map_err(Failure::usage)?;
+    match (&arguments.disk, &arguments.target, arguments.layer) {
+        (Some(disk), _, Some(layer)) => {
+            if workload.access.writes() && !arguments.destroy {
+                return Err(Failure::refused(format!(
+                    "a writing load overwrites disk {disk}; --destroy allows it"
+                )));
+            }
+            let total = arguments.runtime.0 + arguments.warmup.0;
+            let client = owner_of(global, disk)?;
+            let summary = with_progress(total, &format!("{disk} {layer:?}"), || {
+                client.load(disk, &RunLoad { layer: layer.into(), workload }).map_err(Failure::from)
+            })?;
+            Ok((vec![summary], None))
+        }
+        (_, Some(target), _) => {
+            let target: Target = target.parse().map_err(Failure::usage)?;
+            let interrupted = watch::heed_interrupts()?;
+            watch::run(
+                vec![watch::Job { name: None, target, workload, destroy: arguments.destroy }],
+                format,
+                &interrupted,
+            )
+        }
+        _ => Err(Failure::usage("name a target, or --disk and --layer")),
+    }
+}
+
+/// The loads of a job file: those of a group at once, the groups one after the other.
+fn job_file(file: &Path, destroy: bool, format: BenchFormat) -> Result<Outcome, Failure> {
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| Failure::failed(named(&error)))?;
+    let jobs = jobfile::parse(&text).map_err(|error| Failure::usage(named(&error)))?;
+    let mut groups: Vec<Vec<watch::Job>> = Vec::new();
+    for job in jobs {
+        groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
+        let jobfile::Job { name, target, workload, group } = job;
+        groups[group as usize].push(watch::Job { name: Some(name), target, workload, destroy });
+    }
+    let interrupted = watch::heed_interrupts()?;
+    let mut all = Vec::new();
+    for group in groups {
+        match watch::run(group, format, &interrupted) {
+            Ok((summaries, None)) => all.extend(summaries),
+            Ok((summaries, failure)) => {
+                all.extend(summaries);
+                return Ok((all, failure));
+            }
+            // What earlier groups have measured is not lost.
+            Err(failure) if !all.is_empty() => return Ok((all, Some(failure))),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok((all, None))
+}
+
+fn workload(arguments: &BenchArgs) -> Workload {
+    Workload {
+        access: arguments.access,
+        pattern: arguments.pattern,
+        block_size: arguments.block_sizes.largest(),
+        mix: (arguments.block_sizes.shares().len() > 1).then(|| arguments.block_sizes.clone()),
+        alignment: arguments.align.map(|size| Size(size.0)),
+        queue_depth: arguments.depth,
+        threads: arguments.threads,
+        runtime: Some(arguments.runtime.0),
+        bytes: arguments.bytes.map(|size| Size(size.0)),
+        warmup: arguments.warmup.0,
+        offset: Size(arguments.offset.0),
+        size: arguments.size.map(|size| Size(size.0)),
+        rate: arguments.rate,
+        arrivals: if arguments.poisson { Arrivals::Poisson } else { Arrivals::Fixed },
+        seed: arguments.seed,
+        verify: arguments.verify,
+        fua: arguments.fua,
+    }
+}

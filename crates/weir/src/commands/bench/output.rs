@@ -1,0 +1,98 @@
+//! The results of a load, for people and in each format for programs.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use weir_load::report::{Report, to_csv, to_fio_json, to_prometheus};
+use weir_load::summary::{KindSummary, Latency, LatencyFrom, Summary, format_latency};
+
+use crate::cli::BenchFormat;
+use crate::failure::Failure;
+use crate::output::{say, table};
+
+/// Prints what was measured.
+pub fn print(format: BenchFormat, summaries: &[Summary]) -> Result<(), Failure> {
+    match format {
+        BenchFormat::Text => {
+            let named = |summary: &Summary| match &summary.name {
+                Some(name) => {
+                    format!("{name}: {} on {}\n{}", summary.workload, summary.target, text(summary))
+                }
+                None => text(summary),
+            };
+            say(&summaries.iter().map(named).collect::<Vec<_>>().join("\n\n"))
+        }
+        BenchFormat::Json => match summaries {
+            [summary] if summary.name.is_none() => json(summary),
+            _ => json(&Report::new(summaries.to_vec())),
+        },
+        BenchFormat::Jsonl => summaries
+            .iter()
+            .try_for_each(|summary| say(&serde_json::to_string(summary).map_err(Failure::failed)?)),
+        BenchFormat::Csv => say(to_csv(summaries).trim_end()),
+        BenchFormat::Prom => say(to_prometheus(summaries).trim_end()),
+        BenchFormat::Fio => json(&to_fio_json(summaries, time_of_day().as_secs_f64())),
+    }
+}
+
+/// Since 1970.
+#[expect(clippy::disallowed_methods, reason = "fio's JSON carries the time of day, for people")]
+fn time_of_day() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
+    say(&serde_json::to_string_pretty(value).map_err(Failure::failed)?)
+}
+
+fn text(summary: &Summary) -> String {
+    let header = ["KIND", "IOPS", "MIB/S", "MEAN", "P50", "P99", "P99.9", "P99.999", "MAX", "ERRORS"];
+    let rows = |latency: fn(&KindSummary) -> Latency| {
+        table(
+            &header,
+            &[1, 2, 3, 4, 5, 6, 7, 8, 9],
+            summary.kinds.iter().map(|kind| row(kind, &latency(kind))),
+        )
+    };
+    let mut text = rows(|kind| kind.latency_ns);
+    if summary.latency_from == LatencyFrom::IntendedStart {
+        text = format!(
+            "latency from the intended start:\n{text}\n\nlatency from the issue (hides what waited for room in the queue):\n{}",
+            rows(|kind| kind.issue_latency_ns.unwrap_or_default())
+        );
+    }
+    if summary.never_made > 0 {
+        text.push_str(&format!(
+            "\n{} requests were due and never made: the queue was full at the end",
+            summary.never_made
+        ));
+    }
+    if let Some(reason) = &summary.incomplete {
+        text.push_str(&format!("\nINCOMPLETE: {reason}"));
+    }
+    if let Some(error) = &summary.first_error {
+        text.push_str(&format!("\nfirst error: {error}"));
+    }
+    if let Some(found) = &summary.verification {
+        text.push_str(&format!("\nchecked {} blocks, {} wrong", found.checked, found.mismatches));
+        for line in &found.first {
+            text.push_str(&format!("\n  {line}"));
+        }
+    }
+    text
+}
+
+fn row(kind: &KindSummary, latency: &Latency) -> Vec<String> {
+    vec![
+        kind.kind.name().to_owned(),
+        format!("{:.0}", kind.iops),
+        format!("{:.1}", kind.mib_per_second),
+        format_latency(latency.mean),
+        format_latency(latency.p50 as f64),
+        format_latency(latency.p99 as f64),
+        format_latency(latency.p99_9 as f64),
+        format_latency(latency.p99_999 as f64),
+        format_latency(latency.max as f64),
+        kind.errors.to_string(),
+    ]
+}

@@ -1,0 +1,262 @@
+//! Runs jobs side by side, shows how they go, and keeps what was measured when they are interrupted.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use weir_block::Nanos;
+use weir_load::report::Interval;
+use weir_load::run::{Broken, Monitor, run_keeping};
+use weir_load::summary::{Summary, format_latency};
+use weir_load::tally::{IoKind, Tally};
+use weir_load::target::Target;
+use weir_load::workload::Workload;
+
+use crate::cli::BenchFormat;
+use crate::failure::Failure;
+use crate::output::say;
+
+/// Between two looks at the jobs.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Length of an interval of jsonl.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// For how long an interrupted load may wait for its last answers. A target that does not give them is left alone.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// One load.
+pub struct Job {
+    /// In a job file.
+    pub name: Option<String>,
+    pub target: Target,
+    pub workload: Workload,
+    pub destroy: bool,
+}
+
+/// A job that runs, and what is known of it.
+struct Running {
+    job: Arc<Job>,
+    monitor: Arc<Monitor>,
+    started: Nanos,
+    /// At the last interval's end.
+    before: Tally,
+    ended: Option<Result<Summary, Broken>>,
+}
+
+/// Runs `jobs` at once. What they measured comes back also when some were interrupted or failed; then with the reason.
+/// `interrupted` is that of [`heed_interrupts`].
+pub fn run(
+    jobs: Vec<Job>,
+    format: BenchFormat,
+    interrupted: &AtomicBool,
+) -> Result<(Vec<Summary>, Option<Failure>), Failure> {
+    let (sender, ends) = channel();
+    let mut running = Vec::new();
+    for (number, job) in jobs.into_iter().enumerate() {
+        running.push(start(number, job, sender.clone())?);
+    }
+    drop(sender);
+    let bar = bar(&running);
+    watch(&mut running, &ends, interrupted, &bar, format)?;
+    bar.finish_and_clear();
+    let mut failure = interrupted
+        .load(Ordering::Relaxed)
+        .then(|| Failure::failed("interrupted: the results are of the time until then"));
+    let mut summaries = Vec::new();
+    for running in running {
+        match running.result() {
+            Ok(summary) => summaries.push(summary),
+            Err(Broken { error, partial: Some(partial) }) => {
+                summaries.push(*partial);
+                failure.get_or_insert(Failure::failed(error));
+            }
+            Err(Broken { error, partial: None }) if summaries.is_empty() => {
+                return Err(Failure::failed(error));
+            }
+            Err(Broken { error, partial: None }) => {
+                failure.get_or_insert(Failure::failed(error));
+            }
+        }
+    }
+    Ok((summaries, failure))
+}
+
+fn start(
+    number: usize,
+    job: Job,
+    sender: Sender<(usize, Result<Summary, Broken>)>,
+) -> Result<Running, Failure> {
+    let (job, monitor) = (Arc::new(job), Arc::new(Monitor::new()));
+    let running = Running {
+        job: Arc::clone(&job),
+        monitor: Arc::clone(&monitor),
+        started: Nanos::now(),
+        before: Tally::default(),
+        ended: None,
+    };
+    std::thread::Builder::new().name(format!("job-{number}")).spawn(move || {
+        let result = run_keeping(&job.target, &job.workload, job.destroy, &monitor);
+        // Nobody listens when the grace after an interrupt is over.
+        let _ = sender.send((number, result));
+    })?;
+    Ok(running)
+}
+
+fn watch(
+    running: &mut [Running],
+    ends: &Receiver<(usize, Result<Summary, Broken>)>,
+    interrupted: &AtomicBool,
+    bar: &ProgressBar,
+    format: BenchFormat,
+) -> Result<(), Failure> {
+    let (mut last_interval, mut give_up) = (Nanos::now(), None);
+    loop {
+        match ends.recv_timeout(TICK) {
+            Ok((number, result)) => running[number].ended = Some(result),
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if interrupted.load(Ordering::Relaxed) {
+            running.iter().for_each(|running| running.monitor.stop());
+            if Nanos::now() > *give_up.get_or_insert(Nanos::now() + GRACE) {
+                return Ok(());
+            }
+        }
+        let length = Nanos::now() - last_interval;
+        if format == BenchFormat::Jsonl && length >= INTERVAL {
+            last_interval = Nanos::now();
+            for running in running.iter_mut().filter(|running| running.ended.is_none()) {
+                let line = serde_json::to_string(&running.interval(length)).map_err(Failure::failed)?;
+                say(&line)?;
+            }
+        } else if length >= INTERVAL {
+            last_interval = Nanos::now();
+            bar.set_message(
+                running.iter_mut().map(|running| running.line(length)).collect::<Vec<_>>().join("  "),
+            );
+        }
+        bar.set_position(bar.elapsed().as_millis() as u64);
+        running.iter().for_each(|running| running.monitor.ask());
+    }
+}
+
+impl Running {
+    /// What was counted since the last call.
+    fn latest(&mut self) -> (Tally, Tally) {
+        let all = self.monitor.tally();
+        let latest = all.since(&self.before);
+        self.before = all.clone();
+        (all, latest)
+    }
+
+    fn interval(&mut self, length: Duration) -> Interval {
+        let (_, latest) = self.latest();
+        let mut interval = Interval::new(&self.job.workload, &latest, Nanos::now() - self.started, length);
+        interval.name.clone_from(&self.job.name);
+        interval
+    }
+
+    /// Rates of the last interval; percentiles of all since the warm-up, since those need many requests.
+    fn line(&mut self, length: Duration) -> String {
+        let (all, latest) = self.latest();
+        let seconds = length.as_secs_f64();
+        let bytes: u64 = IoKind::ALL.iter().map(|kind| latest.kind(*kind).bytes).sum();
+        let (mut latency, write) = (all.kind(IoKind::Read).latency.clone(), &all.kind(IoKind::Write).latency);
+        // Both have the bounds that every tally has.
+        let _ = latency.add(write);
+        let at = |quantile| format_latency(latency.value_at_quantile(quantile) as f64);
+        format!(
+            "{} {:.0} IOPS {:.1} MB/s  p50 {}  p99 {}  p99.999 {}",
+            self.job.name.clone().unwrap_or_else(|| self.job.target.to_string()),
+            latest.ios() as f64 / seconds,
+            bytes as f64 / 1e6 / seconds,
+            at(0.5),
+            at(0.99),
+            at(0.99999),
+        )
+    }
+
+    /// The result; of a load whose target has not given its last answers in time, what was handed in before.
+    fn result(self) -> Result<Summary, Broken> {
+        let Running { job, monitor, started, ended, .. } = self;
+        let mut summary = ended.unwrap_or_else(|| {
+            let runtime = (Nanos::now() - started).saturating_sub(job.workload.warmup);
+            let target = job.target.to_string();
+            let mut summary = Summary::new(&target, "unknown", &job.workload, &monitor.tally(), runtime);
+            summary.incomplete = Some("interrupted, and the target did not give its last answers".into());
+            Ok(summary)
+        });
+        match &mut summary {
+            Ok(summary) => summary.name.clone_from(&job.name),
+            Err(Broken { partial: Some(partial), .. }) => partial.name.clone_from(&job.name),
+            Err(_) => {}
+        }
+        summary
+    }
+}
+
+/// Ctrl-C (and SIGTERM) sets what is returned: the load ends and keeps what it has measured. The second one ends at once.
+pub fn heed_interrupts() -> Result<Arc<AtomicBool>, Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let ours = Arc::new(AtomicBool::new(false));
+    let interrupted = Arc::clone(&ours);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut interrupt, mut terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::Builder::new().name("interrupts".into()).spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                if interrupted.swap(true, Ordering::Relaxed) {
+                    std::process::exit(1);
+                }
+            }
+        });
+    })?;
+    Ok(ours)
+}
+
+fn bar(running: &[Running]) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let times = running.iter().map(|running| &running.job.workload);
+    let total = times.map(|workload| workload.warmup + workload.runtime.unwrap_or_default()).max();
+    styled_bar(total.unwrap_or_default())
+}
+
+fn styled_bar(total: Duration) -> ProgressBar {
+    let bar = ProgressBar::new(total.as_millis() as u64);
+    let style = ProgressStyle::with_template("{bar:20} {elapsed} {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+/// Shows how far something of a known length is, on a terminal only.
+pub fn with_progress<T>(total: Duration, what: &str, work: impl FnOnce() -> T) -> T {
+    let bar = styled_bar(total).with_message(what.to_owned());
+    let ticking = bar.clone();
+    let done = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&done);
+    let ticker = std::thread::spawn(move || {
+        while !ended.load(Ordering::Relaxed) {
+            ticking.set_position(ticking.elapsed().as_millis() as u64);
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+    });
+    let result = work();
+    done.store(true, Ordering::Relaxed);
+    ticker.thread().unpark();
+    let _ = ticker.join();
+    bar.finish_and_clear();
+    result
+}

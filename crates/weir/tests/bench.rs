@@ -1,0 +1,228 @@
+//! `weir bench` as people and programs use it: formats, comparisons, and what is kept when a load ends early.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+const WEIR: &str = env!("CARGO_BIN_EXE_weir");
+
+fn command(place: &Path, line: &str) -> Command {
+    let mut command = Command::new(WEIR);
+    command.args(line.split_whitespace()).current_dir(place).env_remove("WEIR_LAB").env_remove("WEIR_API");
+    command
+}
+
+fn weir(place: &Path, line: &str) -> Output {
+    command(place, line).output().unwrap()
+}
+
+fn ok(place: &Path, line: &str) -> String {
+    let output = weir(place, line);
+    assert!(output.status.success(), "weir {line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(place: &Path, line: &str) -> Value {
+    serde_json::from_str(&ok(place, line)).unwrap()
+}
+
+/// What is said on the way to `code`.
+fn fails(place: &Path, line: &str, code: i32) -> String {
+    let output = weir(place, line);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
+    said
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn every_format_says_the_same() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    let line =
+        "bench null:64M --rw randrw:50 --bs 4k:60,64k:40 --pattern zipf:1.1 --runtime 100ms --warmup 0s";
+    let document = json(place, &format!("{line} --format json"));
+    assert_eq!((&document["version"], &document["workload"]["mix"]), (&1.into(), &"4KiB:60,64KiB:40".into()));
+    let read = &document["kinds"][0];
+    let mean = read["bytes"].as_f64().unwrap() / read["ios"].as_f64().unwrap();
+    assert!((28_000.0..29_400.0).contains(&mean), "0.6 x 4096 + 0.4 x 65536 is 28672: {mean}");
+
+    let rows = ok(place, &format!("{line} --format csv"));
+    assert_eq!((rows.lines().count(), rows.lines().next().unwrap().split(',').next()), (3, Some("version")));
+    let metrics = ok(place, &format!("{line} --format prom"));
+    assert!(metrics.contains("weir_bench_latency_seconds{") && metrics.contains("quantile=\"0.99999\""));
+    let fio = json(place, &format!("{line} --format fio"));
+    assert!(fio["jobs"][0]["read"]["clat_ns"]["percentile"]["99.900000"].is_u64(), "{fio}");
+    let text = ok(place, &format!("{line} --rate 1000 --poisson"));
+    assert!(text.contains("from the intended start") && text.contains("from the issue"), "{text}");
+    assert!(text.contains("P99.999"));
+}
+
+#[test]
+fn jsonl_has_a_line_for_each_second() {
+    let place = tempfile::tempdir().unwrap();
+    let line = "bench null --rate 1000 --runtime 2500ms --warmup 0s --format jsonl";
+    let text = ok(place.path(), line);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (last, intervals) = lines.split_last().unwrap();
+    assert!(!intervals.is_empty() && intervals.iter().all(|line| line["type"] == "interval"), "{text}");
+    let iops = intervals[0]["kinds"][0]["iops"].as_f64().unwrap();
+    assert!((500.0..1500.0).contains(&iops), "{text}");
+    assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 2000 && last["incomplete"].is_null(), "{last}");
+}
+
+#[test]
+fn results_are_compared() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    for (file, depth) in [("a.json", 1), ("b.json", 32)] {
+        let line = format!("bench null --qd {depth} --rate 2000 --runtime 300ms --warmup 0s --format json");
+        std::fs::write(place.join(file), ok(place, &line)).unwrap();
+    }
+    let text = ok(place, "bench compare a.json b.json");
+    assert!(text.contains("p99.999") && text.contains("too few requests"), "{text}");
+    assert!(text.contains("not alike: queue_depth: 1 and 32"), "{text}");
+    assert_eq!(json(place, "bench compare a.json a.json --output json")[0]["rows"][0]["change"], "same");
+    std::fs::write(place.join("c.json"), "{\"jobs\": []}").unwrap();
+    assert!(fails(place, "bench compare a.json c.json", 1).contains("c.json: it is not a result"));
+    assert!(fails(place, "bench compare a.json none.json", 1).contains("none.json"));
+}
+
+#[test]
+fn an_interrupted_load_keeps_what_it_has_measured() {
+    let place = tempfile::tempdir().unwrap();
+    for sent in ["-INT", "-TERM"] {
+        let line = "bench null --rate 1000 --runtime 1h --warmup 0s --format jsonl";
+        let mut child =
+            command(place.path(), line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
+        signal(&child, sent);
+        let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("interrupted"), "{said}");
+        assert!(last["incomplete"].as_str().unwrap().contains("stopped before its end"), "{last}");
+        assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 500, "{last}");
+    }
+}
+
+/// `nbdkit` with a memory disk.
+struct Server(Child);
+
+impl Server {
+    /// Behind `socket`, when it answers.
+    fn start(socket: &Path) -> Server {
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U"]).arg(socket).args(["memory", "16M"]);
+        let child =
+            command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tests need nbdkit");
+        let server = Server(child);
+        let mut tries = 1000;
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            tries -= 1;
+            assert!(tries > 0, "nbdkit does not come up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+
+    fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("s");
+    for hangs in [false, true] {
+        let mut server = Server::start(&socket);
+        let line =
+            format!("bench nbd+unix:///?socket={} --runtime 1h --warmup 0s --format jsonl", socket.display());
+        let mut child =
+            command(place.path(), &line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
+        if hangs {
+            signal(&server.0, "-STOP");
+            signal(&child, "-INT");
+        } else {
+            server.end();
+        }
+        let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        let reason = last["incomplete"].as_str().unwrap();
+        let expected = if hangs { "did not give its last answers" } else { "the target failed" };
+        assert!(reason.contains(expected), "{reason}");
+        assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 100, "{last}");
+        server.end();
+        std::fs::remove_file(&socket).unwrap();
+    }
+}
+
+#[test]
+fn a_job_file_of_fio_is_run() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    let file = "[global]\nioengine=null\nbs=4k\nsize=4m\n[first]\nrw=randread\niodepth=8\nnumjobs=2\n[second]\nrw=write\n\
+                [third]\nstonewall\nrw=randrw\nrwmixread=25\nruntime=100ms\ntime_based\n";
+    std::fs::write(place.join("jobs.fio"), file).unwrap();
+    let report = json(place, "bench --jobs jobs.fio --format json");
+    let jobs = report["jobs"].as_array().unwrap();
+    let names: Vec<&str> = jobs.iter().map(|job| job["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["first", "second", "third"]);
+    assert_eq!(jobs[0]["kinds"][0]["ios"], 2 * 1024, "two threads, 4 MiB each");
+    assert_eq!(jobs[1]["kinds"][0]["bytes"], 4 << 20);
+    assert_eq!(jobs[2]["kinds"].as_array().unwrap().len(), 2);
+    let text = ok(place, "bench --jobs jobs.fio");
+    assert!(text.contains("third: randrw:25 4KiB depth 1 on null"), "{text}");
+
+    std::fs::write(place.join("bad.fio"), "[a]\nfilename=x\nsize=1m\nzonemode=zbd\nsquare=1\n").unwrap();
+    let said = fails(place, "bench --jobs bad.fio", 2);
+    assert!(said.contains("bad.fio") && said.contains("zonemode=zbd (line 4), square=1 (line 5)"), "{said}");
+    assert!(fails(place, "bench --jobs jobs.fio --rw read", 2).contains("--jobs"));
+    assert!(fails(place, "bench --jobs none.fio", 1).contains("none.fio"));
+}
+
+#[test]
+fn bad_input_is_named() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    for (line, hint) in [
+        ("bench null --bs 4k:60,64k:41", "add up to 100"),
+        ("bench null --bs 1000", "multiple of 512"),
+        ("bench null --bs 64M", "at most 32MiB"),
+        ("bench null --pattern zipf:-1", "0.001 to 5"),
+        ("bench null --pattern shared", "sequential"),
+        ("bench null --rw read --align 4k", "random offsets"),
+        ("bench null --poisson", "--rate"),
+        ("bench null --rate 0", "rate of zero"),
+        ("bench null --format xml", "prom"),
+        ("bench null:x", "null:1G"),
+    ] {
+        let said = fails(place, line, 2);
+        assert!(said.contains(hint), "{line}: {said}");
+    }
+    assert!(fails(place, "bench null:1M --size 2M", 1).contains("has only 1MiB"));
+    assert!(fails(place, "bench none", 1).contains("none"));
+    // Not even root may write there.
+    let said = fails(place, "bench /sys/kernel/notes --rw write --destroy", 1);
+    assert!(said.contains("cannot open /sys/kernel/notes") && said.contains("denied"), "{said}");
+    assert!(fails(place, "bench nbd+unix:///?socket=/nonexistent/s", 1).contains("/nonexistent/s"));
+}
