@@ -2,7 +2,7 @@
 
 use weir_accel::Log;
 
-use crate::owner_process::{block_of, version_of};
+use crate::owner_process::{block_of, newest_first, version_of};
 use crate::world::{BLOCKS, BOUND, CALM, NODES, Process, QUIET, World};
 
 impl World {
@@ -61,10 +61,17 @@ impl World {
     fn stale_block(&self, log: Option<&Log>) -> Option<(usize, u64, u64)> {
         let mut versions: [u64; BLOCKS] = std::array::from_fn(|block| self.backing.blocks[block].worst());
         if let Some(log) = log {
-            for (_, record) in log.range(0, log.last()) {
-                let (block, version) = (block_of(record), version_of(log, record));
-                // What nobody wrote is as bad as nothing (P11).
-                versions[block] = if self.guest.has_written(block, version) { version } else { 0 };
+            let mut seen = [false; BLOCKS];
+            for (_, record) in newest_first(log) {
+                let block = block_of(record);
+                if !std::mem::replace(&mut seen[block], true) {
+                    let version = version_of(log, record);
+                    // What nobody wrote is as bad as nothing (P11).
+                    versions[block] = if self.guest.has_written(block, version) { version } else { 0 };
+                    if seen == [true; BLOCKS] {
+                        break;
+                    }
+                }
             }
         }
         (0..BLOCKS)

@@ -272,6 +272,11 @@ pub fn version_of(log: &Log, record: &Record) -> u64 {
 
 /// The newest record of a block: number and version.
 pub fn newest(log: &Log, block: usize) -> Option<(u64, u64)> {
-    let of_block = log.range(0, log.last()).filter(|(_, record)| block_of(record) == block);
-    of_block.last().map(|(sequence, record)| (sequence, version_of(log, record)))
+    let (sequence, record) = newest_first(log).find(|(_, record)| block_of(record) == block)?;
+    Some((sequence, version_of(log, record)))
+}
+
+/// The records, the newest first: what is looked for is mostly near the end.
+pub fn newest_first(log: &Log) -> impl Iterator<Item = (u64, &Record)> {
+    (log.freed() + 1..=log.last()).rev().filter_map(|sequence| Some((sequence, log.get(sequence)?)))
 }
