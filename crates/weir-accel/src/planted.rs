@@ -50,11 +50,13 @@ pub enum Bug {
     KeepFreed,
     /// A replica does not look at the records' checksums (P11).
     SkipChecksum,
+    /// A disk is handed over while its former owner's destage is under way, and nobody waits for that (P4).
+    HandOverBesideDestage,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 22] = [
+    pub const ALL: [Bug; 23] = [
         Bug::AcknowledgeOneCopyShort,
         Bug::BelieveBeforeCommit,
         Bug::ForgetDoubt,
@@ -77,6 +79,7 @@ impl Bug {
         Bug::KeepForeignLog,
         Bug::KeepFreed,
         Bug::SkipChecksum,
+        Bug::HandOverBesideDestage,
     ];
 
     /// Its name in commands and reports.
@@ -105,6 +108,7 @@ impl Bug {
             Bug::KeepForeignLog => "keep-foreign-log",
             Bug::KeepFreed => "keep-freed",
             Bug::SkipChecksum => "skip-checksum",
+            Bug::HandOverBesideDestage => "hand-over-beside-destage",
         }
     }
 }

@@ -31,6 +31,7 @@ pub enum Fault {
     BackingSlow,
     BackingPowerLoss,
     LateWrite,
+    Move,
 }
 
 /// How many kinds there are.
@@ -52,7 +53,7 @@ pub struct FaultEntry {
 }
 
 /// The atlas.
-pub const FAULTS: [FaultEntry; 21] = [
+pub const FAULTS: [FaultEntry; 22] = [
     FaultEntry {
         fault: Fault::Crash,
         name: "crash",
@@ -204,6 +205,13 @@ pub const FAULTS: [FaultEntry; 21] = [
         what: "a write lands in the backing when its owner is dead, has let go or is no owner any more",
         covered_by: "P4",
         limits: "within the fence grace, or within the longest operation after a death that was seen",
+    },
+    FaultEntry {
+        fault: Fault::Move,
+        name: "move",
+        what: "an operator moves the disk to another node at any moment, whatever else goes on",
+        covered_by: "P1, P2, P4",
+        limits: "none: a move that cannot be had within 2 s is given up",
     },
 ];
 

@@ -1,6 +1,7 @@
 //! What must hold after every step, and at the end.
 
 use weir_accel::Log;
+use weir_accel::replica::Replica;
 
 use crate::owner_process::{block_of, newest_first, version_of};
 use crate::world::{BLOCKS, BOUND, CALM, NODES, Process, QUIET, World};
@@ -48,10 +49,13 @@ impl World {
             return None;
         }
         let node = process.node;
-        let Some(replica) = self.nodes[node].replica.as_ref().filter(|replica| replica.is_complete()) else {
+        let replica = self.nodes[node].replica.as_ref().filter(|replica| replica.is_complete());
+        // An owner that has handed the disk over may not know it yet; it becomes a replica when it does.
+        let former = self.nodes[node].owner.as_ref().map(|owner| &owner.log);
+        let Some(log) = former.or(replica.map(Replica::log)) else {
             return Some(format!("P1: n{node} is in the set and has no complete copy"));
         };
-        self.stale_block(Some(replica.log())).map(|(block, worst, floor)| {
+        self.stale_block(Some(log)).map(|(block, worst, floor)| {
             format!("P1: after a takeover by n{node}, block {block} would be version {worst}, not {floor}")
         })
     }

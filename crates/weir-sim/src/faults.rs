@@ -10,7 +10,7 @@ use crate::world::{
 };
 
 /// Faults that happen by themselves, as often as they are named; the others happen when their occasion comes.
-const BY_THEMSELVES: [Fault; 26] = [
+const BY_THEMSELVES: [Fault; 28] = [
     Fault::Crash,
     Fault::Crash,
     Fault::Crash,
@@ -33,6 +33,8 @@ const BY_THEMSELVES: [Fault; 26] = [
     Fault::RegistryUnreachable,
     Fault::PolicyChange,
     Fault::PolicyChange,
+    Fault::Move,
+    Fault::Move,
     Fault::BackingError,
     Fault::BackingFull,
     Fault::BackingSlow,
@@ -127,6 +129,7 @@ impl World {
             Fault::RegistrySlow => self.weather.registry_slow = self.in_a_while(100, 2_000),
             Fault::RegistryUnreachable => self.lose_registry(node),
             Fault::PolicyChange => return self.change_policy(),
+            Fault::Move => return self.want_move(),
             Fault::BackingError => self.weather.backing_failing = self.in_a_while(10, 1_000),
             Fault::BackingFull => self.weather.backing_full = self.in_a_while(10, 2_000),
             Fault::BackingSlow => self.weather.backing_slow = self.in_a_while(10, 2_000),

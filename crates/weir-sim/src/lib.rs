@@ -38,6 +38,7 @@ mod faults;
 mod guest;
 mod history;
 mod many;
+mod moves;
 mod network;
 mod owner_process;
 mod registry;

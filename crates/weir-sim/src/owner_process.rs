@@ -65,7 +65,7 @@ pub struct OwnerProcess {
     pub serial: u64,
     pub owner: Owner,
     pub log: Log,
-    lineage: u64,
+    pub lineage: u64,
     inherited: (u64, u64),
     pub channels: Vec<Channel>,
     /// Last record and number of writes that are not acknowledged.
@@ -76,6 +76,10 @@ pub struct OwnerProcess {
     /// Blocks of the writes past the log that are under way.
     pub bypassing: Vec<usize>,
     pub destage: Destage,
+    /// The control plane is about to move the disk.
+    pub moving: bool,
+    /// No checkpoint is begun while the disk is about to change hands.
+    pub destage_held: bool,
     /// A checkpoint that is tried again is never smaller than it was.
     again_to: u64,
     /// The epoch and the policy that the control plane has told.
@@ -117,6 +121,8 @@ impl OwnerProcess {
             finished: Vec::new(),
             bypassing: Vec::new(),
             destage: Destage::Idle,
+            moving: false,
+            destage_held: false,
             again_to: 0,
             told_epoch,
             told_policy,
@@ -208,7 +214,10 @@ impl OwnerProcess {
     pub fn begin_checkpoint(&mut self, planted: Planted) -> Vec<(usize, u64)> {
         let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
         let beside = planted.has(Bug::DestageBesideBypass);
-        if !matches!(self.destage, Destage::Idle) || (!self.bypassing.is_empty() && !beside) || limit <= from
+        if self.destage_held
+            || !matches!(self.destage, Destage::Idle)
+            || (!self.bypassing.is_empty() && !beside)
+            || limit <= from
         {
             return Vec::new();
         }

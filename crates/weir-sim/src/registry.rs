@@ -147,6 +147,15 @@ impl Registry {
         Ok(())
     }
 
+    /// The owner gives the disk to a replica, and is one in its place.
+    pub fn hand_over(&mut self, by: Process, to: Process) -> Result<(), Refusal> {
+        let next = ownership::hand_over(&self.disk, &node_ref(by), self.disk.epoch, &node_ref(to))?;
+        let short = self.record.short;
+        self.replace(next);
+        self.record.short = short;
+        Ok(())
+    }
+
     /// The I/O of all former owners has ended.
     pub fn forget_former(&mut self, by: Process) {
         let (me, epoch, short) = (node_ref(by), self.disk.epoch, self.record.short);

@@ -14,6 +14,7 @@ impl World {
             Control::Propose { serial, epoch, replicas, write_back } => {
                 self.propose(process, serial, epoch, &replicas, write_back);
             }
+            Control::Move { serial, to, until } => self.go_on_moving(process, serial, to, until),
             Control::SetPolicy(wanted) => {
                 let reaches = self.registry.up && self.nodes[process.node].reaches;
                 if reaches && self.owner(process).is_some() {

@@ -82,6 +82,7 @@ pub enum Control {
     WantPeer { serial: u64, node: Option<String>, exclude: Vec<String> },
     Propose { serial: u64, epoch: u64, replicas: Vec<String>, write_back: bool },
     SetPolicy(Option<usize>),
+    Move { serial: u64, to: usize, until: Nanos },
 }
 
 #[derive(Clone, Debug)]
