@@ -113,6 +113,8 @@ fn hello(source: &mut Source<'_>, peer: &mut Peer) {
         lineage: number(),
         inherited_lineage: number(),
         inherited_last: number(),
+        before_lineage: number(),
+        before_last: number(),
         freed: number(),
     };
     peer.frame(MessageKind::Hello as u16, hello.as_bytes(), &[]);

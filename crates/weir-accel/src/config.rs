@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 
+use crate::lineage::Lineage;
 use crate::log::Log;
 
 /// The configuration of a disk as the registry has it: the fencing token, the set, the effective mode (P2, P3).
@@ -72,7 +73,7 @@ pub enum Inheritance {
     Replica {
         /// The records.
         log: Log,
-        /// Epoch at which the log's owner had opened it: records of one lineage with one number are the same.
-        lineage: u64,
+        /// Where they come from.
+        lineage: Lineage,
     },
 }

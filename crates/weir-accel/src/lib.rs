@@ -13,6 +13,7 @@ mod destage;
 mod dirty;
 mod host;
 mod index;
+pub mod lineage;
 mod log;
 pub mod owner;
 mod pacing;

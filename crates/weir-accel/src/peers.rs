@@ -9,6 +9,7 @@ use weir_block::{Interest, Meter, Nanos, OwnerId, Reactor, RequestKind, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
+use crate::lineage::Lineage;
 use crate::log::Log;
 use crate::owner::{Event, Held};
 use crate::wire::{self, Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
@@ -55,9 +56,7 @@ struct Peer {
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     pub epoch: u64,
-    pub lineage: u64,
-    /// Lineage and last record of the log that this one was inherited from.
-    pub inherited: (u64, u64),
+    pub lineage: Lineage,
 }
 
 /// All channels of one disk's owner.
@@ -107,13 +106,7 @@ impl Peers {
         self.next_slot = slot.wrapping_add(1);
         let token = Token { owner: self.owner, slot };
         let mut channel = Channel::new(fd, token, Some(log.region().clone()), &[], reactor)?;
-        let hello = Hello {
-            epoch: identity.epoch.into(),
-            lineage: identity.lineage.into(),
-            inherited_lineage: identity.inherited.0.into(),
-            inherited_last: identity.inherited.1.into(),
-            freed: log.freed().into(),
-        };
+        let hello = Hello::new(identity.epoch, identity.lineage, log.freed());
         channel.queue(MessageKind::Hello as u16, hello.as_bytes(), &[]);
         let told = (identity.epoch, log.freed());
         self.peers.push(Peer {

@@ -1,5 +1,6 @@
 //! The replica's side of the protocol: whom to obey, what is held. No I/O here.
 
+use crate::lineage::Lineage;
 use crate::log::{Log, checksum};
 use crate::planted::{Bug, Planted};
 use crate::wire::{self, Batch, Confirm, Hello, RecordHeader, WireError};
@@ -18,7 +19,7 @@ pub struct Replica {
     log: Log,
     /// The highest epoch seen; everything below is refused (P2).
     epoch: u64,
-    lineage: u64,
+    lineage: Lineage,
     /// Holds every record that was live when the owner said so, and all that followed.
     complete: bool,
     /// Taken over by this node: obeys nobody any more.
@@ -30,7 +31,14 @@ impl Replica {
     /// A replica with an empty log.
     #[must_use]
     pub fn new(log: Log) -> Replica {
-        Replica { log, epoch: 0, lineage: 0, complete: false, sealed: false, planted: Planted::default() }
+        Replica {
+            log,
+            epoch: 0,
+            lineage: Lineage::default(),
+            complete: false,
+            sealed: false,
+            planted: Planted::default(),
+        }
     }
 
     /// Plants a bug, so that the checks can show that they find it.
@@ -41,7 +49,7 @@ impl Replica {
 
     /// The complete log of an owner that has handed the disk over: its successor may go on from it.
     #[must_use]
-    pub fn of_former_owner(log: Log, epoch: u64, lineage: u64) -> Replica {
+    pub fn of_former_owner(log: Log, epoch: u64, lineage: Lineage) -> Replica {
         Replica { epoch, lineage, complete: true, ..Replica::new(log) }
     }
 
@@ -71,7 +79,7 @@ impl Replica {
 
     /// Hands the log over to the new owner on this node, with its lineage.
     #[must_use]
-    pub fn into_log(self) -> (Log, u64) {
+    pub fn into_log(self) -> (Log, Lineage) {
         (self.log, self.lineage)
     }
 
@@ -89,18 +97,16 @@ impl Replica {
         if self.refuses(epoch) {
             return Ok(Verdict::Refused(self.epoch));
         }
-        let (lineage, freed) = (hello.lineage.get(), wire::sequence(hello.freed)?);
+        let (lineage, freed) = (hello.lineage(), wire::sequence(hello.freed)?);
         self.epoch = self.epoch.max(epoch);
         self.sealed = false;
-        let same_log = self.lineage == lineage;
-        let same_past = self.lineage != 0 && self.lineage == hello.inherited_lineage.get();
-        if same_past && !same_log && !self.planted.has(Bug::KeepUninherited) {
-            // What the new owner did not inherit was never acknowledged: every acknowledged record is in every
-            // copy of the set (P1).
-            self.log.truncate_to(hello.inherited_last.get());
+        let shared = lineage.shares_with(self.lineage);
+        if let Some(last) = shared.filter(|_| !self.planted.has(Bug::KeepUninherited)) {
+            // What the new owner did not inherit was never acknowledged.
+            self.log.truncate_to(last);
         }
-        let same = same_log || same_past || (self.planted.has(Bug::KeepForeignLog) && self.lineage != 0);
-        if !same || self.log.last() < freed {
+        let keeps = shared.is_some() || (self.planted.has(Bug::KeepForeignLog) && self.lineage.epoch != 0);
+        if !keeps || self.log.last() < freed {
             self.log.reset(freed + 1);
             self.complete = false;
         }
@@ -181,16 +187,13 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lineage::Ancestor;
     use crate::log::RecordKind;
 
     fn hello(epoch: u64, lineage: u64, inherited: (u64, u64), freed: u64) -> Hello {
-        Hello {
-            epoch: epoch.into(),
-            lineage: lineage.into(),
-            inherited_lineage: inherited.0.into(),
-            inherited_last: inherited.1.into(),
-            freed: freed.into(),
-        }
+        let ancestor = Ancestor { lineage: inherited.0, last: inherited.1 };
+        let lineage = Lineage { epoch: lineage, ancestors: [ancestor, Ancestor::default()] };
+        Hello::new(epoch, lineage, freed)
     }
 
     fn batch(epoch: u64, first: u64, freed: u64, fills: &[u8]) -> (Batch, Vec<RecordHeader>, Vec<u8>) {
@@ -264,5 +267,18 @@ mod tests {
         data[100] ^= 1;
         assert_eq!(replica.batch(&head, &headers, &data), Err(WireError::Checksum(4)));
         assert_eq!(replica.log().last(), 3);
+    }
+
+    /// A member of the set that the last owner but one had greeted and the last one had not.
+    #[test]
+    fn an_owner_that_greeted_not_everybody_does_not_cost_a_copy() {
+        let mut replica = filled();
+        let own = Lineage::new(5);
+        let next = own.continued(6, 2).continued(7, 9);
+        assert_eq!(replica.hello(&Hello::new(7, next, 1)), Ok(Verdict::Taken));
+        assert_eq!((replica.log().last(), replica.is_complete()), (2, true));
+        let mut replica = filled();
+        assert_eq!(replica.hello(&Hello::new(8, next.continued(8, 9), 1)), Ok(Verdict::Taken));
+        assert!(!replica.is_complete(), "more than two generations: everything anew");
     }
 }

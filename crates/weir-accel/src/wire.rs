@@ -6,6 +6,7 @@
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::lineage::{Ancestor, Lineage};
 use crate::log::{LARGEST_RECORD, Record, RecordKind};
 
 /// The smallest logical block; ranges are multiples of it.
@@ -19,8 +20,8 @@ pub const SEQUENCE_LIMIT: u64 = 1 << 61;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum MessageKind {
-    /// Owner to replica, first on every connection: [`Hello`].
-    Hello = 1,
+    /// Owner to replica, first on every connection: [`Hello`]. (1 was a Hello that knew one ancestor only.)
+    Hello = 5,
     /// Replica to owner, the answer to a Hello and to every batch: [`Confirm`].
     Confirm = 2,
     /// Owner to replica: [`Batch`], its [`RecordHeader`]s, and their data behind each other.
@@ -38,7 +39,7 @@ impl MessageKind {
     }
 }
 
-/// An owner introduces itself and the log that it wants to replicate. 40 bytes.
+/// An owner introduces itself and the log that it wants to replicate. 56 bytes.
 ///
 /// | offset | size | field |
 /// |---|---|---|
@@ -46,7 +47,9 @@ impl MessageKind {
 /// | 8 | 8 | lineage: the epoch at which this owner opened the log |
 /// | 16 | 8 | lineage of the log that it was inherited from, 0 if from none |
 /// | 24 | 8 | last record inherited |
-/// | 32 | 8 | last record freed: the copy begins behind it |
+/// | 32 | 8 | lineage before that one, 0 if none is known |
+/// | 40 | 8 | last record inherited from that |
+/// | 48 | 8 | last record freed: the copy begins behind it |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
@@ -59,7 +62,37 @@ pub struct Hello {
     /// See the table.
     pub inherited_last: U64,
     /// See the table.
+    pub before_lineage: U64,
+    /// See the table.
+    pub before_last: U64,
+    /// See the table.
     pub freed: U64,
+}
+
+impl Hello {
+    /// From an owner in `epoch` with a log of this lineage that has freed its records up to `freed`.
+    #[must_use]
+    pub fn new(epoch: u64, lineage: Lineage, freed: u64) -> Hello {
+        let [inherited, before] = lineage.ancestors;
+        Hello {
+            epoch: epoch.into(),
+            lineage: lineage.epoch.into(),
+            inherited_lineage: inherited.lineage.into(),
+            inherited_last: inherited.last.into(),
+            before_lineage: before.lineage.into(),
+            before_last: before.last.into(),
+            freed: freed.into(),
+        }
+    }
+
+    /// The lineage of the owner's log.
+    #[must_use]
+    pub fn lineage(&self) -> Lineage {
+        let ancestor = |lineage: U64, last: U64| Ancestor { lineage: lineage.get(), last: last.get() };
+        let inherited = ancestor(self.inherited_lineage, self.inherited_last);
+        let before = ancestor(self.before_lineage, self.before_last);
+        Lineage { epoch: self.lineage.get(), ancestors: [inherited, before] }
+    }
 }
 
 /// A replica says what it holds. 32 bytes.
@@ -237,8 +270,15 @@ mod tests {
 
     #[test]
     fn golden_layouts() {
-        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [40, 32, 32]);
+        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [56, 32, 32]);
         assert_eq!([size_of::<RecordHeader>(), size_of::<Refuse>()], [20, 8]);
+        let hello = Hello::new(7, Lineage::new(1).continued(2, 10).continued(3, 20), 15);
+        #[rustfmt::skip]
+        assert_eq!(hello.as_bytes(), [
+            7,0,0,0,0,0,0,0, 3,0,0,0,0,0,0,0, 2,0,0,0,0,0,0,0, 20,0,0,0,0,0,0,0,
+            1,0,0,0,0,0,0,0, 10,0,0,0,0,0,0,0, 15,0,0,0,0,0,0,0,
+        ]);
+        assert_eq!(hello.lineage(), Lineage::new(1).continued(2, 10).continued(3, 20));
         let head =
             Batch { epoch: 1.into(), first: 2.into(), freed: 3.into(), count: 1.into(), complete: 1.into() };
         let record =

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use weir_accel::Log;
+use weir_accel::lineage::Lineage;
 use weir_accel::owner::Event;
 use weir_accel::planted::Bug;
 use weir_accel::replica::Replica;
@@ -246,19 +247,15 @@ impl World {
 }
 
 /// A replica with the same content that does not know of the takeover.
-fn unsealed(epoch: u64, lineage: u64, log: &Log) -> Replica {
-    let mut replica = Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory"));
+fn unsealed(epoch: u64, lineage: Lineage, log: &Log) -> Replica {
+    let mut replica = Replica::new(Log::new(LOG, 1).expect("memory"));
     let freed = log.freed();
-    let (inherited_lineage, inherited_last) = (0.into(), 0.into());
-    let (epoch, lineage, freed_) = (epoch.into(), lineage.into(), freed.into());
-    replica
-        .hello(&Hello { epoch, lineage, inherited_lineage, inherited_last, freed: freed_ })
-        .expect("valid");
+    replica.hello(&Hello::new(epoch, lineage, freed)).expect("valid");
     let records: Vec<_> = log.range(0, log.last()).collect();
     let headers: Vec<_> = records.iter().map(|(_, record)| RecordHeader::of(record)).collect();
     let data: Vec<u8> = records.iter().flat_map(|(_, record)| log.data(record)).copied().collect();
     let (first, count) = ((freed + 1).into(), (headers.len() as u32).into());
-    let head = Batch { epoch, first, freed: freed_, count, complete: 1.into() };
+    let head = Batch { epoch: epoch.into(), first, freed: freed.into(), count, complete: 1.into() };
     replica.batch(&head, &headers, &data).expect("valid");
     replica
 }

@@ -46,7 +46,8 @@ impl World {
         let beside = self.planted.has(Bug::HandOverBesideDestage);
         let Some(owner) = self.owner(process) else { return };
         owner.destage_held = true;
-        if !beside && !matches!(owner.destage, Destage::Idle | Destage::BackingOff { .. }) {
+        let quiet = matches!(owner.destage, Destage::Idle | Destage::BackingOff { .. });
+        if !owner.owner.is_settled() || !(quiet || beside) {
             return self.look_again(process, serial, to, until);
         }
         let handed_over = self.registry.hand_over(process, successor);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use weir_accel::checkpoint::{self, Step};
+use weir_accel::lineage::Lineage;
 use weir_accel::owner::Owner;
 use weir_accel::planted::{Bug, Planted};
 use weir_accel::wire::{Batch, Hello, RecordHeader};
@@ -65,8 +66,9 @@ pub struct OwnerProcess {
     pub serial: u64,
     pub owner: Owner,
     pub log: Log,
-    pub lineage: u64,
-    inherited: (u64, u64),
+    pub lineage: Lineage,
+    /// The last record that was inherited.
+    inherited: u64,
     pub channels: Vec<Channel>,
     /// Last record and number of writes that are not acknowledged.
     pub waiting: VecDeque<(u64, u64)>,
@@ -94,18 +96,19 @@ impl OwnerProcess {
     pub fn new(
         serial: u64,
         configuration: Configuration,
-        inherited: Option<(Log, u64)>,
+        inherited: Option<(Log, Lineage)>,
         former_stopped: bool,
         planted: Planted,
     ) -> OwnerProcess {
-        let lineage = configuration.epoch;
-        let (log, inherited) = match inherited {
+        let epoch = configuration.epoch;
+        let (log, lineage) = match inherited {
             Some((log, lineage)) => {
                 let last = log.last();
-                (log, (lineage, last))
+                (log, lineage.continued(epoch, last))
             }
-            None => (Log::new(LOG, 1).expect("memory"), (0, 0)),
+            None => (Log::new(LOG, 1).expect("memory"), Lineage::new(epoch)),
         };
+        let inherited = log.last();
         let (told_epoch, told_policy) = (configuration.epoch, configuration.wanted_replicas);
         let mut owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, PEER_DEADLINE);
         owner.plant(planted);
@@ -137,13 +140,7 @@ impl OwnerProcess {
         let told = (epoch, self.log.freed());
         let channel = Channel { node, connection, joined: false, since: now, next: 0, told, complete: false };
         self.channels.push(channel);
-        Message::Hello(Hello {
-            epoch: epoch.into(),
-            lineage: self.lineage.into(),
-            inherited_lineage: self.inherited.0.into(),
-            inherited_last: self.inherited.1.into(),
-            freed: self.log.freed().into(),
-        })
+        Message::Hello(Hello::new(epoch, self.lineage, self.log.freed()))
     }
 
     /// The first confirmation says where to begin.
@@ -188,7 +185,7 @@ impl OwnerProcess {
 
     /// Whether the record was logged by this owner.
     pub fn is_own(&self, sequence: u64) -> bool {
-        sequence > self.inherited.1
+        sequence > self.inherited
     }
 
     /// Whether a replica has not been sent everything.

@@ -19,6 +19,7 @@ use crate::config::{AccelConfig, Configuration, Inheritance};
 use crate::destage::Destager;
 use crate::dirty::Dirty;
 use crate::index::Index;
+use crate::lineage::Lineage;
 use crate::log::{LARGEST_RECORD, Log, RecordKind};
 use crate::owner::{Effect, Event as OwnerEvent, Owner};
 use crate::pacing::Pacer;
@@ -119,11 +120,14 @@ impl<L: Destage> Accel<L> {
         lower: Metered<L>,
         peers_id: OwnerId,
     ) -> io::Result<Accel<L>> {
-        let (log, inherited) = match inheritance {
-            Inheritance::Nothing => (Log::new(config.log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?, (0, 0)),
+        let epoch = configuration.epoch;
+        let (log, lineage) = match inheritance {
+            Inheritance::Nothing => {
+                (Log::new(config.log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?, Lineage::new(epoch))
+            }
             Inheritance::Replica { log, lineage } => {
                 let last = log.last();
-                (log, (lineage, last))
+                (log, lineage.continued(epoch, last))
             }
         };
         let mut index = Index::new();
@@ -133,7 +137,7 @@ impl<L: Destage> Accel<L> {
             index.insert(record.offset, record.end(), sequence, place);
             dirty.add(sequence, record.weight(), Nanos::now());
         }
-        let identity = Identity { epoch: configuration.epoch, lineage: configuration.epoch, inherited };
+        let identity = Identity { epoch, lineage };
         let owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
         let mut accel = Accel {
             destager: Destager::new(config.destage_delay),
@@ -248,7 +252,7 @@ impl<L: Destage> Accel<L> {
         Some(Replica::of_former_owner(log, self.identity.epoch, self.identity.lineage))
     }
 
-    /// Nothing more is handed to the backing until [`Accel::resume_destage`]; see [`Accel::is_destage_quiet`].
+    /// Nothing more is handed to the backing until [`Accel::resume_destage`]; see [`Accel::may_hand_over`].
     pub fn hold_destage(&mut self) {
         self.destage_held = true;
     }
@@ -259,10 +263,11 @@ impl<L: Destage> Accel<L> {
         self.again = true;
     }
 
-    /// Whether no write of the log's is on its way to the backing.
+    /// Whether no write of the log's is on its way to the backing, and every member of the set knows this owner: a member
+    /// knows no more than two owners that came before the one that greets it ([`Lineage`]).
     #[must_use]
-    pub fn is_destage_quiet(&self) -> bool {
-        !self.below.iter().any(|(_, below)| matches!(below, Below::Destage))
+    pub fn may_hand_over(&self) -> bool {
+        self.owner.is_settled() && !self.below.iter().any(|(_, below)| matches!(below, Below::Destage))
     }
 
     /// The node that is to own the disk next: it gets a place in the replica set before any other.

@@ -464,7 +464,8 @@ impl Owner {
     }
 
     /// Whether the configuration is as requested and everybody is there.
-    fn is_settled(&self) -> bool {
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
         let Configuration { replicas, write_back, wanted_replicas, .. } = &self.configuration;
         let as_requested = match wanted_replicas {
             None => !write_back && self.members.is_empty(),

@@ -33,7 +33,7 @@ pub struct Disk {
     life: Life,
     done: Vec<Completion>,
     load: Option<RunningLoad>,
-    /// Who waits until no write is on its way to the backing.
+    /// Who waits until the disk may be handed over.
     holding: Option<oneshot::Sender<()>>,
 }
 
@@ -153,12 +153,12 @@ impl Disk {
                 break;
             }
         }
-        if self.holding.is_some() && self.accel.inner().is_destage_quiet() {
+        if self.holding.is_some() && self.accel.inner().may_hand_over() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
     }
 
-    /// Nothing more is destaged; answered when nothing of it is under way.
+    /// Nothing more is destaged; answered when nothing of it is under way and the disk may be handed over.
     pub fn hold_destage(&mut self, done: oneshot::Sender<()>) {
         self.accel.inner_mut().hold_destage();
         self.holding = Some(done);

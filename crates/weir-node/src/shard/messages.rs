@@ -66,7 +66,7 @@ pub enum Command {
     LetGo { disk: String, keep: bool, done: oneshot::Sender<()> },
     /// This node is to own the disk next: have it in the replica set. `None`: no longer.
     Successor { disk: String, node: Option<String> },
-    /// Stop destaging. Answered when no write is on its way to the backing.
+    /// Stop destaging. Answered when no write is on its way to the backing and every replica knows this owner.
     HoldDestage { disk: String, done: oneshot::Sender<()> },
     /// Destage goes on.
     ResumeDestage { disk: String },

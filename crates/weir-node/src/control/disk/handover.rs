@@ -15,7 +15,7 @@ use crate::shard::messages::Command;
 /// Longest time for the successor to get its copy of the log.
 const FILL: Duration = Duration::from_secs(40);
 
-/// Longest time for the writes that are on their way to the backing.
+/// Longest time for the writes that are on their way to the backing, and for replicas to answer.
 const HOLD: Duration = Duration::from_secs(5);
 
 impl DiskTask {
@@ -78,7 +78,7 @@ impl DiskTask {
             Ok(Err(reason)) => Err(ApiError::new(ApiErrorKind::Unavailable, reason)),
             Err(_) => {
                 let message = format!(
-                    "disk {disk} stays where it is: its backing has not answered a write for {HOLD:?}"
+                    "disk {disk} stays where it is: its backing or a replica has not answered for {HOLD:?}"
                 );
                 Err(ApiError::new(ApiErrorKind::Unavailable, message))
             }

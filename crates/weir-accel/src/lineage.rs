@@ -1,0 +1,76 @@
+//! Which log a log is the continuation of.
+//!
+//! Within one lineage, records with the same number are the same. A new owner begins a lineage of its own, named by the epoch
+//! at which it opened the log, because the former owner may have numbered records that the new one did not inherit.
+
+/// A lineage that a log continues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ancestor {
+    /// The lineage; 0: none.
+    pub lineage: u64,
+    /// The last record that was taken over from it. What came after was never acknowledged, or it would be in every
+    /// copy of the set (P1).
+    pub last: u64,
+}
+
+/// Where a log comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lineage {
+    /// The epoch at which the log's owner opened it; 0: nobody has.
+    pub epoch: u64,
+    /// What it continues, the youngest first. Two, because a member of the set may not have heard of the last owner, when
+    /// that one was given the disk by a move and was gone before it could greet everybody; and not more, because a disk
+    /// moves only once everybody has been greeted. (The simulator found what one ancestor leads to: the only complete copy
+    /// taken for a stranger's and thrown away.)
+    pub ancestors: [Ancestor; 2],
+}
+
+impl Lineage {
+    /// The lineage of an owner that opens an empty log in `epoch`.
+    #[must_use]
+    pub fn new(epoch: u64) -> Lineage {
+        Lineage { epoch, ..Lineage::default() }
+    }
+
+    /// The lineage of an owner that in `epoch` goes on from a log of this lineage, whose last record is `last`.
+    #[must_use]
+    pub fn continued(self, epoch: u64, last: u64) -> Lineage {
+        Lineage { epoch, ancestors: [Ancestor { lineage: self.epoch, last }, self.ancestors[0]] }
+    }
+
+    /// The last record that logs of two lineages certainly have in common, if they have the same past; that of a lineage
+    /// with itself has no end.
+    #[must_use]
+    pub fn shares_with(self, other: Lineage) -> Option<u64> {
+        let common = |mine: &Ancestor| {
+            let same = |theirs: &Ancestor| theirs.lineage == mine.lineage && mine.lineage != 0;
+            other.chain().into_iter().find(same).map(|theirs| theirs.last.min(mine.last))
+        };
+        self.chain().iter().find_map(common)
+    }
+
+    fn chain(self) -> [Ancestor; 3] {
+        let [inherited, before] = self.ancestors;
+        [Ancestor { lineage: self.epoch, last: u64::MAX }, inherited, before]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_generations_are_known() {
+        let first = Lineage::new(3);
+        let second = first.continued(5, 100);
+        let third = second.continued(8, 120);
+        assert_eq!(third.shares_with(third), Some(u64::MAX));
+        assert_eq!((third.shares_with(second), third.shares_with(first)), (Some(120), Some(100)));
+        assert_eq!(third.continued(9, 130).shares_with(first), None);
+        assert_eq!(first.shares_with(second), Some(100));
+        let sibling = second.continued(9, 110);
+        assert_eq!((third.shares_with(sibling), sibling.shares_with(third)), (Some(110), Some(110)));
+        assert_eq!(first.shares_with(Lineage::default()), None);
+        assert_eq!(Lineage::new(4).continued(5, 0).shares_with(Lineage::default()), None);
+    }
+}
