@@ -214,6 +214,7 @@ mod tests {
     use super::*;
     use crate::cell::{Direction, Pattern, Shape};
     use crate::sample::measurement;
+    use proptest::prelude::*;
 
     fn cell(depth: u32) -> Cell {
         Shape::new(4096, Pattern::Random, Direction::Read).at(depth)
@@ -302,6 +303,35 @@ mod tests {
         assert!(why(1, |row| row.p50_ns = row.p99_ns.map(|ns| ns + 1.0)).contains("order"));
         for number in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
             assert!(why(1, |row| row.iops = number).contains("not a positive number"), "{number}");
+        }
+    }
+
+    proptest! {
+        /// A row that agrees with itself passes; the same row with a digit too many is rejected, and the number
+        /// before the slip is proposed.
+        #[test]
+        fn a_digit_too_many_is_always_found(iops in 10.0..1e7_f64, kib in 1..1024_u32, rounded in any::<bool>()) {
+            let cell = Shape::new(kib << 10, Pattern::Random, Direction::Read).at(8);
+            let mib = iops * f64::from(kib) / 1024.0;
+            // Cut to whole MiB/s, as programs print it, where that leaves a number worth the name.
+            let (given, step) = if rounded && mib > 100.0 { (mib.floor(), 1.0) } else { (mib, 0.0) };
+            let row = Measurement { iops, mib_per_s: Some(given), mib_per_s_step: step, ..Measurement::default() };
+            prop_assert_eq!(objection(&cell, &row), None);
+            let slipped = Measurement { iops: iops * 10.0, ..row };
+            let objection = objection(&cell, &slipped).unwrap();
+            prop_assert_eq!(objection.kind, Kind::Rates);
+            prop_assert!((objection.proposed_iops.unwrap() / iops - 1.0).abs() < 1e-9);
+        }
+
+        /// Any closed loop obeys Little's law, whatever its depth and latency; one that claims twice its depth does not.
+        #[test]
+        fn closed_loops_pass_and_impossible_ones_do_not(depth in 1..4096_u32, latency_ns in 1e3..1e8_f64) {
+            let row = measurement(&cell(depth), latency_ns);
+            prop_assume!(row.ios.unwrap() >= FEWEST_IOS);
+            let found = objection(&cell(depth), &row);
+            prop_assert_eq!(found, None);
+            let doubled = Measurement { mean_ns: row.mean_ns.map(|ns| ns * 2.0), ..row };
+            prop_assert_eq!(objection(&cell(depth), &doubled).unwrap().kind, Kind::TooManyInFlight);
         }
     }
 }

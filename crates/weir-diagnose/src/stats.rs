@@ -246,6 +246,22 @@ mod tests {
         assert!((350..=600).contains(&claimed), "{claimed}");
     }
 
+    /// Ten thousand pairs exactly on the margin: neither statement may be made in more than the accepted share.
+    #[test]
+    fn on_the_margin_itself_neither_is_claimed_too_often() {
+        let mut random = fastrand::Rng::with_seed(12);
+        let mut normal = move || (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+        let (mut same, mut different) = (0, 0);
+        for _ in 0..10_000 {
+            let mut draw = |at: f64| logs(&(0..5).map(|_| at + 0.01 * normal()).collect::<Vec<_>>());
+            let compared = compare(&draw(0.0), &draw(PRACTICAL_MARGIN.ln_1p()));
+            same += i32::from(compared.p_within(PRACTICAL_MARGIN) <= FALSE_DISCOVERIES);
+            different += i32::from(compared.p_beyond(PRACTICAL_MARGIN) <= FALSE_DISCOVERIES);
+        }
+        assert!((350..=600).contains(&same), "{same}");
+        assert!((150..=350).contains(&different), "{different}");
+    }
+
     proptest! {
         #[test]
         fn turning_a_comparison_round_inverts_it(

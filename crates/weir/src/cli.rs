@@ -541,7 +541,11 @@ pub struct DiagnoseArgs {
     #[arg(long, value_name = "TIME")]
     pub runtime: Option<Period>,
     /// Runs of each cell on each layer. With fewer than five nothing is called confirmed.
-    #[arg(long, default_value_t = weir_diagnose::plan::FEWEST_REPEATS)]
+    #[arg(
+        long,
+        default_value_t = weir_diagnose::plan::FEWEST_REPEATS,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(weir_diagnose::plan::MOST_REPEATS))
+    )]
     pub repeats: u32,
     /// Seed of the order of the runs and of the offsets; default: from the clock, and printed.
     #[arg(long)]

@@ -173,6 +173,8 @@ fn layers_are_measured_into_a_report() {
         (&4, &Value::from(0))
     );
     assert!(place.fails("diagnose --disk db --budget 5s", 4).contains("do not fit"));
+    assert!(place.fails("diagnose --disk db --runtime 0s", 4).contains("zero"));
+    place.fails("diagnose --disk db --repeats 0", 4);
     assert!(place.fails("diagnose --disk db --report none/db.html", 6).contains("cannot write none/db.html"));
 
     // What machine and moment make of such short runs is anybody's guess; that it is a verdict is not.

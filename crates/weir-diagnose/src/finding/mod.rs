@@ -362,11 +362,15 @@ fn point(layer: usize, cell: &Cell, usable: &[Usable<'_>]) -> Option<Point> {
 }
 
 impl Point {
-    /// How near the repeats pin down the cell's IOPS: 0.1 says "within about 10 %" at [`stats::CONFIDENCE`].
+    /// How near the repeats pin down a quantity of the cell: 0.1 says "within about 10 %" at [`stats::CONFIDENCE`].
     /// `None` with a single repeat.
     #[must_use]
-    pub fn half_width(&self) -> Option<f64> {
-        LogSample::of(&self.iops_of_repeats).map(|sample| sample.half_width())
+    pub fn half_width(&self, quantity: Quantity) -> Option<f64> {
+        let values = match quantity {
+            Quantity::Latency => &self.p50_of_repeats,
+            Quantity::Iops => &self.iops_of_repeats,
+        };
+        LogSample::of(values).map(|sample| sample.half_width())
     }
 }
 

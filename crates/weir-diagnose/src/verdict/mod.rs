@@ -118,14 +118,14 @@ pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
     }
 }
 
-/// Cells in which the lowest layer's own repeats scatter too much.
+/// Cells in which the lowest layer's own repeats scatter too much, in the quantity that the cell is judged by.
 fn unsteady_cells<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Vec<&'a crate::Cell> {
     let Some((lowest, _)) = diagnosis.chain().next() else { return Vec::new() };
-    let points = findings.points.iter().filter(|point| point.layer == lowest);
-    points
-        .filter(|point| point.half_width().is_some_and(|width| width > UNSTEADY))
-        .map(|point| &point.cell)
-        .collect()
+    let unsteady = |point: &&crate::finding::Point| {
+        let width = point.half_width(findings.quantity(&point.cell));
+        point.layer == lowest && width.is_some_and(|width| width > UNSTEADY)
+    };
+    findings.points.iter().filter(unsteady).map(|point| &point.cell).collect()
 }
 
 fn statement(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Verdict {

@@ -86,6 +86,18 @@ fn what_is_missing_to_confirm_makes_it_likely_and_is_said() {
         sample::chain(&[("backing", Numbers::scattered(40e3, 0.3)), ("export", Numbers::steady(200e3))]);
     likely(&unsteady, "A steadier lowest layer");
     assert!(find(&unsteady).verdict.cautions[0].contains("backing, is not steady: in 8 of 8 cells"));
+    // Where the judged quantity is steady, the scatter of another one is no objection.
+    let mut stalls = two();
+    for row in stalls.rows.iter_mut().filter(|row| row.cell.queue_depth == 1 && row.layer == "backing") {
+        let RunOutcome::Measured(measurement) = &mut row.outcome else { panic!("measured") };
+        let slower = 1.0 + f64::from(row.repeat) / 4.0;
+        *measurement = crate::Measurement {
+            p50_ns: measurement.p50_ns,
+            ..sample::measurement(&row.cell, 40e3 * slower)
+        };
+    }
+    assert_eq!(find(&stalls).verdict.grade, Grade::Confirmed);
+    assert!(find(&stalls).verdict.cautions.is_empty(), "{:?}", find(&stalls).verdict.cautions);
 }
 
 #[test]

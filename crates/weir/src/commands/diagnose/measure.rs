@@ -89,6 +89,9 @@ impl Settings {
 
     /// The time of each run and the runs beyond the planned ones, for so many layers.
     fn time(&self, layers: usize) -> Result<(Duration, usize), Failure> {
+        if self.runtime.is_zero() {
+            return Err(usage("a runtime of zero measures nothing"));
+        }
         let runs = self.cells().len() * layers * self.repeats as usize;
         let Some(budget) = self.budget else {
             return Ok((self.runtime, if self.more { runs } else { 0 }));
