@@ -539,3 +539,24 @@ fn who_does_not_take_answers_is_not_listened_to() {
     assert!(read > 1 << 20, "{read} bytes of answers");
     assert!(host.has_owner());
 }
+
+/// Writes that overlap one that is on its way past the log go through the log: they need room there (P10).
+#[test]
+fn overlapping_writes_in_write_through_wait_when_the_log_is_full() {
+    let mut disk = Disk::new(write_through());
+    disk.settle();
+    disk.script.borrow_mut().hold_writes = true;
+    let payload = vec![7; SIZE];
+    let mut submitted = 0;
+    while disk.accel.has_room(RequestKind::Write, SIZE as u64) {
+        let (tag, payload) = (Tag(submitted), Payload::Lent(&payload));
+        disk.accel.submit(&mut disk.reactor, Request::Write { tag, offset: 0, payload, fua: false });
+        submitted += 1;
+        assert!(submitted < 2 * LOG / SIZE as u64, "no end of room");
+    }
+    assert!(submitted > 10, "{submitted}");
+    disk.script.borrow_mut().hold_writes = false;
+    disk.run(Duration::from_millis(300));
+    assert_eq!(disk.tags(), (0..submitted).collect::<Vec<_>>());
+    assert!(disk.accel.has_room(RequestKind::Write, SIZE as u64));
+}

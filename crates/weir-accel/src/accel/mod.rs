@@ -453,6 +453,12 @@ impl<L: Destage> Accel<L> {
         !self.gone && !self.owner.is_fenced() && self.config.holds_lease(Nanos::now())
     }
 
+    fn log_has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        let (data, largest) =
+            if kind == RequestKind::Write { (bytes, LARGEST_RECORD as u64) } else { (0, LARGEST_ZERO) };
+        self.pacer.admits() && self.log.has_room(data, bytes.div_ceil(largest))
+    }
+
     fn below_tag(&mut self, below: Below) -> Tag {
         Tag(self.below.insert(below) as u64)
     }
@@ -473,11 +479,11 @@ impl<L: Destage> Layer for Accel<L> {
         }
         match kind {
             kind if !kind.changes_data() => self.deferred.is_empty() && self.lower.has_room(kind, bytes),
-            kind if self.owner.bypasses() => self.lower.has_room(kind, bytes) && self.may_bypass(),
-            RequestKind::Write => {
-                self.pacer.admits() && self.log.has_room(bytes, bytes.div_ceil(LARGEST_RECORD as u64))
+            // Also the log: a write that overlaps one on its way past it goes through it ([`Accel::passes`]).
+            kind if self.owner.bypasses() => {
+                self.lower.has_room(kind, bytes) && self.may_bypass() && self.log_has_room(kind, bytes)
             }
-            _ => self.pacer.admits() && self.log.has_room(0, bytes.div_ceil(LARGEST_ZERO)),
+            kind => self.log_has_room(kind, bytes),
         }
     }
 
