@@ -130,7 +130,7 @@ pub const FAULTS: [FaultEntry; 21] = [
     FaultEntry {
         fault: Fault::RegistrySlow,
         name: "registry-slow",
-        what: "every answer of the registry takes up to 800 ms more for up to 2 s, nearly as long as a lease",
+        what: "every answer of the registry takes up to 800 ms more for up to 2 s, longer than a lease",
         covered_by: "P2, P3, P9",
         limits: "none",
     },
