@@ -56,8 +56,8 @@ pub const FAULTS: [FaultEntry; 21] = [
     FaultEntry {
         fault: Fault::Crash,
         name: "crash",
-        what: "a process ends at once and starts again later without its RAM: owner, log, replica; its connections break, \
-               or stay silent until it is back",
+        what: "a process ends at once, at any time or right after a takeover or a change of the set, and starts again later \
+               without its RAM: owner, log, replica; its connections break, or stay silent until it is back",
         covered_by: "P1, P2, P7; P5 for the backing",
         limits: "a process that holds the last living complete copy of a set that is committed, or may be, does not crash; \
                  so at most N under write-back+N, and none under write-back+0",

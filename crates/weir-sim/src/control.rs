@@ -170,6 +170,7 @@ impl World {
             Ok(()) => {
                 self.counts.takeovers += 1;
                 self.touched = true;
+                self.crash_soon(process.node, 6, 400_000);
                 self.note(|| {
                     format!("n{} takes over from {}: {:?}", process.node, evidence.owner, evidence.how)
                 });

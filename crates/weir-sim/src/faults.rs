@@ -150,6 +150,19 @@ impl World {
         self.now + Duration::from_millis(self.rng.u64(least..=most))
     }
 
+    /// A crash is most telling right after a decision: once in `odds`, `node` crashes within so many microseconds.
+    pub fn crash_soon(&mut self, node: usize, odds: u32, within: u64) {
+        if self.now < CALM && self.swarm.has(Fault::Crash) && self.rng.u32(..odds) == 0 {
+            self.after(0, within, Task::Crash { node });
+        }
+    }
+
+    pub fn crash_now(&mut self, node: usize) {
+        if self.now < CALM && self.crash(node) {
+            self.count(Fault::Crash);
+        }
+    }
+
     /// Whether all that was acknowledged survives the end of this node's process.
     fn may_crash(&self, node: usize) -> bool {
         let record = &self.registry.record;

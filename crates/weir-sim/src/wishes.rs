@@ -106,5 +106,8 @@ impl World {
         self.note(|| {
             format!("registry, from epoch {epoch}: {replicas:?}, write-back {write_back}: {changed:?}")
         });
+        if changed.is_ok() {
+            self.crash_soon(process.node, 16, 5_000);
+        }
     }
 }

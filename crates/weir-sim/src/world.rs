@@ -139,6 +139,9 @@ pub enum Task {
     },
     Guest,
     Fault,
+    Crash {
+        node: usize,
+    },
     Restart {
         node: usize,
     },
@@ -366,6 +369,7 @@ impl World {
             }
             Task::Guest => self.guest_acts(),
             Task::Fault => self.fault(),
+            Task::Crash { node } => self.crash_now(node),
             Task::Restart { node } => self.restart(node),
             Task::Resume { node } => self.resume(node),
             Task::RegistryUp => self.registry.up = true,
