@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use crate::atlas::{FAULTS, Fault};
+use crate::registry::Record;
 use crate::world::{
     CALM, Control, FENCE_GRACE, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process, Task, World,
 };
@@ -208,6 +209,7 @@ impl World {
         (node_.reaches, node_.lease) = (true, Nanos(0));
         (node_.owes_release, node_.told_until) = (None, Nanos(0));
         node_.former_since.clear();
+        node_.view = Record::default();
         self.note(|| format!("n{node} starts again"));
         let process = self.process(node);
         self.after(0, 50_000, Task::Reconcile { process });

@@ -16,7 +16,7 @@ use crate::counts::Counts;
 use crate::faults::{Swarm, Weather};
 use crate::guest::{Guest, Request};
 use crate::owner_process::OwnerProcess;
-use crate::registry::Registry;
+use crate::registry::{Record, Registry};
 
 pub const NODES: usize = 4;
 pub const BLOCKS: usize = 6;
@@ -204,6 +204,8 @@ pub struct Node {
     pub held: Vec<Task>,
     /// Since when the owner has been seen without a lease.
     pub owner_gone: Option<(Process, Nanos)>,
+    /// The record when this node last saw it.
+    pub view: Record,
     /// When the last of what the shard is told arrives.
     pub told_until: Nanos,
     pub forgotten_below: u64,
@@ -275,6 +277,7 @@ impl World {
             connected: [None; NODES],
             held: Vec::new(),
             owner_gone: None,
+            view: Record::default(),
             told_until: Nanos(0),
             forgotten_below: 0,
             busy: Nanos(0),
