@@ -138,3 +138,23 @@ impl Planted {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_distinct() {
+        let names: BTreeSet<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
+        assert_eq!(names.len(), Bug::ALL.len());
+    }
+
+    #[cfg(not(feature = "planted-bugs"))]
+    #[test]
+    fn without_the_feature_there_is_nothing_to_carry() {
+        assert_eq!(size_of::<Planted>(), 0);
+        assert!(!Bug::ALL.into_iter().any(|bug| Planted::default().has(bug)));
+    }
+}

@@ -57,8 +57,8 @@ pub const FAULTS: [FaultEntry; 22] = [
     FaultEntry {
         fault: Fault::Crash,
         name: "crash",
-        what: "a process ends at once and starts again later without its RAM: owner, log, replica; its connections break, \
-               or stay silent until it is back",
+        what: "a process ends at once, at any time or right after a takeover or a change of the set, and starts again later \
+               without its RAM: owner, log, replica; its connections break, or stay silent until it is back",
         covered_by: "P1, P2, P7; P5 for the backing",
         limits: "a process that holds the last living complete copy of a set that is committed, or may be, does not crash; \
                  so at most N under write-back+N, and none under write-back+0",
@@ -131,7 +131,7 @@ pub const FAULTS: [FaultEntry; 22] = [
     FaultEntry {
         fault: Fault::RegistrySlow,
         name: "registry-slow",
-        what: "every answer of the registry takes up to 800 ms more for up to 2 s, nearly as long as a lease",
+        what: "every answer of the registry takes up to 800 ms more for up to 2 s, longer than a lease",
         covered_by: "P2, P3, P9",
         limits: "none",
     },

@@ -27,11 +27,14 @@ impl World {
         if !self.reaches_registry(process.node) {
             return;
         }
+        self.nodes[process.node].view = self.registry.record.clone();
         self.renew(process);
         self.write_owed_release(process);
         self.forget_replica(process);
         if self.registry.record.owner.is_none() {
-            return self.registry.claim(process);
+            self.registry.claim(process);
+            self.nodes[process.node].view = self.registry.record.clone();
+            return;
         }
         match self.decide(process) {
             Decision::Nothing => self.settle_former(process),
@@ -164,6 +167,8 @@ impl World {
             Ok(()) => {
                 self.counts.takeovers += 1;
                 self.touched = true;
+                self.nodes[process.node].view = self.registry.record.clone();
+                self.crash_soon(process.node, 6, 400_000);
                 self.note(|| {
                     format!("n{} takes over from {}: {:?}", process.node, evidence.owner, evidence.how)
                 });

@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use crate::atlas::{FAULTS, Fault};
+use crate::registry::Record;
 use crate::world::{
     CALM, Control, FENCE_GRACE, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process, Task, World,
 };
@@ -153,6 +154,19 @@ impl World {
         self.now + Duration::from_millis(self.rng.u64(least..=most))
     }
 
+    /// A crash is most telling right after a decision: once in `odds`, `node` crashes within so many microseconds.
+    pub fn crash_soon(&mut self, node: usize, odds: u32, within: u64) {
+        if self.now < CALM && self.swarm.has(Fault::Crash) && self.rng.u32(..odds) == 0 {
+            self.after(0, within, Task::Crash { node });
+        }
+    }
+
+    pub fn crash_now(&mut self, node: usize) {
+        if self.now < CALM && self.crash(node) {
+            self.count(Fault::Crash);
+        }
+    }
+
     /// Whether all that was acknowledged survives the end of this node's process.
     fn may_crash(&self, node: usize) -> bool {
         let record = &self.registry.record;
@@ -198,6 +212,7 @@ impl World {
         (node_.reaches, node_.lease) = (true, Nanos(0));
         (node_.owes_release, node_.told_until) = (None, Nanos(0));
         node_.former_since.clear();
+        node_.view = Record::default();
         self.note(|| format!("n{node} starts again"));
         let process = self.process(node);
         self.after(0, 50_000, Task::Reconcile { process });

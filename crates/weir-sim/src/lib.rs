@@ -8,7 +8,7 @@
 //! **A run** has two phases. First [faults](FAULTS), some tens of them within six virtual seconds; after every step that
 //! changed a copy, the promises are checked on all that could be asked for the disk, now or after a takeover. Then the
 //! faults stop, and within a bound the cluster must be as requested, drained and fully replicated, and do nothing more.
-//! The same seed gives the same run; [`run`] with `traced` keeps a line for everything that happens.
+//! The same seed gives the same run; [`run()`] with `traced` keeps a line for everything that happens.
 //!
 //! **The promises**, and what would notice that one is broken:
 //!
@@ -26,7 +26,7 @@
 //! | P10 | no core asks to be woken at a time that has passed, and a settled cluster is quiet; the sizes of queues are the shell's |
 //! | P11 | a record that was spoiled on its way is in no copy |
 //!
-//! **That the checker can fail** is shown by [bugs](Bug) planted in the cores: [`find`] counts the seeds that find one.
+//! **That the checker can fail** is shown by [bugs](Bug) planted in the cores: [`find()`] counts the seeds that find one.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod atlas;

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         Command::Many { seeds, from, threads, bug, output } => {
             let end = from.saturating_add(seeds);
             let summary = many(from..end, threads, bug, false, &|done| progress(done, seeds));
-            report(&summary, output)
+            report(&summary, bug, output)
         }
         Command::Bugs { seeds, threads, output } => {
             print::findings_head(seeds, output);
@@ -56,8 +56,8 @@ fn one(seed: u64, bug: Option<Bug>, trace: bool) -> bool {
     run.violation.is_none()
 }
 
-fn report(summary: &Summary, output: Output) -> bool {
-    print::summary(summary, output);
+fn report(summary: &Summary, bug: Option<Bug>, output: Output) -> bool {
+    print::summary(summary, bug, output);
     summary.violations.is_empty()
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value, json};
-use weir_sim::{Counts, FAULTS, FaultEntry, Finding, Run, Summary};
+use weir_sim::{Bug, Counts, FAULTS, FaultEntry, Finding, Run, Summary};
 
 use crate::cli::Output;
 
@@ -25,10 +25,10 @@ fn seconds(counts: &Counts) -> f64 {
 }
 
 /// Many seeds.
-pub fn summary(summary: &Summary, output: Output) {
+pub fn summary(summary: &Summary, bug: Option<Bug>, output: Output) {
     match output {
         Output::Json => println!("{:#}", summary_json(summary)),
-        Output::Text => summary_text(summary),
+        Output::Text => summary_text(summary, bug),
     }
 }
 
@@ -57,7 +57,7 @@ fn summary_json(summary: &Summary) -> Value {
     })
 }
 
-fn summary_text(summary: &Summary) {
+fn summary_text(summary: &Summary, bug: Option<Bug>) {
     let counts = &summary.counts;
     println!("seeds                {:>14}", summary.seeds);
     println!("virtual hours        {:>14.1}", seconds(counts) / 3600.0);
@@ -78,8 +78,9 @@ fn summary_text(summary: &Summary) {
         println!("  {:<19}{:>14}", entry.name, counts.faults[entry.fault as usize]);
     }
     println!("violations           {:>14}", summary.violations.len());
+    let planted = bug.map(|bug| format!(" --bug {}", bug.name())).unwrap_or_default();
     for (seed, violation) in summary.violations.iter().take(MOST_SHOWN) {
-        println!("  weir-sim run --seed {seed}: {violation}");
+        println!("  weir-sim run --seed {seed}{planted}: {violation}");
     }
 }
 

@@ -27,7 +27,9 @@ impl World {
 
     fn want_peer(&mut self, process: Process, serial: u64, node: Option<String>, exclude: &[String]) {
         let now = self.now;
-        let record = &self.registry.record;
+        // What this node knows of the registry may be old. It must then be as old as what its owner knows: a newer record
+        // would not tell that a replica of the owner's set has started again and lost its copy.
+        let record = &self.nodes[process.node].view;
         let peer = match node.map(|node| node_of(&node)) {
             Some(node) => {
                 let live = self.registry.live(node, now);
@@ -42,7 +44,8 @@ impl World {
                 (!live.is_empty()).then(|| live[self.rng.usize(..live.len())])
             }
         };
-        let peer = peer.filter(|peer| self.is_alive(*peer));
+        let owns = record.owner == Some(process);
+        let peer = peer.filter(|peer| owns && self.is_alive(*peer));
         let reaches = |peer: &Process| {
             self.blocked(process.node, peer.node).is_none() && self.blocked(peer.node, process.node).is_none()
         };
@@ -85,6 +88,7 @@ impl World {
             return self.tell(process, serial, Event::NotConfigured);
         }
         let record = self.registry.record.clone();
+        self.nodes[process.node].view = record.clone();
         let answer = if record.owner == Some(process) && record.epoch == epoch + 1 {
             if let Some(owner) = self.owner(process) {
                 owner.told_epoch = record.epoch;
@@ -107,5 +111,8 @@ impl World {
         self.note(|| {
             format!("registry, from epoch {epoch}: {replicas:?}, write-back {write_back}: {changed:?}")
         });
+        if changed.is_ok() {
+            self.crash_soon(process.node, 16, 5_000);
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::counts::Counts;
 use crate::faults::{Swarm, Weather};
 use crate::guest::{Guest, Request};
 use crate::owner_process::OwnerProcess;
-use crate::registry::Registry;
+use crate::registry::{Record, Registry};
 
 pub const NODES: usize = 4;
 pub const BLOCKS: usize = 6;
@@ -140,6 +140,9 @@ pub enum Task {
     },
     Guest,
     Fault,
+    Crash {
+        node: usize,
+    },
     Restart {
         node: usize,
     },
@@ -202,6 +205,8 @@ pub struct Node {
     pub held: Vec<Task>,
     /// Since when the owner has been seen without a lease.
     pub owner_gone: Option<(Process, Nanos)>,
+    /// The record when this node last saw it.
+    pub view: Record,
     /// When the last of what the shard is told arrives.
     pub told_until: Nanos,
     pub forgotten_below: u64,
@@ -273,6 +278,7 @@ impl World {
             connected: [None; NODES],
             held: Vec::new(),
             owner_gone: None,
+            view: Record::default(),
             told_until: Nanos(0),
             forgotten_below: 0,
             busy: Nanos(0),
@@ -367,6 +373,7 @@ impl World {
             }
             Task::Guest => self.guest_acts(),
             Task::Fault => self.fault(),
+            Task::Crash { node } => self.crash_now(node),
             Task::Restart { node } => self.restart(node),
             Task::Resume { node } => self.resume(node),
             Task::RegistryUp => self.registry.up = true,

@@ -72,6 +72,12 @@ impl DiskTask {
     async fn want_peer(&mut self, node: Option<String>, exclude: &[String]) {
         let live = self.node.world.nodes.now();
         let record = self.record();
+        if record.as_ref().is_none_or(|record| record.owner.as_ref() != Some(&self.me)) {
+            // We are about to let go. A newer owner's record does not tell whether a replica of ours has started again: its
+            // empty successor would vouch for writes that nobody who may take over has (P1).
+            let (disk, reason) = (self.name.clone(), "another node owns the disk".to_owned());
+            return self.send(Command::PeerUnavailable { disk, node: String::new(), reason }).await;
+        }
         let chosen = match node {
             Some(name) => {
                 let holder =
