@@ -115,7 +115,7 @@ fn the_former_owner_dies_after_a_move() {
 #[test]
 fn a_move_that_cannot_be_had_is_refused_and_changes_nothing() {
     let _turn = alone();
-    let mut bench = Bench::up(3, "write-back+1", |_| {});
+    let bench = Bench::up(3, "write-back+1", |_| {});
     let owner = bench.owner();
     let client = bench.lab.any_client().unwrap();
     let unknown = client.move_disk(DISK, "nowhere").unwrap_err();

@@ -57,6 +57,7 @@ impl World {
             // Whatever came of it, the control plane takes it for a failure.
             return self.give_up_moving(process, serial);
         }
+        self.nodes[process.node].view = self.registry.record.clone();
         self.let_go(process);
     }
 
