@@ -21,11 +21,11 @@ use crate::workload::{Span, Workload, WorkloadError};
 pub struct Io {
     /// Names the request until [`Generator::complete`]: below the queue depth, and free for engines to index by.
     pub slot: u32,
-    /// Read or write.
+    /// Read, write or flush.
     pub kind: IoKind,
-    /// Bytes from the start of the target.
+    /// Bytes from the start of the target; 0 for a flush.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes; 0 for a flush.
     pub length: u32,
 }
 
@@ -48,6 +48,9 @@ pub struct Generator {
     /// Bytes that may still be asked for; `u64::MAX` when only time ends the load.
     left: u64,
     deadline: Nanos,
+    /// Writes between flushes, and how many more come before the next one; `u64::MAX` for no flushes.
+    flush_every: u64,
+    until_flush: u64,
     pace: Option<Pace>,
     slots: Vec<Pending>,
     /// Last in, first out: the buffers used last are still in the CPU's cache.
@@ -111,6 +114,8 @@ impl Generator {
                 (None, None) => blocks * block_size,
             },
             deadline: workload.runtime.map_or(Nanos::NEVER, |runtime| now + workload.warmup + runtime),
+            flush_every: workload.flush_every.unwrap_or(u64::MAX),
+            until_flush: workload.flush_every.unwrap_or(u64::MAX),
             pace,
             slots: vec![idle; depth as usize],
             free: (0..depth).rev().collect(),
@@ -136,6 +141,9 @@ impl Generator {
         if self.left == 0 || now >= self.deadline || self.free.is_empty() {
             return None;
         }
+        if self.until_flush == 0 {
+            return self.flush(now);
+        }
         let started = match &self.pace {
             Some(pace) if now < pace.next() => return None,
             Some(pace) => pace.next(),
@@ -151,6 +159,7 @@ impl Generator {
         self.plan.advance();
         let slot = self.free.pop()?;
         self.left = self.left.saturating_sub(u64::from(length));
+        self.until_flush -= u64::from(kind == IoKind::Write);
         if let Some(pace) = &mut self.pace {
             pace.advance();
         }
@@ -158,12 +167,24 @@ impl Generator {
         Some(Io { slot, kind, offset: self.first + offset, length })
     }
 
+    /// A flush, which has no time of its own in a rate.
+    #[cold]
+    fn flush(&mut self, now: Nanos) -> Option<Io> {
+        let slot = self.free.pop()?;
+        self.until_flush = self.flush_every;
+        let kind = IoKind::Flush;
+        self.slots[slot as usize] = Pending { started: now, issued: now, offset: 0, length: 0, kind };
+        Some(Io { slot, kind, offset: 0, length: 0 })
+    }
+
     /// Takes back an I/O whose engine has answered it by `now`, `ok` or with an error.
     #[inline]
     pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
         let Pending { started, issued, offset, length, kind } = self.slots[slot as usize];
         self.free.push(slot);
-        if let Some(busy) = &mut self.busy {
+        if let Some(busy) = &mut self.busy
+            && kind != IoKind::Flush
+        {
             busy.blocks.clear(offset / busy.block_size);
         }
         let length = u64::from(length);
@@ -319,6 +340,31 @@ mod tests {
         }
         let reads = generator.tally().kind(IoKind::Read).ios;
         assert!((13_700..14_300).contains(&reads), "{reads} of 20000");
+    }
+
+    #[test]
+    fn flushes_come_after_so_many_writes() {
+        let workload = Workload {
+            flush_every: Some(3),
+            runtime: Some(Duration::from_secs(1)),
+            ..workload(Access::RandRw { read_percent: 50 })
+        };
+        let mut generator = generator(&workload, 64);
+        let (mut writes, mut flushes) = (0, 0);
+        for _ in 0..1000 {
+            let io = generator.next(Nanos(0)).unwrap();
+            match io.kind {
+                IoKind::Flush => {
+                    assert_eq!((writes, io.length), (3, 0));
+                    (writes, flushes) = (0, flushes + 1);
+                }
+                kind => writes += u32::from(kind == IoKind::Write),
+            }
+            generator.complete(io.slot, Nanos(1), true);
+        }
+        assert!(flushes > 100, "{flushes}");
+        assert_eq!(generator.tally().kind(IoKind::Flush).ios, flushes);
+        assert_eq!(generator.tally().ios(), 1000 - flushes);
     }
 
     #[test]

@@ -262,6 +262,10 @@ impl Section {
                     _ => return Err(Refusal::Unsupported),
                 }
             }
+            "fsync" | "fdatasync" => {
+                workload.flush_every = Some(text.parse()?).filter(|&writes| writes > 0);
+            }
+            "buffer_compress_percentage" => workload.compress_percent = percent(text)?,
             "stonewall" | "wait_for_previous" => self.stonewall = flag(value)?,
             "direct" | "randrepeat" => return always(value, true),
             "buffered" | "gtod_reduce" | "disable_lat" | "disable_clat" => return always(value, false),

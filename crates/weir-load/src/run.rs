@@ -8,6 +8,8 @@ use weir_block::Nanos;
 
 use crate::checker::Checker;
 use crate::cpu;
+use crate::data::Data;
+use crate::device::Counters;
 use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, NullEngine};
 use crate::error::LoadError;
 use crate::generator::{Generator, Io};
@@ -176,6 +178,8 @@ struct Part {
     first_error: Option<String>,
     never_made: u64,
     verification: Option<Verification>,
+    /// When counting began; of the first thread only.
+    device: Option<Counters>,
     /// Why it ended before its time.
     failed: Option<LoadError>,
     stopped: bool,
@@ -191,6 +195,7 @@ impl Part {
         self.first_error = self.first_error.take().or(other.first_error);
         self.failed = self.failed.take().or(other.failed);
         self.stopped |= other.stopped;
+        self.device = self.device.take().or(other.device);
         match (&mut self.verification, other.verification) {
             (Some(mine), Some(theirs)) => mine.add(theirs),
             (mine, theirs) => *mine = mine.take().or(theirs),
@@ -202,6 +207,9 @@ impl Part {
         summary.cpu_seconds = Some(self.cpu.as_secs_f64());
         summary.first_error = self.first_error;
         summary.never_made = self.never_made;
+        let bytes = |kind| self.tally.kind(kind).bytes;
+        summary.device =
+            self.device.and_then(|before| before.since(bytes(IoKind::Read), bytes(IoKind::Write)));
         summary.verification = self.verification;
         summary.incomplete = self.stopped.then(|| "stopped before its end".into());
         summary
@@ -243,11 +251,10 @@ impl Job<'_> {
     }
 
     fn drive<E: Engine>(&self, mut engine: E) -> Result<Part, LoadError> {
+        let mut data = Data::new(self.workload, self.number);
         if self.workload.access.writes() {
-            // Data that neither compresses nor repeats.
-            let mut random = fastrand::Rng::with_seed(self.workload.seed);
             for slot in 0..self.workload.queue_depth {
-                random.fill(engine.buffer(slot, self.workload.block_size.0 as u32));
+                data.fill(engine.buffer(slot, self.workload.block_size.0 as u32));
             }
         }
         let checker =
@@ -259,6 +266,7 @@ impl Job<'_> {
             engine,
             generator,
             checker,
+            data,
             block_size: self.workload.block_size.0 as u32,
             job: self,
             asked: self.monitor.asked.load(Ordering::Relaxed),
@@ -282,6 +290,7 @@ struct Lane<'a, E> {
     engine: E,
     generator: Generator,
     checker: Option<Checker>,
+    data: Data,
     block_size: u32,
     job: &'a Job<'a>,
     /// The last [`Monitor::ask`] that was answered.
@@ -300,6 +309,10 @@ impl<E: Engine> Lane<'_, E> {
             self.generator.clear_tally();
             (counted_from, cpu_before) = (Nanos::now(), cpu::of_this_thread());
         }
+        // Verification reads on when the load has ended.
+        if self.job.number == 0 && self.checker.is_none() {
+            part.device = Counters::of(self.job.target);
+        }
         let ended = self.run_until(Nanos::NEVER);
         part.runtime = Nanos::now() - counted_from;
         part.cpu = cpu::of_this_thread() - cpu_before;
@@ -316,8 +329,10 @@ impl<E: Engine> Lane<'_, E> {
                 return Ok(());
             }
             while let Some(io) = self.generator.next(now) {
-                if let Some(checker) = &mut self.checker {
-                    checker.before(io, self.engine.buffer(io.slot, io.length));
+                match (&mut self.checker, io.kind) {
+                    (Some(checker), _) => checker.before(io, self.engine.buffer(io.slot, io.length)),
+                    (None, IoKind::Write) => self.data.renew(self.engine.buffer(io.slot, io.length)),
+                    (None, _) => {}
                 }
                 self.engine.queue(io);
             }
