@@ -56,17 +56,25 @@ impl Counters {
         Some(Counters { path: path.into(), read, written })
     }
 
-    /// What the device moved since, beside the bytes that the load `read` and has `written`.
-    pub fn since(&self, read: u64, written: u64) -> Option<DeviceBytes> {
+    /// The device's name, and the bytes read and written since.
+    pub fn moved(&self) -> Option<(String, u64, u64)> {
         let now = Counters::at(&self.path)?;
         let name = fs::canonicalize(&self.path).ok()?;
         let device = name.file_name()?.to_string_lossy().into_owned();
-        let moved = (now.read.wrapping_sub(self.read), now.written.wrapping_sub(self.written));
-        let differences = [("read", read, moved.0), ("written", written, moved.1)]
-            .into_iter()
-            .filter_map(|(what, asked, moved)| difference(what, asked, moved))
-            .collect();
-        Some(DeviceBytes { device, read: moved.0, written: moved.1, differences })
+        Some((device, now.read.wrapping_sub(self.read), now.written.wrapping_sub(self.written)))
+    }
+}
+
+impl DeviceBytes {
+    /// Of reads and writes, each what the device moved and what the load asked for.
+    pub(crate) fn new(device: &str, read: (u64, u64), written: (u64, u64)) -> DeviceBytes {
+        let differences = [difference("read", read.1, read.0), difference("written", written.1, written.0)];
+        DeviceBytes {
+            device: device.into(),
+            read: read.0,
+            written: written.0,
+            differences: differences.into_iter().flatten().collect(),
+        }
     }
 }
 
@@ -104,8 +112,8 @@ mod tests {
             fs::read_dir("/sys/dev/block").map(|entries| entries.flatten().map(|entry| entry.path()));
         for path in devices.into_iter().flatten() {
             let counters = Counters::at(&path).expect("every device has a stat file");
-            let moved = counters.since(0, 0).unwrap();
-            assert!(!moved.device.is_empty() && !moved.device.contains(':'), "{moved:?}");
+            let (device, ..) = counters.moved().unwrap();
+            assert!(!device.is_empty() && !device.contains(':'), "{device}");
         }
     }
 
@@ -118,5 +126,7 @@ mod tests {
         assert!(cached.contains("100MiB") && cached.contains("3MiB") && cached.contains("cache"), "{cached}");
         assert!(difference("written", mib(100), mib(300)).unwrap().contains("others"));
         assert!(difference("read", 0, mib(2)).unwrap().contains("others"));
+        let both = DeviceBytes::new("vda", (mib(3), mib(100)), (mib(50), mib(50)));
+        assert_eq!((both.differences.len(), both.read, both.written), (1, mib(3), mib(50)));
     }
 }

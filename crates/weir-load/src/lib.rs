@@ -26,6 +26,7 @@ pub mod prefill;
 pub mod report;
 pub mod run;
 pub mod size;
+pub mod steady;
 pub mod summary;
 pub mod tally;
 pub mod target;

@@ -7,6 +7,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceBytes;
+use crate::steady::SteadyState;
 use crate::tally::{IoKind, KindTally, Tally};
 use crate::workload::Workload;
 
@@ -45,6 +46,9 @@ pub struct Summary {
     /// Why the load ended before its time, if it did: everything above is what was measured until then.
     #[serde(default)]
     pub incomplete: Option<String>,
+    /// How the load came to rest, if it was to run until it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steady: Option<SteadyState>,
     /// What the device under the target moved in the same time; `None` when it has none that can be seen.
     #[serde(default)]
     pub device: Option<DeviceBytes>,
@@ -280,6 +284,7 @@ impl Summary {
                 .collect(),
             first_error: None,
             incomplete: None,
+            steady: None,
             device: None,
             notes: Vec::new(),
             verification: None,
@@ -323,7 +328,17 @@ impl Summary {
         let device = self.device.iter().flat_map(|device| {
             device.differences.iter().map(move |difference| format!("{}: {difference}", device.device))
         });
-        self.notes.iter().cloned().chain(device)
+        let steady = self.steady.iter().map(|state| {
+            let figures = match (state.excursion_percent, state.slope_percent) {
+                (Some(excursion), Some(slope)) => {
+                    format!("excursion {excursion:.1} % (at most 20), slope {slope:.1} % (at most 10)")
+                }
+                _ => "too few rounds to judge".into(),
+            };
+            let reached = if state.reached { "steady" } else { "NOT steady" };
+            format!("{reached} after {} rounds: {figures}; the figures are of the last 5", state.rounds.len())
+        });
+        self.notes.iter().cloned().chain(steady).chain(device)
     }
 
     /// The JSON form, one line.

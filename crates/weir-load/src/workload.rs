@@ -284,6 +284,9 @@ pub enum WorkloadError {
     /// Poisson without a rate.
     #[error("Poisson arrivals need a rate: say how many requests of a second are meant")]
     Arrivals,
+    /// Rounds of no length.
+    #[error("rounds until a steady state need a runtime: that of one round")]
+    Rounds,
     /// Flushes that mean nothing.
     #[error("flushes come after writes: give a writing access, and at least 1 write to each flush")]
     Flush,

@@ -377,7 +377,7 @@ pub struct BenchArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "threads", "runtime", "warmup", "offset",
-            "size", "bytes", "rate", "poisson", "seed", "verify", "fua", "flush_every", "compress", "repeat_data",
+            "size", "bytes", "rate", "poisson", "seed", "verify", "fua", "steady", "flush_every", "compress", "repeat_data",
         ]
     )]
     pub jobs: Option<PathBuf>,
@@ -403,6 +403,13 @@ pub struct BenchArgs {
     /// How long.
     #[arg(long, default_value = "10 s")]
     pub runtime: Period,
+    /// Repeat the runtime as rounds until the last five are steady by SNIA's PTS (excursion 20 %, slope 10 %); the result is of
+    /// these five.
+    #[arg(long, conflicts_with = "disk")]
+    pub steady: bool,
+    /// Most rounds, when they do not become steady.
+    #[arg(long, value_name = "ROUNDS", default_value_t = 25, requires = "steady")]
+    pub max_rounds: u32,
     /// Load before that is not counted.
     #[arg(long, default_value = "1 s")]
     pub warmup: Period,

@@ -79,6 +79,16 @@ fn jsonl_has_a_line_for_each_second() {
 }
 
 #[test]
+fn a_steady_state_is_waited_for_and_judged() {
+    let place = tempfile::tempdir().unwrap();
+    let line = "bench null --rate 1000 --runtime 100ms --warmup 0s --steady";
+    let steady = json(place.path(), &format!("{line} --format json"));
+    assert_eq!(steady["steady"]["reached"], true, "{}", steady["steady"]);
+    let text = ok(place.path(), &format!("{line} --max-rounds 2"));
+    assert!(text.contains("NOT steady after 2 rounds"), "{text}");
+}
+
+#[test]
 fn results_are_compared() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();

@@ -72,6 +72,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     workload,
                     destroy: arguments.destroy,
                     prefill: !arguments.no_prefill,
+                    rounds: arguments.steady.then_some(arguments.max_rounds),
                 }],
                 format,
                 &interrupted,
@@ -91,7 +92,14 @@ fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<O
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let jobfile::Job { name, target, workload, group } = job;
         let (destroy, prefill) = (arguments.destroy, !arguments.no_prefill);
-        groups[group as usize].push(watch::Job { name: Some(name), target, workload, destroy, prefill });
+        groups[group as usize].push(watch::Job {
+            name: Some(name),
+            target,
+            workload,
+            destroy,
+            prefill,
+            rounds: None,
+        });
     }
     let interrupted = watch::heed_interrupts()?;
     let mut all = Vec::new();

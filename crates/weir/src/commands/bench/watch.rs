@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
 use weir_load::prefill::{Prefill, prefill};
 use weir_load::report::Interval;
-use weir_load::run::{Broken, Monitor, run_keeping};
+use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
 use weir_load::summary::{Summary, format_latency};
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
@@ -38,6 +38,8 @@ pub struct Job {
     pub destroy: bool,
     /// Whether what was never written is written first.
     pub prefill: bool,
+    /// Rounds until a steady state, at most so many; `None` for one run.
+    pub rounds: Option<u32>,
 }
 
 impl Job {
@@ -49,7 +51,10 @@ impl Job {
         };
         // What we have filled ourselves may be overwritten.
         let destroy = *destroy || filled == Prefill::Done;
-        let mut summary = run_keeping(target, workload, destroy, monitor)?;
+        let mut summary = match self.rounds {
+            Some(most) => run_steady(target, workload, destroy, most, monitor)?,
+            None => run_keeping(target, workload, destroy, monitor)?,
+        };
         if let Prefill::Hollow(found) = filled {
             summary.notes.push(format!(
                 "not everything that was read has ever been written ({found}); nothing may stand behind such reads. \
@@ -258,8 +263,10 @@ fn bar(running: &[Running]) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let times = running.iter().map(|running| &running.job.workload);
-    let total = times.map(|workload| workload.warmup + workload.runtime.unwrap_or_default()).max();
+    let time = |Running { job, .. }: &Running| {
+        job.workload.warmup + job.workload.runtime.unwrap_or_default() * job.rounds.unwrap_or(1)
+    };
+    let total = running.iter().map(time).max();
     styled_bar(total.unwrap_or_default())
 }
 
