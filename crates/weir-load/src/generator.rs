@@ -33,9 +33,6 @@ pub struct Io {
 struct Pending {
     /// With a rate when it was due, else when it was issued.
     started: Nanos,
-    issued: Nanos,
-    /// Where it lies in the span.
-    offset: u64,
     length: u32,
     kind: IoKind,
 }
@@ -48,10 +45,10 @@ pub struct Generator {
     /// Bytes that may still be asked for; `u64::MAX` when only time ends the load.
     left: u64,
     deadline: Nanos,
-    /// Writes between flushes, and how many more come before the next one; `u64::MAX` for no flushes.
-    flush_every: u64,
-    until_flush: u64,
+    flushes: Option<Flushes>,
     pace: Option<Pace>,
+    /// With a rate: when the request in each slot was issued.
+    issued: Vec<Nanos>,
     slots: Vec<Pending>,
     /// Last in, first out: the buffers used last are still in the CPU's cache.
     free: Vec<u32>,
@@ -60,10 +57,21 @@ pub struct Generator {
     tally: Tally,
 }
 
+/// When flushes come.
+#[derive(Clone, Copy, Debug)]
+struct Flushes {
+    /// Writes between two.
+    every: u64,
+    /// Writes that still come before the next one.
+    due_in: u64,
+}
+
 /// Blocks with a request in flight.
 #[derive(Debug)]
 struct Busy {
     blocks: BitSet,
+    /// By slot, as bytes from the start of the span; `None` for a flush.
+    offsets: Vec<Option<u64>>,
     block_size: u64,
     /// Whether another block will do as well.
     is_random: bool,
@@ -77,6 +85,13 @@ impl Busy {
             self.blocks.set_from(block).map(|block| block * self.block_size)
         } else {
             self.blocks.set(block).then_some(offset)
+        }
+    }
+
+    /// The request in a slot was answered.
+    fn release(&mut self, slot: u32) {
+        if let Some(offset) = self.offsets[slot as usize].take() {
+            self.blocks.clear(offset / self.block_size);
         }
     }
 }
@@ -104,7 +119,7 @@ impl Generator {
         let pace = workload
             .rate
             .map(|rate| Pace::new(rate, workload.arrivals, (thread, workload.threads), now, random.fork()));
-        let idle = Pending { started: now, issued: now, offset: 0, length: 0, kind: IoKind::Read };
+        let idle = Pending { started: now, length: 0, kind: IoKind::Read };
         Ok(Generator {
             plan: Plan::new(workload, span, random),
             first: span.offset,
@@ -114,13 +129,14 @@ impl Generator {
                 (None, None) => blocks * block_size,
             },
             deadline: workload.runtime.map_or(Nanos::NEVER, |runtime| now + workload.warmup + runtime),
-            flush_every: workload.flush_every.unwrap_or(u64::MAX),
-            until_flush: workload.flush_every.unwrap_or(u64::MAX),
+            flushes: workload.flush_every.map(|every| Flushes { every, due_in: every }),
+            issued: vec![now; if pace.is_some() { depth as usize } else { 0 }],
             pace,
             slots: vec![idle; depth as usize],
             free: (0..depth).rev().collect(),
             busy: workload.verify.then(|| Busy {
                 blocks: BitSet::new(blocks),
+                offsets: vec![None; depth as usize],
                 block_size,
                 is_random: workload.access.is_random(),
             }),
@@ -141,7 +157,7 @@ impl Generator {
         if self.left == 0 || now >= self.deadline || self.free.is_empty() {
             return None;
         }
-        if self.until_flush == 0 {
+        if let Some(Flushes { due_in: 0, .. }) = self.flushes {
             return self.flush(now);
         }
         let started = match &self.pace {
@@ -159,11 +175,17 @@ impl Generator {
         self.plan.advance();
         let slot = self.free.pop()?;
         self.left = self.left.saturating_sub(u64::from(length));
-        self.until_flush -= u64::from(kind == IoKind::Write);
         if let Some(pace) = &mut self.pace {
             pace.advance();
+            self.issued[slot as usize] = now;
         }
-        self.slots[slot as usize] = Pending { started, issued: now, offset, length, kind };
+        if let Some(busy) = &mut self.busy {
+            busy.offsets[slot as usize] = Some(offset);
+        }
+        if let Some(flushes) = &mut self.flushes {
+            flushes.due_in -= u64::from(kind == IoKind::Write);
+        }
+        self.slots[slot as usize] = Pending { started, length, kind };
         Some(Io { slot, kind, offset: self.first + offset, length })
     }
 
@@ -171,25 +193,28 @@ impl Generator {
     #[cold]
     fn flush(&mut self, now: Nanos) -> Option<Io> {
         let slot = self.free.pop()?;
-        self.until_flush = self.flush_every;
+        if let Some(flushes) = &mut self.flushes {
+            flushes.due_in = flushes.every;
+        }
+        if let Some(issued) = self.issued.get_mut(slot as usize) {
+            *issued = now;
+        }
         let kind = IoKind::Flush;
-        self.slots[slot as usize] = Pending { started: now, issued: now, offset: 0, length: 0, kind };
+        self.slots[slot as usize] = Pending { started: now, length: 0, kind };
         Some(Io { slot, kind, offset: 0, length: 0 })
     }
 
     /// Takes back an I/O whose engine has answered it by `now`, `ok` or with an error.
     #[inline]
     pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
-        let Pending { started, issued, offset, length, kind } = self.slots[slot as usize];
+        let Pending { started, length, kind } = self.slots[slot as usize];
         self.free.push(slot);
-        if let Some(busy) = &mut self.busy
-            && kind != IoKind::Flush
-        {
-            busy.blocks.clear(offset / busy.block_size);
+        if let Some(busy) = &mut self.busy {
+            busy.release(slot);
         }
         let length = u64::from(length);
         self.tally.count(kind, length, now.0.saturating_sub(started.0), ok);
-        if self.pace.is_some() && ok {
+        if ok && let Some(issued) = self.issued.get(slot as usize) {
             self.tally.count_service(kind, now.0.saturating_sub(issued.0));
         }
     }

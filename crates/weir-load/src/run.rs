@@ -411,7 +411,9 @@ impl<E: Engine> Lane<'_, E> {
             while let Some(io) = self.generator.next(now) {
                 match (&mut self.checker, io.kind) {
                     (Some(checker), _) => checker.before(io, self.engine.buffer(io.slot, io.length)),
-                    (None, IoKind::Write) => self.data.renew(self.engine.buffer(io.slot, io.length)),
+                    (None, IoKind::Write) if E::CARRIES_DATA => {
+                        self.data.renew(self.engine.buffer(io.slot, io.length));
+                    }
                     (None, _) => {}
                 }
                 self.engine.queue(io);
