@@ -46,6 +46,9 @@ pub struct Generator {
     left: u64,
     deadline: Nanos,
     flushes: Option<Flushes>,
+    /// No rate, no flushes, no verification: nothing has to be looked at for each request.
+    is_plain: bool,
+    largest: u64,
     pace: Option<Pace>,
     /// With a rate: when the request in each slot was issued.
     issued: Vec<Nanos>,
@@ -130,6 +133,8 @@ impl Generator {
             },
             deadline: workload.runtime.map_or(Nanos::NEVER, |runtime| now + workload.warmup + runtime),
             flushes: workload.flush_every.map(|every| Flushes { every, due_in: every }),
+            is_plain: workload.rate.is_none() && workload.flush_every.is_none() && !workload.verify,
+            largest: block_size,
             issued: vec![now; if pace.is_some() { depth as usize } else { 0 }],
             pace,
             slots: vec![idle; depth as usize],
@@ -148,6 +153,43 @@ impl Generator {
     /// taken so far, 0 at the beginning. Other patterns do not need it.
     pub fn share(&mut self, common: &Arc<AtomicU64>) {
         self.plan.share(common);
+    }
+
+    /// Hands everything that can be issued at `now` to `make`: [`Generator::next`] until there is none, and for a load
+    /// without rate, flushes and verification all at once.
+    #[inline]
+    pub fn issue(&mut self, now: Nanos, mut make: impl FnMut(Io)) {
+        if self.is_plain {
+            self.issue_plain(now, &mut make);
+        }
+        while let Some(io) = self.next(now) {
+            make(io);
+        }
+    }
+
+    /// Leaves the load's last requests to [`Generator::next`], which counts them one by one.
+    #[inline]
+    fn issue_plain(&mut self, now: Nanos, make: &mut impl FnMut(Io)) {
+        if now >= self.deadline {
+            return;
+        }
+        while !self.free.is_empty() {
+            let (offsets, lengths, kinds) = self.plan.rest();
+            let count = offsets.len().min(self.free.len());
+            if count == 0 || self.left < count as u64 * self.largest {
+                return;
+            }
+            let planned = offsets.iter().zip(lengths).zip(kinds);
+            let from = self.free.len() - count;
+            let mut bytes = 0;
+            for (slot, ((&offset, &length), &kind)) in self.free.drain(from..).rev().zip(planned) {
+                self.slots[slot as usize] = Pending { started: now, length, kind };
+                bytes += u64::from(length);
+                make(Io { slot, kind, offset: self.first + offset, length });
+            }
+            self.left -= bytes;
+            self.plan.skip(count);
+        }
     }
 
     /// The next request, issued at `now`; `None` when the queue is full, the load is over, its next start has
@@ -209,11 +251,14 @@ impl Generator {
     pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
         let Pending { started, length, kind } = self.slots[slot as usize];
         self.free.push(slot);
+        let length = u64::from(length);
+        self.tally.count(kind, length, now.0.saturating_sub(started.0), ok);
+        if self.is_plain {
+            return;
+        }
         if let Some(busy) = &mut self.busy {
             busy.release(slot);
         }
-        let length = u64::from(length);
-        self.tally.count(kind, length, now.0.saturating_sub(started.0), ok);
         if ok && let Some(issued) = self.issued.get(slot as usize) {
             self.tally.count_service(kind, now.0.saturating_sub(issued.0));
         }
@@ -365,6 +410,42 @@ mod tests {
         }
         let reads = generator.tally().kind(IoKind::Read).ios;
         assert!((13_700..14_300).contains(&reads), "{reads} of 20000");
+    }
+
+    #[test]
+    fn all_at_once_is_one_by_one() {
+        for access in [Access::Read, Access::RandRead, Access::RandRw { read_percent: 30 }] {
+            for bytes in [None, Some(Size(77 * 4096))] {
+                let workload = Workload {
+                    mix: "4k:60,64k:40".parse().ok(),
+                    block_size: Size(64 << 10),
+                    queue_depth: 50,
+                    bytes,
+                    ..workload(access)
+                };
+                let (mut one, mut all) = (generator(&workload, 100), generator(&workload, 100));
+                let (mut issued, mut flying) = (0, Vec::new());
+                loop {
+                    let expected: Vec<Io> = std::iter::from_fn(|| one.next(Nanos(0))).collect();
+                    let mut found = Vec::new();
+                    all.issue(Nanos(0), |io| found.push(io));
+                    assert_eq!(found, expected);
+                    issued += found.len();
+                    flying.append(&mut found);
+                    if flying.is_empty() {
+                        break;
+                    }
+                    // Another number is answered each time, so that plan and queue end in different places.
+                    for io in flying.drain(..flying.len().min(1 + issued % 37)) {
+                        one.complete(io.slot, Nanos(1), true);
+                        all.complete(io.slot, Nanos(1), true);
+                    }
+                }
+                assert_eq!((one.left, one.tally().ios()), (all.left, all.tally().ios()));
+                assert_eq!(all.tally().ios(), issued as u64);
+                assert!(all.left == 0 && issued > 10, "{issued}");
+            }
+        }
     }
 
     #[test]

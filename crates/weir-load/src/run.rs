@@ -408,16 +408,17 @@ impl<E: Engine> Lane<'_, E> {
             if now >= end {
                 return Ok(());
             }
-            while let Some(io) = self.generator.next(now) {
-                match (&mut self.checker, io.kind) {
-                    (Some(checker), _) => checker.before(io, self.engine.buffer(io.slot, io.length)),
+            let Lane { engine, generator, checker, data, .. } = self;
+            generator.issue(now, |io| {
+                match (&mut *checker, io.kind) {
+                    (Some(checker), _) => checker.before(io, engine.buffer(io.slot, io.length)),
                     (None, IoKind::Write) if E::CARRIES_DATA => {
-                        self.data.renew(self.engine.buffer(io.slot, io.length));
+                        data.renew(engine.buffer(io.slot, io.length));
                     }
                     (None, _) => {}
                 }
-                self.engine.queue(io);
-            }
+                engine.queue(io);
+            });
             if self.generator.in_flight() == 0 && self.generator.exhausted(now) {
                 return Ok(());
             }
