@@ -8,6 +8,9 @@ use crate::tally::IoKind;
 use crate::verify::{Atomicity, History, Initial, Layout, LayoutError};
 use crate::workload::{Span, Workload};
 
+/// What stands in the slot of a flush, which has no block.
+const FLUSH: (u64, u32) = (u64::MAX, 0);
+
 /// The history of one thread's span, and what of it is in flight.
 #[derive(Debug)]
 pub(crate) struct Checker {
@@ -40,9 +43,13 @@ impl Checker {
 
     /// Before a request is submitted; `data` is what a write will carry.
     pub fn before(&mut self, io: Io, data: &mut [u8]) {
+        if io.kind == IoKind::Flush {
+            self.slots[io.slot as usize] = FLUSH;
+            return;
+        }
         let block = self.history.layout().block_at(io.offset).expect("the generator stays in its span");
         let version = match io.kind {
-            IoKind::Read => 0,
+            IoKind::Read | IoKind::Flush => 0,
             IoKind::Write => self.history.issue(block, data),
         };
         self.slots[io.slot as usize] = (block, version);
@@ -51,6 +58,7 @@ impl Checker {
     /// After a request was answered with success; `data` is what a read brought.
     pub fn after(&mut self, slot: u32, data: &[u8]) {
         match self.slots[slot as usize] {
+            FLUSH => {}
             (block, 0) => self.found.count(self.history.check(block, data, Atomicity::Block)),
             (block, version) => self.history.acknowledge(block, version),
         }

@@ -51,6 +51,14 @@ pub enum LoadError {
     /// The null target needs a size.
     #[error("`{0}` is not a null target: write null, or null:<size> such as null:1G")]
     Null(String),
+    /// The pass before a load failed.
+    #[error("filling {target} before the load failed: {error}")]
+    Prefill {
+        /// The target, as it was named.
+        target: String,
+        /// What the first failed request was told.
+        error: String,
+    },
     /// Writing would destroy something.
     #[error(
         "{target} holds data ({found}), and this load would overwrite it: pass --destroy if it may be lost"
@@ -67,6 +75,9 @@ pub enum LoadError {
     /// FUA on an export that has none.
     #[error("{0} does not offer FUA: leave fua out")]
     NoFua(String),
+    /// Flushes on an export that has none.
+    #[error("{0} does not offer flushes: leave the flushes out")]
+    NoFlush(String),
     /// Requests that an export does not take.
     #[error(
         "{target} takes requests whose offsets and sizes are multiples of {minimum} and at most {maximum}, not {block_size} (look at alignment and offset too)"

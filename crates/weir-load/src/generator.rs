@@ -21,11 +21,11 @@ use crate::workload::{Span, Workload, WorkloadError};
 pub struct Io {
     /// Names the request until [`Generator::complete`]: below the queue depth, and free for engines to index by.
     pub slot: u32,
-    /// Read or write.
+    /// Read, write or flush.
     pub kind: IoKind,
-    /// Bytes from the start of the target.
+    /// Bytes from the start of the target; 0 for a flush.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes; 0 for a flush.
     pub length: u32,
 }
 
@@ -33,9 +33,6 @@ pub struct Io {
 struct Pending {
     /// With a rate when it was due, else when it was issued.
     started: Nanos,
-    issued: Nanos,
-    /// Where it lies in the span.
-    offset: u64,
     length: u32,
     kind: IoKind,
 }
@@ -48,7 +45,13 @@ pub struct Generator {
     /// Bytes that may still be asked for; `u64::MAX` when only time ends the load.
     left: u64,
     deadline: Nanos,
+    flushes: Option<Flushes>,
+    /// No rate, no flushes, no verification: nothing has to be looked at for each request.
+    is_plain: bool,
+    largest: u64,
     pace: Option<Pace>,
+    /// With a rate: when the request in each slot was issued.
+    issued: Vec<Nanos>,
     slots: Vec<Pending>,
     /// Last in, first out: the buffers used last are still in the CPU's cache.
     free: Vec<u32>,
@@ -57,10 +60,21 @@ pub struct Generator {
     tally: Tally,
 }
 
+/// When flushes come.
+#[derive(Clone, Copy, Debug)]
+struct Flushes {
+    /// Writes between two.
+    every: u64,
+    /// Writes that still come before the next one.
+    due_in: u64,
+}
+
 /// Blocks with a request in flight.
 #[derive(Debug)]
 struct Busy {
     blocks: BitSet,
+    /// By slot, as bytes from the start of the span; `None` for a flush.
+    offsets: Vec<Option<u64>>,
     block_size: u64,
     /// Whether another block will do as well.
     is_random: bool,
@@ -74,6 +88,13 @@ impl Busy {
             self.blocks.set_from(block).map(|block| block * self.block_size)
         } else {
             self.blocks.set(block).then_some(offset)
+        }
+    }
+
+    /// The request in a slot was answered.
+    fn release(&mut self, slot: u32) {
+        if let Some(offset) = self.offsets[slot as usize].take() {
+            self.blocks.clear(offset / self.block_size);
         }
     }
 }
@@ -101,7 +122,7 @@ impl Generator {
         let pace = workload
             .rate
             .map(|rate| Pace::new(rate, workload.arrivals, (thread, workload.threads), now, random.fork()));
-        let idle = Pending { started: now, issued: now, offset: 0, length: 0, kind: IoKind::Read };
+        let idle = Pending { started: now, length: 0, kind: IoKind::Read };
         Ok(Generator {
             plan: Plan::new(workload, span, random),
             first: span.offset,
@@ -111,11 +132,16 @@ impl Generator {
                 (None, None) => blocks * block_size,
             },
             deadline: workload.runtime.map_or(Nanos::NEVER, |runtime| now + workload.warmup + runtime),
+            flushes: workload.flush_every.map(|every| Flushes { every, due_in: every }),
+            is_plain: workload.rate.is_none() && workload.flush_every.is_none() && !workload.verify,
+            largest: block_size,
+            issued: vec![now; if pace.is_some() { depth as usize } else { 0 }],
             pace,
             slots: vec![idle; depth as usize],
             free: (0..depth).rev().collect(),
             busy: workload.verify.then(|| Busy {
                 blocks: BitSet::new(blocks),
+                offsets: vec![None; depth as usize],
                 block_size,
                 is_random: workload.access.is_random(),
             }),
@@ -129,12 +155,52 @@ impl Generator {
         self.plan.share(common);
     }
 
+    /// Hands everything that can be issued at `now` to `make`: [`Generator::next`] until there is none, and for a load
+    /// without rate, flushes and verification all at once.
+    #[inline]
+    pub fn issue(&mut self, now: Nanos, mut make: impl FnMut(Io)) {
+        if self.is_plain {
+            self.issue_plain(now, &mut make);
+        }
+        while let Some(io) = self.next(now) {
+            make(io);
+        }
+    }
+
+    /// Leaves the load's last requests to [`Generator::next`], which counts them one by one.
+    #[inline]
+    fn issue_plain(&mut self, now: Nanos, make: &mut impl FnMut(Io)) {
+        if now >= self.deadline {
+            return;
+        }
+        while !self.free.is_empty() {
+            let (offsets, lengths, kinds) = self.plan.rest();
+            let count = offsets.len().min(self.free.len());
+            if count == 0 || self.left < count as u64 * self.largest {
+                return;
+            }
+            let planned = offsets.iter().zip(lengths).zip(kinds);
+            let from = self.free.len() - count;
+            let mut bytes = 0;
+            for (slot, ((&offset, &length), &kind)) in self.free.drain(from..).rev().zip(planned) {
+                self.slots[slot as usize] = Pending { started: now, length, kind };
+                bytes += u64::from(length);
+                make(Io { slot, kind, offset: self.first + offset, length });
+            }
+            self.left -= bytes;
+            self.plan.skip(count);
+        }
+    }
+
     /// The next request, issued at `now`; `None` when the queue is full, the load is over, its next start has
     /// not come, or (while verifying) every block that may come next is in flight.
     #[inline]
     pub fn next(&mut self, now: Nanos) -> Option<Io> {
         if self.left == 0 || now >= self.deadline || self.free.is_empty() {
             return None;
+        }
+        if let Some(Flushes { due_in: 0, .. }) = self.flushes {
+            return self.flush(now);
         }
         let started = match &self.pace {
             Some(pace) if now < pace.next() => return None,
@@ -153,22 +219,47 @@ impl Generator {
         self.left = self.left.saturating_sub(u64::from(length));
         if let Some(pace) = &mut self.pace {
             pace.advance();
+            self.issued[slot as usize] = now;
         }
-        self.slots[slot as usize] = Pending { started, issued: now, offset, length, kind };
+        if let Some(busy) = &mut self.busy {
+            busy.offsets[slot as usize] = Some(offset);
+        }
+        if let Some(flushes) = &mut self.flushes {
+            flushes.due_in -= u64::from(kind == IoKind::Write);
+        }
+        self.slots[slot as usize] = Pending { started, length, kind };
         Some(Io { slot, kind, offset: self.first + offset, length })
+    }
+
+    /// A flush, which has no time of its own in a rate.
+    #[cold]
+    fn flush(&mut self, now: Nanos) -> Option<Io> {
+        let slot = self.free.pop()?;
+        if let Some(flushes) = &mut self.flushes {
+            flushes.due_in = flushes.every;
+        }
+        if let Some(issued) = self.issued.get_mut(slot as usize) {
+            *issued = now;
+        }
+        let kind = IoKind::Flush;
+        self.slots[slot as usize] = Pending { started: now, length: 0, kind };
+        Some(Io { slot, kind, offset: 0, length: 0 })
     }
 
     /// Takes back an I/O whose engine has answered it by `now`, `ok` or with an error.
     #[inline]
     pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
-        let Pending { started, issued, offset, length, kind } = self.slots[slot as usize];
+        let Pending { started, length, kind } = self.slots[slot as usize];
         self.free.push(slot);
-        if let Some(busy) = &mut self.busy {
-            busy.blocks.clear(offset / busy.block_size);
-        }
         let length = u64::from(length);
         self.tally.count(kind, length, now.0.saturating_sub(started.0), ok);
-        if self.pace.is_some() && ok {
+        if self.is_plain {
+            return;
+        }
+        if let Some(busy) = &mut self.busy {
+            busy.release(slot);
+        }
+        if ok && let Some(issued) = self.issued.get(slot as usize) {
             self.tally.count_service(kind, now.0.saturating_sub(issued.0));
         }
     }
@@ -319,6 +410,67 @@ mod tests {
         }
         let reads = generator.tally().kind(IoKind::Read).ios;
         assert!((13_700..14_300).contains(&reads), "{reads} of 20000");
+    }
+
+    #[test]
+    fn all_at_once_is_one_by_one() {
+        for access in [Access::Read, Access::RandRead, Access::RandRw { read_percent: 30 }] {
+            for bytes in [None, Some(Size(77 * 4096))] {
+                let workload = Workload {
+                    mix: "4k:60,64k:40".parse().ok(),
+                    block_size: Size(64 << 10),
+                    queue_depth: 50,
+                    bytes,
+                    ..workload(access)
+                };
+                let (mut one, mut all) = (generator(&workload, 100), generator(&workload, 100));
+                let (mut issued, mut flying) = (0, Vec::new());
+                loop {
+                    let expected: Vec<Io> = std::iter::from_fn(|| one.next(Nanos(0))).collect();
+                    let mut found = Vec::new();
+                    all.issue(Nanos(0), |io| found.push(io));
+                    assert_eq!(found, expected);
+                    issued += found.len();
+                    flying.append(&mut found);
+                    if flying.is_empty() {
+                        break;
+                    }
+                    // Another number is answered each time, so that plan and queue end in different places.
+                    for io in flying.drain(..flying.len().min(1 + issued % 37)) {
+                        one.complete(io.slot, Nanos(1), true);
+                        all.complete(io.slot, Nanos(1), true);
+                    }
+                }
+                assert_eq!((one.left, one.tally().ios()), (all.left, all.tally().ios()));
+                assert_eq!(all.tally().ios(), issued as u64);
+                assert!(all.left == 0 && issued > 10, "{issued}");
+            }
+        }
+    }
+
+    #[test]
+    fn flushes_come_after_so_many_writes() {
+        let workload = Workload {
+            flush_every: Some(3),
+            runtime: Some(Duration::from_secs(1)),
+            ..workload(Access::RandRw { read_percent: 50 })
+        };
+        let mut generator = generator(&workload, 64);
+        let (mut writes, mut flushes) = (0, 0);
+        for _ in 0..1000 {
+            let io = generator.next(Nanos(0)).unwrap();
+            match io.kind {
+                IoKind::Flush => {
+                    assert_eq!((writes, io.length), (3, 0));
+                    (writes, flushes) = (0, flushes + 1);
+                }
+                kind => writes += u32::from(kind == IoKind::Write),
+            }
+            generator.complete(io.slot, Nanos(1), true);
+        }
+        assert!(flushes > 100, "{flushes}");
+        assert_eq!(generator.tally().kind(IoKind::Flush).ios, flushes);
+        assert_eq!(generator.tally().ios(), 1000 - flushes);
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! so are taken as they are (`direct=1`, `thread`, `norandommap`, `group_reporting` …). Sizes follow fio's default
 //! `kb_base=1024`, where `4k` is 4096 and `4ki` is 4000; the latter is refused as it is hardly ever meant.
 //!
+//! Random jobs draw every block anew, as fio does with `norandommap`; without it fio asks for each block once before any is
+//! asked for again. Engines that make one request at a time (`psync`, fio's default, and its like) have depth 1 here too.
+//!
 //! The options are those of fio 3's manual page, fio(1). Without `time_based` a job ends after `size` bytes as it does in fio;
 //! where there is no `size`, only `runtime` ends it.
 
@@ -100,6 +103,8 @@ struct Section {
     filename: Option<String>,
     uri: Option<String>,
     null: bool,
+    /// Of an engine that makes one request at a time, whatever the depth: fio's default.
+    synchronous: bool,
     sizes: Option<BlockMix>,
     jobs: u32,
     time_based: bool,
@@ -126,6 +131,7 @@ impl Default for Section {
             filename: None,
             uri: None,
             null: false,
+            synchronous: true,
             sizes: None,
             jobs: 1,
             time_based: false,
@@ -209,12 +215,14 @@ impl Section {
         match option {
             "filename" => self.filename = Some(text.into()),
             "uri" => self.uri = Some(text.into()),
-            "ioengine" => match text {
-                "libaio" | "io_uring" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" => {}
-                "null" => self.null = true,
-                "nbd" => {}
-                _ => return Err(Refusal::Unsupported),
-            },
+            "ioengine" => {
+                self.null = text == "null";
+                self.synchronous = match text {
+                    "psync" | "sync" | "pvsync" | "pvsync2" => true,
+                    "libaio" | "io_uring" | "posixaio" | "nbd" | "null" => false,
+                    _ => return Err(Refusal::Unsupported),
+                };
+            }
             "rw" | "readwrite" => {
                 (self.random, self.kind) = match text {
                     "read" => (false, Kind::Read),
@@ -262,6 +270,10 @@ impl Section {
                     _ => return Err(Refusal::Unsupported),
                 }
             }
+            "fsync" | "fdatasync" => {
+                workload.flush_every = Some(text.parse()?).filter(|&writes| writes > 0);
+            }
+            "buffer_compress_percentage" => workload.compress_percent = percent(text)?,
             "stonewall" | "wait_for_previous" => self.stonewall = flag(value)?,
             "direct" | "randrepeat" => return always(value, true),
             "buffered" | "gtod_reduce" | "disable_lat" | "disable_clat" => return always(value, false),
@@ -308,6 +320,9 @@ impl Section {
         // Random jobs all work on the same range: threads. Sequential ones each go over all of it: jobs.
         let (copies, threads) = if self.random { (1, self.jobs) } else { (self.jobs, 1) };
         let workload = &mut self.workload;
+        if self.synchronous {
+            workload.queue_depth = 1;
+        }
         workload.threads = threads;
         workload.rate = workload.rate.map(|rate| rate.saturating_mul(u64::from(threads)));
         workload.runtime = self.runtime;
@@ -415,6 +430,16 @@ mod tests {
         assert_eq!(sequential.mix.as_ref().unwrap().to_string(), "64KiB:30,1MiB:70");
         assert_eq!((sequential.bytes, sequential.size), (Some(Size(1 << 30)), Some(Size(1 << 30))));
         assert_eq!(jobs[0].target, Target::Path("/dev/sdz".into()));
+    }
+
+    #[test]
+    fn synchronous_engines_have_depth_one() {
+        for (engine, depth) in
+            [("", 1), ("ioengine=psync\n", 1), ("ioengine=libaio\n", 8), ("ioengine=null\n", 8)]
+        {
+            let jobs = parse(&format!("[a]\n{engine}filename=x\nsize=1m\niodepth=8\n")).unwrap();
+            assert_eq!(jobs[0].workload.queue_depth, depth, "{engine}");
+        }
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! A [`workload::Workload`] says what to ask for, a [`generator::Generator`] says which request comes next and
 //! counts what came of it without doing any I/O, an [`engine::Engine`] moves the bytes: to nothing, to a file or
 //! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
-//! together and returns a [`summary::Summary`].
+//! together and returns a [`summary::Summary`]; [`run::run_steady`] goes on until the target has settled, and
+//! [`prefill::prefill`] comes before. [`report`] writes summaries for other programs and compares them, [`jobfile`]
+//! reads workloads from fio's job files.
 //!
 //! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
 //! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
@@ -13,6 +15,8 @@ pub mod arrivals;
 mod bits;
 mod checker;
 pub mod cpu;
+mod data;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod generator;
@@ -20,9 +24,11 @@ pub mod jobfile;
 pub mod nbd;
 pub mod pattern;
 mod plan;
+pub mod prefill;
 pub mod report;
 pub mod run;
 pub mod size;
+pub mod steady;
 pub mod summary;
 pub mod tally;
 pub mod target;

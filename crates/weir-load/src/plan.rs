@@ -108,13 +108,32 @@ impl Plan {
                 return None;
             }
         }
-        Some((self.offsets[self.at], self.lengths[self.at], self.kinds[self.at]))
+        // Always below; said so that no bounds are checked three times for each request.
+        let at = self.at % BATCH;
+        Some((self.offsets[at], self.lengths[at], self.kinds[at]))
+    }
+
+    /// Offsets in the span, lengths and kinds of the next requests, as far as they are planned; none when a common
+    /// sequence has come to its end.
+    #[inline]
+    pub fn rest(&mut self) -> (&[u64], &[u32], &[IoKind]) {
+        if self.at == self.end {
+            self.fill();
+        }
+        let next = self.at..self.end;
+        (&self.offsets[next.clone()], &self.lengths[next.clone()], &self.kinds[next])
     }
 
     /// The request that was looked at is made.
     #[inline]
     pub fn advance(&mut self) {
-        self.at += 1;
+        self.skip(1);
+    }
+
+    /// So many requests that were looked at are made.
+    #[inline]
+    pub fn skip(&mut self, count: usize) {
+        self.at += count;
     }
 
     #[inline(never)]

@@ -1,5 +1,6 @@
 //! Runs a workload on a target: one loop for each thread, between a generator and an engine.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,14 +9,17 @@ use weir_block::Nanos;
 
 use crate::checker::Checker;
 use crate::cpu;
+use crate::data::Data;
+use crate::device::{Counters, DeviceBytes};
 use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, NullEngine};
 use crate::error::LoadError;
 use crate::generator::{Generator, Io};
 use crate::nbd::{Connection, Options};
+use crate::steady::{SteadyState, WINDOW};
 use crate::summary::{Summary, Verification};
 use crate::tally::{IoKind, Tally};
 use crate::target::Target;
-use crate::workload::{Span, Workload};
+use crate::workload::{Span, Workload, WorkloadError};
 
 /// Lets others watch a load and end it early.
 #[derive(Debug, Default)]
@@ -119,6 +123,60 @@ pub fn run_keeping(
     destroy: bool,
     monitor: &Monitor,
 ) -> Result<Summary, Broken> {
+    measure(target, workload, destroy, monitor)?.finish(target, workload)
+}
+
+/// Runs `workload` round after round (its runtime is a round's) until the last five are steady, at most `most`
+/// rounds; the result is of these five together. The warm-up comes before the first round only.
+///
+/// # Errors
+/// As [`run`], and a workload without a runtime.
+pub fn run_steady(
+    target: &Target,
+    workload: &Workload,
+    destroy: bool,
+    most: u32,
+    monitor: &Monitor,
+) -> Result<Summary, Broken> {
+    if workload.runtime.is_none() {
+        return Err(WorkloadError::Rounds.into());
+    }
+    let (mut window, mut rounds) = (VecDeque::new(), Vec::new());
+    let mut round = workload.clone();
+    loop {
+        // What earlier rounds have written may be overwritten.
+        let destroy = destroy || !rounds.is_empty();
+        let part = measure(target, &round, destroy, monitor)?;
+        rounds.push(part.tally.ios() as f64 / part.runtime.as_secs_f64().max(f64::MIN_POSITIVE));
+        let ended = part.failed.is_some() || part.stopped;
+        window.push_back(part);
+        if window.len() > WINDOW {
+            window.pop_front();
+        }
+        let state = SteadyState::of(&rounds);
+        if ended || state.reached || rounds.len() >= most as usize {
+            let mut whole = Part::default();
+            window.into_iter().for_each(|part| whole.follow(part));
+            let mut result = whole.finish(target, workload);
+            match &mut result {
+                Ok(summary) => summary.steady = Some(state),
+                Err(Broken { partial: Some(partial), .. }) => partial.steady = Some(state),
+                Err(_) => {}
+            }
+            return result;
+        }
+        round.warmup = Duration::ZERO;
+        // The same blocks again would be those that caches have.
+        round.seed = round.seed.wrapping_add(1);
+    }
+}
+
+fn measure(
+    target: &Target,
+    workload: &Workload,
+    destroy: bool,
+    monitor: &Monitor,
+) -> Result<Part, LoadError> {
     let size = target.prepare(workload, destroy)?;
     let spans = workload.spans(size)?;
     let common = Arc::new(AtomicU64::new(0));
@@ -154,16 +212,8 @@ pub fn run_keeping(
             Err(error) => whole.failed = whole.failed.or(Some(error)),
         }
     }
-    let failed = whole.failed.take();
-    let has_measured = whole.tally.ios() + whole.tally.errors() > 0;
-    let mut summary = whole.summary(&target.to_string(), workload);
-    match failed {
-        None => Ok(summary),
-        Some(error) => {
-            summary.incomplete = Some(format!("the target failed: {error}"));
-            Err(Broken { error, partial: has_measured.then(|| Box::new(summary)) })
-        }
-    }
+    whole.close();
+    Ok(whole)
 }
 
 /// What one thread measured.
@@ -176,6 +226,10 @@ struct Part {
     first_error: Option<String>,
     never_made: u64,
     verification: Option<Verification>,
+    /// When counting began; of the first thread only.
+    device: Option<Counters>,
+    /// The device, and the bytes read and written there while this was measured.
+    moved: Option<(String, u64, u64)>,
     /// Why it ended before its time.
     failed: Option<LoadError>,
     stopped: bool,
@@ -191,9 +245,39 @@ impl Part {
         self.first_error = self.first_error.take().or(other.first_error);
         self.failed = self.failed.take().or(other.failed);
         self.stopped |= other.stopped;
+        self.device = self.device.take().or(other.device);
         match (&mut self.verification, other.verification) {
             (Some(mine), Some(theirs)) => mine.add(theirs),
             (mine, theirs) => *mine = mine.take().or(theirs),
+        }
+    }
+
+    /// Adds what was measured afterwards.
+    fn follow(&mut self, later: Part) {
+        let runtime = self.runtime + later.runtime;
+        self.moved = match (self.moved.take(), &later.moved) {
+            (Some(first), Some(second)) => Some((first.0, first.1 + second.1, first.2 + second.2)),
+            (first, second) => first.or_else(|| second.clone()),
+        };
+        self.add(later);
+        self.runtime = runtime;
+    }
+
+    /// The load has ended: what the device has moved until now belongs to it.
+    fn close(&mut self) {
+        self.moved = self.device.take().and_then(|before| before.moved());
+    }
+
+    fn finish(mut self, target: &Target, workload: &Workload) -> Result<Summary, Broken> {
+        let failed = self.failed.take();
+        let has_measured = self.tally.ios() + self.tally.errors() > 0;
+        let mut summary = self.summary(&target.to_string(), workload);
+        match failed {
+            None => Ok(summary),
+            Some(error) => {
+                summary.incomplete = Some(format!("the target failed: {error}"));
+                Err(Broken { error, partial: has_measured.then(|| Box::new(summary)) })
+            }
         }
     }
 
@@ -202,6 +286,10 @@ impl Part {
         summary.cpu_seconds = Some(self.cpu.as_secs_f64());
         summary.first_error = self.first_error;
         summary.never_made = self.never_made;
+        let bytes = |kind| self.tally.kind(kind).bytes;
+        summary.device = self.moved.as_ref().map(|(device, read, written)| {
+            DeviceBytes::new(device, (*read, bytes(IoKind::Read)), (*written, bytes(IoKind::Write)))
+        });
         summary.verification = self.verification;
         summary.incomplete = self.stopped.then(|| "stopped before its end".into());
         summary
@@ -243,11 +331,10 @@ impl Job<'_> {
     }
 
     fn drive<E: Engine>(&self, mut engine: E) -> Result<Part, LoadError> {
+        let mut data = Data::new(self.workload, self.number);
         if self.workload.access.writes() {
-            // Data that neither compresses nor repeats.
-            let mut random = fastrand::Rng::with_seed(self.workload.seed);
             for slot in 0..self.workload.queue_depth {
-                random.fill(engine.buffer(slot, self.workload.block_size.0 as u32));
+                data.fill(engine.buffer(slot, self.workload.block_size.0 as u32));
             }
         }
         let checker =
@@ -259,6 +346,7 @@ impl Job<'_> {
             engine,
             generator,
             checker,
+            data,
             block_size: self.workload.block_size.0 as u32,
             job: self,
             asked: self.monitor.asked.load(Ordering::Relaxed),
@@ -282,6 +370,7 @@ struct Lane<'a, E> {
     engine: E,
     generator: Generator,
     checker: Option<Checker>,
+    data: Data,
     block_size: u32,
     job: &'a Job<'a>,
     /// The last [`Monitor::ask`] that was answered.
@@ -300,6 +389,10 @@ impl<E: Engine> Lane<'_, E> {
             self.generator.clear_tally();
             (counted_from, cpu_before) = (Nanos::now(), cpu::of_this_thread());
         }
+        // Verification reads on when the load has ended.
+        if self.job.number == 0 && self.checker.is_none() {
+            part.device = Counters::of(self.job.target);
+        }
         let ended = self.run_until(Nanos::NEVER);
         part.runtime = Nanos::now() - counted_from;
         part.cpu = cpu::of_this_thread() - cpu_before;
@@ -315,12 +408,17 @@ impl<E: Engine> Lane<'_, E> {
             if now >= end {
                 return Ok(());
             }
-            while let Some(io) = self.generator.next(now) {
-                if let Some(checker) = &mut self.checker {
-                    checker.before(io, self.engine.buffer(io.slot, io.length));
+            let Lane { engine, generator, checker, data, .. } = self;
+            generator.issue(now, |io| {
+                match (&mut *checker, io.kind) {
+                    (Some(checker), _) => checker.before(io, engine.buffer(io.slot, io.length)),
+                    (None, IoKind::Write) if E::CARRIES_DATA => {
+                        data.renew(engine.buffer(io.slot, io.length));
+                    }
+                    (None, _) => {}
                 }
-                self.engine.queue(io);
-            }
+                engine.queue(io);
+            });
             if self.generator.in_flight() == 0 && self.generator.exhausted(now) {
                 return Ok(());
             }
@@ -471,5 +569,28 @@ mod tests {
         let ios = summary.kind(IoKind::Read).unwrap().ios;
         assert!((150..=202).contains(&ios), "{ios} of 200");
         assert!((0.19..0.3).contains(&summary.runtime_seconds), "{}", summary.runtime_seconds);
+    }
+
+    #[test]
+    fn rounds_end_when_they_are_steady_or_too_many() {
+        // A rate is kept, so the null target is steady with the fifth round.
+        let round = Workload {
+            rate: Some(1000),
+            runtime: Some(Duration::from_millis(60)),
+            ..short(Access::RandRead)
+        };
+        let null = "null".parse().unwrap();
+        let summary = run_steady(&null, &round, false, 25, &Monitor::new()).unwrap();
+        let state = summary.steady.as_ref().unwrap();
+        assert!(state.reached && state.rounds.len() >= 5, "{state:?}");
+        let ios = summary.kind(IoKind::Read).unwrap().ios;
+        assert!((250..=310).contains(&ios), "the last five rounds together: {ios} of 300");
+        assert!((0.3..0.5).contains(&summary.runtime_seconds), "{}", summary.runtime_seconds);
+        let short = run_steady(&null, &round, false, 3, &Monitor::new()).unwrap();
+        assert!(!short.steady.as_ref().unwrap().reached);
+        assert!(short.to_string().contains("NOT steady after 3 rounds: too few"), "{short}");
+        let endless = Workload { runtime: None, ..round };
+        let error = run_steady(&null, &endless, false, 3, &Monitor::new()).unwrap_err().to_string();
+        assert!(error.contains("need a runtime"), "{error}");
     }
 }

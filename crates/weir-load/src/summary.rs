@@ -6,6 +6,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::device::DeviceBytes;
+use crate::steady::SteadyState;
 use crate::tally::{IoKind, KindTally, Tally};
 use crate::workload::Workload;
 
@@ -37,13 +39,22 @@ pub struct Summary {
     /// histogram; with any of them the latencies are those of a load that the target does not sustain.
     #[serde(default)]
     pub never_made: u64,
-    /// Reads and writes, as far as there were any.
+    /// Reads, writes and flushes, as far as there were any.
     pub kinds: Vec<KindSummary>,
     /// What the first failed request was told.
     pub first_error: Option<String>,
     /// Why the load ended before its time, if it did: everything above is what was measured until then.
     #[serde(default)]
     pub incomplete: Option<String>,
+    /// How the load came to rest, if it was to run until it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steady: Option<SteadyState>,
+    /// What the device under the target moved in the same time; `None` when it has none that can be seen.
+    #[serde(default)]
+    pub device: Option<DeviceBytes>,
+    /// What limits that the figures say something, in sentences.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// What verification found; `None` when it was not asked for.
     pub verification: Option<Verification>,
 }
@@ -273,6 +284,9 @@ impl Summary {
                 .collect(),
             first_error: None,
             incomplete: None,
+            steady: None,
+            device: None,
+            notes: Vec::new(),
             verification: None,
         }
     }
@@ -283,13 +297,13 @@ impl Summary {
         self.kinds.iter().find(|summary| summary.kind == kind)
     }
 
-    /// Successful requests of both kinds per second.
+    /// Successful reads and writes per second.
     #[must_use]
     pub fn iops(&self) -> f64 {
-        self.kinds.iter().map(|kind| kind.iops).sum()
+        self.kinds.iter().filter(|kind| kind.kind != IoKind::Flush).map(|kind| kind.iops).sum()
     }
 
-    /// Failed requests of both kinds.
+    /// Failed requests of all kinds.
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.errors).sum()
@@ -298,7 +312,8 @@ impl Summary {
     /// Successful requests per CPU second of the load.
     #[must_use]
     pub fn ios_per_cpu_second(&self) -> Option<f64> {
-        let ios: u64 = self.kinds.iter().map(|kind| kind.ios).sum();
+        let made = self.kinds.iter().filter(|kind| kind.kind != IoKind::Flush);
+        let ios: u64 = made.map(|kind| kind.ios).sum();
         self.cpu_seconds.filter(|&seconds| seconds > 0.0).map(|seconds| ios as f64 / seconds)
     }
 
@@ -306,6 +321,24 @@ impl Summary {
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.errors() == 0 && self.verification.as_ref().is_none_or(|found| found.mismatches == 0)
+    }
+
+    /// Everything that has to be said beside the figures, in sentences.
+    pub fn remarks(&self) -> impl Iterator<Item = String> {
+        let device = self.device.iter().flat_map(|device| {
+            device.differences.iter().map(move |difference| format!("{}: {difference}", device.device))
+        });
+        let steady = self.steady.iter().map(|state| {
+            let figures = match (state.excursion_percent, state.slope_percent) {
+                (Some(excursion), Some(slope)) => {
+                    format!("excursion {excursion:.1} % (at most 20), slope {slope:.1} % (at most 10)")
+                }
+                _ => "too few rounds to judge".into(),
+            };
+            let reached = if state.reached { "steady" } else { "NOT steady" };
+            format!("{reached} after {} rounds: {figures}; the figures are of the last 5", state.rounds.len())
+        });
+        self.notes.iter().cloned().chain(steady).chain(device)
     }
 
     /// The JSON form, one line.
@@ -355,6 +388,7 @@ impl fmt::Display for Summary {
         if let Some(reason) = &self.incomplete {
             writeln!(f, "INCOMPLETE: {reason}")?;
         }
+        self.remarks().try_for_each(|remark| writeln!(f, "note: {remark}"))?;
         if let Some(error) = &self.first_error {
             writeln!(f, "first error: {error}")?;
         }

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use weir_block::meter::new_latency_histogram;
 
-/// The two kinds of request that a load makes.
+/// The kinds of request that a load makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoKind {
@@ -11,11 +11,13 @@ pub enum IoKind {
     Read,
     /// Bytes into the target.
     Write,
+    /// Makes answered writes durable; no bytes.
+    Flush,
 }
 
 impl IoKind {
-    /// Both kinds, in the order of their tables.
-    pub const ALL: [IoKind; 2] = [IoKind::Read, IoKind::Write];
+    /// All kinds, in the order of their tables.
+    pub const ALL: [IoKind; 3] = [IoKind::Read, IoKind::Write, IoKind::Flush];
 
     /// The word that users see.
     #[must_use]
@@ -23,6 +25,7 @@ impl IoKind {
         match self {
             IoKind::Read => "read",
             IoKind::Write => "write",
+            IoKind::Flush => "flush",
         }
     }
 }
@@ -56,10 +59,10 @@ impl Default for KindTally {
     }
 }
 
-/// Counts and latencies of both kinds.
+/// Counts and latencies of all kinds.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    kinds: [KindTally; 2],
+    kinds: [KindTally; 3],
 }
 
 impl Tally {
@@ -69,13 +72,13 @@ impl Tally {
         &self.kinds[kind as usize]
     }
 
-    /// Successful requests of both kinds.
+    /// Successful reads and writes.
     #[must_use]
     pub fn ios(&self) -> u64 {
-        self.kinds.iter().map(|kind| kind.ios).sum()
+        self.kind(IoKind::Read).ios + self.kind(IoKind::Write).ios
     }
 
-    /// Failed requests of both kinds.
+    /// Failed requests of all kinds.
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.errors).sum()

@@ -142,6 +142,9 @@ impl Target {
             if workload.fua && !export.can_fua() {
                 return Err(LoadError::NoFua(target));
             }
+            if workload.flush_every.is_some() && !export.can_flush() {
+                return Err(LoadError::NoFlush(target));
+            }
             if !destroy {
                 let alignment = minimum.max(512);
                 let read = |offset, piece: &mut [u8]| client.read(offset, piece).map_err(LoadError::from);

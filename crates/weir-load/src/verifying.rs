@@ -306,15 +306,11 @@ impl VerifyingLoad {
         let span = self.history.layout().block(block);
         let (offset, length) = (span.offset, span.length as u32);
         let fua = connection.export().can_fua() && self.random.u8(0..100) < self.settings.fua_percent;
-        let version = match kind {
-            IoKind::Read => 0,
-            IoKind::Write => self.history.issue(block, connection.buffer(slot, length)),
-        };
-        let command = match kind {
-            IoKind::Read => Command::Read { offset, length },
-            IoKind::Write => {
-                Command::Write { offset, length, flags: CommandFlags { fua, ..CommandFlags::NONE } }
-            }
+        let (version, command) = if kind == IoKind::Write {
+            let version = self.history.issue(block, connection.buffer(slot, length));
+            (version, Command::Write { offset, length, flags: CommandFlags { fua, ..CommandFlags::NONE } })
+        } else {
+            (0, Command::Read { offset, length })
         };
         connection.start(slot, command);
         self.pending[slot as usize] = Some(Pending { block, version, issued: now });

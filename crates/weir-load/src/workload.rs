@@ -173,6 +173,12 @@ pub struct Workload {
     pub verify: bool,
     /// Each write is durable before it is answered.
     pub fua: bool,
+    /// Each thread flushes after so many of its writes, at least 1; `None` for never.
+    pub flush_every: Option<u64>,
+    /// How much of what is written is zeroes, in percent: what a compressing target saves, about.
+    pub compress_percent: u8,
+    /// How many of a hundred writes repeat what the write before them in the same slot carried; the others are unique.
+    pub repeat_percent: u8,
 }
 
 impl Default for Workload {
@@ -196,6 +202,9 @@ impl Default for Workload {
             seed: 1,
             verify: false,
             fua: false,
+            flush_every: None,
+            compress_percent: 0,
+            repeat_percent: 0,
         }
     }
 }
@@ -275,6 +284,15 @@ pub enum WorkloadError {
     /// Poisson without a rate.
     #[error("Poisson arrivals need a rate: say how many requests of a second are meant")]
     Arrivals,
+    /// Rounds of no length.
+    #[error("rounds until a steady state need a runtime: that of one round")]
+    Rounds,
+    /// Flushes that mean nothing.
+    #[error("flushes come after writes: give a writing access, and at least 1 write to each flush")]
+    Flush,
+    /// Not a percentage.
+    #[error("{0} % of the data is not possible: use 0 to 100")]
+    DataPercent(u8),
     /// Nothing to be asked for.
     #[error("zero bytes ask for nothing: leave the limit out, or give at least a block")]
     Bytes,
@@ -334,6 +352,14 @@ impl Workload {
         }
         if self.arrivals == Arrivals::Poisson && self.rate.is_none() {
             return Err(WorkloadError::Arrivals);
+        }
+        if self.flush_every == Some(0) || (self.flush_every.is_some() && !self.access.writes()) {
+            return Err(WorkloadError::Flush);
+        }
+        if let Some(&percent) =
+            [self.compress_percent, self.repeat_percent].iter().find(|&&percent| percent > 100)
+        {
+            return Err(WorkloadError::DataPercent(percent));
         }
         if self.bytes == Some(Size(0)) {
             return Err(WorkloadError::Bytes);
@@ -450,6 +476,9 @@ impl fmt::Display for Workload {
             let poisson = if self.arrivals == Arrivals::Poisson { " Poisson" } else { "" };
             write!(f, " at {rate}/s{poisson}")?;
         }
+        if let Some(writes) = self.flush_every {
+            write!(f, " flush every {writes}")?;
+        }
         for (on, word) in [(self.fua, "fua"), (self.verify, "verify")] {
             if on {
                 write!(f, " {word}")?;
@@ -493,6 +522,9 @@ mod tests {
             (Workload { mix: "4k:50,8k:50".parse().ok(), ..base.clone() }, "not the largest"),
             (Workload { arrivals: Arrivals::Poisson, ..base.clone() }, "need a rate"),
             (Workload { bytes: Some(Size(0)), ..base.clone() }, "zero bytes"),
+            (Workload { flush_every: Some(1), ..base.clone() }, "after writes"),
+            (Workload { access: Access::Write, flush_every: Some(0), ..base.clone() }, "at least 1 write"),
+            (Workload { compress_percent: 101, ..base.clone() }, "0 to 100"),
             (
                 Workload { verify: true, alignment: Some(Size(512)), ..base.clone() },
                 "blocks that do not overlap",

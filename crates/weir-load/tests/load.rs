@@ -174,3 +174,46 @@ fn an_export_that_stays_away_ends_the_load() {
     let error = load.run(Duration::from_secs(5)).unwrap_err().to_string();
     assert!(error.contains("no export could be reached") && error.contains("nobody knows"), "{error}");
 }
+
+#[test]
+fn flushes_reach_the_server_as_often_as_counted() {
+    let place = Place::new();
+    let log = place.path("log");
+    let file = format!("logfile={}", log.display());
+    let server = place.nbdkit("logged", &["--filter=log", "memory", "16M", &file]);
+    let workload = Workload {
+        access: Access::Write,
+        runtime: None,
+        flush_every: Some(7),
+        queue_depth: 4,
+        ..Workload::default()
+    };
+    let summary = run(&Target::Nbd(server.uri.clone()), &workload, true, &Monitor::new()).unwrap();
+    let flushes = summary.kind(IoKind::Flush).unwrap();
+    assert_eq!(summary.kind(IoKind::Write).unwrap().ios, 4096);
+    assert_eq!((flushes.ios, flushes.bytes, flushes.errors), (4096 / 7, 0, 0));
+    let log = std::fs::read_to_string(log).unwrap();
+    let seen = log.lines().filter(|line| line.contains(" Flush ") && !line.contains("...Flush")).count();
+    assert_eq!(seen as u64, flushes.ios, "by the server's own log");
+}
+
+#[test]
+fn a_file_gets_unique_data_as_compressible_as_asked() {
+    let place = Place::new();
+    let path = place.file("disk", 4 * MIB);
+    let workload = Workload {
+        access: Access::Write,
+        block_size: Size(64 << 10),
+        runtime: None,
+        flush_every: Some(16),
+        compress_percent: 50,
+        ..Workload::default()
+    };
+    let summary = run(&Target::Path(path.clone()), &workload, true, &Monitor::new()).unwrap();
+    assert!(summary.is_clean() && summary.kind(IoKind::Flush).unwrap().ios == 3, "{summary}");
+    let data = std::fs::read(path).unwrap();
+    let pieces: std::collections::HashSet<&[u8]> = data.chunks(4096).collect();
+    assert_eq!(pieces.len(), 1024, "every 4 KiB is unique");
+    let zeroes = data.iter().filter(|&&byte| byte == 0).count() * 100 / data.len();
+    assert!((50..=51).contains(&zeroes), "{zeroes} %");
+}

@@ -102,7 +102,7 @@ pub enum Command {
     Events,
     /// Measure a file, a device, an NBD export, or a layer of a disk.
     #[command(after_long_help = BENCH_EXAMPLES)]
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Put the same load on every layer of a disk and name the one that costs most.
     #[command(after_long_help = DIAGNOSE_EXAMPLES)]
     Diagnose(DiagnoseArgs),
@@ -424,7 +424,7 @@ pub struct BenchArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "threads", "runtime", "warmup", "offset",
-            "size", "bytes", "rate", "poisson", "seed", "verify", "fua",
+            "size", "bytes", "rate", "poisson", "seed", "verify", "fua", "steady", "flush_every", "compress", "repeat_data",
         ]
     )]
     pub jobs: Option<PathBuf>,
@@ -450,6 +450,13 @@ pub struct BenchArgs {
     /// How long.
     #[arg(long, default_value = "10 s")]
     pub runtime: Period,
+    /// Repeat the runtime as rounds until the last five are steady by SNIA's PTS (excursion 20 %, slope 10 %); the result is of
+    /// these five.
+    #[arg(long, conflicts_with = "disk")]
+    pub steady: bool,
+    /// Most rounds, when they do not become steady.
+    #[arg(long, value_name = "ROUNDS", default_value_t = 25, requires = "steady")]
+    pub max_rounds: u32,
     /// Load before that is not counted.
     #[arg(long, default_value = "1 s")]
     pub warmup: Period,
@@ -478,9 +485,22 @@ pub struct BenchArgs {
     /// Each write is durable before it is answered.
     #[arg(long)]
     pub fua: bool,
+    /// Flush after so many writes of a thread.
+    #[arg(long, value_name = "WRITES")]
+    pub flush_every: Option<u64>,
+    /// So many percent of the written data are zeroes.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
+    pub compress: u8,
+    /// So many percent of the writes repeat earlier data; the others are unique.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
+    pub repeat_data: u8,
     /// Overwrite what the target holds.
     #[arg(long)]
     pub destroy: bool,
+    /// Leave what was never written as it is. Otherwise a load that may write (a writing one, or with --destroy) writes the range
+    /// once first when it finds a hole, so that holes are not measured as speed. Layers of a disk are never filled.
+    #[arg(long)]
+    pub no_prefill: bool,
     /// How the result is printed; default: text, or with --output json, json.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<BenchFormat>,

@@ -79,6 +79,16 @@ fn jsonl_has_a_line_for_each_second() {
 }
 
 #[test]
+fn a_steady_state_is_waited_for_and_judged() {
+    let place = tempfile::tempdir().unwrap();
+    let line = "bench null --rate 1000 --runtime 100ms --warmup 0s --steady";
+    let steady = json(place.path(), &format!("{line} --format json"));
+    assert_eq!(steady["steady"]["reached"], true, "{}", steady["steady"]);
+    let text = ok(place.path(), &format!("{line} --max-rounds 2"));
+    assert!(text.contains("NOT steady after 2 rounds"), "{text}");
+}
+
+#[test]
 fn results_are_compared() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();
@@ -177,6 +187,30 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
 }
 
 #[test]
+fn holes_are_filled_or_said() {
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path();
+    let disk = place.join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(4 << 20).unwrap();
+    let is_full =
+        || std::fs::read(&disk).unwrap().chunks(512).all(|sector| sector.iter().any(|&byte| byte != 0));
+    let short = "--runtime 100ms --warmup 0s";
+    let said = ok(place, &format!("bench disk {short}"));
+    assert!(
+        said.contains("note:") && said.contains("hole at byte 0") && said.contains("--destroy"),
+        "{said}"
+    );
+    assert!(!is_full(), "a reading load does not write");
+    ok(place, &format!("bench disk --rw randwrite --no-prefill --bytes 64k {short}"));
+    assert!(!is_full());
+    let written =
+        json(place, &format!("bench disk --rw randwrite --destroy --bytes 64k {short} --format json"));
+    assert!(is_full(), "the load wrote 64 KiB, the pass before it everything");
+    assert_eq!(written["kinds"][0]["bytes"], 64 << 10, "what was filled is not counted");
+    assert!(written["notes"].as_array().unwrap().is_empty());
+}
+
+#[test]
 fn a_job_file_of_fio_is_run() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();
@@ -212,6 +246,8 @@ fn bad_input_is_named() {
         ("bench null --pattern shared", "sequential"),
         ("bench null --rw read --align 4k", "random offsets"),
         ("bench null --poisson", "--rate"),
+        ("bench null --flush-every 4", "after writes"),
+        ("bench null --rw write --compress 101", "0 to 100"),
         ("bench null --rate 0", "rate of zero"),
         ("bench null --format xml", "prom"),
         ("bench null:x", "null:1G"),

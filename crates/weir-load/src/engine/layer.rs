@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use weir_block::{Buffer, Completion, Layer, LayerInfo, Nanos, Outcome, Payload, Reactor, Request, Tag};
 
 use crate::checker::Checker;
+use crate::data::Data;
 use crate::error::LoadError;
 use crate::generator::{Generator, Io};
 use crate::summary::Summary;
@@ -29,8 +30,9 @@ pub struct LayerLoad {
     tags: Vec<Tag>,
     /// The same, ordered for finding the slot of a tag.
     slots: Vec<(Tag, u32)>,
-    /// Random bytes: what writes carry.
+    /// What the next write carries.
     data: Vec<u8>,
+    content: Data,
     /// Asked for by the generator, not yet taken by the layer. Waiting here counts: a layer that pushes back makes its
     /// clients wait, and a queue that is not kept full would not be the depth that was asked for.
     held: VecDeque<Io>,
@@ -64,7 +66,8 @@ impl LayerLoad {
         let mut slots: Vec<(Tag, u32)> = tags.iter().copied().zip(0..).collect();
         slots.sort_unstable();
         let mut data = vec![0; if workload.access.writes() { workload.block_size.0 as usize } else { 0 }];
-        fastrand::Rng::with_seed(workload.seed).fill(&mut data);
+        let mut content = Data::new(&workload, 0);
+        content.fill(&mut data);
         let checker = workload.verify.then(|| Checker::new(&workload, span, 0)).transpose()?;
         Ok(LayerLoad {
             generator: Generator::new(&workload, span, 0, now)?,
@@ -72,6 +75,7 @@ impl LayerLoad {
             tags,
             slots,
             data,
+            content,
             held: VecDeque::new(),
             checker,
             warm_until: now + workload.warmup,
@@ -117,6 +121,7 @@ impl LayerLoad {
         let kind = match io.kind {
             IoKind::Read => weir_block::RequestKind::Read,
             IoKind::Write => weir_block::RequestKind::Write,
+            IoKind::Flush => weir_block::RequestKind::Flush,
         };
         let length = io.length as usize;
         let by_buffer = io.kind == IoKind::Read || length > LARGEST_LENT;
@@ -124,8 +129,10 @@ impl LayerLoad {
             return false;
         }
         let buffer = if by_buffer { reactor.buffers().take(length) } else { None };
-        if let Some(checker) = &mut self.checker {
-            checker.before(io, &mut self.data);
+        match (&mut self.checker, io.kind) {
+            (Some(checker), _) => checker.before(io, &mut self.data),
+            (None, IoKind::Write) => self.content.renew(&mut self.data[..length]),
+            (None, _) => {}
         }
         let (tag, offset) = (self.tags[io.slot as usize], io.offset);
         let request = match (io.kind, buffer) {
@@ -136,6 +143,7 @@ impl LayerLoad {
                 payload: payload(&self.data[..length], buffer),
                 fua: self.workload.fua,
             },
+            (IoKind::Flush, _) => Request::Flush { tag },
             (IoKind::Read, None) => return false,
         };
         layer.submit(reactor, request);

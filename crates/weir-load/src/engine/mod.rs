@@ -18,6 +18,9 @@ use crate::generator::Io;
 
 /// A target, open for one thread.
 pub trait Engine {
+    /// Whether the bytes of a write go anywhere; if not, they need not be made different from each other.
+    const CARRIES_DATA: bool = true;
+
     /// `null`, `io_uring` or `nbd`, as in a summary.
     fn name(&self) -> &'static str;
 

@@ -48,6 +48,7 @@ impl Engine for NbdEngine {
         let command = match io.kind {
             IoKind::Read => Command::Read { offset, length },
             IoKind::Write => Command::Write { offset, length, flags: self.write_flags },
+            IoKind::Flush => Command::Flush,
         };
         self.connection.start(io.slot, command);
     }

@@ -22,6 +22,8 @@ impl NullEngine {
 }
 
 impl Engine for NullEngine {
+    const CARRIES_DATA: bool = false;
+
     fn name(&self) -> &'static str {
         "null"
     }

@@ -98,6 +98,7 @@ impl FileEngine {
         let flags = if self.options.fua { libc::RWF_DSYNC } else { 0 };
         let index = io.slot as u16;
         let entry = match (io.kind, self.registered_buffers) {
+            (IoKind::Flush, _) => opcode::Fsync::new(file).build(),
             (IoKind::Read, true) => {
                 opcode::ReadFixed::new(file, memory, io.length, index).offset(io.offset).build()
             }

@@ -47,15 +47,23 @@ fn job(summary: &Summary) -> Value {
         "read": direction(summary.kind(IoKind::Read), milliseconds),
         "write": direction(summary.kind(IoKind::Write), milliseconds),
         "trim": direction(None, 0),
-        "sync": { "total_ios": 0, "lat_ns": figures(&Latency::default(), &Buckets::default()) },
+        "sync": sync(summary.kind(IoKind::Flush)),
         "job_runtime": milliseconds * u64::from(workload.threads),
         "total_err": summary.errors(),
     });
-    let all: Vec<&Buckets> = summary.kinds.iter().map(|kind| &kind.buckets_ns).collect();
+    let moving = summary.kinds.iter().filter(|kind| kind.kind != IoKind::Flush);
+    let all: Vec<&Buckets> = moving.map(|kind| &kind.buckets_ns).collect();
     for (unit, factor) in [("ns", 1), ("us", 1_000), ("ms", 1_000_000)] {
         job[format!("latency_{unit}")] = bins(&all, factor, unit == "ms");
     }
     job
+}
+
+fn sync(flushes: Option<&KindSummary>) -> Value {
+    let (latency, none) = (Latency::default(), Buckets::default());
+    let (ios, latency, buckets) =
+        flushes.map_or((0, latency, &none), |kind| (kind.ios, kind.latency_ns, &kind.buckets_ns));
+    json!({ "total_ios": ios, "lat_ns": figures(&latency, buckets) })
 }
 
 fn direction(kind: Option<&KindSummary>, milliseconds: u64) -> Value {

@@ -30,7 +30,7 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
         Output::Json => BenchFormat::Json,
     });
     let (summaries, failure) = match &arguments.jobs {
-        Some(file) => job_file(file, arguments.destroy, format)?,
+        Some(file) => job_file(file, arguments, format)?,
         None => one(global, arguments, format)?,
     };
     output::print(format, &summaries)?;
@@ -66,7 +66,14 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
             let target: Target = target.parse().map_err(Failure::usage)?;
             let interrupted = watch::heed_interrupts()?;
             watch::run(
-                vec![watch::Job { name: None, target, workload, destroy: arguments.destroy }],
+                vec![watch::Job {
+                    name: None,
+                    target,
+                    workload,
+                    destroy: arguments.destroy,
+                    prefill: !arguments.no_prefill,
+                    rounds: arguments.steady.then_some(arguments.max_rounds),
+                }],
                 format,
                 &interrupted,
             )
@@ -76,7 +83,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
 }
 
 /// The loads of a job file: those of a group at once, the groups one after the other.
-fn job_file(file: &Path, destroy: bool, format: BenchFormat) -> Result<Outcome, Failure> {
+fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| Failure::failed(named(&error)))?;
     let jobs = jobfile::parse(&text).map_err(|error| Failure::usage(named(&error)))?;
@@ -84,7 +91,15 @@ fn job_file(file: &Path, destroy: bool, format: BenchFormat) -> Result<Outcome, 
     for job in jobs {
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let jobfile::Job { name, target, workload, group } = job;
-        groups[group as usize].push(watch::Job { name: Some(name), target, workload, destroy });
+        let (destroy, prefill) = (arguments.destroy, !arguments.no_prefill);
+        groups[group as usize].push(watch::Job {
+            name: Some(name),
+            target,
+            workload,
+            destroy,
+            prefill,
+            rounds: None,
+        });
     }
     let interrupted = watch::heed_interrupts()?;
     let mut all = Vec::new();
@@ -122,5 +137,8 @@ fn workload(arguments: &BenchArgs) -> Workload {
         seed: arguments.seed,
         verify: arguments.verify,
         fua: arguments.fua,
+        flush_every: arguments.flush_every,
+        compress_percent: arguments.compress,
+        repeat_percent: arguments.repeat_data,
     }
 }

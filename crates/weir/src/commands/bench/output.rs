@@ -67,6 +67,9 @@ fn text(summary: &Summary) -> String {
             summary.never_made
         ));
     }
+    for remark in summary.remarks() {
+        text.push_str(&format!("\nnote: {remark}"));
+    }
     if let Some(reason) = &summary.incomplete {
         text.push_str(&format!("\nINCOMPLETE: {reason}"));
     }

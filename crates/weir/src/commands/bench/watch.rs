@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
+use weir_load::prefill::{Prefill, prefill};
 use weir_load::report::Interval;
-use weir_load::run::{Broken, Monitor, run_keeping};
+use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
 use weir_load::summary::{Summary, format_latency};
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
@@ -35,11 +36,40 @@ pub struct Job {
     pub target: Target,
     pub workload: Workload,
     pub destroy: bool,
+    /// Whether what was never written is written first.
+    pub prefill: bool,
+    /// Rounds until a steady state, at most so many; `None` for one run.
+    pub rounds: Option<u32>,
+}
+
+impl Job {
+    fn run(&self, filling: &Monitor, monitor: &Monitor) -> Result<Summary, Broken> {
+        let Job { target, workload, destroy, .. } = self;
+        let filled = match self.prefill {
+            true => prefill(target, workload, *destroy, filling)?,
+            false => Prefill::Full,
+        };
+        // What we have filled ourselves may be overwritten.
+        let destroy = *destroy || filled == Prefill::Done;
+        let mut summary = match self.rounds {
+            Some(most) => run_steady(target, workload, destroy, most, monitor)?,
+            None => run_keeping(target, workload, destroy, monitor)?,
+        };
+        if let Prefill::Hollow(found) = filled {
+            summary.notes.push(format!(
+                "not everything that was read has ever been written ({found}); nothing may stand behind such reads. \
+                 --destroy lets the load write it first"
+            ));
+        }
+        Ok(summary)
+    }
 }
 
 /// A job that runs, and what is known of it.
 struct Running {
     job: Arc<Job>,
+    /// Of the pass before the load.
+    filling: Arc<Monitor>,
     monitor: Arc<Monitor>,
     started: Nanos,
     /// At the last interval's end.
@@ -90,16 +120,17 @@ fn start(
     job: Job,
     sender: Sender<(usize, Result<Summary, Broken>)>,
 ) -> Result<Running, Failure> {
-    let (job, monitor) = (Arc::new(job), Arc::new(Monitor::new()));
+    let (job, filling, monitor) = (Arc::new(job), Arc::new(Monitor::new()), Arc::new(Monitor::new()));
     let running = Running {
         job: Arc::clone(&job),
+        filling: Arc::clone(&filling),
         monitor: Arc::clone(&monitor),
         started: Nanos::now(),
         before: Tally::default(),
         ended: None,
     };
     std::thread::Builder::new().name(format!("job-{number}")).spawn(move || {
-        let result = run_keeping(&job.target, &job.workload, job.destroy, &monitor);
+        let result = job.run(&filling, &monitor);
         // Nobody listens when the grace after an interrupt is over.
         let _ = sender.send((number, result));
     })?;
@@ -121,7 +152,10 @@ fn watch(
             Err(RecvTimeoutError::Timeout) => {}
         }
         if interrupted.load(Ordering::Relaxed) {
-            running.iter().for_each(|running| running.monitor.stop());
+            running.iter().for_each(|running| {
+                running.filling.stop();
+                running.monitor.stop();
+            });
             if Nanos::now() > *give_up.get_or_insert(Nanos::now() + GRACE) {
                 return Ok(());
             }
@@ -229,8 +263,10 @@ fn bar(running: &[Running]) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let times = running.iter().map(|running| &running.job.workload);
-    let total = times.map(|workload| workload.warmup + workload.runtime.unwrap_or_default()).max();
+    let time = |Running { job, .. }: &Running| {
+        job.workload.warmup + job.workload.runtime.unwrap_or_default() * job.rounds.unwrap_or(1)
+    };
+    let total = running.iter().map(time).max();
     styled_bar(total.unwrap_or_default())
 }
 
