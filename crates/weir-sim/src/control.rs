@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    pub fn tell_in_order(&mut self, task: Task, process: Process, delay: Duration) {
+    fn tell_in_order(&mut self, task: Task, process: Process, delay: Duration) {
         let node = &mut self.nodes[process.node];
         let at = (self.now + delay).max(node.told_until + Duration::from_nanos(1));
         node.told_until = at;
@@ -154,6 +154,7 @@ impl World {
     fn let_go(&mut self, process: Process) {
         self.note(|| format!("n{} lets go", process.node));
         self.nodes[process.node].owner = None;
+        self.nodes[process.node].former_since.clear();
         self.nodes[process.node].owes_release = self.registry.epoch_as_former(process);
         self.cut_all(|connection| connection.owner == process);
     }

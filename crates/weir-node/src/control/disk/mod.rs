@@ -361,6 +361,8 @@ impl DiskTask {
         let disk = self.name.clone();
         let ended = self.ask(|done| Command::LetGo { disk, epoch, done }).await;
         self.local = Local::Closed;
+        // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
+        self.former_since.clear();
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
         self.event(
