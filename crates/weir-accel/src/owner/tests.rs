@@ -245,3 +245,17 @@ fn a_doubtful_change_whose_members_are_gone_ends_in_write_through() {
     case.at(NOW + RETRY, Event::Tick);
     assert_eq!(case.proposals(), [(vec![], false)]);
 }
+
+#[test]
+fn what_a_set_that_may_be_committed_lacks_is_not_destaged() {
+    let mut case = Case::new(configuration(1, &[], false, Some(1)), 0, 0, true);
+    case.fill("b", 0);
+    assert_eq!(case.proposals(), [(set(&["b"]), true)]);
+    case.step(Event::NotConfigured);
+    case.step(Event::Appended(3));
+    assert_eq!(case.owner.destage_limit(), 0, "b may take over, and has none of them");
+    case.confirm("b", 2);
+    assert_eq!(case.owner.destage_limit(), 2);
+    case.step(Event::Configured(configuration(2, &[], false, Some(1))));
+    assert_eq!(case.owner.destage_limit(), 3, "b is in no set");
+}
