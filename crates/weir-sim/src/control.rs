@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    pub fn tell_in_order(&mut self, task: Task, process: Process, delay: Duration) {
+    fn tell_in_order(&mut self, task: Task, process: Process, delay: Duration) {
         let node = &mut self.nodes[process.node];
         let at = (self.now + delay).max(node.told_until + Duration::from_nanos(1));
         node.told_until = at;

@@ -247,7 +247,8 @@ impl World {
         for task in std::mem::take(&mut self.nodes[node].held) {
             let delay = Duration::from_micros(self.rng.u64(0..=2_000));
             match task {
-                Task::Told { process, .. } => self.tell_in_order(task, process, delay),
+                // What was told is in a queue, before all that is told from now on.
+                Task::Told { .. } => self.at(self.now, task),
                 task => self.at(self.now + delay, task),
             }
         }

@@ -81,6 +81,7 @@ impl World {
         self.note(|| format!("n{} lets go", process.node));
         let keep = self.registry.record.replicas.contains(&process);
         self.cut_all(|connection| connection.owner == process);
+        self.nodes[process.node].former_since.clear();
         self.nodes[process.node].owes_release = self.registry.epoch_as_former(process);
         let Some(owner) = self.nodes[process.node].owner.take() else { return };
         if keep {

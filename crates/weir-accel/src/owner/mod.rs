@@ -144,7 +144,8 @@ impl Owner {
         if self.fenced || !self.may_use_backing() {
             return self.in_backing;
         }
-        if !self.configuration.write_back {
+        // A set that was asked for may be committed by now: what its members lack, the backing must not show yet (P7).
+        if !self.configuration.write_back && !self.asked.any {
             self.marks.appended
         } else if self.drains() {
             self.held().max(self.promised())

@@ -303,3 +303,17 @@ fn a_member_of_the_set_keeps_its_place_though_another_confirms_the_new_epoch_fir
     assert!(case.proposals().is_empty());
     assert!(case.owner.is_settled());
 }
+
+#[test]
+fn what_a_set_that_may_be_committed_lacks_is_not_destaged() {
+    let mut case = Case::new(configuration(1, &[], false, Some(1)), 0, 0, true);
+    case.fill("b", 0);
+    assert_eq!(case.proposals(), [(set(&["b"]), true)]);
+    case.step(Event::NotConfigured);
+    case.step(Event::Appended(3));
+    assert_eq!(case.owner.destage_limit(), 0, "b may take over, and has none of them");
+    case.confirm("b", 2);
+    assert_eq!(case.owner.destage_limit(), 2);
+    case.step(Event::Configured(configuration(2, &[], false, Some(1))));
+    assert_eq!(case.owner.destage_limit(), 3, "b is in no set");
+}

@@ -377,6 +377,8 @@ impl DiskTask {
         let keep = record.as_ref().is_some_and(|record| record.replicas.contains(&self.me));
         let ended = self.ask(|done| Command::LetGo { disk, keep, done }).await;
         self.local = Local::Closed;
+        // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
+        self.former_since.clear();
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
         self.event(
