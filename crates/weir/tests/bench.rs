@@ -1,42 +1,15 @@
 //! `weir bench` as people and programs use it: formats, comparisons, and what is kept when a load ends early.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use common::Place;
 use serde_json::Value;
-
-const WEIR: &str = env!("CARGO_BIN_EXE_weir");
-
-fn command(place: &Path, line: &str) -> Command {
-    let mut command = Command::new(WEIR);
-    command.args(line.split_whitespace()).current_dir(place).env_remove("WEIR_LAB").env_remove("WEIR_API");
-    command
-}
-
-fn weir(place: &Path, line: &str) -> Output {
-    command(place, line).output().unwrap()
-}
-
-fn ok(place: &Path, line: &str) -> String {
-    let output = weir(place, line);
-    assert!(output.status.success(), "weir {line}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn json(place: &Path, line: &str) -> Value {
-    serde_json::from_str(&ok(place, line)).unwrap()
-}
-
-/// What is said on the way to `code`.
-fn fails(place: &Path, line: &str, code: i32) -> String {
-    let output = weir(place, line);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
-    said
-}
 
 fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
@@ -44,32 +17,31 @@ fn signal(child: &Child, name: &str) {
 
 #[test]
 fn every_format_says_the_same() {
-    let place = tempfile::tempdir().unwrap();
-    let place = place.path();
+    let place = Place::new();
     let line =
         "bench null:64M --rw randrw:50 --bs 4k:60,64k:40 --pattern zipf:1.1 --runtime 100ms --warmup 0s";
-    let document = json(place, &format!("{line} --format json"));
+    let document = place.parsed(&format!("{line} --format json"));
     assert_eq!((&document["version"], &document["workload"]["mix"]), (&1.into(), &"4KiB:60,64KiB:40".into()));
     let read = &document["kinds"][0];
     let mean = read["bytes"].as_f64().unwrap() / read["ios"].as_f64().unwrap();
     assert!((28_000.0..29_400.0).contains(&mean), "0.6 x 4096 + 0.4 x 65536 is 28672: {mean}");
 
-    let rows = ok(place, &format!("{line} --format csv"));
+    let rows = place.ok(&format!("{line} --format csv"));
     assert_eq!((rows.lines().count(), rows.lines().next().unwrap().split(',').next()), (3, Some("version")));
-    let metrics = ok(place, &format!("{line} --format prom"));
+    let metrics = place.ok(&format!("{line} --format prom"));
     assert!(metrics.contains("weir_bench_latency_seconds{") && metrics.contains("quantile=\"0.99999\""));
-    let fio = json(place, &format!("{line} --format fio"));
+    let fio = place.parsed(&format!("{line} --format fio"));
     assert!(fio["jobs"][0]["read"]["clat_ns"]["percentile"]["99.900000"].is_u64(), "{fio}");
-    let text = ok(place, &format!("{line} --rate 1000 --poisson"));
+    let text = place.ok(&format!("{line} --rate 1000 --poisson"));
     assert!(text.contains("from the intended start") && text.contains("from the issue"), "{text}");
     assert!(text.contains("P99.999"));
 }
 
 #[test]
 fn jsonl_has_a_line_for_each_second() {
-    let place = tempfile::tempdir().unwrap();
+    let place = Place::new();
     let line = "bench null --rate 1000 --runtime 2500ms --warmup 0s --format jsonl";
-    let text = ok(place.path(), line);
+    let text = place.ok(line);
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (last, intervals) = lines.split_last().unwrap();
     assert!(!intervals.is_empty() && intervals.iter().all(|line| line["type"] == "interval"), "{text}");
@@ -80,38 +52,37 @@ fn jsonl_has_a_line_for_each_second() {
 
 #[test]
 fn a_steady_state_is_waited_for_and_judged() {
-    let place = tempfile::tempdir().unwrap();
+    let place = Place::new();
     let line = "bench null --rate 1000 --runtime 100ms --warmup 0s --steady";
-    let steady = json(place.path(), &format!("{line} --format json"));
+    let steady = place.parsed(&format!("{line} --format json"));
     assert_eq!(steady["steady"]["reached"], true, "{}", steady["steady"]);
-    let text = ok(place.path(), &format!("{line} --max-rounds 2"));
+    let text = place.ok(&format!("{line} --max-rounds 2"));
     assert!(text.contains("NOT steady after 2 rounds"), "{text}");
 }
 
 #[test]
 fn results_are_compared() {
-    let place = tempfile::tempdir().unwrap();
-    let place = place.path();
+    let place = Place::new();
     for (file, depth) in [("a.json", 1), ("b.json", 32)] {
         let line = format!("bench null --qd {depth} --rate 2000 --runtime 300ms --warmup 0s --format json");
-        std::fs::write(place.join(file), ok(place, &line)).unwrap();
+        std::fs::write(place.path().join(file), place.ok(&line)).unwrap();
     }
-    let text = ok(place, "bench compare a.json b.json");
+    let text = place.ok("bench compare a.json b.json");
     assert!(text.contains("p99.999") && text.contains("too few requests"), "{text}");
     assert!(text.contains("not alike: queue_depth: 1 and 32"), "{text}");
-    assert_eq!(json(place, "bench compare a.json a.json --output json")[0]["rows"][0]["change"], "same");
-    std::fs::write(place.join("c.json"), "{\"jobs\": []}").unwrap();
-    assert!(fails(place, "bench compare a.json c.json", 1).contains("c.json: it is not a result"));
-    assert!(fails(place, "bench compare a.json none.json", 1).contains("none.json"));
+    assert_eq!(place.parsed("bench compare a.json a.json --output json")[0]["rows"][0]["change"], "same");
+    std::fs::write(place.path().join("c.json"), "{\"jobs\": []}").unwrap();
+    assert!(place.fails("bench compare a.json c.json", 1).contains("c.json: it is not a result"));
+    assert!(place.fails("bench compare a.json none.json", 1).contains("none.json"));
 }
 
 #[test]
 fn an_interrupted_load_keeps_what_it_has_measured() {
-    let place = tempfile::tempdir().unwrap();
+    let place = Place::new();
     for sent in ["-INT", "-TERM"] {
         let line = "bench null --rate 1000 --runtime 1h --warmup 0s --format jsonl";
         let mut child =
-            command(place.path(), line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            place.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
         signal(&child, sent);
@@ -159,14 +130,14 @@ impl Drop for Server {
 
 #[test]
 fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
-    let place = tempfile::tempdir().unwrap();
+    let place = Place::new();
     let socket = place.path().join("s");
     for hangs in [false, true] {
         let mut server = Server::start(&socket);
         let line =
             format!("bench nbd+unix:///?socket={} --runtime 1h --warmup 0s --format jsonl", socket.display());
         let mut child =
-            command(place.path(), &line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            place.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
         if hangs {
@@ -188,23 +159,22 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
 
 #[test]
 fn holes_are_filled_or_said() {
-    let place = tempfile::tempdir().unwrap();
-    let place = place.path();
-    let disk = place.join("disk");
+    let place = Place::new();
+    let disk = place.path().join("disk");
     std::fs::File::create(&disk).unwrap().set_len(4 << 20).unwrap();
     let is_full =
         || std::fs::read(&disk).unwrap().chunks(512).all(|sector| sector.iter().any(|&byte| byte != 0));
     let short = "--runtime 100ms --warmup 0s";
-    let said = ok(place, &format!("bench disk {short}"));
+    let said = place.ok(&format!("bench disk {short}"));
     assert!(
         said.contains("note:") && said.contains("hole at byte 0") && said.contains("--destroy"),
         "{said}"
     );
     assert!(!is_full(), "a reading load does not write");
-    ok(place, &format!("bench disk --rw randwrite --no-prefill --bytes 64k {short}"));
+    place.ok(&format!("bench disk --rw randwrite --no-prefill --bytes 64k {short}"));
     assert!(!is_full());
     let written =
-        json(place, &format!("bench disk --rw randwrite --destroy --bytes 64k {short} --format json"));
+        place.parsed(&format!("bench disk --rw randwrite --destroy --bytes 64k {short} --format json"));
     assert!(is_full(), "the load wrote 64 KiB, the pass before it everything");
     assert_eq!(written["kinds"][0]["bytes"], 64 << 10, "what was filled is not counted");
     assert!(written["notes"].as_array().unwrap().is_empty());
@@ -212,32 +182,30 @@ fn holes_are_filled_or_said() {
 
 #[test]
 fn a_job_file_of_fio_is_run() {
-    let place = tempfile::tempdir().unwrap();
-    let place = place.path();
+    let place = Place::new();
     let file = "[global]\nioengine=null\nbs=4k\nsize=4m\n[first]\nrw=randread\niodepth=8\nnumjobs=2\n[second]\nrw=write\n\
                 [third]\nstonewall\nrw=randrw\nrwmixread=25\nruntime=100ms\ntime_based\n";
-    std::fs::write(place.join("jobs.fio"), file).unwrap();
-    let report = json(place, "bench --jobs jobs.fio --format json");
+    std::fs::write(place.path().join("jobs.fio"), file).unwrap();
+    let report = place.parsed("bench --jobs jobs.fio --format json");
     let jobs = report["jobs"].as_array().unwrap();
     let names: Vec<&str> = jobs.iter().map(|job| job["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["first", "second", "third"]);
     assert_eq!(jobs[0]["kinds"][0]["ios"], 2 * 1024, "two threads, 4 MiB each");
     assert_eq!(jobs[1]["kinds"][0]["bytes"], 4 << 20);
     assert_eq!(jobs[2]["kinds"].as_array().unwrap().len(), 2);
-    let text = ok(place, "bench --jobs jobs.fio");
+    let text = place.ok("bench --jobs jobs.fio");
     assert!(text.contains("third: randrw:25 4KiB depth 1 on null"), "{text}");
 
-    std::fs::write(place.join("bad.fio"), "[a]\nfilename=x\nsize=1m\nzonemode=zbd\nsquare=1\n").unwrap();
-    let said = fails(place, "bench --jobs bad.fio", 2);
+    std::fs::write(place.path().join("bad.fio"), "[a]\nfilename=x\nsize=1m\nzonemode=zbd\nsquare=1\n").unwrap();
+    let said = place.fails("bench --jobs bad.fio", 2);
     assert!(said.contains("bad.fio") && said.contains("zonemode=zbd (line 4), square=1 (line 5)"), "{said}");
-    assert!(fails(place, "bench --jobs jobs.fio --rw read", 2).contains("--jobs"));
-    assert!(fails(place, "bench --jobs none.fio", 1).contains("none.fio"));
+    assert!(place.fails("bench --jobs jobs.fio --rw read", 2).contains("--jobs"));
+    assert!(place.fails("bench --jobs none.fio", 1).contains("none.fio"));
 }
 
 #[test]
 fn bad_input_is_named() {
-    let place = tempfile::tempdir().unwrap();
-    let place = place.path();
+    let place = Place::new();
     for (line, hint) in [
         ("bench null --bs 4k:60,64k:41", "add up to 100"),
         ("bench null --bs 1000", "multiple of 512"),
@@ -252,13 +220,13 @@ fn bad_input_is_named() {
         ("bench null --format xml", "prom"),
         ("bench null:x", "null:1G"),
     ] {
-        let said = fails(place, line, 2);
+        let said = place.fails(line, 2);
         assert!(said.contains(hint), "{line}: {said}");
     }
-    assert!(fails(place, "bench null:1M --size 2M", 1).contains("has only 1MiB"));
-    assert!(fails(place, "bench none", 1).contains("none"));
+    assert!(place.fails("bench null:1M --size 2M", 1).contains("has only 1MiB"));
+    assert!(place.fails("bench none", 1).contains("none"));
     // Not even root may write there.
-    let said = fails(place, "bench /sys/kernel/notes --rw write --destroy", 1);
+    let said = place.fails("bench /sys/kernel/notes --rw write --destroy", 1);
     assert!(said.contains("cannot open /sys/kernel/notes") && said.contains("denied"), "{said}");
-    assert!(fails(place, "bench nbd+unix:///?socket=/nonexistent/s", 1).contains("/nonexistent/s"));
+    assert!(place.fails("bench nbd+unix:///?socket=/nonexistent/s", 1).contains("/nonexistent/s"));
 }

@@ -1,79 +1,14 @@
 //! The command line as people and programs use it: what it prints, and with which code it ends.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-const WEIR: &str = env!("CARGO_BIN_EXE_weir");
+mod common;
 
-/// A directory to work in, and the lab that a test may have started there.
-struct Place {
-    directory: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        Place { directory: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self) -> &Path {
-        self.directory.path()
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(WEIR);
-        command
-            .args(line.split_whitespace())
-            .current_dir(self.path())
-            .env_remove("WEIR_LAB")
-            .env_remove("WEIR_API");
-        command
-    }
-
-    fn weir(&self, line: &str) -> Output {
-        self.command(line).output().unwrap()
-    }
-
-    /// What a command prints that must succeed.
-    fn ok(&self, line: &str) -> String {
-        let output = self.weir(line);
-        assert!(output.status.success(), "weir {line}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn json(&self, line: &str) -> Value {
-        serde_json::from_str(&self.ok(&format!("{line} --output json"))).unwrap()
-    }
-
-    /// What a command says that must end with `code`.
-    fn fails(&self, line: &str, code: i32) -> String {
-        let output = self.weir(line);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
-        said
-    }
-
-    fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.path().join(name)).unwrap()
-    }
-
-    fn pool(&self) -> PathBuf {
-        let pool = self.path().join("pool");
-        std::fs::create_dir_all(&pool).unwrap();
-        pool
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.path().join("weir-lab/lab.json").exists() {
-            self.weir("lab down");
-        }
-    }
-}
+use common::Place;
 
 #[test]
 fn help_tells_what_there_is() {
@@ -127,6 +62,13 @@ fn a_session_with_a_lab() {
     assert!(uris.lines().any(|line| line.starts_with("nbd://127.0.0.1:")), "{uris}");
     let disk = place.json("disk show db");
     assert_eq!((&disk["owner"], &disk["requested"]), (&Value::from("n1"), &Value::from("write-back+1")));
+    while place.json("disk show db")["effective"] != "write-back+1" {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let moved = place.json("disk move db --to n2");
+    assert_eq!((&moved["from"], &moved["disk"]["owner"]), (&Value::from("n1"), &Value::from("n2")));
+    assert!(place.fails("disk move db --to n9", 3).contains("weir status"));
+    assert!(place.ok("disk move db --to n1").contains("moved from n2 to n1"));
     let policy = place.json("disk policy db write-through --node n2");
     assert_eq!(policy["requested"], "write-through");
     assert_eq!(place.json("disk resize db 128MiB")["size"], 128 << 20);

@@ -1,0 +1,80 @@
+//! A place to run the command line in.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const WEIR: &str = env!("CARGO_BIN_EXE_weir");
+
+/// A directory to work in, and the lab that a test may have started there.
+pub struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        Place { directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(WEIR);
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.path())
+            .env_remove("WEIR_LAB")
+            .env_remove("WEIR_API");
+        command
+    }
+
+    pub fn weir(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// What a command prints that must succeed.
+    pub fn ok(&self, line: &str) -> String {
+        let output = self.weir(line);
+        assert!(output.status.success(), "weir {line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("{line} --output json"))).unwrap()
+    }
+
+    /// The JSON that a command prints by itself.
+    pub fn parsed(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(line)).unwrap()
+    }
+
+    /// What a command says that must end with `code`.
+    pub fn fails(&self, line: &str, code: i32) -> String {
+        let output = self.weir(line);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
+        said
+    }
+
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path().join(name)).unwrap()
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        let pool = self.path().join("pool");
+        std::fs::create_dir_all(&pool).unwrap();
+        pool
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.path().join("weir-lab/lab.json").exists() {
+            self.weir("lab down");
+        }
+    }
+}
