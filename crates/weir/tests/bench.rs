@@ -81,8 +81,7 @@ fn an_interrupted_load_keeps_what_it_has_measured() {
     let place = Place::new();
     for sent in ["-INT", "-TERM"] {
         let line = "bench null --rate 1000 --runtime 1h --warmup 0s --format jsonl";
-        let mut child =
-            place.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = place.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
         signal(&child, sent);
@@ -136,8 +135,7 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
         let mut server = Server::start(&socket);
         let line =
             format!("bench nbd+unix:///?socket={} --runtime 1h --warmup 0s --format jsonl", socket.display());
-        let mut child =
-            place.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = place.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
         if hangs {
@@ -196,7 +194,8 @@ fn a_job_file_of_fio_is_run() {
     let text = place.ok("bench --jobs jobs.fio");
     assert!(text.contains("third: randrw:25 4KiB depth 1 on null"), "{text}");
 
-    std::fs::write(place.path().join("bad.fio"), "[a]\nfilename=x\nsize=1m\nzonemode=zbd\nsquare=1\n").unwrap();
+    std::fs::write(place.path().join("bad.fio"), "[a]\nfilename=x\nsize=1m\nzonemode=zbd\nsquare=1\n")
+        .unwrap();
     let said = place.fails("bench --jobs bad.fio", 2);
     assert!(said.contains("bad.fio") && said.contains("zonemode=zbd (line 4), square=1 (line 5)"), "{said}");
     assert!(place.fails("bench --jobs jobs.fio --rw read", 2).contains("--jobs"));
