@@ -44,6 +44,26 @@ fn other_nodes_say_where_the_disk_is() {
     assert_eq!(error.kind, ApiErrorKind::Exists);
 }
 
+/// A node that has not yet heard of a disk which is in the registry waits for it instead of denying it.
+#[test]
+fn a_new_disk_can_be_used_at_once_on_every_node() {
+    let _turn = alone();
+    let bench = Bench::up(2, "write-through", |_| {});
+    let (maker, user) = (bench.lab.client("n1").unwrap(), bench.lab.client("n2").unwrap());
+    for number in 0..20 {
+        let name = format!("new{number}");
+        let wanted = CreateDisk {
+            name: name.clone(),
+            volume: "pool".into(),
+            size: 1 << 20,
+            logical_block: 512,
+            policy: "write-through".into(),
+        };
+        maker.create_disk(&wanted).unwrap();
+        assert_eq!(user.export(&name, &Export::default()).unwrap().owner.as_deref(), Some("n2"));
+    }
+}
+
 #[test]
 fn policies_change_on_line() {
     let _turn = alone();

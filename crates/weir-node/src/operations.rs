@@ -1,6 +1,9 @@
 //! What the API does: everything an operator can ask of a node.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use weir_cluster::events::Events;
 use weir_cluster::ownership;
@@ -23,6 +26,9 @@ use crate::shard::messages::{Command, DiskStatus};
 
 /// Events that are shown.
 const EVENTS: usize = 200;
+
+/// Longest wait for this node's view to show a disk that is in the registry.
+const VIEW_LAG: Duration = Duration::from_secs(10);
 
 /// What the API can do. Cheap to clone.
 #[derive(Clone)]
@@ -278,7 +284,7 @@ impl Operations {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "policy", &wanted).await;
         }
-        self.tasks.ask(name, &self.node, |done| Request::SetPolicy { policy, done }).await?;
+        self.ask(name, |done| Request::SetPolicy { policy, done }).await?;
         self.disk(name).await
     }
 
@@ -296,7 +302,7 @@ impl Operations {
             }
             _ => {
                 let accept_loss = wanted.accept_loss;
-                self.tasks.ask(name, &self.node, |done| Request::Export { accept_loss, done }).await?;
+                self.ask(name, |done| Request::Export { accept_loss, done }).await?;
                 self.disk(name).await
             }
         }
@@ -314,7 +320,7 @@ impl Operations {
         let from = self.record(name).await?.owner;
         let dirty_bytes = match &from {
             Some(from) if *from == self.me() && to != *from => {
-                self.tasks.ask(name, &self.node, |done| Request::Move { to: to.clone(), done }).await?
+                self.ask(name, |done| Request::Move { to: to.clone(), done }).await?
             }
             _ => 0,
         };
@@ -341,7 +347,7 @@ impl Operations {
             return self.forward(&owner, name, "resize", &wanted).await;
         }
         let size = wanted.size;
-        self.tasks.ask(name, &self.node, |done| Request::Resize { size, done }).await?;
+        self.ask(name, |done| Request::Resize { size, done }).await?;
         self.disk(name).await
     }
 
@@ -369,7 +375,7 @@ impl Operations {
             return Ok(deleted);
         }
         if record.owner.as_ref() == Some(&self.me()) {
-            self.tasks.ask(name, &self.node, |done| Request::Release { done }).await?;
+            self.ask(name, |done| Request::Release { done }).await?;
         }
         self.remove_record(name, wanted.force).await?;
         blocking(move || DirVolume::open(volume)?.delete(&disk)).await?;
@@ -462,6 +468,21 @@ impl Operations {
             text: event.text,
         };
         Ok(events.into_iter().map(view).collect())
+    }
+
+    /// Asks the disk's task. A disk that was made a moment ago may not have reached this node's view, and without being
+    /// there it has no task that lasts.
+    async fn ask<T>(
+        &self,
+        name: &str,
+        request: impl FnOnce(oneshot::Sender<Answer<T>>) -> Request,
+    ) -> Answer<T> {
+        self.record(name).await?;
+        let mut disks = self.node.world.disks.changes();
+        let seen = disks.wait_for(|known| known.contains_key(name));
+        // Gone again, or the registry is slow to tell: the task says which.
+        let _ = tokio::time::timeout(VIEW_LAG, seen).await;
+        self.tasks.ask(name, &self.node, request).await
     }
 
     /// The living owner of a disk, when that is another node.
