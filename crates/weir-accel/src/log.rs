@@ -9,11 +9,40 @@ use weir_block::Region;
 /// Most bytes of data in one record. Larger writes become several records.
 pub const LARGEST_RECORD: usize = 1 << 20;
 
-/// Payloads begin at multiples of this, so that they can be written with direct I/O from where they are.
-const ALIGNMENT: u64 = 512;
-
 /// Bytes of the arena that an owner leaves to what its replicas lose where the ring ends: records may lie differently there.
-const RESERVE: u64 = 2 * LARGEST_RECORD as u64;
+pub(crate) const RESERVE: u64 = 2 * (LARGEST_RECORD as u64 + BLOCK);
+
+/// The unit in which flash is written, in bytes.
+pub const BLOCK: u64 = 4096;
+
+/// How records lie in the arena. All copies of a disk's log have the same, or one might be full before the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// For a log in memory: payloads begin at multiples of 512 bytes, so that they can be written to the backing with
+    /// direct I/O from where they are.
+    Memory,
+    /// For a log that is at rest on flash: whole blocks, and one before each record, which is what a record costs there at
+    /// most (a frame of its own). So the room in the arena is room on the flash, however records are put into frames.
+    Flash,
+}
+
+impl Layout {
+    /// Payloads begin at multiples of this, and take room in multiples of it.
+    fn alignment(self) -> u64 {
+        match self {
+            Layout::Memory => 512,
+            Layout::Flash => BLOCK,
+        }
+    }
+
+    /// Bytes that are left out before each record.
+    fn gap(self) -> u64 {
+        match self {
+            Layout::Memory => 0,
+            Layout::Flash => BLOCK,
+        }
+    }
+}
 
 /// What a record counts for at least, in bytes.
 const SMALLEST_WEIGHT: u64 = 512;
@@ -93,6 +122,7 @@ pub fn checksum(sequence: u64, offset: u64, length: u32, kind: RecordKind, data:
 /// A ring of records. Appends at the head, frees at the tail, both in order of sequence numbers.
 pub struct Log {
     region: Rc<Region>,
+    layout: Layout,
     /// Bytes that an owner may fill.
     capacity: u64,
     /// Bytes of the region. Positions are on the endless ring; the physical position is the remainder by this.
@@ -105,14 +135,22 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log for `bytes` of data, whose first record will have the number `first`.
+    /// An empty log in memory for `bytes` of data, whose first record will have the number `first`.
     ///
     /// # Errors
     /// The kernel gives no memory.
     pub fn new(bytes: u64, first: u64) -> io::Result<Log> {
+        Log::with_layout(Layout::Memory, bytes, first)
+    }
+
+    /// An empty log of `bytes`, whose first record will have the number `first`.
+    ///
+    /// # Errors
+    /// The kernel gives no memory.
+    pub fn with_layout(layout: Layout, bytes: u64, first: u64) -> io::Result<Log> {
         let region = Rc::new(Region::new((bytes + RESERVE) as usize)?);
         let ring = region.len() as u64;
-        Ok(Log { region, capacity: bytes, ring, head: 0, tail: 0, records: VecDeque::new(), first })
+        Ok(Log { region, layout, capacity: bytes, ring, head: 0, tail: 0, records: VecDeque::new(), first })
     }
 
     /// Sequence number of the newest record; `freed` when there is none.
@@ -145,11 +183,12 @@ impl Log {
         self.capacity
     }
 
-    /// Whether `bytes` of data, cut into `records` of which all but the last are multiples of 512 bytes, certainly fit.
+    /// Whether `bytes` of data, cut into `records` of which all but the last are [`LARGEST_RECORD`] long, certainly fit.
     #[must_use]
     pub fn has_room(&self, bytes: u64, records: u64) -> bool {
         // At most one record's length is lost where the ring ends, and the last record is rounded up.
-        let need = bytes.next_multiple_of(ALIGNMENT) + LARGEST_RECORD as u64;
+        let gaps = (records + 1) * self.layout.gap();
+        let need = bytes.next_multiple_of(self.layout.alignment()) + gaps + LARGEST_RECORD as u64;
         self.capacity.saturating_sub(self.used()) >= need
             && self.records.len() as u64 + records <= MOST_RECORDS as u64
     }
@@ -164,7 +203,7 @@ impl Log {
     /// Bytes that certainly fit, as one write.
     #[must_use]
     pub fn room(&self) -> u64 {
-        self.capacity.saturating_sub(self.used() + LARGEST_RECORD as u64)
+        self.capacity.saturating_sub(self.used() + LARGEST_RECORD as u64 + 2 * self.layout.gap())
     }
 
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
@@ -189,14 +228,17 @@ impl Log {
             // Nothing is held: begin again where the memory is warm.
             self.tail = self.head;
         }
-        let size = (data.len() as u64).next_multiple_of(ALIGNMENT);
+        let gap = self.layout.gap();
+        let size = gap + (data.len() as u64).next_multiple_of(self.layout.alignment());
         let rest = self.ring - self.head % self.ring;
         let place = if size > rest { self.head + rest } else { self.head };
         if place + size - self.tail > self.ring {
             return None;
         }
-        record.place = place;
-        self.region.copy_in(self.position(place), data);
+        record.place = place + gap;
+        if !data.is_empty() {
+            self.region.copy_in(self.position(record.place), data);
+        }
         self.head = place + size;
         self.records.push_back(record);
         Some(self.last())
@@ -246,7 +288,7 @@ impl Log {
             self.records.pop_back();
         }
         self.head = match self.records.back() {
-            Some(record) => record.place + (record.data_length() as u64).next_multiple_of(ALIGNMENT),
+            Some(record) => record.place + self.data_room(record),
             None => self.tail,
         };
         self.head = self.head.max(self.tail);
@@ -260,7 +302,14 @@ impl Log {
     }
 
     fn settle_tail(&mut self) {
-        self.tail = self.records.front().map_or(self.head, |record| record.place);
+        let gap = self.layout.gap();
+        self.tail = self.records.front().map_or(self.head, |record| record.place - gap);
+    }
+
+    /// Bytes of the arena from a record's place on that are its own: its data, rounded up.
+    #[must_use]
+    pub fn data_room(&self, record: &Record) -> u64 {
+        (record.data_length() as u64).next_multiple_of(self.layout.alignment())
     }
 }
 
@@ -317,8 +366,9 @@ mod tests {
     proptest! {
         /// The ring against a list of byte vectors.
         #[test]
-        fn behaves_like_a_list(steps in prop::collection::vec(step(), 1..200)) {
-            let mut log = Log::new(4 << 20, 1).expect("memory");
+        fn behaves_like_a_list(steps in prop::collection::vec(step(), 1..200), flash: bool) {
+            let layout = if flash { Layout::Flash } else { Layout::Memory };
+            let mut log = Log::with_layout(layout, 4 << 20, 1).expect("memory");
             let mut list: VecDeque<(u64, Vec<u8>)> = VecDeque::new();
             let mut fill = 0u8;
             for step in steps {
@@ -343,7 +393,7 @@ mod tests {
                         list.retain(|(number, _)| *number <= to);
                     }
                 }
-                prop_assert!(log.used() <= log.capacity() + RESERVE);
+                prop_assert!(log.used() <= log.region().len() as u64);
                 for (number, data) in &list {
                     let record = log.get(*number).expect("held");
                     prop_assert_eq!(log.data(record), &data[..]);
