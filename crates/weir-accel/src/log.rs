@@ -129,6 +129,8 @@ pub struct Log {
     ring: u64,
     head: u64,
     tail: u64,
+    /// From here on the arena is being read, by a write to flash: not even what is freed or cut off may be written over.
+    pinned: Option<u64>,
     records: VecDeque<Record>,
     /// Sequence number of the oldest record held, or of the next one when there is none.
     first: u64,
@@ -150,7 +152,17 @@ impl Log {
     pub fn with_layout(layout: Layout, bytes: u64, first: u64) -> io::Result<Log> {
         let region = Rc::new(Region::new((bytes + RESERVE) as usize)?);
         let ring = region.len() as u64;
-        Ok(Log { region, layout, capacity: bytes, ring, head: 0, tail: 0, records: VecDeque::new(), first })
+        Ok(Log {
+            region,
+            layout,
+            capacity: bytes,
+            ring,
+            head: 0,
+            tail: 0,
+            pinned: None,
+            records: VecDeque::new(),
+            first,
+        })
     }
 
     /// Sequence number of the newest record; `freed` when there is none.
@@ -225,8 +237,7 @@ impl Log {
             return None;
         }
         if self.records.is_empty() {
-            // Nothing is held: begin again where the memory is warm.
-            self.tail = self.head;
+            self.settle_tail();
         }
         let gap = self.layout.gap();
         let size = gap + (data.len() as u64).next_multiple_of(self.layout.alignment());
@@ -287,23 +298,30 @@ impl Log {
         while self.last() > sequence && !self.records.is_empty() {
             self.records.pop_back();
         }
-        self.head = match self.records.back() {
-            Some(record) => record.place + self.data_room(record),
-            None => self.tail,
-        };
-        self.head = self.head.max(self.tail);
+        if self.pinned.is_none() {
+            let end = self.records.back().map(|record| record.place + self.data_room(record));
+            self.head = end.unwrap_or(self.tail).max(self.tail);
+        }
+        self.settle_tail();
     }
 
     /// Forgets everything; the next record will have the number `first`.
     pub fn reset(&mut self, first: u64) {
         self.records.clear();
         self.first = first;
-        self.tail = self.head;
+        self.settle_tail();
     }
 
     fn settle_tail(&mut self) {
         let gap = self.layout.gap();
-        self.tail = self.records.front().map_or(self.head, |record| record.place - gap);
+        let held = self.records.front().map_or(self.head, |record| record.place - gap);
+        self.tail = self.pinned.map_or(held, |pinned| held.min(pinned));
+    }
+
+    /// From this place on the arena must stay as it is, whatever is freed, until it is pinned elsewhere or not at all.
+    pub fn pin(&mut self, place: Option<u64>) {
+        self.pinned = place;
+        self.settle_tail();
     }
 
     /// Bytes of the arena from a record's place on that are its own: its data, rounded up.

@@ -35,6 +35,8 @@ pub struct Write {
     pub offset: u64,
     /// Bytes, the header block included.
     pub length: u64,
+    /// Place of its first data in the log's arena, which must not change until it is written ([`Log::pin`]).
+    pub pins: Option<u64>,
 }
 
 /// The frames of one slot.
@@ -57,6 +59,8 @@ pub struct Journal {
     in_flight: Option<InFlight>,
     stored: Held,
     headers: Vec<RecordHeader>,
+    /// Place in the arena of the first data of the frame in the making.
+    pins: Option<u64>,
 }
 
 impl Journal {
@@ -88,6 +92,7 @@ impl Journal {
             in_flight: None,
             stored: Held::default(),
             headers: Vec::new(),
+            pins: None,
         }
     }
 
@@ -147,8 +152,7 @@ impl Journal {
             Some(position) => Some(self.write(position, length, first, state, block)),
             // A frame without records says that others are not needed any more.
             None if length > BLOCK && self.tail_is_news() => {
-                pieces.clear();
-                self.headers.clear();
+                self.forget(pieces);
                 let position = self.place(BLOCK, 0)?;
                 Some(self.write(position, BLOCK, first, state, block))
             }
@@ -168,8 +172,7 @@ impl Journal {
 
     /// Chooses the records; returns the frame's length.
     fn gather(&mut self, log: &Log, first: u64, pieces: &mut Vec<(usize, usize)>) -> u64 {
-        pieces.clear();
-        self.headers.clear();
+        self.forget(pieces);
         let mut length = BLOCK;
         for (_, record) in log.range(first, log.last()).take(MOST_RECORDS) {
             let room = data_room(record);
@@ -178,11 +181,18 @@ impl Journal {
             }
             if room > 0 {
                 pieces.push((log.position(record.place), room as usize));
+                self.pins.get_or_insert(record.place);
             }
             length += room;
             self.headers.push(RecordHeader::of(record));
         }
         length
+    }
+
+    fn forget(&mut self, pieces: &mut Vec<(usize, usize)>) {
+        pieces.clear();
+        self.headers.clear();
+        self.pins = None;
     }
 
     /// Where a frame of this length goes, if there is room and `reserve` is left.
@@ -209,6 +219,6 @@ impl Journal {
         self.told = Some(state);
         let held = Held { epoch: state.epoch, last, freed: state.freed, complete: state.complete };
         self.in_flight = Some(InFlight { held, tail });
-        Write { offset: position % self.ring, length }
+        Write { offset: position % self.ring, length, pins: self.pins }
     }
 }

@@ -119,13 +119,18 @@ impl FlashStore {
     }
 
     /// Begins to write what is new, if nothing is under way.
-    pub fn advance(&mut self, reactor: &mut Reactor, log: &Log, state: State) {
+    pub fn advance(&mut self, reactor: &mut Reactor, log: &mut Log, state: State) {
+        if self.journal.is_writing() {
+            return;
+        }
+        log.pin(None);
         if self.error.is_some() {
             return;
         }
         let Some(mut header) = self.header.take() else { return };
         match self.journal.next(log, state, header.bytes_mut(), &mut self.pieces) {
             Some(write) => {
+                log.pin(write.pins);
                 self.since = Nanos::now();
                 self.meter.arrive(RequestKind::Write, self.since);
                 let token = Token { owner: self.owner, slot: write.length as u32 };

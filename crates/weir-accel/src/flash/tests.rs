@@ -91,6 +91,7 @@ impl Rig {
         let Some(write) = self.journal.next(&self.log, self.state, &mut block, &mut pieces) else {
             return false;
         };
+        self.log.pin(write.pins);
         let mut bytes = block;
         for (start, length) in pieces {
             bytes.extend_from_slice(self.log.region().bytes(start, length));
@@ -252,4 +253,32 @@ fn frames_of_another_disk_do_not_count() {
     let rig = filled();
     let other = recover(&rig.device, INSTANCE + 1, ring_bytes(LOG), LOG).unwrap();
     assert!(other.is_none());
+}
+
+/// What is on its way to flash stays as it is, though the log is freed, cut off or begun anew meanwhile and fills again.
+#[test]
+fn a_frame_under_way_does_not_change() {
+    let changes: [fn(&mut Rig); 3] = [|rig| rig.free(4), |rig| rig.truncate(4), |rig| rig.reset(50)];
+    for change in changes {
+        let mut rig = Rig::new();
+        for _ in 0..4 {
+            rig.append(8);
+        }
+        let (mut block, mut pieces) = (vec![0; BLOCK as usize], Vec::new());
+        let write = rig.journal.next(&rig.log, rig.state, &mut block, &mut pieces).expect("records are new");
+        rig.log.pin(write.pins);
+        let read = |rig: &Rig| -> Vec<u8> {
+            let bytes = pieces.iter().flat_map(|(start, length)| rig.log.region().bytes(*start, *length));
+            bytes.copied().collect()
+        };
+        let before = read(&rig);
+        change(&mut rig);
+        for _ in 0..4096 {
+            rig.append(8);
+        }
+        assert!(rig.log.used() > LOG / 4, "the log is full again");
+        assert!(read(&rig) == before, "the arena was written over");
+        rig.journal.written();
+        rig.log.pin(None);
+    }
 }
