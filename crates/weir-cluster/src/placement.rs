@@ -81,6 +81,8 @@ mod tests {
             nbd_unix: "/n".into(),
             api: "/a".into(),
             fault_domain: domain.into(),
+            media: Vec::new(),
+            load: 0,
         };
         nodes.iter().map(|(name, domain)| ((*name).to_owned(), record(name, domain))).collect()
     }

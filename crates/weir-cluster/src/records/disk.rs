@@ -93,13 +93,40 @@ pub enum Source {
 }
 
 /// Where an accelerator keeps data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
 pub enum Medium {
     /// Memory: gone with the process.
     #[default]
     Ram,
+    /// A preallocated file or block device: outlives the process.
+    Flash,
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Medium::Ram => "ram",
+            Medium::Flash => "flash",
+        })
+    }
+}
+
+/// Not a medium.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a medium: use ram or flash")]
+pub struct NotAMedium(String);
+
+impl FromStr for Medium {
+    type Err = NotAMedium;
+
+    fn from_str(text: &str) -> Result<Medium, NotAMedium> {
+        match text {
+            "ram" => Ok(Medium::Ram),
+            "flash" => Ok(Medium::Flash),
+            _ => Err(NotAMedium(text.chars().take(64).collect())),
+        }
+    }
 }
 
 /// What is in effect, beside what was requested.
@@ -272,6 +299,16 @@ mod tests {
         for bad in ["write-back", "write-back+3", "write-back+-1", "WRITE-THROUGH", ""] {
             assert!(bad.parse::<Policy>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn media_parse_what_they_print() {
+        for medium in [Medium::Ram, Medium::Flash] {
+            assert_eq!(medium.to_string().parse(), Ok(medium));
+            assert_eq!(serde_json::to_string(&medium).unwrap(), format!("\"{medium}\""));
+        }
+        let error = "RAM".parse::<Medium>().unwrap_err().to_string();
+        assert!(error.contains("ram or flash"), "{error}");
     }
 
     #[test]
