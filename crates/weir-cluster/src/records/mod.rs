@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::registry::{Entry, Op, Transaction};
 
-pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Policy, Source};
+pub use disk::{
+    DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Places, Policy, Source,
+};
 pub use node::{
     EventRecord, MediumSpace, NodeRecord, NodeRef, ReleasedRecord, StoppedHow, StoppedRecord, VolumeKind,
     VolumeRecord,
