@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::control::disk::{Message, Request};
 use crate::control::node::{Here, Journal, Node, wall_clock_ms};
 use crate::control::world::World;
-use crate::control::{Shards, Tasks, supervisor};
+use crate::control::{LogRoom, Shards, Tasks, room, supervisor};
 use crate::exports::Exports;
 use crate::http;
 use crate::operations::Operations;
@@ -104,6 +104,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
         fault_domain: config.fault_domain.clone(),
+        media: room::media(&config.resources, &[]),
+        load: 0,
     };
     tokio::pin!(shutdown);
     let session = tokio::select! {
@@ -118,6 +120,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         session,
         shards: queues,
         here: Here::new(config.resources.buffers.0),
+        room: LogRoom::default(),
         config,
     });
     let tasks = Arc::new(Tasks::default());
@@ -129,6 +132,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 
     let mut services = JoinSet::new();
     services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
+    services.spawn(room::keep_told(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     let exports = Arc::new(Exports::new(Arc::clone(&node)));
     for listener in listeners {
@@ -265,6 +269,8 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
     }
     let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
     let Greeting { disk, owner, .. } = greeting;
+    // Held until the shard has been told, so that no other log is promised the same room.
+    let _place = node.room.admit(node, &disk).await?;
     let command = Command::Replicate { disk: disk.clone(), owner, fd, received: Vec::new() };
     node.shards.send(&disk, command).await;
     Ok(())

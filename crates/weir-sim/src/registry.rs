@@ -186,5 +186,7 @@ fn node_record(process: Process) -> NodeRecord {
         nbd_unix: "/nbd".into(),
         api: "/api".into(),
         fault_domain: name(process.node),
+        media: Vec::new(),
+        load: 0,
     }
 }

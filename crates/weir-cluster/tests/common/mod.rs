@@ -64,6 +64,8 @@ pub fn node(name: &str, incarnation: u64) -> NodeRecord {
         nbd_unix: "/run/nbd".into(),
         api: "/run/api".into(),
         fault_domain: "rack-1".into(),
+        media: Vec::new(),
+        load: 0,
     }
 }
 

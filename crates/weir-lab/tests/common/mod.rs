@@ -16,9 +16,8 @@ use weir_load::nbd::Uri;
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Settings, VerifyingLoad};
 use weir_load::workload::Span;
-use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::client::Client;
-use weir_node::units::Size;
 
 /// The disk that everything happens to.
 pub const DISK: &str = "d1";
@@ -70,7 +69,7 @@ impl Bench {
     pub fn up(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
         let directory = tempfile::tempdir().unwrap();
         let mut config = LabConfig::new(directory.path().join("lab"), program());
-        (config.nodes, config.log) = (nodes, Size(8 << 20));
+        config.nodes = nodes;
         config.lease_ttl = Duration::from_secs(1);
         tune(&mut config);
         let lab = Lab::up(&config).unwrap();
@@ -84,6 +83,7 @@ impl Bench {
             size: SIZE,
             logical_block: 512,
             policy: policy.into(),
+            medium: Medium::Ram,
         };
         client.create_disk(&disk).unwrap();
         client.export(DISK, &Export::default()).unwrap();

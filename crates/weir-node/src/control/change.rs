@@ -160,6 +160,8 @@ mod tests {
             nbd_unix: "/a".into(),
             api: "/b".into(),
             fault_domain: "default".into(),
+            media: Vec::new(),
+            load: 0,
         };
         let session = NodeSession::start(lossy.clone(), node, SessionConfig::default()).await.unwrap();
         let disk =

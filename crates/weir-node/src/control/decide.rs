@@ -194,6 +194,8 @@ mod tests {
             nbd_unix: "/a".into(),
             api: "/b".into(),
             fault_domain: "default".into(),
+            media: Vec::new(),
+            load: 0,
         };
         nodes.iter().map(|node| (node.node.clone(), record(node))).collect()
     }

@@ -12,6 +12,7 @@ use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
 use weir_cluster::registry::Registry;
 use weir_volume::{DirVolume, VolumeError};
 
+use super::room::LogRoom;
 use super::shards::Shards;
 use super::world::World;
 use crate::api::{ApiError, ApiErrorKind};
@@ -36,6 +37,8 @@ pub struct Node {
     pub journal: Journal,
     /// The disks that are open here.
     pub here: Here,
+    /// Who gives room to further logs.
+    pub room: LogRoom,
 }
 
 impl std::fmt::Debug for Node {

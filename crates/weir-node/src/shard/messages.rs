@@ -132,7 +132,7 @@ pub enum Notice {
 }
 
 /// What a disk on a shard, owned or replicated, is doing.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct DiskStatus {
     /// Name.
     pub disk: String,

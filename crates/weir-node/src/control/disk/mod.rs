@@ -351,7 +351,10 @@ impl DiskTask {
             lease_until: self.node.session.lease_deadline(),
         };
         self.connected.clear();
+        let node = Arc::clone(&self.node);
+        let place = node.room.admit(&node, &self.name).await?;
         self.ask(|done| Command::Open(Box::new(disk), done)).await??;
+        drop(place);
         (self.arrival, self.told_policy, self.told_former) = (None, Some(record.policy), false);
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
