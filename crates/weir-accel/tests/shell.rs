@@ -500,7 +500,7 @@ fn flood(host: &mut ReplicaHost, reactor: &mut Reactor, stream: &mut UnixStream,
             sent += stream.write(&bytes[sent..]).unwrap_or(0);
             let mut events = Vec::new();
             reactor.wait(Nanos(0), &mut events).unwrap();
-            events.iter().for_each(|event| host.on_event(event));
+            events.drain(..).for_each(|event| host.on_event(event));
             host.advance(reactor);
             if sent == bytes.len() {
                 break;
@@ -536,7 +536,7 @@ fn who_does_not_take_answers_is_not_listened_to() {
         read += stream.read(&mut answers).unwrap_or(0);
         let mut events = Vec::new();
         reactor.wait(Nanos(0), &mut events).unwrap();
-        events.iter().for_each(|event| host.on_event(event));
+        events.drain(..).for_each(|event| host.on_event(event));
         host.advance(&mut reactor);
     }
     assert!(read > 1 << 20, "{read} bytes of answers");

@@ -9,19 +9,21 @@ use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Places, Policy};
 /// The nodes whose lease stands, by name.
 pub type Live = BTreeMap<String, NodeRecord>;
 
-/// Who should take `record` over: in write-back the first replica that is alive (as the same process), in
-/// write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
+/// Who should take `record` over: in write-back the first replica whose copy is there (in the same process, or on the same
+/// flash), then the owner's own node when its copy has come back with its flash; in write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
 /// no owner, and when nobody may.
 #[must_use]
 pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
     let owner = record.owner.as_ref()?;
-    let is_alive =
-        |node: &NodeRef| live.get(&node.node).is_some_and(|now| now.incarnation == node.incarnation);
-    if is_alive(owner) {
+    if live.get(&owner.node).is_some_and(|now| now.incarnation == owner.incarnation) {
         return None;
     }
+    let holder = |copy: &NodeRef| {
+        let process = live.get(&copy.node).map(NodeRecord::node_ref);
+        process.filter(|process| record.counts(copy, process))
+    };
     match record.mode {
-        Mode::WriteBack => record.replicas.iter().find(|replica| is_alive(replica)).cloned(),
+        Mode::WriteBack => record.replicas.iter().find_map(holder).or_else(|| holder(owner)),
         // One without room could not open it. When nobody has any, somebody has to say so.
         Mode::WriteThrough => live
             .values()
@@ -152,6 +154,7 @@ mod tests {
         let record = |name: &str, domain: &str| NodeRecord {
             name: name.into(),
             incarnation: 1,
+            flash: None,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
             nbd_unix: "/n".into(),

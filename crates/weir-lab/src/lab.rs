@@ -16,7 +16,7 @@ use weir_block::Nanos;
 use weir_node::api::{ApiErrorKind, NodeStatus};
 use weir_node::client::Client;
 use weir_node::config::{
-    ApiConfig, Config, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::units::{Period, Size};
 
@@ -58,6 +58,8 @@ pub struct LabConfig {
     pub log: Size,
     /// Memory for all write logs of a node together.
     pub logs: Size,
+    /// The nodes' flash media.
+    pub flash: LabFlash,
     /// What the nodes share the fate of, by number; further ones are each in a domain of its own.
     pub fault_domains: Vec<String>,
 }
@@ -77,7 +79,31 @@ impl LabConfig {
             buffers: Size(64 << 20),
             log: Size(64 << 20),
             logs: Size(4 << 30),
+            flash: LabFlash::None,
             fault_domains: Vec::new(),
+        }
+    }
+}
+
+/// Where the nodes of a lab have their flash media.
+#[derive(Clone, Debug, Default)]
+pub enum LabFlash {
+    /// They have none.
+    #[default]
+    None,
+    /// A file of this size in each node's directory.
+    Files(Size),
+    /// These files or devices, by the nodes' numbers; further nodes have none.
+    Devices(Vec<PathBuf>),
+}
+
+impl LabFlash {
+    fn of(&self, number: usize, home: &Path) -> FlashConfig {
+        let none = FlashConfig::default();
+        match self {
+            LabFlash::None => none,
+            LabFlash::Files(size) => FlashConfig { path: Some(home.join("flash")), size: *size },
+            LabFlash::Devices(paths) => FlashConfig { path: paths.get(number - 1).cloned(), ..none },
         }
     }
 }
@@ -468,6 +494,7 @@ fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, Lab
             .get(number - 1)
             .cloned()
             .unwrap_or_else(|| format!("rack-{number}")),
+        flash: config.flash.of(number, &home),
         state_dir: home,
         registry: RegistryConfig { socket: registry_socket(dir) },
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },

@@ -15,4 +15,4 @@ mod lab;
 pub mod process;
 
 pub use error::LabError;
-pub use lab::{Lab, LabConfig, LabNode, MOST_NODES, NodeReport, REGISTRY};
+pub use lab::{Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport, REGISTRY};

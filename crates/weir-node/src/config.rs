@@ -43,6 +43,9 @@ pub struct Config {
     /// Threads and memory.
     #[serde(default)]
     pub resources: ResourcesConfig,
+    /// The flash medium.
+    #[serde(default)]
+    pub flash: FlashConfig,
 }
 
 /// `[registry]`
@@ -105,6 +108,23 @@ pub struct ResourcesConfig {
     pub log: Size,
     /// Memory for all write logs together, of disks owned here and copies of others'.
     pub logs: Size,
+}
+
+/// `[flash]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FlashConfig {
+    /// A block device, or a file that is made if it is not there; absent: this node has no flash medium.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Size of the file when it is made.
+    pub size: Size,
+}
+
+impl Default for FlashConfig {
+    fn default() -> FlashConfig {
+        FlashConfig { path: None, size: Size(1 << 30) }
+    }
 }
 
 fn default_fault_domain() -> String {

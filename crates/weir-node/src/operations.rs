@@ -20,7 +20,7 @@ use crate::api::{
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
-use crate::control::node::{blocking, unavailable};
+use crate::control::node::{blocking, random, unavailable};
 use crate::control::{Node, Tasks};
 use crate::shard::messages::{Command, DiskStatus};
 
@@ -225,6 +225,8 @@ impl Operations {
             me: &me,
             live: &live,
             local: Local::Closed,
+            // Only its node knows, and says so when it does not.
+            has_copy: true,
             owner_stopped: self.node.world.has_stopped(owner),
             owner_gone_since: None,
             now: weir_block::Nanos::now(),
@@ -247,6 +249,7 @@ impl Operations {
         let source = Source::File { name: wanted.name.clone() };
         let CreateDisk { name, volume, size, logical_block, medium, .. } = wanted;
         let mut record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
+        record.id = random();
         record.medium = medium;
         record.check().map_err(|error| invalid(&error))?;
         self.check_medium(medium)?;

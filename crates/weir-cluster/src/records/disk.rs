@@ -188,6 +188,10 @@ pub struct FormerOwner {
 pub struct DiskRecord {
     /// The disk's name.
     pub name: String,
+    /// Drawn at random when the disk was made: tells it from an earlier one of its name, whose log may still be at rest
+    /// somewhere. 0 for a disk of a Weir that knew no flash.
+    #[serde(default)]
+    pub id: u64,
     /// The volume it is in.
     pub volume: String,
     /// Where in it.
@@ -230,6 +234,7 @@ impl DiskRecord {
     ) -> Self {
         DiskRecord {
             name: name.to_owned(),
+            id: 0,
             volume: volume.to_owned(),
             source,
             size,
@@ -252,6 +257,26 @@ impl DiskRecord {
             // At most MAX_REPLICAS, which `check` holds.
             Mode::WriteBack => Policy::WriteBack(u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)),
         }
+    }
+
+    /// Whether `process` has the copy of the log that is counted under `named`: it is that process, or, when the log is on
+    /// flash, it has that process's flash.
+    #[must_use]
+    pub fn counts(&self, named: &NodeRef, process: &NodeRef) -> bool {
+        let same_flash = named.node == process.node && named.flash.is_some() && named.flash == process.flash;
+        named == process || (self.medium == Medium::Flash && same_flash)
+    }
+
+    /// Whether `process` has the copy of one of the replicas.
+    #[must_use]
+    pub fn is_replica(&self, process: &NodeRef) -> bool {
+        self.replicas.iter().any(|replica| self.counts(replica, process))
+    }
+
+    /// Whether `process` has the owner's copy.
+    #[must_use]
+    pub fn has_owners_copy(&self, process: &NodeRef) -> bool {
+        self.owner.as_ref().is_some_and(|owner| self.counts(owner, process))
     }
 
     fn contradiction(&self) -> Option<String> {

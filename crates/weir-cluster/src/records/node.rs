@@ -1,6 +1,8 @@
 //! Records of nodes, volumes and what happens to them.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -9,20 +11,63 @@ use serde::{Deserialize, Serialize};
 use super::{Medium, Record, RecordError, check_name};
 
 /// One process of a node. A node that starts again is the same node and another process: what the former
-/// one had in RAM, and what it was allowed to do, is gone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// one had in RAM, and what it was allowed to do, is gone. What it had on flash is not ([`DiskRecord::counts`]).
+///
+/// Two are equal when they name the same process, whatever is known of its flash.
+///
+/// [`DiskRecord::counts`]: super::DiskRecord::counts
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeRef {
     /// The node's name.
     pub node: String,
     /// Unique for each start of a process of that node.
     pub incarnation: u64,
+    /// Identity of the flash medium that the process has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<u64>,
 }
 
 impl NodeRef {
     /// Names a process of a node.
     #[must_use]
     pub fn new(node: impl Into<String>, incarnation: u64) -> NodeRef {
-        NodeRef { node: node.into(), incarnation }
+        NodeRef { node: node.into(), incarnation, flash: None }
+    }
+
+    /// With a flash medium.
+    #[must_use]
+    pub fn with_flash(self, flash: Option<u64>) -> NodeRef {
+        NodeRef { flash, ..self }
+    }
+
+    fn process(&self) -> (&str, u64) {
+        (&self.node, self.incarnation)
+    }
+}
+
+impl PartialEq for NodeRef {
+    fn eq(&self, other: &NodeRef) -> bool {
+        self.process() == other.process()
+    }
+}
+
+impl Eq for NodeRef {}
+
+impl PartialOrd for NodeRef {
+    fn partial_cmp(&self, other: &NodeRef) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for NodeRef {
+    fn cmp(&self, other: &NodeRef) -> Ordering {
+        self.process().cmp(&other.process())
+    }
+}
+
+impl Hash for NodeRef {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.process().hash(state);
     }
 }
 
@@ -39,6 +84,9 @@ pub struct NodeRecord {
     pub name: String,
     /// Which process of the node this is.
     pub incarnation: u64,
+    /// Identity of its flash medium, if it has one: stays the same when the node starts again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<u64>,
     /// Where it takes messages of its peers.
     pub peer_address: SocketAddr,
     /// Where it exports disks by NBD over TCP, if it does.
@@ -77,7 +125,7 @@ impl NodeRecord {
     /// The process that the record is of.
     #[must_use]
     pub fn node_ref(&self) -> NodeRef {
-        NodeRef::new(&*self.name, self.incarnation)
+        NodeRef::new(&*self.name, self.incarnation).with_flash(self.flash)
     }
 
     /// What the node offers on `medium`; `None` when it does not have it, or does not tell.

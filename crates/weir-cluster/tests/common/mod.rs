@@ -57,6 +57,7 @@ pub fn client(socket: &Path) -> Arc<dyn Registry> {
 
 pub fn node(name: &str, incarnation: u64) -> NodeRecord {
     NodeRecord {
+        flash: None,
         name: name.into(),
         incarnation,
         peer_address: ([127, 0, 0, 1], 7000).into(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
-use weir_lab::{Lab, LabConfig};
+use weir_lab::{Lab, LabConfig, LabFlash};
 use weir_load::nbd::Uri;
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Settings, VerifyingLoad};
@@ -72,6 +72,7 @@ impl Bench {
         config.nodes = nodes;
         config.lease_ttl = Duration::from_secs(1);
         tune(&mut config);
+        let medium = if matches!(config.flash, LabFlash::None) { Medium::Ram } else { Medium::Flash };
         let lab = Lab::up(&config).unwrap();
         let pool = directory.path().join("pool");
         std::fs::create_dir(&pool).unwrap();
@@ -83,7 +84,7 @@ impl Bench {
             size: SIZE,
             logical_block: 512,
             policy: policy.into(),
-            medium: Medium::Ram,
+            medium,
         };
         client.create_disk(&disk).unwrap();
         client.export(DISK, &Export::default()).unwrap();

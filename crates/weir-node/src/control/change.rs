@@ -155,6 +155,7 @@ mod tests {
         let node = NodeRecord {
             name: "n1".into(),
             incarnation: 1,
+            flash: None,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
             nbd_unix: "/a".into(),

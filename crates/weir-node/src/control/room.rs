@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
+use weir_accel::flash::FlashDevice;
 use weir_cluster::records::{Medium, MediumSpace};
 
 use super::node::Node;
@@ -18,10 +19,17 @@ const PAUSE: Duration = Duration::from_secs(3);
 
 /// What a node with these logs on its shards offers, by medium.
 #[must_use]
-pub fn media(config: &ResourcesConfig, logs: &[DiskStatus]) -> Vec<MediumSpace> {
+pub fn media(config: &ResourcesConfig, flash: Option<&FlashDevice>, logs: &[DiskStatus]) -> Vec<MediumSpace> {
     let used: u64 = logs.iter().map(|log| log.log_bytes).sum();
     let (bytes, log) = (config.logs.0, config.log.0);
-    vec![MediumSpace { medium: Medium::Ram, bytes, free: bytes.saturating_sub(used), log }]
+    let ram = MediumSpace { medium: Medium::Ram, bytes, free: bytes.saturating_sub(used), log };
+    let flash = flash.filter(|flash| !flash.has_failed()).map(|flash| {
+        let (slots, free) = flash.slots();
+        // A log on flash is in memory as well.
+        let free = (free as u64 * log).min(ram.free);
+        MediumSpace { medium: Medium::Flash, bytes: slots as u64 * log, free, log }
+    });
+    [ram].into_iter().chain(flash).collect()
 }
 
 /// Logs, however small: a disk that is being let go has none any more.
@@ -36,7 +44,9 @@ pub async fn keep_told(node: Arc<Node>) {
     loop {
         looks.tick().await;
         let logs = node.shards.status().await;
-        if let Err(error) = node.session.tell(media(&node.config.resources, &logs), load(&logs)).await {
+        if let Err(error) =
+            node.session.tell(media(&node.config.resources, node.flash.as_deref(), &logs), load(&logs)).await
+        {
             tracing::debug!(%error, "what this node offers is told later");
         }
     }
@@ -60,7 +70,7 @@ impl LogRoom {
         // Whoever does not see the disk's record yet finds out when it does; a log is in memory unless somebody says otherwise.
         let medium = node.world.disk(disk).map_or_else(Medium::default, |record| record.medium);
         if !logs.iter().any(|log| log.disk == disk && log.log_bytes > 0) {
-            fits(&node.config.name, medium, &media(&node.config.resources, &logs))?;
+            fits(&node.config.name, medium, &media(&node.config.resources, node.flash.as_deref(), &logs))?;
         }
         Ok(turn)
     }
@@ -73,7 +83,7 @@ fn fits(node: &str, medium: Medium, media: &[MediumSpace]) -> Result<(), String>
     if space.free < space.log {
         return Err(format!(
             "{node} has no room for another write log on {medium}: {} of {} are free, and a log takes {}; raise \
-             resources.logs, or open it on another node",
+             resources.logs (for flash, also enlarge that), or open it on another node",
             about(space.free),
             Size(space.bytes),
             Size(space.log)
@@ -90,7 +100,7 @@ mod tests {
     fn the_last_log_that_fits_is_taken_and_the_next_one_refused() {
         let config = ResourcesConfig { logs: Size(200 << 20), ..ResourcesConfig::default() };
         let log = DiskStatus { log_bytes: 64 << 20, ..DiskStatus::default() };
-        let offers = |logs: usize| media(&config, &vec![log.clone(); logs]);
+        let offers = |logs: usize| media(&config, None, &vec![log.clone(); logs]);
         assert_eq!(offers(2)[0].free, 72 << 20);
         assert_eq!(fits("n1", Medium::Ram, &offers(2)), Ok(()));
         let full = fits("n1", Medium::Ram, &offers(3)).unwrap_err();
