@@ -30,6 +30,8 @@ impl Record {
             replicas: self.replicas.iter().map(|replica| name(replica.node)).collect(),
             write_back: self.write_back,
             wanted_replicas: self.wanted,
+            strict: false,
+            misplaced: Vec::new(),
         }
     }
 }
@@ -95,7 +97,7 @@ impl Registry {
     fn replace(&mut self, next: DiskRecord) {
         let wanted = match next.policy {
             Policy::WriteThrough => None,
-            Policy::WriteBack(copies) => Some(usize::from(copies)),
+            Policy::WriteBack(_) | Policy::Strict(_) => Some(next.policy.replicas()),
         };
         self.record = Record {
             owner: next.owner.as_ref().map(process_of),

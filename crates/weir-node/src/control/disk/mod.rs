@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership;
+use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 
@@ -346,7 +347,7 @@ impl DiskTask {
             size: record.size,
             logical_block: record.logical_block,
             log_bytes: self.node.config.resources.log.0,
-            configuration: configuration(record),
+            configuration: self.configuration(record),
             arrival,
             lease_until: self.node.session.lease_deadline(),
         };
@@ -367,9 +368,24 @@ impl DiskTask {
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
-        self.send(Command::Configured { disk: disk.clone(), configuration: configuration(record) }).await;
+        self.send(Command::Configured { disk: disk.clone(), configuration: self.configuration(record) })
+            .await;
         if self.told_policy.replace(record.policy) != Some(record.policy) {
             self.send(Command::SetPolicy { disk, wanted_replicas: wanted_replicas(record.policy) }).await;
+        }
+    }
+
+    /// The record's configuration, as the shard needs it.
+    fn configuration(&self, record: &DiskRecord) -> Configuration {
+        let live = self.node.world.nodes.now();
+        let misplaced = placement::misplaced(record.policy, &self.me.node, &record.replicas, &live);
+        Configuration {
+            epoch: record.epoch,
+            replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
+            write_back: record.mode == Mode::WriteBack,
+            wanted_replicas: wanted_replicas(record.policy),
+            strict: record.policy.is_strict(),
+            misplaced: misplaced.into_iter().map(str::to_owned).collect(),
         }
     }
 
@@ -484,20 +500,10 @@ impl DiskTask {
     }
 }
 
-/// The record's configuration, as the shard needs it.
-fn configuration(record: &DiskRecord) -> Configuration {
-    Configuration {
-        epoch: record.epoch,
-        replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
-        write_back: record.mode == Mode::WriteBack,
-        wanted_replicas: wanted_replicas(record.policy),
-    }
-}
-
 fn wanted_replicas(policy: Policy) -> Option<usize> {
     match policy {
         Policy::WriteThrough => None,
-        Policy::WriteBack(_) => Some(policy.replicas()),
+        Policy::WriteBack(_) | Policy::Strict(_) => Some(policy.replicas()),
     }
 }
 
