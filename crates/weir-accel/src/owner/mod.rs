@@ -5,6 +5,7 @@ mod asked;
 mod member;
 mod messages;
 mod own;
+mod places;
 #[cfg(test)]
 mod tests;
 
@@ -250,6 +251,8 @@ impl Owner {
             "restoring the replica set"
         } else if self.members.iter().any(|member| member.in_set && !member.connected) {
             "a replica is lost"
+        } else if !self.configuration.misplaced.is_empty() {
+            "a replica is where the policy wants none: looking for another"
         } else if self.asked.any && !self.asked.waiting {
             "the registry has not said what became of a change; asking again"
         } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
@@ -399,7 +402,7 @@ impl Owner {
     fn unavailable(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
         self.peer_wanted = false;
         self.ask_peer_at = now + RETRY;
-        if self.configuration.write_back && !self.falling && self.is_stuck() {
+        if self.configuration.write_back && !self.falling && (self.is_stuck() || self.is_too_loose()) {
             self.falling = true;
             effects.push(Effect::Tell(
                 "policy-falling",
@@ -424,7 +427,7 @@ impl Owner {
         self.begin_waiting(now);
         self.asked = Asked::default();
         self.propose_at = Nanos(0);
-        self.configuration = configuration;
+        let misplaced = std::mem::replace(&mut self.configuration, configuration).misplaced;
         for node in &self.configuration.replicas {
             if !self.members.iter().any(|member| member.node == *node) {
                 self.members.push(Member::new(node.clone(), true));
@@ -433,11 +436,13 @@ impl Owner {
         for member in &mut self.members {
             member.in_set = self.configuration.replicas.contains(&member.node);
         }
-        self.drop_members(|member| !member.in_set && !member.connected, effects);
+        // Who was misplaced and is out of the set must not be the first to come back into it.
+        let goes = |member: &Member| !member.connected || misplaced.contains(&member.node);
+        self.drop_members(|member| !member.in_set && goes(member), effects);
         let Configuration { replicas, write_back, .. } = &self.configuration;
         if !write_back || self.wanted().is_none_or(|wanted| replicas.len() >= wanted) {
             self.restoring = false;
-            self.falling = false;
+            self.falling &= self.configuration.write_back && !self.configuration.misplaced.is_empty();
             self.avoid.clear();
         }
         let after = self.configuration.effective();
@@ -515,7 +520,10 @@ impl Owner {
             && !self.restoring
             && !self.falling
             && self.successor.as_ref().is_none_or(|successor| replicas.contains(successor))
-            && self.members.iter().all(|member| member.in_set && member.connected)
+            && self
+                .members
+                .iter()
+                .all(|member| member.in_set && member.connected && !self.is_misplaced(&member.node))
     }
 
     fn decide(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
@@ -561,7 +569,8 @@ impl Owner {
         // A member of the set with a complete copy keeps its place though it is a message behind somebody else.
         let due = self.due(self.promised());
         let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
-        let candidates = self.members.iter().filter(|member| keeps(member) || member.holds(due));
+        let placed = self.members.iter().filter(|member| !self.is_misplaced(&member.node));
+        let candidates = placed.filter(|member| keeps(member) || member.holds(due));
         let mut candidates: Vec<&Member> = candidates.collect();
         candidates.sort_by_key(|member| (!self.is_successor(&member.node), !member.in_set, &member.node));
         candidates.truncate(wanted);
@@ -569,8 +578,7 @@ impl Owner {
         let ready = chosen.len() >= wanted
             && self.own.covers(due)
             && candidates.iter().all(|member| member.holds(due));
-        let connected = self.members.iter().filter(|member| member.connected).count();
-        let short = connected < wanted || self.lacks_successor();
+        let short = self.placed() < wanted || self.lacks_successor();
         if short && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
             self.want_peer(effects);
         }
@@ -592,7 +600,9 @@ impl Owner {
         let node = self.successor.clone().filter(|_| self.lacks_successor()).or(absent);
         let mut exclude: Vec<String> = self.members.iter().map(|member| member.node.clone()).collect();
         exclude.extend(self.avoid.iter().filter(|node| !exclude.contains(node)).cloned().collect::<Vec<_>>());
-        effects.push(Effect::WantPeer { node, exclude });
+        let connected = self.members.iter().filter(|member| member.connected);
+        let connected = connected.map(|member| member.node.clone()).collect();
+        effects.push(Effect::WantPeer { node, connected, exclude });
     }
 
     fn settle_on(&mut self, chosen: Vec<String>, effects: &mut Vec<Effect>) {
@@ -609,15 +619,6 @@ impl Owner {
         let stays = |node: &String| replicas.contains(node) || successor.as_ref() == Some(node);
         self.drop_members(|member| !member.in_set && !stays(&member.node), effects);
         self.acknowledge(effects);
-    }
-
-    fn is_successor(&self, node: &str) -> bool {
-        self.successor.as_deref() == Some(node)
-    }
-
-    fn lacks_successor(&self) -> bool {
-        let here = |node: &String| self.members.iter().any(|member| member.connected && member.node == *node);
-        self.successor.as_ref().is_some_and(|node| !here(node))
     }
 
     fn may_propose(&self) -> bool {
