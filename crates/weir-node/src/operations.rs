@@ -15,7 +15,7 @@ use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::DirVolume;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
     MeterView, Move, Moved, NodeStatus, NodeView, Resize, RunLoad, SetPolicy, VolumeView,
 };
 use crate::control::change::{ChangeError, read};
@@ -216,6 +216,7 @@ impl Operations {
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
             inside: places.inside,
             outside: places.outside,
+            follower: record.follower.as_ref().map(|follower| follower.node.clone()),
             state,
             reason,
             uris,
@@ -352,6 +353,19 @@ impl Operations {
         let export = Export { on: Some(to.node.clone()), accept_loss: false };
         let disk = self.export(name, export).await?;
         Ok(Moved { from: from.map(|from| from.node), to: to.node, dirty_bytes, disk })
+    }
+
+    /// Lets clients on another node use a disk before it is there.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn follow(&self, name: &str, wanted: Follow) -> Answer<DiskView> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "follow", &wanted).await;
+        }
+        let to = wanted.to.map(|to| self.live_node(&to)).transpose()?;
+        self.ask(name, |done| Request::Follow { to, done }).await?;
+        self.disk(name).await
     }
 
     fn live_node(&self, name: &str) -> Answer<NodeRef> {

@@ -215,6 +215,10 @@ pub struct DiskRecord {
     /// `released/` is struck off by the owner ([`crate::ownership::forget_former`]).
     #[serde(default)]
     pub former: Vec<FormerOwner>,
+    /// The process whose clients may use the disk before it is there: their first write moves it. Ends with the next change of
+    /// owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follower: Option<NodeRef>,
 }
 
 impl DiskRecord {
@@ -241,6 +245,7 @@ impl DiskRecord {
             replicas: Vec::new(),
             mode: Mode::WriteThrough,
             former: Vec::new(),
+            follower: None,
         }
     }
 
@@ -282,6 +287,11 @@ impl DiskRecord {
         if !self.replicas.iter().map(|replica| &*replica.node).chain(owner).all(|node| nodes.insert(node)) {
             return Some("a node is in its configuration twice".into());
         }
+        if let Some(follower) = &self.follower
+            && self.owner.as_ref().is_none_or(|owner| owner.node == follower.node)
+        {
+            return Some("it is followed by its owner, or without one".into());
+        }
         match (self.mode, &self.owner) {
             (Mode::WriteThrough, _) if !self.replicas.is_empty() => {
                 Some("write-through with replicas".into())
@@ -308,7 +318,7 @@ impl Record for DiskRecord {
             }
         }
         let former = self.former.iter().map(|former| &former.node);
-        for node in self.owner.iter().chain(&self.replicas).chain(former) {
+        for node in self.owner.iter().chain(&self.replicas).chain(former).chain(&self.follower) {
             check_name(&node.node)?;
         }
         match self.contradiction() {

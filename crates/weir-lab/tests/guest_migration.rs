@@ -1,0 +1,146 @@
+//! A real guest migrates from one node to another while it writes, and its disk follows (P1, P2, P9).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, DISK, alone};
+use serde_json::{Value, json};
+use support::await_some;
+use support::writing::{FILL, GO_ON, KEEP_WRITING, SOON, VERIFY};
+use weir_block::Nanos;
+use weir_lab::guest::{Guest, GuestConfig, GuestImage};
+use weir_load::nbd::Uri;
+use weir_node::api::MeterView;
+use weir_node::client::Client;
+
+/// QEMU's machine protocol (QMP) on a Unix socket: one command, one answer; events between them are of no interest.
+struct Machine {
+    lines: BufReader<UnixStream>,
+}
+
+impl Machine {
+    fn connect(socket: &Path) -> Machine {
+        let mut machine = Machine { lines: BufReader::new(UnixStream::connect(socket).unwrap()) };
+        assert!(machine.line().get("QMP").is_some());
+        machine.ask("qmp_capabilities", &json!({}));
+        machine
+    }
+
+    fn line(&mut self) -> Value {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn ask(&mut self, command: &str, arguments: &Value) -> Value {
+        let message = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.lines.get_mut(), "{message}").unwrap();
+        loop {
+            let answer = self.line();
+            if let Some(result) = answer.get("return") {
+                return result.clone();
+            }
+            assert!(answer.get("error").is_none(), "{command}: {answer}");
+        }
+    }
+}
+
+fn config(bench: &Bench, node: &str) -> GuestConfig {
+    let image = GuestImage::cached(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../guest")).unwrap();
+    let uri = Uri::unix(&bench.lab.node(node).unwrap().nbd_unix, DISK).to_string();
+    let mut config = GuestConfig::new(image, [uri]);
+    config.boot_timeout = Duration::from_secs(180);
+    config.qmp = Some(bench.directory.path().join(format!("{node}.qmp")));
+    config
+}
+
+/// Writes that a node's export of the disk has answered.
+fn written(client: &Client) -> u64 {
+    let meters: Vec<MeterView> = client.meters(DISK).unwrap_or_default();
+    let export = meters.iter().find(|meter| meter.layer == "export");
+    let kinds = export.into_iter().flat_map(|meter| &meter.kinds);
+    kinds.filter(|kind| kind.kind.changes_data()).map(|kind| kind.completions).sum()
+}
+
+/// From the last write that the source's export answers to the first of the target's, as far as looking every few
+/// milliseconds shows it.
+fn watch_pause(source: Client, target: Client, ends: Arc<AtomicBool>) -> Option<Duration> {
+    let (mut before, mut last) = (written(&source), Nanos::now());
+    while !ends.load(Ordering::Relaxed) {
+        let now = written(&source);
+        if now > before {
+            (before, last) = (now, Nanos::now());
+        }
+        if written(&target) > 0 {
+            return Some(Nanos::now() - last);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    None
+}
+
+#[test]
+fn a_guest_migrates_while_it_writes_and_its_disk_follows() {
+    let _turn = alone();
+    let bench = Bench::up(3, "write-back+1", |_| {});
+    assert_eq!(bench.owner(), "n1");
+    let mut source = Guest::boot(&config(&bench, "n1")).unwrap();
+    let prepare = format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before");
+    source.run(&prepare, SOON).unwrap();
+    source.run(&format!("{FILL}{KEEP_WRITING}"), SOON).unwrap();
+
+    bench.lab.any_client().unwrap().follow(DISK, Some("n2")).unwrap();
+    let address = format!("unix:{}", bench.directory.path().join("migration").display());
+    let mut there = config(&bench, "n2");
+    there.incoming = Some(address.clone());
+    let mut target = Guest::boot(&there).unwrap();
+    let mut qmp = await_some(
+        SOON,
+        || there.qmp.as_ref().filter(|socket| socket.exists()).map(|socket| Machine::connect(socket)),
+        || format!("the target's QEMU is not ready{}", bench.logs()),
+    );
+    assert_eq!(qmp.ask("query-status", &json!({}))["status"], "inmigrate");
+    assert_eq!(bench.owner(), "n1", "a target that waits takes nothing away");
+
+    let ends = Arc::new(AtomicBool::new(false));
+    let (from, to) = (bench.lab.client("n1").unwrap(), bench.lab.client("n2").unwrap());
+    let watching = Arc::clone(&ends);
+    let watcher = thread::spawn(move || watch_pause(from, to, watching));
+    let mut machine = Machine::connect(&bench.directory.path().join("n1.qmp"));
+    machine.ask("migrate", &json!({ "uri": address }));
+    let done = await_some(
+        SOON,
+        || {
+            let state = machine.ask("query-migrate", &json!({}));
+            assert_ne!(state["status"], "failed", "{state}");
+            (state["status"] == "completed").then_some(state)
+        },
+        || format!("no end of the migration{}", bench.logs()),
+    );
+    // The source is gone at once, as management tools do it.
+    source.kill();
+    target.run(GO_ON, SOON).unwrap_or_else(|error| panic!("{error}\n{:#?}{}", bench.disk(), bench.logs()));
+    ends.store(true, Ordering::Relaxed);
+    let pause = watcher.join().unwrap().expect("the target has written");
+    assert_eq!(bench.owner(), "n2");
+    let errors = target.run("dmesg | grep -ciE 'i/o error|ext4-fs (error|warning)' || true", SOON).unwrap();
+    assert_eq!(errors, "0\n", "the guest saw an error (P9): {}", target.console());
+    target.run(&format!("{FILL} fill after && echo 3 >/proc/sys/vm/drop_caches"), SOON).unwrap();
+    let sums = target.run(VERIFY, SOON).unwrap();
+    assert_eq!(sums, "5\n", "before, three in turn, after");
+    target.run("umount /mnt && fsck.ext4 -fn /dev/vda", SOON).unwrap();
+    eprintln!(
+        "migrated in {} ms; QEMU's downtime {} ms; no write was answered for {pause:?}",
+        done["total-time"], done["downtime"]
+    );
+    bench.wait_effective();
+}

@@ -1,0 +1,331 @@
+//! A client that is here before its disk is: the guest's new home in a live migration.
+//!
+//! QEMU opens the disk on the target while the guest still runs on the source, reads a little (a first sector, for the disk's
+//! geometry), and writes once the source has stopped for good. So reads are answered by the owner, and the first request
+//! that changes data moves the disk here; it waits meanwhile, and is then the first that this node serves. That nothing
+//! before it can move the disk keeps a target that only looks from taking it away from a guest that writes.
+//!
+//! One request at a time: there are few of them, and none is on the way of a guest that runs.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::AddressFamily;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use weir_cluster::records::{DiskRecord, NodeRef};
+use weir_export::nbd::protocol::{
+    ChunkHeader, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply,
+    command, reply_flag,
+};
+use weir_export::nbd::{Client, Session};
+use zerocopy::FromBytes;
+
+use crate::api::Move;
+use crate::control::Node;
+use crate::operations::Operations;
+use crate::peer::{self, Greeting, Purpose};
+
+/// Clients that wait for their disk on one node; further ones are turned away (P10).
+const MOST_RELAYS: usize = 256;
+
+/// Replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
+const MOST_REPLIES: usize = 4;
+
+/// Pause before the owner is asked again, after it did not answer or the disk could not be moved.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Most bytes received ahead of what is worked off.
+const AHEAD: usize = 4096;
+
+const HEADER: usize = size_of::<RequestHeader>();
+
+/// What bounds all relays of a node.
+#[derive(Debug)]
+pub struct Relays {
+    clients: Arc<Semaphore>,
+    replies: Semaphore,
+}
+
+impl Default for Relays {
+    fn default() -> Relays {
+        Relays { clients: Arc::new(Semaphore::new(MOST_RELAYS)), replies: Semaphore::new(MOST_REPLIES) }
+    }
+}
+
+/// Whether clients on this node may use a disk that another node owns.
+pub fn may_follow(record: &DiskRecord, me: &NodeRef) -> bool {
+    record.follower.as_ref() == Some(me)
+}
+
+/// Serves a client until its disk is here, then hands it to the disk's shard.
+pub fn start(node: Arc<Node>, operations: Operations, relays: &Arc<Relays>, client: Client) {
+    let Ok(place) = Arc::clone(&relays.clients).try_acquire_owned() else {
+        return tracing::warn!(
+            disk = client.session.export,
+            "too many clients wait for disks of other nodes"
+        );
+    };
+    let relays = Arc::clone(relays);
+    tokio::spawn(async move {
+        let _place = place;
+        let disk = client.session.export.clone();
+        match Relay::new(node, operations, client) {
+            Ok(relay) => {
+                if let Err(error) = relay.run(&relays).await {
+                    tracing::debug!(disk, %error, "a client that waited for its disk is disconnected");
+                }
+            }
+            Err(error) => tracing::warn!(disk, %error, "a client cannot be served"),
+        }
+    });
+}
+
+struct Relay {
+    node: Arc<Node>,
+    operations: Operations,
+    me: NodeRef,
+    stream: Stream,
+    /// Received and not worked off.
+    received: Vec<u8>,
+    session: Session,
+    owner: Option<(NodeRef, TcpStream)>,
+}
+
+/// What is next for a client.
+enum Next {
+    /// It has gone, or may not be served here any more.
+    End,
+    /// The disk is here.
+    Here,
+}
+
+impl Relay {
+    fn new(node: Arc<Node>, operations: Operations, client: Client) -> io::Result<Relay> {
+        let Client { stream, leftover, session } = client;
+        let (me, stream) = (node.session.node_ref(), Stream::new(stream)?);
+        Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
+    }
+
+    async fn run(mut self, relays: &Relays) -> io::Result<()> {
+        match self.relay(relays).await? {
+            Next::End => {}
+            Next::Here => {
+                let (stream, leftover) = (self.stream.into_fd()?, self.received);
+                super::attach(&self.node, Client { stream, leftover, session: self.session });
+            }
+        }
+        Ok(())
+    }
+
+    async fn relay(&mut self, relays: &Relays) -> io::Result<Next> {
+        loop {
+            let Some(header) = self.next_request().await? else { return Ok(Next::End) };
+            let changes = match header.command.get() {
+                command::READ | command::FLUSH | command::CACHE | command::BLOCK_STATUS => false,
+                command::DISC => return Ok(Next::End),
+                // Also what is not known: the shard answers it.
+                _ => true,
+            };
+            if changes || self.is_here() {
+                return self.move_here().await;
+            }
+            let _place = relays.replies.acquire().await.map_err(io::Error::other)?;
+            // Worked off once it is answered: should the disk come here before, the shard answers it.
+            match self.ask_owner(&header).await? {
+                Ok(reply) => {
+                    self.received.drain(..HEADER);
+                    self.send(&reply).await?;
+                }
+                Err(next) => return Ok(next),
+            }
+        }
+    }
+
+    /// The request that is next, left where it is; `None` when the client has gone.
+    async fn next_request(&mut self) -> io::Result<Option<RequestHeader>> {
+        while self.received.len() < HEADER {
+            if self.receive().await? == 0 {
+                return Ok(None);
+            }
+        }
+        let header = RequestHeader::read_from_prefix(&self.received).map(|(header, _)| header);
+        let header = header.map_err(|_| io::ErrorKind::InvalidData)?;
+        if header.magic != REQUEST_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a request without its magic"));
+        }
+        Ok(Some(header))
+    }
+
+    fn is_here(&self) -> bool {
+        self.node.here.get(&self.session.export).is_some()
+    }
+
+    /// The disk's record, as long as its client may wait here: for a disk that this node follows, that is on its way (one in
+    /// write-through has no owner for a moment), or that is being opened.
+    fn followed(&self) -> Option<DiskRecord> {
+        let record = self.node.world.disk(&self.session.export)?;
+        let mine = record.owner.as_ref().is_none_or(|owner| *owner == self.me);
+        (mine || may_follow(&record, &self.me)).then_some(record)
+    }
+
+    /// Has the disk moved here, however long it takes (P9).
+    async fn move_here(&mut self) -> io::Result<Next> {
+        let disk = self.session.export.clone();
+        self.owner = None;
+        while !self.is_here() {
+            if self.followed().is_none() {
+                return Ok(Next::End);
+            }
+            let wanted = Move { to: self.me.node.clone() };
+            if let Err(error) = self.operations.move_disk(&disk, wanted).await {
+                tracing::info!(disk, %error, "cannot have the disk moved here yet");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+        Ok(Next::Here)
+    }
+
+    /// The owner's whole reply, whoever the owner is by then.
+    async fn ask_owner(&mut self, header: &RequestHeader) -> io::Result<Result<Vec<u8>, Next>> {
+        loop {
+            if self.is_here() {
+                return Ok(Err(Next::Here));
+            }
+            let Some(record) = self.followed() else { return Ok(Err(Next::End)) };
+            let Some(owner) = record.owner.filter(|owner| *owner != self.me) else {
+                return self.move_here().await.map(Err);
+            };
+            let mut changes = self.node.world.changes();
+            let answered = tokio::select! {
+                answered = self.exchange(&owner, header) => answered,
+                // It may be another's by now, and who owned it may never answer.
+                () = changes.next() => Err(io::Error::other("the cluster has changed")),
+            };
+            match answered {
+                Ok(reply) => return Ok(Ok(reply)),
+                Err(error) => {
+                    tracing::debug!(disk = self.session.export, %owner, %error, "the owner is asked again");
+                    self.owner = None;
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn exchange(&mut self, owner: &NodeRef, header: &RequestHeader) -> io::Result<Vec<u8>> {
+        let mut stream = match self.owner.take() {
+            Some((known, stream)) if known == *owner => stream,
+            _ => self.connect(owner).await?,
+        };
+        stream.write_all(&self.received[..HEADER]).await?;
+        let reply = read_reply(&mut stream, header).await?;
+        self.owner = Some((owner.clone(), stream));
+        Ok(reply)
+    }
+
+    async fn connect(&self, owner: &NodeRef) -> io::Result<TcpStream> {
+        let address = self.node.world.nodes.now().get(&owner.node).map(|record| record.peer_address);
+        let address = address.ok_or_else(|| io::Error::other("the owner is gone"))?;
+        let greeting = Greeting {
+            disk: self.session.export.clone(),
+            owner: self.me.node.clone(),
+            replica: owner.clone(),
+            purpose: Purpose::Client {
+                structured_replies: self.session.structured_replies,
+                base_allocation: self.session.base_allocation.is_some(),
+            },
+        };
+        let fd = peer::connect(address, &greeting, self.node.config.peers.deadline.0).await?;
+        TcpStream::from_std(fd.into())
+    }
+
+    async fn receive(&mut self) -> io::Result<usize> {
+        let mut bytes = [0; AHEAD];
+        let count = self.stream.io().read(&mut bytes).await?;
+        self.received.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.io().write_all(bytes).await
+    }
+}
+
+/// A client's socket, of either kind.
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+impl Stream {
+    fn new(fd: OwnedFd) -> io::Result<Stream> {
+        if rustix::net::sockopt::socket_domain(&fd)? == AddressFamily::UNIX {
+            UnixStream::from_std(fd.into()).map(Stream::Unix)
+        } else {
+            TcpStream::from_std(fd.into()).map(Stream::Tcp)
+        }
+    }
+
+    fn io(&mut self) -> &mut dyn Io {
+        match self {
+            Stream::Unix(stream) => stream,
+            Stream::Tcp(stream) => stream,
+        }
+    }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        match self {
+            Stream::Unix(stream) => stream.into_std().map(OwnedFd::from),
+            Stream::Tcp(stream) => stream.into_std().map(OwnedFd::from),
+        }
+    }
+}
+
+/// One whole reply, as it is on the wire: a simple one, or chunks up to the one that is marked as the last.
+async fn read_reply(stream: &mut TcpStream, request: &RequestHeader) -> io::Result<Vec<u8>> {
+    let wrong = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut reply = Vec::new();
+    loop {
+        let start = reply.len();
+        extend(stream, &mut reply, size_of::<SimpleReply>()).await?;
+        let (simple, _) =
+            SimpleReply::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a reply"))?;
+        match simple.magic.get() {
+            SIMPLE_REPLY_MAGIC => {
+                if simple.cookie != request.cookie {
+                    return Err(wrong("a reply to another request"));
+                }
+                let has_data = simple.error.get() == 0 && request.command.get() == command::READ;
+                let length = if has_data { request.length.get() as usize } else { 0 };
+                extend(stream, &mut reply, length).await?;
+                return Ok(reply);
+            }
+            STRUCTURED_REPLY_MAGIC => {
+                extend(stream, &mut reply, size_of::<ChunkHeader>() - size_of::<SimpleReply>()).await?;
+                let (chunk, _) =
+                    ChunkHeader::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a chunk"))?;
+                if chunk.cookie != request.cookie {
+                    return Err(wrong("a reply to another request"));
+                }
+                extend(stream, &mut reply, chunk.length.get() as usize).await?;
+                if chunk.flags.get() & reply_flag::DONE != 0 {
+                    return Ok(reply);
+                }
+            }
+            _ => return Err(wrong("not a reply")),
+        }
+    }
+}
+
+async fn extend(stream: &mut TcpStream, reply: &mut Vec<u8>, length: usize) -> io::Result<()> {
+    let start = reply.len();
+    reply.resize(start + length, 0);
+    stream.read_exact(&mut reply[start..]).await.map(drop)
+}
