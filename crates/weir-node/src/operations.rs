@@ -508,14 +508,13 @@ impl Operations {
         Ok(events.into_iter().map(view).collect())
     }
 
-    /// Asks the disk's task. A disk that was made a moment ago may not have reached this node's view, and without being
-    /// there it has no task that lasts.
+    /// Asks the task of a disk that is in the registry, as the caller has seen. One that was made a moment ago may not have reached
+    /// this node's view, and without being there it has no task that lasts.
     async fn ask<T>(
         &self,
         name: &str,
         request: impl FnOnce(oneshot::Sender<Answer<T>>) -> Request,
     ) -> Answer<T> {
-        self.record(name).await?;
         let mut disks = self.node.world.disks.changes();
         let seen = disks.wait_for(|known| known.contains_key(name));
         // Gone again, or the registry is slow to tell: the task says which.

@@ -38,6 +38,9 @@ const MOST_REPLIES: usize = 4;
 /// Pause before the owner is asked again, after it did not answer or the disk could not be moved.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// Longest time for a disk to be nobody's before it counts as closed.
+const ON_ITS_WAY: Duration = Duration::from_secs(10);
+
 /// Most bytes received ahead of what is worked off.
 const AHEAD: usize = 4096;
 
@@ -95,6 +98,18 @@ struct Relay {
     owner: Option<(NodeRef, TcpStream)>,
 }
 
+/// Where the disk is, as far as a client that waits for it may know.
+enum Whereabouts {
+    /// Open on this node.
+    Here,
+    /// Owned by this process, which this node follows.
+    Followed(NodeRef),
+    /// Being opened here, or owned by nobody: one in write-through is, for a moment, when it moves.
+    OnItsWay,
+    /// Not where this node's clients may go.
+    Elsewhere,
+}
+
 /// What is next for a client.
 enum Next {
     /// It has gone, or may not be served here any more.
@@ -131,11 +146,11 @@ impl Relay {
                 _ => true,
             };
             if changes || self.is_here() {
-                return self.move_here().await;
+                return Ok(self.move_here().await);
             }
             let _place = relays.replies.acquire().await.map_err(io::Error::other)?;
             // Worked off once it is answered: should the disk come here before, the shard answers it.
-            match self.ask_owner(&header).await? {
+            match self.ask_owner(&header).await {
                 Ok(reply) => {
                     self.received.drain(..HEADER);
                     self.send(&reply).await?;
@@ -164,21 +179,44 @@ impl Relay {
         self.node.here.get(&self.session.export).is_some()
     }
 
-    /// The disk's record, as long as its client may wait here: for a disk that this node follows, that is on its way (one in
-    /// write-through has no owner for a moment), or that is being opened.
-    fn followed(&self) -> Option<DiskRecord> {
-        let record = self.node.world.disk(&self.session.export)?;
-        let mine = record.owner.as_ref().is_none_or(|owner| *owner == self.me);
-        (mine || may_follow(&record, &self.me)).then_some(record)
+    fn whereabouts(&self) -> Whereabouts {
+        if self.is_here() {
+            return Whereabouts::Here;
+        }
+        let Some(record) = self.node.world.disk(&self.session.export) else { return Whereabouts::Elsewhere };
+        let follows = may_follow(&record, &self.me);
+        match record.owner {
+            Some(owner) if follows => Whereabouts::Followed(owner),
+            Some(owner) if owner != self.me => Whereabouts::Elsewhere,
+            _ => Whereabouts::OnItsWay,
+        }
     }
 
-    /// Has the disk moved here, however long it takes (P9).
-    async fn move_here(&mut self) -> io::Result<Next> {
+    /// Waits while the disk is on its way, but not for one that was closed instead.
+    async fn settled(&self) -> Whereabouts {
+        let mut changes = self.node.world.changes();
+        let deadline = tokio::time::Instant::now() + ON_ITS_WAY;
+        loop {
+            match self.whereabouts() {
+                Whereabouts::OnItsWay if tokio::time::Instant::now() < deadline => {
+                    // What is open here tells nobody when it changes.
+                    let _ = tokio::time::timeout(RETRY, changes.next()).await;
+                }
+                Whereabouts::OnItsWay => return Whereabouts::Elsewhere,
+                known => return known,
+            }
+        }
+    }
+
+    /// Has the disk moved here, for as long as this node follows it (P9).
+    async fn move_here(&mut self) -> Next {
         let disk = self.session.export.clone();
         self.owner = None;
-        while !self.is_here() {
-            if self.followed().is_none() {
-                return Ok(Next::End);
+        loop {
+            match self.settled().await {
+                Whereabouts::Here => return Next::Here,
+                Whereabouts::Elsewhere | Whereabouts::OnItsWay => return Next::End,
+                Whereabouts::Followed(_) => {}
             }
             let wanted = Move { to: self.me.node.clone() };
             if let Err(error) = self.operations.move_disk(&disk, wanted).await {
@@ -186,18 +224,15 @@ impl Relay {
                 tokio::time::sleep(RETRY).await;
             }
         }
-        Ok(Next::Here)
     }
 
     /// The owner's whole reply, whoever the owner is by then.
-    async fn ask_owner(&mut self, header: &RequestHeader) -> io::Result<Result<Vec<u8>, Next>> {
+    async fn ask_owner(&mut self, header: &RequestHeader) -> Result<Vec<u8>, Next> {
         loop {
-            if self.is_here() {
-                return Ok(Err(Next::Here));
-            }
-            let Some(record) = self.followed() else { return Ok(Err(Next::End)) };
-            let Some(owner) = record.owner.filter(|owner| *owner != self.me) else {
-                return self.move_here().await.map(Err);
+            let owner = match self.settled().await {
+                Whereabouts::Here => return Err(Next::Here),
+                Whereabouts::Elsewhere | Whereabouts::OnItsWay => return Err(Next::End),
+                Whereabouts::Followed(owner) => owner,
             };
             let mut changes = self.node.world.changes();
             let answered = tokio::select! {
@@ -206,7 +241,7 @@ impl Relay {
                 () = changes.next() => Err(io::Error::other("the cluster has changed")),
             };
             match answered {
-                Ok(reply) => return Ok(Ok(reply)),
+                Ok(reply) => return Ok(reply),
                 Err(error) => {
                     tracing::debug!(disk = self.session.export, %owner, %error, "the owner is asked again");
                     self.owner = None;
