@@ -377,9 +377,31 @@ mod tests {
         assert_eq!(disk.effective(), Policy::WriteBack(1));
     }
 
+    /// As the first Weir wrote it. What came later is left out as long as it says nothing.
+    const FIRST: &str = r#"{"v":1,"name":"d","volume":"v","source":{"file":{"name":"d.img"}},"size":1048576,"logical_block":512,"policy":"write-back+1","medium":"ram","owner":{"node":"a","incarnation":7},"epoch":3,"replicas":[{"node":"b","incarnation":8}],"mode":"write-back","former":[]}"#;
+
+    #[test]
+    fn records_of_the_first_version_are_read_and_written() {
+        let mut disk = DiskRecord::decode(FIRST.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(disk.encode()).unwrap(), FIRST);
+        let older = FIRST.replace(r#""medium":"ram","#, "").replace(r#","former":[]"#, "");
+        assert_eq!(DiskRecord::decode(older.as_bytes()).unwrap(), disk);
+        disk.policy = Policy::Strict(Places { inside: 1, outside: 1 });
+        (disk.medium, disk.follower) = (Medium::Flash, Some(NodeRef::new("c", 9)));
+        let text = String::from_utf8(disk.encode()).unwrap();
+        assert!(text.contains(r#""policy":"write-back+1in+1out","medium":"flash""#), "{text}");
+        assert!(text.ends_with(r#""follower":{"node":"c","incarnation":9}}"#), "{text}");
+        assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
+    }
+
     #[test]
     fn contradictions_are_refused() {
-        let spoil: [fn(&mut DiskRecord); 11] = [
+        let spoil: [fn(&mut DiskRecord); 13] = [
+            |disk| disk.follower = Some(NodeRef::new("b", 1)),
+            |disk| {
+                (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
+                disk.follower = Some(NodeRef::new("a", 2));
+            },
             |disk| disk.policy = Policy::Strict(Places::default()),
             |disk| disk.policy = Policy::Strict(Places { inside: 2, outside: 1 }),
             |disk| disk.size = 0,

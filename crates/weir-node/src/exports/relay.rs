@@ -18,8 +18,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_export::nbd::protocol::{
-    ChunkHeader, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply,
-    command, reply_flag,
+    ChunkHeader, LARGEST_PAYLOAD, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    SimpleReply, command, reply_flag,
 };
 use weir_export::nbd::{Client, Session};
 use zerocopy::FromBytes;
@@ -37,6 +37,9 @@ const MOST_REPLIES: usize = 4;
 
 /// Pause before the owner is asked again, after it did not answer or the disk could not be moved.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Longest reply, in bytes: the largest payload, in as many chunks as there may be blocks of 4 KiB.
+const LONGEST_REPLY: usize = LARGEST_PAYLOAD as usize + (LARGEST_PAYLOAD as usize / 4096 + 2) * 64;
 
 /// Longest time for a disk to be nobody's before it counts as closed.
 const ON_ITS_WAY: Duration = Duration::from_secs(10);
@@ -324,8 +327,7 @@ impl Stream {
 }
 
 /// One whole reply, as it is on the wire: a simple one, or chunks up to the one that is marked as the last.
-async fn read_reply(stream: &mut TcpStream, request: &RequestHeader) -> io::Result<Vec<u8>> {
-    let wrong = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHeader) -> io::Result<Vec<u8>> {
     let mut reply = Vec::new();
     loop {
         let start = reply.len();
@@ -359,8 +361,93 @@ async fn read_reply(stream: &mut TcpStream, request: &RequestHeader) -> io::Resu
     }
 }
 
-async fn extend(stream: &mut TcpStream, reply: &mut Vec<u8>, length: usize) -> io::Result<()> {
+async fn extend(stream: &mut (impl AsyncRead + Unpin), reply: &mut Vec<u8>, length: usize) -> io::Result<()> {
     let start = reply.len();
+    if start + length > LONGEST_REPLY {
+        return Err(wrong("a reply that is longer than any"));
+    }
     reply.resize(start + length, 0);
     stream.read_exact(&mut reply[start..]).await.map(drop)
+}
+
+fn wrong(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    fn request(command: u16) -> RequestHeader {
+        RequestHeader {
+            magic: REQUEST_MAGIC.into(),
+            flags: 0.into(),
+            command: command.into(),
+            cookie: 7.into(),
+            offset: 0.into(),
+            length: 512.into(),
+        }
+    }
+
+    fn simple(error: u32, cookie: u64) -> Vec<u8> {
+        let (magic, error, cookie) = (SIMPLE_REPLY_MAGIC.into(), error.into(), cookie.into());
+        SimpleReply { magic, error, cookie }.as_bytes().to_vec()
+    }
+
+    fn chunk(flags: u16, cookie: u64, content: &[u8]) -> Vec<u8> {
+        let header = ChunkHeader {
+            magic: STRUCTURED_REPLY_MAGIC.into(),
+            flags: flags.into(),
+            kind: 1.into(),
+            cookie: cookie.into(),
+            length: (content.len() as u32).into(),
+        };
+        [header.as_bytes(), content].concat()
+    }
+
+    /// The reply, and how many bytes behind it were left alone.
+    fn read(bytes: &[u8], command: u16) -> io::Result<(Vec<u8>, usize)> {
+        let mut rest = bytes;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(read_reply(&mut rest, &request(command))).map(|reply| (reply, rest.len()))
+    }
+
+    #[test]
+    fn a_reply_is_taken_whole_and_nothing_behind_it() {
+        let data = [simple(0, 7), vec![9; 512]].concat();
+        let chunks = [chunk(0, 7, &[1; 600]), chunk(reply_flag::DONE, 7, &[])].concat();
+        for (reply, asked) in [
+            (data, command::READ),
+            (simple(5, 7), command::READ),
+            (simple(0, 7), command::FLUSH),
+            (chunks.clone(), command::READ),
+            (chunks, command::BLOCK_STATUS),
+        ] {
+            let (read, left) = read(&[&reply[..], b"more"].concat(), asked).unwrap();
+            assert_eq!((read, left), (reply, 4));
+        }
+    }
+
+    #[test]
+    fn what_is_no_reply_is_told() {
+        let long = ChunkHeader {
+            length: u32::MAX.into(),
+            ..ChunkHeader::read_from_bytes(&chunk(0, 7, &[])).unwrap()
+        };
+        let half = [simple(0, 7), vec![9; 511]].concat();
+        for bad in [simple(0, 8), chunk(1, 8, &[]), half, vec![0; 64], long.as_bytes().to_vec(), Vec::new()] {
+            assert!(read(&bad, command::READ).is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), structured: bool) {
+            let head = if structured { chunk(0, 7, &[]) } else { simple(0, 7) };
+            let _ = read(&[&head[..], &bytes].concat(), command::READ);
+            let _ = read(&bytes, command::READ);
+        }
+    }
 }

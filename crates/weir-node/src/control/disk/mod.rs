@@ -6,6 +6,8 @@
 
 mod handover;
 mod request;
+#[cfg(test)]
+mod tests;
 mod wishes;
 
 use std::collections::HashMap;
@@ -128,32 +130,37 @@ struct DiskTask {
 
 /// Starts the task of a disk.
 pub fn start(name: &str, node: &Arc<Node>) -> Inbox {
-    let (sender, inbox) = mpsc::channel(INBOX);
-    let task = DiskTask {
-        name: name.to_owned(),
-        me: node.session.node_ref(),
-        node: Arc::clone(node),
-        inbox,
-        outbox: sender.downgrade(),
-        local: Local::Closed,
-        committed: None,
-        arrival: None,
-        retry_at: None,
-        owner_gone: None,
-        former_since: HashMap::new(),
-        connected: HashMap::new(),
-        told_policy: None,
-        told_former: false,
-        forgotten_below: 0,
-        owed_release: None,
-        waiting: Vec::new(),
-        unavailable: false,
-    };
+    let (task, sender) = DiskTask::new(name, node);
     tokio::spawn(task.run());
     sender
 }
 
 impl DiskTask {
+    fn new(name: &str, node: &Arc<Node>) -> (DiskTask, Inbox) {
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let task = DiskTask {
+            name: name.to_owned(),
+            me: node.session.node_ref(),
+            node: Arc::clone(node),
+            inbox,
+            outbox: sender.downgrade(),
+            local: Local::Closed,
+            committed: None,
+            arrival: None,
+            retry_at: None,
+            owner_gone: None,
+            former_since: HashMap::new(),
+            connected: HashMap::new(),
+            told_policy: None,
+            told_former: false,
+            forgotten_below: 0,
+            owed_release: None,
+            waiting: Vec::new(),
+            unavailable: false,
+        };
+        (task, sender)
+    }
+
     async fn run(mut self) {
         let mut changes = self.node.world.changes();
         loop {
