@@ -25,9 +25,11 @@ fn read(client: &mut NbdClient, offset: u64) -> Vec<u8> {
     data
 }
 
-fn follows(policy: &str) {
+fn follows(policy: &str, is_ready: bool) {
     let _turn = alone();
-    let bench = Bench::up(3, policy, |_| {});
+    // `n2` is in another fault domain than the source, and not alone there.
+    let domains = ["a", "b", "b", "a"].map(str::to_owned);
+    let bench = Bench::up(4, policy, |config| config.fault_domains = domains.into());
     assert_eq!(bench.owner(), "n1");
     let mut source = connect(&bench, "n1").unwrap();
     source.write(0, &block(1), false).unwrap();
@@ -37,9 +39,8 @@ fn follows(policy: &str) {
     let api = bench.lab.client("n3").unwrap();
     let view = api.follow(DISK, Some("n2")).unwrap();
     assert_eq!((view.follower.as_deref(), view.owner.as_deref()), (Some("n2"), Some("n1")));
-    if policy != "write-through" {
-        assert!(view.replicas.contains(&"n2".to_owned()), "it is ready: {view:?}");
-    }
+    assert_eq!(view.replicas.contains(&"n2".to_owned()), is_ready, "{view:?}");
+    assert_eq!(view.effective, policy, "as long as it is here, nothing has changed");
     assert!(connect(&bench, "n3").is_err(), "only n2 follows");
 
     // Whoever looks at the target sees what the source has just written, and takes nothing away from it (P7).
@@ -70,12 +71,18 @@ fn follows(policy: &str) {
 
 #[test]
 fn a_replicated_disk_follows_the_first_write() {
-    follows("write-back+1");
+    follows("write-back+1", true);
 }
 
 #[test]
 fn a_disk_without_a_log_follows_the_first_write() {
-    follows("write-through");
+    follows("write-through", false);
+}
+
+/// Its replica must be beside the owner: the node that it goes to gets a copy when it goes there, and another one beside itself.
+#[test]
+fn a_disk_with_a_strict_policy_follows_the_first_write() {
+    follows("write-back+1in", false);
 }
 
 /// Connecting and reading on the target never stops a guest that writes on the source (P2, P9).

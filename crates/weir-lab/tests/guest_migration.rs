@@ -99,27 +99,47 @@ fn watch(source: &Client, target: &Client, ends: &AtomicBool) -> Pauses {
     Pauses { usual, switch: None }
 }
 
-#[test]
-fn a_guest_migrates_while_it_writes_and_its_disk_follows() {
-    let _turn = alone();
-    let bench = Bench::up(3, "write-back+1", |_| {});
+/// A guest on `n1` that has files and goes on writing.
+fn boot_writing(bench: &Bench) -> Guest {
     assert_eq!(bench.owner(), "n1");
-    let mut source = Guest::boot(&config(&bench, "n1")).unwrap();
+    let mut guest = Guest::boot(&config(bench, "n1")).unwrap();
     let prepare = format!("{FILL} mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && fill before");
-    source.run(&prepare, SOON).unwrap();
-    source.run(&format!("{FILL}{KEEP_WRITING}"), SOON).unwrap();
+    guest.run(&prepare, SOON).unwrap();
+    guest.run(&format!("{FILL}{KEEP_WRITING}"), SOON).unwrap();
+    guest
+}
 
-    bench.lab.any_client().unwrap().follow(DISK, Some("n2")).unwrap();
-    let address = format!("unix:{}", bench.directory.path().join("migration").display());
-    let mut there = config(&bench, "n2");
+/// QEMU on another node, with the disk at that node's export, waiting for the guest. Also: where it waits.
+fn await_guest(bench: &Bench, node: &str) -> (Guest, Value) {
+    let address = format!("unix:{}", bench.directory.path().join(format!("to-{node}")).display());
+    let mut there = config(bench, node);
     there.incoming = Some(address.clone());
-    let mut target = Guest::boot(&there).unwrap();
-    let mut qmp = await_some(
+    let target = Guest::boot(&there).unwrap();
+    let mut machine = await_some(
         SOON,
         || there.qmp.as_ref().filter(|socket| socket.exists()).map(|socket| Machine::connect(socket)),
         || format!("the target's QEMU is not ready{}", bench.logs()),
     );
-    assert_eq!(qmp.ask("query-status", &json!({}))["status"], "inmigrate");
+    assert_eq!(machine.ask("query-status", &json!({}))["status"], "inmigrate");
+    (target, json!({ "uri": address }))
+}
+
+/// The guest has seen no error and finds all its files; then it unmounts them.
+fn judge(guest: &mut Guest) {
+    let errors = guest.run("dmesg | grep -ciE 'i/o error|ext4-fs (error|warning)' || true", SOON).unwrap();
+    assert_eq!(errors, "0\n", "the guest saw an error (P9): {}", guest.console());
+    guest.run(&format!("{FILL} fill after && echo 3 >/proc/sys/vm/drop_caches"), SOON).unwrap();
+    assert_eq!(guest.run(VERIFY, SOON).unwrap(), "5\n", "before, three in turn, after");
+    guest.run("umount /mnt && fsck.ext4 -fn /dev/vda", SOON).unwrap();
+}
+
+#[test]
+fn a_guest_migrates_while_it_writes_and_its_disk_follows() {
+    let _turn = alone();
+    let bench = Bench::up(3, "write-back+1", |_| {});
+    let mut source = boot_writing(&bench);
+    bench.lab.any_client().unwrap().follow(DISK, Some("n2")).unwrap();
+    let (mut target, there) = await_guest(&bench, "n2");
     assert_eq!(bench.owner(), "n1", "a target that waits takes nothing away");
 
     let ends = Arc::new(AtomicBool::new(false));
@@ -128,7 +148,7 @@ fn a_guest_migrates_while_it_writes_and_its_disk_follows() {
     let watcher = thread::spawn(move || watch(&from, &to, &watching));
     thread::sleep(Duration::from_secs(2));
     let mut machine = Machine::connect(&bench.directory.path().join("n1.qmp"));
-    machine.ask("migrate", &json!({ "uri": address }));
+    machine.ask("migrate", &there);
     let done = await_some(
         SOON,
         || {
@@ -144,16 +164,34 @@ fn a_guest_migrates_while_it_writes_and_its_disk_follows() {
     ends.store(true, Ordering::Relaxed);
     let pauses = watcher.join().unwrap();
     assert_eq!(bench.owner(), "n2");
-    let errors = target.run("dmesg | grep -ciE 'i/o error|ext4-fs (error|warning)' || true", SOON).unwrap();
-    assert_eq!(errors, "0\n", "the guest saw an error (P9): {}", target.console());
-    target.run(&format!("{FILL} fill after && echo 3 >/proc/sys/vm/drop_caches"), SOON).unwrap();
-    let sums = target.run(VERIFY, SOON).unwrap();
-    assert_eq!(sums, "5\n", "before, three in turn, after");
-    target.run("umount /mnt && fsck.ext4 -fn /dev/vda", SOON).unwrap();
+    judge(&mut target);
     eprintln!(
-        "migrated in {} ms, QEMU's downtime {} ms; longest time without an answered write: {pauses:?}",
-        done["total-time"], done["downtime"]
+        "migrated in {} ms, QEMU's downtime {} ms; no write was answered for {:?} around it, and for up to {:?} before",
+        done["total-time"], done["downtime"], pauses.switch, pauses.usual
     );
     assert!(pauses.switch.is_some_and(|pause| pause < LONGEST_PAUSE), "{pauses:?}{}", bench.logs());
+    bench.wait_effective();
+}
+
+#[test]
+fn a_migration_that_is_given_up_leaves_guest_and_disk_where_they_are() {
+    let _turn = alone();
+    let bench = Bench::up(3, "write-back+1", |_| {});
+    let mut source = boot_writing(&bench);
+    let client = bench.lab.any_client().unwrap();
+    client.follow(DISK, Some("n2")).unwrap();
+    let (mut target, there) = await_guest(&bench, "n2");
+    let mut machine = Machine::connect(&bench.directory.path().join("n1.qmp"));
+    // So slow that it cannot be over before it is cancelled.
+    machine.ask("migrate-set-parameters", &json!({ "max-bandwidth": 1 << 20 }));
+    machine.ask("migrate", &there);
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(machine.ask("query-migrate", &json!({}))["status"], "active");
+    machine.ask("migrate_cancel", &json!({}));
+    target.kill();
+    assert_eq!(client.follow(DISK, None).unwrap().follower, None);
+    source.run(GO_ON, SOON).unwrap_or_else(|error| panic!("{error}\n{:#?}{}", bench.disk(), bench.logs()));
+    assert_eq!(bench.owner(), "n1");
+    judge(&mut source);
     bench.wait_effective();
 }

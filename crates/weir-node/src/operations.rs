@@ -297,7 +297,7 @@ impl Operations {
         }
         let message = format!("no node that is up keeps write logs on {medium}");
         Err(ApiError::new(ApiErrorKind::Refused, message)
-            .hint("`weir status --output json` shows what each node offers; its configuration says how much"))
+            .hint("`weir status` shows what each node offers; its configuration says how much"))
     }
 
     /// Changes the requested policy.

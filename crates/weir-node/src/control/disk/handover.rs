@@ -50,7 +50,8 @@ impl DiskTask {
                 ApiError::new(ApiErrorKind::Refused, message).hint("name the node that its guest goes to")
             );
         }
-        if to.is_some() && has_copies(&record) {
+        // A strict policy is kept to the last: its set changes when the disk moves, and not for as long as it is followed.
+        if to.is_some() && has_copies(&record) && !record.policy.is_strict() {
             let filled = self.fill(to).await;
             if filled.is_err() {
                 self.fill(None).await?;
