@@ -9,6 +9,7 @@
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
+//! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
@@ -157,6 +158,9 @@ pub struct DiskView {
     /// How many of them are up in other fault domains.
     #[serde(default)]
     pub outside: u8,
+    /// The node whose clients may use it already, and whose first write moves it there.
+    #[serde(default)]
+    pub follower: Option<String>,
     /// `closed`, `serving`, `waiting`, `unavailable`, or `owned` when another node has to be asked.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
@@ -224,6 +228,15 @@ pub struct Export {
 pub struct Move {
     /// The node that is to own it.
     pub to: String,
+}
+
+/// Lets clients on another node use the disk before it is there. Reads are answered by the owner; the first write moves it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Follow {
+    /// The node; absent: no node any more.
+    #[serde(default)]
+    pub to: Option<String>,
 }
 
 /// What came of a [`Move`].

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use weir_cluster::records::check_name;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
     MeterView, Move, Moved, NodeStatus, Resize, RunLoad, SetPolicy, VolumeView,
 };
 
@@ -119,6 +119,15 @@ impl Client {
     /// As [`Client::status`].
     pub fn move_disk(&self, name: &str, to: &str) -> Result<Moved, ApiError> {
         self.post(&of_disk(name, "/move"), &Move { to: to.to_owned() })
+    }
+
+    /// Lets clients on node `to` use a disk before it is there (`None`: on no other node any more), and waits until that
+    /// node is ready to own it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn follow(&self, name: &str, to: Option<&str>) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(name, "/follow"), &Follow { to: to.map(str::to_owned) })
     }
 
     /// Grows a disk to `size` bytes.

@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Move, Resize, RunLoad, SetPolicy,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Follow, Move, Resize, RunLoad,
+    SetPolicy,
 };
 use crate::operations::Operations;
 
@@ -87,6 +88,8 @@ fn of_disk() -> Router<Operations> {
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Export>| json(ops.export(&name, it).await);
     let move_to =
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Move>| json(ops.move_disk(&name, it).await);
+    let follow =
+        async |State(ops): Ops, Path(name): Name, Body(it): Body<Follow>| json(ops.follow(&name, it).await);
     let resize =
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Resize>| json(ops.resize(&name, it).await);
     let delete =
@@ -99,6 +102,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/policy", post(policy))
         .route("/v1/disks/{name}/export", post(export))
         .route("/v1/disks/{name}/move", post(move_to))
+        .route("/v1/disks/{name}/follow", post(follow))
         .route("/v1/disks/{name}/resize", post(resize))
         .route("/v1/disks/{name}/delete", post(delete))
         .route("/v1/disks/{name}/load", post(load))

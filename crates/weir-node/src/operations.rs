@@ -15,7 +15,7 @@ use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::DirVolume;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
     MeterView, Move, Moved, NodeStatus, NodeView, Resize, RunLoad, SetPolicy, VolumeView,
 };
 use crate::control::change::{ChangeError, read};
@@ -216,6 +216,7 @@ impl Operations {
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
             inside: places.inside,
             outside: places.outside,
+            follower: record.follower.as_ref().map(|follower| follower.node.clone()),
             state,
             reason,
             uris,
@@ -299,7 +300,7 @@ impl Operations {
         }
         let message = format!("no node that is up keeps write logs on {medium}");
         Err(ApiError::new(ApiErrorKind::Refused, message)
-            .hint("`weir status --output json` shows what each node offers; its configuration says how much"))
+            .hint("`weir status` shows what each node offers; its configuration says how much"))
     }
 
     /// Changes the requested policy.
@@ -355,6 +356,19 @@ impl Operations {
         let export = Export { on: Some(to.node.clone()), accept_loss: false };
         let disk = self.export(name, export).await?;
         Ok(Moved { from: from.map(|from| from.node), to: to.node, dirty_bytes, disk })
+    }
+
+    /// Lets clients on another node use a disk before it is there.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn follow(&self, name: &str, wanted: Follow) -> Answer<DiskView> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "follow", &wanted).await;
+        }
+        let to = wanted.to.map(|to| self.live_node(&to)).transpose()?;
+        self.ask(name, |done| Request::Follow { to, done }).await?;
+        self.disk(name).await
     }
 
     fn live_node(&self, name: &str) -> Answer<NodeRef> {
@@ -497,14 +511,13 @@ impl Operations {
         Ok(events.into_iter().map(view).collect())
     }
 
-    /// Asks the disk's task. A disk that was made a moment ago may not have reached this node's view, and without being
-    /// there it has no task that lasts.
+    /// Asks the task of a disk that is in the registry, as the caller has seen. One that was made a moment ago may not have reached
+    /// this node's view, and without being there it has no task that lasts.
     async fn ask<T>(
         &self,
         name: &str,
         request: impl FnOnce(oneshot::Sender<Answer<T>>) -> Request,
     ) -> Answer<T> {
-        self.record(name).await?;
         let mut disks = self.node.world.disks.changes();
         let seen = disks.wait_for(|known| known.contains_key(name));
         // Gone again, or the registry is slow to tell: the task says which.

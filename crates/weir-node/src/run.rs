@@ -18,17 +18,19 @@ use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
-use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
+use weir_export::nbd::{
+    Address, BASE_ALLOCATION_ID, Client as NbdClient, ListenError, Listener, ListenerConfig, Session,
+};
 
 use crate::config::Config;
 use crate::control::disk::{Message, Request, log_medium};
 use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor};
-use crate::exports::Exports;
+use crate::exports::{self, Exports};
 use crate::http;
 use crate::operations::Operations;
-use crate::peer::Greeting;
+use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::Command;
 use crate::shard::{Shard, ShardConfig};
 
@@ -147,11 +149,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
     services.spawn(room::keep_told(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
-    let exports = Arc::new(Exports::new(Arc::clone(&node)));
+    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
+    let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
     for listener in listeners {
         services.spawn(listener.run(exports.clone(), exports.clone()));
     }
-    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
     services.spawn(http::serve(api, operations));
 
     shutdown.await;
@@ -292,7 +294,16 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
         return Err(format!("it looks for {}, and this is {me}", greeting.replica));
     }
     let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
-    let Greeting { disk, owner, .. } = greeting;
+    let Greeting { disk, owner, purpose, .. } = greeting;
+    if let Purpose::Client { structured_replies, base_allocation } = purpose {
+        let session = Session {
+            export: disk,
+            structured_replies,
+            base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
+            flags: 0,
+        };
+        return serve_follower(node, &owner, NbdClient { stream: fd, leftover: Vec::new(), session });
+    }
     let record = match node.world.disk(&disk) {
         Some(record) => record,
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
@@ -302,6 +313,17 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
     let _place = node.room.admit(node, &disk).await?;
     let command = Command::Replicate { disk: disk.clone(), medium, owner, fd, received: Vec::new() };
     node.shards.send(&disk, command).await;
+    Ok(())
+}
+
+/// Takes requests that clients on another node make of a disk which is about to move there.
+fn serve_follower(node: &Node, from: &str, client: NbdClient) -> Result<(), String> {
+    let disk = &client.session.export;
+    let follower = node.world.disk(disk).and_then(|record| record.follower);
+    if follower.is_none_or(|follower| follower.node != from) || node.here.get(disk).is_none() {
+        return Err(format!("{from} does not follow disk {disk}, or it is not open here"));
+    }
+    exports::attach(node, client);
     Ok(())
 }
 

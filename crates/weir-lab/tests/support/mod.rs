@@ -4,6 +4,7 @@
 
 pub mod filesystem;
 pub mod relay;
+pub mod writing;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
