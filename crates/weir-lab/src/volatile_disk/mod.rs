@@ -89,6 +89,12 @@ impl VolatileDisk {
         self.disk.flushes()
     }
 
+    /// From now on the disk answers flushes and does nothing, as bad disks do. A test that nothing is lost must fail on
+    /// such a disk, or it proves nothing.
+    pub fn lie_about_flushes(&self) {
+        self.disk.lie();
+    }
+
     /// The power fails: nothing that was not flushed by now will be on the medium for certain, and whoever asks for
     /// anything waits for an answer.
     pub fn fail_power(&self) {

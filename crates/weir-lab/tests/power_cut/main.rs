@@ -6,7 +6,15 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod flushed_load;
 mod mounted;
 mod rig;
+mod site;
 #[path = "../support/mod.rs"]
 mod support;
+mod verified;
+
+/// How many cuts a test makes: `WEIR_POWER_CUTS`, or 2.
+fn cuts() -> u64 {
+    std::env::var("WEIR_POWER_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(2)
+}

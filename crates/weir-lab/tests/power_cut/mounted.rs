@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::run;
+use crate::common::SOON;
+use crate::support::{await_some, run};
 
 /// A filesystem of Linux.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +53,14 @@ pub struct Mounted {
 impl Mounted {
     /// Mounts `device` at `at`, which is made.
     pub fn mount(kind: Kind, device: &Path, at: &Path) -> Mounted {
+        Mounted::with_options(kind, device, at, "defaults")
+    }
+
+    /// As [`Mounted::mount`], with the filesystem's own options.
+    pub fn with_options(kind: Kind, device: &Path, at: &Path, options: &str) -> Mounted {
         fs::create_dir_all(at).unwrap();
-        run("mount", ["-t".as_ref(), kind.name().as_ref(), device.as_os_str(), at.as_os_str()]);
+        let arguments = ["-t", kind.name(), "-o", options].map(AsRef::as_ref);
+        run("mount", arguments.into_iter().chain([device.as_os_str(), at.as_os_str()]));
         Mounted { at: at.to_owned() }
     }
 
@@ -65,9 +72,14 @@ impl Mounted {
     /// Unmounts. Afterwards the kernel remembers nothing of it.
     ///
     /// # Panics
-    /// Something has a file open there.
+    /// Something has a file open there for longer than a moment. (The files of a process that was killed with requests in
+    /// its ring are closed a moment after it is gone.)
     pub fn unmount(self) {
-        run("umount", [&self.at]);
+        let unmounted = || {
+            let status = Command::new("umount").arg(&self.at).stderr(Stdio::null()).status();
+            status.unwrap().success().then_some(())
+        };
+        await_some(SOON, unmounted, || format!("{} is in use", self.at.display()));
     }
 }
 

@@ -1,0 +1,64 @@
+//! A verified load, a cut, and every block on trial.
+
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use weir_lab::volatile_disk::Survivors;
+use weir_load::verify::Atomicity;
+
+use crate::common::{SIZE, alone, seed};
+use crate::cuts;
+use crate::flushed_load::{FlushedLoad, Verdict};
+use crate::site::{Plan, Site};
+
+/// A load, a cut in the middle of it, power, and the trial.
+fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng) -> Verdict {
+    let (view, uri) = site.wait_served();
+    let survivors = if random.bool() { Survivors::None } else { Survivors::Some { seed: random.u64(..) } };
+    let before = Duration::from_millis(random.u64(300..1500));
+    thread::scope(|scope| {
+        let loading = scope.spawn(|| load.run(&uri));
+        thread::sleep(before);
+        assert!(!loading.is_finished(), "the load ended by itself{}", site.bench.logs());
+        site.power_cut(|| {});
+    });
+    let toll = site.power_on(survivors);
+    let (after, uri) = site.wait_served();
+    let verdict = load.check(&uri);
+    let (before, after) = (view.owner.unwrap_or_default(), after.owner.unwrap_or_default());
+    eprintln!(
+        "{}: {} writes and {} flushes so far; owner {before}, then {after}; {survivors:?}, the backing's {toll:?}; {verdict:?}",
+        view.requested, load.writes, load.flushes
+    );
+    verdict
+}
+
+/// The backing has a cache, and a write that was not flushed may be torn: only its sectors are whole. What was acknowledged
+/// and not flushed may be lost (P8).
+#[test]
+fn write_through_keeps_what_was_flushed() {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut site = Site::up(&Plan { nodes: 2, policy: "write-through", size: SIZE });
+    let mut load = FlushedLoad::new(seed, Atomicity::Sector);
+    for _ in 0..cuts() {
+        let verdict = round(&mut site, &mut load, &mut random);
+        assert_eq!(verdict.durable_lost, 0, "seed {seed}: {:?}{}", verdict.first, site.bench.logs());
+    }
+    assert!(load.flushes > 0);
+}
+
+/// The trial of these tests: on a disk that does not flush, they must find the loss.
+#[test]
+fn a_backing_that_lies_is_found_out() {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut site = Site::up(&Plan { nodes: 2, policy: "write-through", size: SIZE });
+    site.backing_lies();
+    let mut load = FlushedLoad::new(seed, Atomicity::Sector);
+    let verdict = round(&mut site, &mut load, &mut random);
+    assert!(verdict.durable_lost > 0, "nothing was lost: {verdict:?}");
+}
