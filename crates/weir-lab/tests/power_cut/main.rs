@@ -4,9 +4,14 @@
 //! makes (default 2), `WEIR_SEED` replays.
 #![allow(clippy::unwrap_used)]
 
+use fastrand::Rng;
+use weir_lab::volatile_disk::Survivors;
+
 #[path = "../common/mod.rs"]
 mod common;
+mod filesystems;
 mod flushed_load;
+mod guest;
 mod mounted;
 mod rig;
 mod site;
@@ -17,4 +22,9 @@ mod verified;
 /// How many cuts a test makes: `WEIR_POWER_CUTS`, or 2.
 fn cuts() -> u64 {
     std::env::var("WEIR_POWER_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(2)
+}
+
+/// Half of the cuts leave nothing that was not flushed, the others what chance leaves.
+fn survivors(random: &mut Rng) -> Survivors {
+    if random.bool() { Survivors::None } else { Survivors::Some { seed: random.u64(..) } }
 }

@@ -8,14 +8,13 @@ use weir_lab::volatile_disk::Survivors;
 use weir_load::verify::Atomicity;
 
 use crate::common::{SIZE, alone, seed};
-use crate::cuts;
 use crate::flushed_load::{FlushedLoad, Verdict};
 use crate::site::{Plan, Site};
+use crate::{cuts, survivors};
 
 /// A load, a cut in the middle of it, power, and the trial.
-fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng) -> Verdict {
+fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng, survivors: Survivors) -> Verdict {
     let (view, uri) = site.wait_served();
-    let survivors = if random.bool() { Survivors::None } else { Survivors::Some { seed: random.u64(..) } };
     let before = Duration::from_millis(random.u64(300..1500));
     thread::scope(|scope| {
         let loading = scope.spawn(|| load.run(&uri));
@@ -44,7 +43,8 @@ fn write_through_keeps_what_was_flushed() {
     let mut site = Site::up(&Plan { nodes: 2, policy: "write-through", size: SIZE });
     let mut load = FlushedLoad::new(seed, Atomicity::Sector);
     for _ in 0..cuts() {
-        let verdict = round(&mut site, &mut load, &mut random);
+        let survivors = survivors(&mut random);
+        let verdict = round(&mut site, &mut load, &mut random, survivors);
         assert_eq!(verdict.durable_lost, 0, "seed {seed}: {:?}{}", verdict.first, site.bench.logs());
     }
     assert!(load.flushes > 0);
@@ -59,6 +59,7 @@ fn a_backing_that_lies_is_found_out() {
     let mut site = Site::up(&Plan { nodes: 2, policy: "write-through", size: SIZE });
     site.backing_lies();
     let mut load = FlushedLoad::new(seed, Atomicity::Sector);
-    let verdict = round(&mut site, &mut load, &mut random);
+    // With nothing that survives, the disk is as it was before it began to lie: its filesystem is whole, and old.
+    let verdict = round(&mut site, &mut load, &mut random, Survivors::None);
     assert!(verdict.durable_lost > 0, "nothing was lost: {verdict:?}");
 }
