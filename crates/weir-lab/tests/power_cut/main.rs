@@ -13,7 +13,9 @@ mod filesystems;
 mod flushed_load;
 mod guest;
 mod mounted;
+mod postgresql;
 mod rig;
+mod server;
 mod site;
 #[path = "../support/mod.rs"]
 mod support;

@@ -16,12 +16,15 @@ use crate::{cuts, survivors};
 fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng, survivors: Survivors) -> Verdict {
     let (view, uri) = site.wait_served();
     let before = Duration::from_millis(random.u64(300..1500));
-    thread::scope(|scope| {
+    let gave_up = thread::scope(|scope| {
         let loading = scope.spawn(|| load.run(&uri));
         thread::sleep(before);
-        assert!(!loading.is_finished(), "the load ended by itself{}", site.bench.logs());
+        // Judged after the cut: the scope ends when the load does, and it ends with the nodes.
+        let gave_up = loading.is_finished();
         site.power_cut(|| {});
+        gave_up
     });
+    assert!(!gave_up, "the load ended by itself{}", site.bench.logs());
     let toll = site.power_on(survivors);
     let (after, uri) = site.wait_served();
     let verdict = load.check(&uri);
