@@ -8,9 +8,11 @@ use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
 use crate::config::{AccelConfig, Inheritance};
-use crate::log::Log;
+use crate::flash::FlashStore;
+use crate::log::{Layout, Log};
+use crate::owner::Held;
 use crate::replica::{Replica, Verdict};
-use crate::wire::{self, MessageKind, Refuse, WireError};
+use crate::wire::{self, Confirm, MessageKind, Refuse, WireError};
 
 /// Connections to one replica at once: the owner's, and those of owners that come or go (P10).
 const MOST_SESSIONS: usize = 4;
@@ -32,6 +34,8 @@ struct Session {
     channel: Channel,
     /// Its Hello was taken.
     greeted: bool,
+    /// What it was told is at rest; nothing before its Hello is answered.
+    told: Option<Held>,
     ended: bool,
 }
 
@@ -39,24 +43,39 @@ struct Session {
 pub struct ReplicaHost {
     owner: OwnerId,
     replica: Replica,
+    /// Where the copy is at rest, if it is on flash.
+    store: Option<FlashStore>,
     sessions: Vec<Session>,
     next_slot: u32,
 }
 
 impl ReplicaHost {
-    /// A replica with an empty log; events of its connections go to `owner`.
+    /// A replica with an empty log, in memory or on flash; events of its connections go to `owner`.
     ///
     /// # Errors
     /// No memory for the log's arena.
-    pub fn new(owner: OwnerId, log_bytes: u64) -> io::Result<ReplicaHost> {
-        let log = Log::new(log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?;
-        Ok(ReplicaHost::holding(owner, Replica::new(log)))
+    pub fn new(owner: OwnerId, log_bytes: u64, store: Option<FlashStore>) -> io::Result<ReplicaHost> {
+        let layout = if store.is_some() { Layout::Flash } else { Layout::Memory };
+        let log = Log::with_layout(layout, log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?;
+        Ok(ReplicaHost::holding(owner, Replica::new(log), store))
     }
 
     /// A replica that there is already; events of its connections go to `owner`.
     #[must_use]
-    pub fn holding(owner: OwnerId, replica: Replica) -> ReplicaHost {
-        ReplicaHost { owner, replica, sessions: Vec::new(), next_slot: 0 }
+    pub fn holding(owner: OwnerId, replica: Replica, store: Option<FlashStore>) -> ReplicaHost {
+        ReplicaHost { owner, replica, store, sessions: Vec::new(), next_slot: 0 }
+    }
+
+    /// The number under which events of its flash store come, if it has one.
+    #[must_use]
+    pub fn store_owner(&self) -> Option<OwnerId> {
+        self.store.as_ref().map(FlashStore::owner)
+    }
+
+    /// Why nothing comes to rest here any more: this copy is of no use to an owner.
+    #[must_use]
+    pub fn store_error(&self) -> Option<&str> {
+        self.store.as_ref().and_then(FlashStore::error)
     }
 
     /// The protocol state.
@@ -82,6 +101,9 @@ impl ReplicaHost {
         fd: OwnedFd,
         received: &[u8],
     ) -> io::Result<()> {
+        if let Some(error) = self.store_error() {
+            return Err(io::Error::other(format!("this node's flash has failed: {error}")));
+        }
         if self.sessions.len() >= MOST_SESSIONS {
             // The oldest stranger goes: an owner with a newer epoch must always be heard.
             let place = self.sessions.iter().position(|session| !session.greeted).unwrap_or(0);
@@ -90,12 +112,15 @@ impl ReplicaHost {
         let slot = self.next_slot;
         self.next_slot = self.next_slot.wrapping_add(1);
         let channel = Channel::new(fd, Token { owner: self.owner, slot }, None, received, reactor)?;
-        self.sessions.push(Session { slot, node, channel, greeted: false, ended: false });
+        self.sessions.push(Session { slot, node, channel, greeted: false, told: None, ended: false });
         Ok(())
     }
 
-    /// An event for one of the connections.
-    pub fn on_event(&mut self, event: &Event) {
+    /// An event for one of the connections, or for the flash store.
+    pub fn on_event(&mut self, event: Event) {
+        if let Some(store) = self.store.as_mut().filter(|store| store.owner() == event.token.owner) {
+            return store.on_event(event);
+        }
         if let Action::Ready(interest) = event.action
             && let Some(session) = self.sessions.iter_mut().find(|session| session.slot == event.token.slot)
         {
@@ -109,10 +134,16 @@ impl ReplicaHost {
         let mut greeted = None;
         for session in &mut self.sessions {
             let before = session.greeted;
-            more |= session.advance(reactor, &mut self.replica);
+            more |= session.advance(reactor, &mut self.replica, self.store.is_none());
             if session.greeted && !before {
                 greeted = Some(session.slot);
             }
+        }
+        if greeted.is_some()
+            && let Some(store) = &mut self.store
+        {
+            // The Hello may have cut the log off, or begun it anew.
+            store.rewound(self.replica.log());
         }
         if let Some(newest) = greeted {
             // One owner at a time: whoever was connected before has a lower epoch or is the same node's old connection.
@@ -122,6 +153,7 @@ impl ReplicaHost {
                 session.ended = true;
             }
         }
+        self.keep_at_rest(reactor);
         self.sessions.retain_mut(|session| {
             if session.ended {
                 session.channel.close(reactor);
@@ -131,16 +163,44 @@ impl ReplicaHost {
         more
     }
 
+    /// Writes what is new to flash, and confirms what is at rest there. A Hello is answered when everything is: the owner
+    /// goes on behind what the answer says.
+    fn keep_at_rest(&mut self, reactor: &mut Reactor) {
+        let ReplicaHost { replica, store, sessions, .. } = self;
+        let Some(store) = store else { return };
+        let state = replica.state();
+        store.advance(reactor, replica.log_mut(), state);
+        if store.error().is_some() {
+            return sessions.iter_mut().for_each(|session| session.ended = true);
+        }
+        for session in sessions.iter_mut().filter(|session| session.greeted && !session.ended) {
+            let held = if replica.confirms_unstored() { replica.held() } else { store.stored() };
+            let news = match session.told {
+                None => store.has_caught_up(replica.log(), &state),
+                Some(told) => told != held,
+            };
+            if news && let Err(error) = session.confirm(reactor, held) {
+                session.give_up(&error);
+            }
+        }
+    }
+
     /// Refuses every owner up to `epoch - 1` from now on, and this very epoch's too: this node is its owner (P2).
     pub fn seal(&mut self, epoch: u64) {
         self.replica.seal(epoch);
     }
 
     /// This node becomes the owner: the connections are closed and the log is handed over.
-    pub fn inherit(mut self, reactor: &mut Reactor) -> Inheritance {
+    pub fn inherit(mut self, reactor: &mut Reactor) -> (Inheritance, Option<FlashStore>) {
         self.close(reactor);
         let (log, lineage) = self.replica.into_log();
-        Inheritance::Replica { log, lineage }
+        (Inheritance::Replica { log, lineage }, self.store)
+    }
+
+    /// The copy is not needed any more. Its store, if it has one, is to be retired.
+    pub fn forget(mut self, reactor: &mut Reactor) -> Option<FlashStore> {
+        self.close(reactor);
+        self.store
     }
 
     /// Closes all connections.
@@ -152,16 +212,13 @@ impl ReplicaHost {
 }
 
 impl Session {
-    fn advance(&mut self, reactor: &mut Reactor, replica: &mut Replica) -> bool {
+    fn advance(&mut self, reactor: &mut Reactor, replica: &mut Replica, confirms: bool) -> bool {
         for _ in 0..MOST_ROUNDS {
-            match self.round(reactor, replica) {
+            match self.round(reactor, replica, confirms) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => {
-                    if !matches!(error, SessionError::Channel(ChannelError::Closed)) {
-                        tracing::warn!(owner = self.node, %error, "replication connection given up");
-                    }
-                    self.ended = true;
+                    self.give_up(&error);
                     return false;
                 }
             }
@@ -169,8 +226,27 @@ impl Session {
         true
     }
 
-    /// One read, everything in it, one answer.
-    fn round(&mut self, reactor: &mut Reactor, replica: &mut Replica) -> Result<bool, SessionError> {
+    fn give_up(&mut self, error: &SessionError) {
+        if !matches!(error, SessionError::Channel(ChannelError::Closed)) {
+            tracing::warn!(owner = self.node, %error, "replication connection given up");
+        }
+        self.ended = true;
+    }
+
+    fn confirm(&mut self, reactor: &mut Reactor, held: Held) -> Result<(), SessionError> {
+        self.told = Some(held);
+        self.channel.queue(MessageKind::Confirm as u16, Confirm::new(held).as_bytes(), &[]);
+        self.channel.flush(reactor)?;
+        Ok(())
+    }
+
+    /// One read, everything in it, one answer; the answer later if the copy has to come to rest first.
+    fn round(
+        &mut self,
+        reactor: &mut Reactor,
+        replica: &mut Replica,
+        confirms: bool,
+    ) -> Result<bool, SessionError> {
         let mut taken = false;
         let mut refused = None;
         let Session { channel, greeted, .. } = self;
@@ -186,8 +262,8 @@ impl Session {
             }
             Ok(())
         })?;
-        if taken {
-            channel.queue(MessageKind::Confirm as u16, replica.confirm().as_bytes(), &[]);
+        if taken && confirms {
+            channel.queue(MessageKind::Confirm as u16, Confirm::new(replica.held()).as_bytes(), &[]);
         }
         if let Some(epoch) = refused {
             let refuse = Refuse { epoch: epoch.into() };

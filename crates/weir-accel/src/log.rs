@@ -9,11 +9,40 @@ use weir_block::Region;
 /// Most bytes of data in one record. Larger writes become several records.
 pub const LARGEST_RECORD: usize = 1 << 20;
 
-/// Payloads begin at multiples of this, so that they can be written with direct I/O from where they are.
-const ALIGNMENT: u64 = 512;
-
 /// Bytes of the arena that an owner leaves to what its replicas lose where the ring ends: records may lie differently there.
-const RESERVE: u64 = 2 * LARGEST_RECORD as u64;
+pub(crate) const RESERVE: u64 = 2 * (LARGEST_RECORD as u64 + BLOCK);
+
+/// The unit in which flash is written, in bytes.
+pub const BLOCK: u64 = 4096;
+
+/// How records lie in the arena. All copies of a disk's log have the same, or one might be full before the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// For a log in memory: payloads begin at multiples of 512 bytes, so that they can be written to the backing with
+    /// direct I/O from where they are.
+    Memory,
+    /// For a log that is at rest on flash: whole blocks, and one before each record, which is what a record costs there at
+    /// most (a frame of its own). So the room in the arena is room on the flash, however records are put into frames.
+    Flash,
+}
+
+impl Layout {
+    /// Payloads begin at multiples of this, and take room in multiples of it.
+    fn alignment(self) -> u64 {
+        match self {
+            Layout::Memory => 512,
+            Layout::Flash => BLOCK,
+        }
+    }
+
+    /// Bytes that are left out before each record.
+    fn gap(self) -> u64 {
+        match self {
+            Layout::Memory => 0,
+            Layout::Flash => BLOCK,
+        }
+    }
+}
 
 /// What a record counts for at least, in bytes.
 const SMALLEST_WEIGHT: u64 = 512;
@@ -93,26 +122,47 @@ pub fn checksum(sequence: u64, offset: u64, length: u32, kind: RecordKind, data:
 /// A ring of records. Appends at the head, frees at the tail, both in order of sequence numbers.
 pub struct Log {
     region: Rc<Region>,
+    layout: Layout,
     /// Bytes that an owner may fill.
     capacity: u64,
     /// Bytes of the region. Positions are on the endless ring; the physical position is the remainder by this.
     ring: u64,
     head: u64,
     tail: u64,
+    /// From here on the arena is being read, by a write to flash: not even what is freed or cut off may be written over.
+    pinned: Option<u64>,
     records: VecDeque<Record>,
     /// Sequence number of the oldest record held, or of the next one when there is none.
     first: u64,
 }
 
 impl Log {
-    /// An empty log for `bytes` of data, whose first record will have the number `first`.
+    /// An empty log in memory for `bytes` of data, whose first record will have the number `first`.
     ///
     /// # Errors
     /// The kernel gives no memory.
     pub fn new(bytes: u64, first: u64) -> io::Result<Log> {
+        Log::with_layout(Layout::Memory, bytes, first)
+    }
+
+    /// An empty log of `bytes`, whose first record will have the number `first`.
+    ///
+    /// # Errors
+    /// The kernel gives no memory.
+    pub fn with_layout(layout: Layout, bytes: u64, first: u64) -> io::Result<Log> {
         let region = Rc::new(Region::new((bytes + RESERVE) as usize)?);
         let ring = region.len() as u64;
-        Ok(Log { region, capacity: bytes, ring, head: 0, tail: 0, records: VecDeque::new(), first })
+        Ok(Log {
+            region,
+            layout,
+            capacity: bytes,
+            ring,
+            head: 0,
+            tail: 0,
+            pinned: None,
+            records: VecDeque::new(),
+            first,
+        })
     }
 
     /// Sequence number of the newest record; `freed` when there is none.
@@ -145,11 +195,12 @@ impl Log {
         self.capacity
     }
 
-    /// Whether `bytes` of data, cut into `records` of which all but the last are multiples of 512 bytes, certainly fit.
+    /// Whether `bytes` of data, cut into `records` of which all but the last are [`LARGEST_RECORD`] long, certainly fit.
     #[must_use]
     pub fn has_room(&self, bytes: u64, records: u64) -> bool {
         // At most one record's length is lost where the ring ends, and the last record is rounded up.
-        let need = bytes.next_multiple_of(ALIGNMENT) + LARGEST_RECORD as u64;
+        let gaps = (records + 1) * self.layout.gap();
+        let need = bytes.next_multiple_of(self.layout.alignment()) + gaps + LARGEST_RECORD as u64;
         self.capacity.saturating_sub(self.used()) >= need
             && self.records.len() as u64 + records <= MOST_RECORDS as u64
     }
@@ -164,7 +215,7 @@ impl Log {
     /// Bytes that certainly fit, as one write.
     #[must_use]
     pub fn room(&self) -> u64 {
-        self.capacity.saturating_sub(self.used() + LARGEST_RECORD as u64)
+        self.capacity.saturating_sub(self.used() + LARGEST_RECORD as u64 + 2 * self.layout.gap())
     }
 
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
@@ -186,17 +237,19 @@ impl Log {
             return None;
         }
         if self.records.is_empty() {
-            // Nothing is held: begin again where the memory is warm.
-            self.tail = self.head;
+            self.settle_tail();
         }
-        let size = (data.len() as u64).next_multiple_of(ALIGNMENT);
+        let gap = self.layout.gap();
+        let size = gap + (data.len() as u64).next_multiple_of(self.layout.alignment());
         let rest = self.ring - self.head % self.ring;
         let place = if size > rest { self.head + rest } else { self.head };
         if place + size - self.tail > self.ring {
             return None;
         }
-        record.place = place;
-        self.region.copy_in(self.position(place), data);
+        record.place = place + gap;
+        if !data.is_empty() {
+            self.region.copy_in(self.position(record.place), data);
+        }
         self.head = place + size;
         self.records.push_back(record);
         Some(self.last())
@@ -245,22 +298,36 @@ impl Log {
         while self.last() > sequence && !self.records.is_empty() {
             self.records.pop_back();
         }
-        self.head = match self.records.back() {
-            Some(record) => record.place + (record.data_length() as u64).next_multiple_of(ALIGNMENT),
-            None => self.tail,
-        };
-        self.head = self.head.max(self.tail);
+        if self.pinned.is_none() {
+            let end = self.records.back().map(|record| record.place + self.data_room(record));
+            self.head = end.unwrap_or(self.tail).max(self.tail);
+        }
+        self.settle_tail();
     }
 
     /// Forgets everything; the next record will have the number `first`.
     pub fn reset(&mut self, first: u64) {
         self.records.clear();
         self.first = first;
-        self.tail = self.head;
+        self.settle_tail();
     }
 
     fn settle_tail(&mut self) {
-        self.tail = self.records.front().map_or(self.head, |record| record.place);
+        let gap = self.layout.gap();
+        let held = self.records.front().map_or(self.head, |record| record.place - gap);
+        self.tail = self.pinned.map_or(held, |pinned| held.min(pinned));
+    }
+
+    /// From this place on the arena must stay as it is, whatever is freed, until it is pinned elsewhere or not at all.
+    pub fn pin(&mut self, place: Option<u64>) {
+        self.pinned = place;
+        self.settle_tail();
+    }
+
+    /// Bytes of the arena from a record's place on that are its own: its data, rounded up.
+    #[must_use]
+    pub fn data_room(&self, record: &Record) -> u64 {
+        (record.data_length() as u64).next_multiple_of(self.layout.alignment())
     }
 }
 
@@ -317,8 +384,9 @@ mod tests {
     proptest! {
         /// The ring against a list of byte vectors.
         #[test]
-        fn behaves_like_a_list(steps in prop::collection::vec(step(), 1..200)) {
-            let mut log = Log::new(4 << 20, 1).expect("memory");
+        fn behaves_like_a_list(steps in prop::collection::vec(step(), 1..200), flash: bool) {
+            let layout = if flash { Layout::Flash } else { Layout::Memory };
+            let mut log = Log::with_layout(layout, 4 << 20, 1).expect("memory");
             let mut list: VecDeque<(u64, Vec<u8>)> = VecDeque::new();
             let mut fill = 0u8;
             for step in steps {
@@ -343,7 +411,7 @@ mod tests {
                         list.retain(|(number, _)| *number <= to);
                     }
                 }
-                prop_assert!(log.used() <= log.capacity() + RESERVE);
+                prop_assert!(log.used() <= log.region().len() as u64);
                 for (number, data) in &list {
                     let record = log.get(*number).expect("held");
                     prop_assert_eq!(log.data(record), &data[..]);

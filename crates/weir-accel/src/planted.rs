@@ -52,11 +52,15 @@ pub enum Bug {
     SkipChecksum,
     /// A disk is handed over while its former owner's destage is under way, and nobody waits for that (P4).
     HandOverBesideDestage,
+    /// The owner acknowledges what is in its memory and not yet on its flash (P1).
+    CountUnstored,
+    /// A replica on flash confirms what is in its memory and not yet at rest (P1).
+    ConfirmUnstored,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 23] = [
+    pub const ALL: [Bug; 25] = [
         Bug::AcknowledgeOneCopyShort,
         Bug::BelieveBeforeCommit,
         Bug::ForgetDoubt,
@@ -80,6 +84,8 @@ impl Bug {
         Bug::KeepFreed,
         Bug::SkipChecksum,
         Bug::HandOverBesideDestage,
+        Bug::CountUnstored,
+        Bug::ConfirmUnstored,
     ];
 
     /// Its name in commands and reports.
@@ -109,6 +115,8 @@ impl Bug {
             Bug::KeepFreed => "keep-freed",
             Bug::SkipChecksum => "skip-checksum",
             Bug::HandOverBesideDestage => "hand-over-beside-destage",
+            Bug::CountUnstored => "count-unstored",
+            Bug::ConfirmUnstored => "confirm-unstored",
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The replica's side of the protocol: whom to obey, what is held. No I/O here.
 
+use crate::flash::frame::State;
 use crate::lineage::Lineage;
 use crate::log::{Log, checksum};
+use crate::owner::Held;
 use crate::planted::{Bug, Planted};
-use crate::wire::{self, Batch, Confirm, Hello, RecordHeader, WireError};
+use crate::wire::{self, Batch, Hello, RecordHeader, WireError};
 
 /// What a replica answers to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,13 @@ impl Replica {
         self.planted = planted;
     }
 
+    /// A copy that was at rest.
+    #[must_use]
+    pub fn recovered(log: Log, state: State) -> Replica {
+        let State { epoch, lineage, complete, .. } = state;
+        Replica { epoch, lineage, complete, ..Replica::new(log) }
+    }
+
     /// The complete log of an owner that has handed the disk over: its successor may go on from it.
     #[must_use]
     pub fn of_former_owner(log: Log, epoch: u64, lineage: Lineage) -> Replica {
@@ -57,6 +66,11 @@ impl Replica {
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
+    }
+
+    /// The records, for whoever keeps them at rest.
+    pub fn log_mut(&mut self) -> &mut Log {
+        &mut self.log
     }
 
     /// The highest epoch seen.
@@ -171,16 +185,24 @@ impl Replica {
         if self.planted.has(Bug::KeepFreed) { self.log.last() } else { self.log.freed() }
     }
 
-    /// What is held, for the owner.
+    /// What is held in memory.
     #[must_use]
-    pub fn confirm(&self) -> Confirm {
-        Confirm {
-            epoch: self.epoch.into(),
-            last: self.log.last().into(),
-            freed: self.confirmed_freed().into(),
-            complete: u32::from(self.complete).into(),
-            zero: 0.into(),
-        }
+    pub fn held(&self) -> Held {
+        let (last, freed) = (self.log.last(), self.confirmed_freed());
+        Held { epoch: self.epoch, last, freed, complete: self.complete }
+    }
+
+    /// What has to be at rest beside the records, for a copy on flash.
+    #[must_use]
+    pub fn state(&self) -> State {
+        let Replica { epoch, lineage, complete, .. } = *self;
+        State { epoch, lineage, freed: self.log.freed(), complete }
+    }
+
+    /// Whether a copy on flash may be confirmed before it is at rest: never.
+    #[must_use]
+    pub fn confirms_unstored(&self) -> bool {
+        self.planted.has(Bug::ConfirmUnstored)
     }
 }
 

@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::lineage::{Ancestor, Lineage};
 use crate::log::{LARGEST_RECORD, Record, RecordKind};
+use crate::owner::Held;
 
 /// The smallest logical block; ranges are multiples of it.
 const SECTOR: u64 = 512;
@@ -117,6 +118,21 @@ pub struct Confirm {
     pub complete: U32,
     /// Zero.
     pub zero: U32,
+}
+
+impl Confirm {
+    /// Says that this is held.
+    #[must_use]
+    pub fn new(held: Held) -> Confirm {
+        let Held { epoch, last, freed, complete } = held;
+        Confirm {
+            epoch: epoch.into(),
+            last: last.into(),
+            freed: freed.into(),
+            complete: u32::from(complete).into(),
+            zero: 0.into(),
+        }
+    }
 }
 
 /// A run of records. 32 bytes, then `count` × [`RecordHeader`].

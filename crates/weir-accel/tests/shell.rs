@@ -182,7 +182,8 @@ impl Disk {
         };
         let lower = Metered::new("backing", Backing(Rc::clone(&script)));
         let peers = reactor.new_owner();
-        let accel = Accel::new(config, configuration, Inheritance::Nothing, true, lower, peers).unwrap();
+        let accel =
+            Accel::new(config, configuration, Inheritance::Nothing, true, lower, peers, None).unwrap();
         Disk { reactor, accel, script, done: Vec::new(), notices: Vec::new() }
     }
 
@@ -499,7 +500,7 @@ fn flood(host: &mut ReplicaHost, reactor: &mut Reactor, stream: &mut UnixStream,
             sent += stream.write(&bytes[sent..]).unwrap_or(0);
             let mut events = Vec::new();
             reactor.wait(Nanos(0), &mut events).unwrap();
-            events.iter().for_each(|event| host.on_event(event));
+            events.drain(..).for_each(|event| host.on_event(event));
             host.advance(reactor);
             if sent == bytes.len() {
                 break;
@@ -516,7 +517,7 @@ fn flood(host: &mut ReplicaHost, reactor: &mut Reactor, stream: &mut UnixStream,
 fn who_does_not_take_answers_is_not_listened_to() {
     let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
     let id = reactor.new_owner();
-    let mut host = ReplicaHost::new(id, LOG).unwrap();
+    let mut host = ReplicaHost::new(id, LOG, None).unwrap();
     let (mut stream, theirs) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
     host.attach(&mut reactor, "adversary".into(), theirs.into(), &[]).unwrap();
@@ -535,7 +536,7 @@ fn who_does_not_take_answers_is_not_listened_to() {
         read += stream.read(&mut answers).unwrap_or(0);
         let mut events = Vec::new();
         reactor.wait(Nanos(0), &mut events).unwrap();
-        events.iter().for_each(|event| host.on_event(event));
+        events.drain(..).for_each(|event| host.on_event(event));
         host.advance(&mut reactor);
     }
     assert!(read > 1 << 20, "{read} bytes of answers");

@@ -5,9 +5,13 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_accel::flash::device::device_bytes;
+use weir_accel::flash::{FlashDevice, FlashStore};
+use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, ReplicaHost};
 use weir_block::{
     Completion, Layer, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, ReactorConfig, Request,
@@ -30,6 +34,8 @@ struct Pair {
     done: Vec<Completion>,
     configuration: Configuration,
     peer_available: bool,
+    /// The flash devices of the owner's node and of the replica's, unless logs are in memory.
+    flash: Option<[Arc<FlashDevice>; 2]>,
 }
 
 fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option<usize>) -> Configuration {
@@ -37,26 +43,63 @@ fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option
     Configuration { epoch, replicas, write_back, wanted_replicas: wanted }
 }
 
+/// Two flash devices beside the backing.
+fn devices(path: &Path) -> [Arc<FlashDevice>; 2] {
+    ["a", "b"].map(|node| {
+        let path = path.with_file_name(format!("flash-{node}"));
+        FlashDevice::open(&path, device_bytes(1, LOG), LOG, fastrand::u64(..)).unwrap()
+    })
+}
+
 impl Pair {
     fn new(path: &Path, wanted: Option<usize>) -> Pair {
-        let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
-        let host_id = reactor.new_owner();
+        Pair::with(path, wanted, None)
+    }
+
+    fn with(path: &Path, wanted: Option<usize>, flash: Option<[Arc<FlashDevice>; 2]>) -> Pair {
+        let reactor = Reactor::new(ReactorConfig::default()).unwrap();
         let mut pair = Pair {
             reactor,
             accel: None,
             backing_id: OwnerId(0),
-            host: Some(ReplicaHost::new(host_id, LOG).unwrap()),
-            host_id,
+            host: None,
+            host_id: OwnerId(0),
+            flash,
             epoch: 1,
             done: Vec::new(),
             configuration: configuration(1, &[], false, wanted),
             peer_available: true,
         };
-        pair.open(path, Inheritance::Nothing);
+        pair.start_host();
+        let store = pair.empty_store(0);
+        pair.open(path, Inheritance::Nothing, store);
         pair
     }
 
-    fn open(&mut self, path: &Path, inheritance: Inheritance) {
+    /// A slot on the flash of the owner's node (0) or of the replica's (1).
+    fn empty_store(&mut self, node: usize) -> Option<FlashStore> {
+        let lease = self.flash.as_ref()?[node].take("disk", 1).unwrap();
+        Some(FlashStore::new(self.reactor.new_owner(), lease).unwrap())
+    }
+
+    /// A replica that holds nothing yet.
+    fn start_host(&mut self) {
+        self.host_id = self.reactor.new_owner();
+        let store = self.empty_store(1);
+        self.host = Some(ReplicaHost::new(self.host_id, LOG, store).unwrap());
+    }
+
+    /// What a node finds on its flash when it starts again.
+    fn recovered(&mut self, node: usize) -> ReplicaHost {
+        let lease = self.flash.as_ref().unwrap()[node].find("disk").expect("a log is at rest");
+        let id = self.reactor.new_owner();
+        let (store, log, state) = FlashStore::recover(id, lease, LOG).unwrap().expect("frames are at rest");
+        assert!(state.complete);
+        self.host_id = self.reactor.new_owner();
+        ReplicaHost::holding(self.host_id, Replica::recovered(log, state), Some(store))
+    }
+
+    fn open(&mut self, path: &Path, inheritance: Inheritance, store: Option<FlashStore>) {
         let options =
             BackingOptions { size: Some(SIZE), logical_block: Some(512), ..BackingOptions::default() };
         let backing = FileBacking::open(&mut self.reactor, path, &options).unwrap();
@@ -64,7 +107,8 @@ impl Pair {
         let peers = self.reactor.new_owner();
         let config = AccelConfig { destage_delay: Duration::from_millis(3), ..AccelConfig::standalone(LOG) };
         let lower = Metered::new("backing", backing);
-        let accel = Accel::new(config, self.configuration.clone(), inheritance, true, lower, peers).unwrap();
+        let accel =
+            Accel::new(config, self.configuration.clone(), inheritance, true, lower, peers, store).unwrap();
         self.accel = Some(accel);
     }
 
@@ -75,11 +119,13 @@ impl Pair {
         let mut events = Vec::new();
         self.reactor.wait(deadline, &mut events).unwrap();
         for event in events {
-            if event.token.owner == self.host_id {
+            let to = event.token.owner;
+            let store = self.host.as_ref().and_then(ReplicaHost::store_owner);
+            if to == self.host_id || Some(to) == store {
                 if let Some(host) = &mut self.host {
-                    host.on_event(&event);
+                    host.on_event(event);
                 }
-            } else if event.token.owner == self.backing_id || event.token.owner == accel.peers_id() {
+            } else if [self.backing_id, accel.peers_id()].contains(&to) || Some(to) == accel.store_id() {
                 accel.on_event(&mut self.reactor, event);
             }
         }
@@ -140,20 +186,49 @@ impl Pair {
         }
         let mut host = self.host.take().unwrap();
         // What the dead owner's kernel had already sent still arrives, or does not.
-        if rng.bool() {
-            for event in &events {
-                host.on_event(event);
-            }
+        let arrives = rng.bool();
+        let own = host.store_owner();
+        // The replica's own flash answers in any case.
+        for event in events.into_iter().filter(|event| arrives || Some(event.token.owner) == own) {
+            host.on_event(event);
+        }
+        if arrives {
             host.advance(&mut self.reactor);
         }
         assert!(host.replica().is_complete());
         self.epoch += 1;
         self.configuration = configuration(self.epoch, &[], true, self.configuration.wanted_replicas);
         host.seal(self.epoch);
-        let inheritance = host.inherit(&mut self.reactor);
-        self.host_id = self.reactor.new_owner();
-        self.host = Some(ReplicaHost::new(self.host_id, LOG).unwrap());
-        self.open(path, inheritance);
+        let (inheritance, store) = host.inherit(&mut self.reactor);
+        if let Some(flash) = &mut self.flash {
+            flash.swap(0, 1);
+        }
+        self.start_host();
+        self.open(path, inheritance, store);
+    }
+
+    /// Both nodes lose their power; what is at rest is all that is left. The former owner or its replica goes on, and
+    /// greets the other one, which has its copy still.
+    fn power_cut(&mut self, path: &Path, rng: &mut Rng) {
+        let mut accel = self.accel.take().unwrap();
+        accel.let_go(&mut self.reactor);
+        drop(accel);
+        self.host.take().unwrap().close(&mut self.reactor);
+        let mut events = Vec::new();
+        while self.reactor.files_in_flight() > 0 {
+            self.reactor.wait(Nanos::NEVER, &mut events).unwrap();
+        }
+        if rng.bool() {
+            self.flash.as_mut().unwrap().swap(0, 1);
+        }
+        let mut owner = self.recovered(0);
+        let other = self.recovered(1);
+        self.epoch += 1;
+        self.configuration = configuration(self.epoch, &["b"], true, self.configuration.wanted_replicas);
+        owner.seal(self.epoch);
+        let (inheritance, store) = owner.inherit(&mut self.reactor);
+        self.host = Some(other);
+        self.open(path, inheritance, store);
     }
 }
 
@@ -352,6 +427,30 @@ fn nothing_acknowledged_is_lost_when_owners_vanish() {
 }
 
 #[test]
+fn nothing_acknowledged_is_lost_when_the_power_goes() {
+    for seed in 0..6 {
+        let directory = scratch();
+        let path = disk(&directory);
+        let mut pair = Pair::with(&path, Some(1), Some(devices(&path)));
+        let mut guest = Guest::new(seed);
+        for round in 0..5 {
+            pair.until("the replica set", |pair| pair.effective() == "write-back+1");
+            let turns = guest.rng.usize(20..300);
+            work(&mut guest, &mut pair, turns);
+            if guest.rng.u8(..3) > 0 {
+                pair.power_cut(&path, &mut guest.rng);
+            } else {
+                pair.take_over(&path, &mut guest.rng);
+            }
+            guest.owner_died();
+            pair.done.clear();
+            println!("seed {seed} round {round}: verifying");
+            guest.verify(&mut pair);
+        }
+    }
+}
+
+#[test]
 fn policies_change_under_load_and_the_disk_stays_right() {
     let directory = scratch();
     let path = disk(&directory);
@@ -401,8 +500,7 @@ fn a_lost_replica_means_write_through_and_its_return_write_back() {
         assert!(turns < 20_000, "falls: {:?}", pair.accel.as_ref().unwrap().status());
     }
     work(&mut guest, &mut pair, 100);
-    pair.host_id = pair.reactor.new_owner();
-    pair.host = Some(ReplicaHost::new(pair.host_id, LOG).unwrap());
+    pair.start_host();
     pair.peer_available = true;
     let mut turns = 0;
     while pair.effective() != "write-back+1" {

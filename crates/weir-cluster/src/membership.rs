@@ -8,7 +8,9 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::records::{NodeRecord, NodeRef, Record, RecordError, StoppedHow, StoppedRecord, keys};
+use crate::records::{
+    MediumSpace, NodeRecord, NodeRef, Record, RecordError, StoppedHow, StoppedRecord, keys,
+};
 use crate::registry::{
     Compare, Expect, LeaseId, MAX_TTL, MIN_TTL, ProcessWatch, Registry, RegistryError, Transaction,
 };
@@ -74,7 +76,9 @@ pub struct NodeSession {
 
 struct Shared {
     registry: Arc<dyn Registry>,
-    record: NodeRecord,
+    me: NodeRef,
+    /// What others see, or are about to see.
+    record: Mutex<NodeRecord>,
     config: SessionConfig,
     deadline: Arc<AtomicU64>,
     state: watch::Sender<SessionState>,
@@ -85,17 +89,14 @@ struct Shared {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     lease: LeaseId,
-    /// Of `nodes/<name>`.
+    /// Of `sessions/<name>`.
     revision: u64,
     watched: ProcessWatch,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared")
-            .field("record", &self.record)
-            .field("held", &self.held)
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").field("me", &self.me).field("held", &self.held).finish_non_exhaustive()
     }
 }
 
@@ -115,7 +116,9 @@ impl NodeSession {
         let deadline = Arc::new(AtomicU64::new(0));
         let joined = join(&*registry, &record, &config, &deadline).await?;
         let state = watch::Sender::new(SessionState::Held);
-        let shared = Arc::new(Shared { registry, record, config, deadline, state, held: Mutex::new(joined) });
+        let (me, record) = (record.node_ref(), Mutex::new(record));
+        let held = Mutex::new(joined);
+        let shared = Arc::new(Shared { registry, me, record, config, deadline, state, held });
         let keeper = Mutex::new(Some(tokio::spawn(keep_alive(Arc::clone(&shared), joined.lease))));
         Ok(NodeSession { shared, keeper })
     }
@@ -123,13 +126,30 @@ impl NodeSession {
     /// This process, as the records name it.
     #[must_use]
     pub fn node_ref(&self) -> NodeRef {
-        self.shared.record.node_ref()
+        self.shared.me.clone()
     }
 
     /// What others see of this node.
     #[must_use]
-    pub fn record(&self) -> &NodeRecord {
-        &self.shared.record
+    pub fn record(&self) -> NodeRecord {
+        self.shared.record().clone()
+    }
+
+    /// Tells the others what this node now offers and how much it does. Nothing is written when nothing has changed.
+    ///
+    /// # Errors
+    /// What the registry says; [`RegistryError::Conflict`] when the session has ended. The next call tells it again.
+    pub async fn tell(&self, media: Vec<MediumSpace>, load: u64) -> Result<(), RegistryError> {
+        let shared = &self.shared;
+        let before = self.record();
+        let record = NodeRecord { media, load, ..before.clone() };
+        if record == before {
+            return Ok(());
+        }
+        let put = Transaction::new().put_leased(keys::node(&record.name), record.encode(), self.lease());
+        shared.registry.transact(put.when(self.guard())).await?;
+        *shared.record() = record;
+        Ok(())
     }
 
     /// Until when the lease certainly stands, in nanoseconds of `CLOCK_MONOTONIC`; 0 when it does not.
@@ -164,7 +184,7 @@ impl NodeSession {
     #[must_use]
     pub fn guard(&self) -> Compare {
         let expect = Expect::ModRevision(self.shared.held().revision);
-        Compare { key: keys::node(&self.shared.record.name), expect }
+        Compare { key: keys::session(&self.shared.me.node), expect }
     }
 
     /// Joins again, with a new lease, as the same process. What hung on the old lease stays lost.
@@ -174,7 +194,8 @@ impl NodeSession {
     pub async fn register_again(&self) -> Result<LeaseId, SessionError> {
         self.stop_keeper().await;
         let shared = &self.shared;
-        let joined = join(&*shared.registry, &shared.record, &shared.config, &shared.deadline).await?;
+        let record = self.record();
+        let joined = join(&*shared.registry, &record, &shared.config, &shared.deadline).await?;
         *shared.held() = joined;
         shared.state.send_replace(SessionState::Held);
         let keeper = tokio::spawn(keep_alive(Arc::clone(shared), joined.lease));
@@ -222,6 +243,10 @@ impl Drop for NodeSession {
 impl Shared {
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn record(&self) -> MutexGuard<'_, NodeRecord> {
+        self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn set_state(&self, state: SessionState) {
@@ -282,7 +307,8 @@ async fn put_node(
     };
     // Watched before it is visible: whoever sees the node may rely on hearing of its end.
     let watched = registry.register_process(&record.name, record.incarnation, lease).await?;
-    let put = transaction.put_leased(key, record.encode(), lease);
+    let session = keys::session(&record.name);
+    let put = transaction.put_leased(key, record.encode(), lease).put_leased(session, "", lease);
     Ok((registry.transact(put).await?.revision, watched))
 }
 
@@ -304,13 +330,13 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
             }
             Ok(Err(RegistryError::LeaseExpired { .. })) => {
                 shared.deadline.store(0, Ordering::Release);
-                tracing::warn!(node = shared.record.name, %lease, "lost the lease");
+                tracing::warn!(node = shared.me.node, %lease, "lost the lease");
                 return shared.set_state(SessionState::Lost);
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer in time".to_owned(),
         };
-        tracing::debug!(node = shared.record.name, error, "cannot keep the lease alive");
+        tracing::debug!(node = shared.me.node, error, "cannot keep the lease alive");
         if monotonic_nanos() >= shared.deadline.load(Ordering::Acquire) {
             shared.set_state(SessionState::Unconfirmed);
         }

@@ -150,7 +150,8 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
 /// now on, and nothing is acknowledged without them (P1, P2). The new owner's own copy of the log then counts
 /// as the owner's; until it has changed the replica set it must not acknowledge more than the mode says.
 /// In write-through nothing but time or certainty keeps the former owner off the backing.
-/// `write-back+0` is never taken over: that would lose acknowledged writes silently.
+/// The owner's own node may, when it has started again and the log is on its flash. `write-back+0` is taken over by nobody
+/// else: that would lose acknowledged writes silently.
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`], [`Refusal::OnlyCopyLost`],
@@ -158,17 +159,18 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
 pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Result<DiskRecord, Refusal> {
     let owner = gone_owner(record, by, evidence)?;
     match record.mode {
+        Mode::WriteBack if record.has_owners_copy(by) => {}
         Mode::WriteBack if record.replicas.is_empty() => {
             return Err(Refusal::OnlyCopyLost { owner: owner.clone() });
         }
-        Mode::WriteBack if !record.replicas.contains(by) => {
+        Mode::WriteBack if !record.is_replica(by) => {
             return Err(Refusal::NotAReplica { by: by.clone(), replicas: record.replicas.clone() });
         }
         Mode::WriteBack => {}
         Mode::WriteThrough => must_not_write(owner, evidence)?,
     }
     let mut next = succeed(record, owner, by)?;
-    next.replicas.retain(|replica| replica != by);
+    next.replicas.retain(|replica| !record.counts(replica, by));
     Ok(next)
 }
 
@@ -188,10 +190,25 @@ pub fn hand_over(
 ) -> Result<DiskRecord, Refusal> {
     check_owner(record, owner, epoch)?;
     let mut next = succeed(record, owner, to)?;
-    let Some(place) = next.replicas.iter_mut().find(|replica| *replica == to) else {
+    let Some(place) = next.replicas.iter_mut().find(|replica| record.counts(replica, to)) else {
         return Err(Refusal::NotAReplica { by: to.clone(), replicas: record.replicas.clone() });
     };
     *place = owner.clone();
+    Ok(next)
+}
+
+/// Strikes off a replica by its own node, which finds on its flash that it does not have that copy (any more): others need not
+/// wait for it. Only while the owner is gone; a living one finds out by itself and fills the copy anew.
+///
+/// # Errors
+/// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`].
+pub fn disclaim(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Result<DiskRecord, Refusal> {
+    gone_owner(record, by, evidence)?;
+    if !record.is_replica(by) {
+        return Err(Refusal::NotAReplica { by: by.clone(), replicas: record.replicas.clone() });
+    }
+    let mut next = next(record)?;
+    next.replicas.retain(|replica| !record.counts(replica, by));
     Ok(next)
 }
 

@@ -4,53 +4,131 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef};
+use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Places, Policy};
 
 /// The nodes whose lease stands, by name.
 pub type Live = BTreeMap<String, NodeRecord>;
 
-/// Who should take `record` over: in write-back the first replica that is alive (as the same process), in
-/// write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
+/// Who should take `record` over: in write-back the first replica whose copy is there (in the same process, or on the same
+/// flash), then the owner's own node when its copy has come back with its flash; in write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
 /// no owner, and when nobody may.
 #[must_use]
 pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
     let owner = record.owner.as_ref()?;
-    let is_alive =
-        |node: &NodeRef| live.get(&node.node).is_some_and(|now| now.incarnation == node.incarnation);
-    if is_alive(owner) {
+    if live.get(&owner.node).is_some_and(|now| now.incarnation == owner.incarnation) {
         return None;
     }
+    let holder = |copy: &NodeRef| {
+        let process = live.get(&copy.node).map(NodeRecord::node_ref);
+        process.filter(|process| record.counts(copy, process))
+    };
     match record.mode {
-        Mode::WriteBack => record.replicas.iter().find(|replica| is_alive(replica)).cloned(),
-        Mode::WriteThrough => {
-            live.values().max_by_key(|node| weight(&record.name, &node.name)).map(NodeRecord::node_ref)
+        Mode::WriteBack => record.replicas.iter().find_map(holder).or_else(|| holder(owner)),
+        // One without room could not open it. When nobody has any, somebody has to say so.
+        Mode::WriteThrough => live
+            .values()
+            .max_by_key(|node| (node.has_room(record.medium), weight(&record.name, &node.name)))
+            .map(NodeRecord::node_ref),
+    }
+}
+
+/// Live nodes for the replicas that `record` is short of, best first, when `owner` owns it and the nodes of `present` are its
+/// replicas already: never one of those or of `exclude`, nor one without room for a log on the disk's medium.
+///
+/// Other fault domains than the owner's and each other's come first as long as there are any, then who keeps fewer logs, then
+/// whom the disk's name falls to. A strict policy gets nodes on the side of the owner's fault domain where it is short of
+/// them, or none.
+#[must_use]
+pub fn choose_replicas(
+    record: &DiskRecord,
+    owner: &str,
+    present: &[String],
+    exclude: &[String],
+    live: &Live,
+) -> Vec<NodeRef> {
+    let is_free = |node: &&NodeRecord| {
+        let name = &node.name;
+        *name != owner && !present.contains(name) && !exclude.contains(name) && node.has_room(record.medium)
+    };
+    let mut candidates: Vec<&NodeRecord> = live.values().filter(is_free).collect();
+    candidates.sort_by_key(|node| (load_class(node.load), Reverse(weight(&record.name, &node.name))));
+    let mut set: Vec<&str> = present.iter().map(String::as_str).collect();
+    let mut chosen = Vec::new();
+    while let Some(place) = next_best(record.policy, owner, &set, &candidates, live) {
+        let node = candidates.remove(place);
+        set.push(&node.name);
+        chosen.push(node.node_ref());
+    }
+    chosen
+}
+
+/// The best of `candidates`, which are sorted, for one more place in `set`.
+fn next_best(
+    policy: Policy,
+    owner: &str,
+    set: &[&str],
+    candidates: &[&NodeRecord],
+    live: &Live,
+) -> Option<usize> {
+    let home = domain(owner, live);
+    let taken: BTreeSet<&str> = set.iter().filter_map(|node| domain(node, live)).chain(home).collect();
+    let elsewhere = || candidates.iter().position(|node| !taken.contains(&*node.fault_domain));
+    match policy {
+        Policy::WriteThrough => None,
+        Policy::WriteBack(wanted) if set.len() >= usize::from(wanted) => None,
+        Policy::WriteBack(_) => elsewhere().or((!candidates.is_empty()).then_some(0)),
+        Policy::Strict(wanted) => {
+            let (home, has) = (home?, places(owner, set.iter().copied(), live));
+            let beyond = || candidates.iter().position(|node| node.fault_domain != home);
+            let within = || candidates.iter().position(|node| node.fault_domain == home);
+            let outside = (has.outside < wanted.outside).then(|| elsewhere().or_else(beyond)).flatten();
+            outside.or_else(|| (has.inside < wanted.inside).then(within).flatten())
         }
     }
 }
 
-/// Up to `wanted` live nodes for the replicas of disk `disk`, whose owner is `owner`: never the owner's
-/// node nor one in `exclude`, in other fault domains than the owner's and each other's as long as there are
-/// any, and otherwise spread by the disk's name.
+/// Which replicas a strict policy does not want where they are, seen from `owner`: to be replaced by others. Of too many on one
+/// side, the last go. Who is not alive counts for nothing: it is lost, not misplaced.
 #[must_use]
-pub fn choose_replicas(
-    disk: &str,
-    owner: &str,
-    wanted: usize,
-    live: &Live,
-    exclude: &[String],
-) -> Vec<NodeRef> {
-    let mut candidates: Vec<&NodeRecord> =
-        live.values().filter(|node| node.name != owner && !exclude.contains(&node.name)).collect();
-    candidates.sort_by_key(|node| Reverse(weight(disk, &node.name)));
-    let mut domains: BTreeSet<&str> = live.get(owner).map(|owner| &*owner.fault_domain).into_iter().collect();
-    let mut chosen = Vec::new();
-    while chosen.len() < wanted && !candidates.is_empty() {
-        let elsewhere = candidates.iter().position(|node| !domains.contains(&*node.fault_domain));
-        let node = candidates.remove(elsewhere.unwrap_or(0));
-        domains.insert(&node.fault_domain);
-        chosen.push(node.node_ref());
-    }
-    chosen
+pub fn misplaced<'a>(policy: Policy, owner: &str, replicas: &'a [NodeRef], live: &Live) -> Vec<&'a str> {
+    let Policy::Strict(wanted) = policy else { return Vec::new() };
+    let mut left = wanted;
+    let is_surplus = |replica: &&NodeRef| {
+        let left = match is_inside(owner, &replica.node, live) {
+            Some(true) => &mut left.inside,
+            Some(false) => &mut left.outside,
+            None => return false,
+        };
+        let surplus = *left == 0;
+        *left = left.saturating_sub(1);
+        surplus
+    };
+    replicas.iter().filter(is_surplus).map(|replica| &*replica.node).collect()
+}
+
+/// Where `nodes` are, seen from `owner`; those that are not alive are nowhere.
+#[must_use]
+pub fn places<'a>(owner: &str, nodes: impl IntoIterator<Item = &'a str>, live: &Live) -> Places {
+    let sides = nodes.into_iter().filter_map(|node| is_inside(owner, node, live));
+    sides.fold(Places::default(), |places, inside| match inside {
+        true => Places { inside: places.inside.saturating_add(1), ..places },
+        false => Places { outside: places.outside.saturating_add(1), ..places },
+    })
+}
+
+/// Whether `node` is in the fault domain of `owner`, if both are known.
+fn is_inside(owner: &str, node: &str, live: &Live) -> Option<bool> {
+    Some(domain(owner, live)? == domain(node, live)?)
+}
+
+fn domain<'a>(node: &str, live: &'a Live) -> Option<&'a str> {
+    live.get(node).map(|record| &*record.fault_domain)
+}
+
+/// Loads that count as equal: 0, 1, 2–3, 4–7, …. What a node tells is seconds old. When a node dies, many disks look for a
+/// replica at once, and must not all run to the one that had a log less than the others.
+fn load_class(load: u64) -> u32 {
+    u64::BITS - load.leading_zeros()
 }
 
 /// Rendezvous hashing: when a node comes or goes, only the disks that it wins or had won move.
@@ -70,17 +148,20 @@ fn weight<'a>(disk: &str, node: &'a str) -> (u64, &'a str) {
 #[allow(clippy::unwrap_used, clippy::disallowed_methods)]
 mod tests {
     use super::*;
-    use crate::records::{Policy, Source};
+    use crate::records::{Medium, MediumSpace, Source};
 
     fn live(nodes: &[(&str, &str)]) -> Live {
         let record = |name: &str, domain: &str| NodeRecord {
             name: name.into(),
             incarnation: 1,
+            flash: None,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
             nbd_unix: "/n".into(),
             api: "/a".into(),
             fault_domain: domain.into(),
+            media: Vec::new(),
+            load: 0,
         };
         nodes.iter().map(|(name, domain)| ((*name).to_owned(), record(name, domain))).collect()
     }
@@ -89,21 +170,92 @@ mod tests {
         nodes.iter().map(|node| &*node.node).collect()
     }
 
+    fn disk(name: &str, policy: Policy) -> DiskRecord {
+        DiskRecord::new(name, "v", Source::File { name: "d".into() }, 4096, 512, policy)
+    }
+
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     #[test]
     fn replicas_go_to_other_fault_domains_first() {
         let live = live(&[("a", "r1"), ("b", "r1"), ("c", "r2"), ("d", "r3"), ("e", "r2")]);
         for number in 0..200 {
-            let disk = format!("disk-{number}");
-            let two = choose_replicas(&disk, "a", 2, &live, &[]);
-            let domains: BTreeSet<_> = two.iter().map(|node| &live[&node.node].fault_domain).collect();
-            assert_eq!(domains.len(), 2);
-            assert!(!domains.contains(&"r1".to_owned()));
-            assert_eq!(choose_replicas(&disk, "a", 9, &live, &[]).len(), 4, "all but the owner");
-            let without = choose_replicas(&disk, "a", 2, &live, &["c".into(), "e".into()]);
-            assert_eq!(names(&without), ["d", "b"], "then the owner's own domain");
+            let disk = disk(&format!("vm-{number}"), Policy::WriteBack(2));
+            let two = choose_replicas(&disk, "a", &[], &[], &live);
+            let domains: BTreeSet<_> = two.iter().map(|node| &*live[&node.node].fault_domain).collect();
+            assert_eq!(domains, BTreeSet::from(["r2", "r3"]), "{two:?}");
+            let one = choose_replicas(&disk, "a", &owned(&["c"]), &[], &live);
+            assert_eq!(names(&one), ["d"], "a third domain before one that has a replica");
+            let rest = choose_replicas(&disk, "a", &[], &owned(&["c", "e"]), &live);
+            assert_eq!(names(&rest), ["d", "b"], "then the owner's own domain");
         }
-        assert!(choose_replicas("x", "a", 0, &live, &[]).is_empty());
-        assert!(choose_replicas("x", "a", 2, &Live::new(), &[]).is_empty());
+        let none = |policy| choose_replicas(&disk("x", policy), "a", &[], &[], &live);
+        assert!(none(Policy::WriteThrough).is_empty() && none(Policy::WriteBack(0)).is_empty());
+        assert!(choose_replicas(&disk("x", Policy::WriteBack(2)), "a", &[], &[], &Live::new()).is_empty());
+    }
+
+    #[test]
+    fn strict_policies_get_their_places_or_nothing() {
+        let live = live(&[("a", "r1"), ("b", "r1"), ("c", "r2"), ("d", "r2")]);
+        let chosen = |policy: &str, present: &[&str], exclude: &[&str]| {
+            let disk = disk("x", policy.parse().unwrap());
+            let chosen = choose_replicas(&disk, "a", &owned(present), &owned(exclude), &live);
+            let mut names: Vec<String> = chosen.into_iter().map(|node| node.node).collect();
+            names.sort();
+            names.concat()
+        };
+        assert_eq!(chosen("write-back+1in", &[], &[]), "b");
+        assert_eq!(chosen("write-back+2in", &[], &[]), "b", "as many as there are");
+        assert_eq!(chosen("write-back+1in", &["c"], &[]), "b", "who is in the wrong place does not count");
+        assert_eq!(chosen("write-back+1in", &[], &["b"]), "");
+        assert_eq!(chosen("write-back+2out", &[], &[]), "cd");
+        assert_eq!(chosen("write-back+2out", &["c"], &["b"]), "d");
+        assert_eq!(chosen("write-back+1in+1out", &["b"], &["d"]), "c");
+        assert_eq!(chosen("write-back+1in+1out", &["c"], &[]), "b", "a lost one is replaced by its kind");
+        assert_eq!(chosen("write-back+1in+1out", &["b", "c"], &[]), "");
+    }
+
+    #[test]
+    fn replicas_in_the_wrong_place_are_known_from_the_new_owner() {
+        let live = live(&[("a", "r1"), ("b", "r2"), ("c", "r2"), ("d", "r3")]);
+        let seen = |policy: &str, owner: &str, replicas: &[&str]| {
+            let replicas: Vec<NodeRef> = replicas.iter().map(|name| NodeRef::new(*name, 1)).collect();
+            misplaced(policy.parse().unwrap(), owner, &replicas, &live).concat()
+        };
+        assert_eq!(seen("write-back+2out", "a", &["b", "c"]), "");
+        assert_eq!(seen("write-back+2out", "b", &["c"]), "c", "b has taken over, and c is beside it");
+        assert_eq!(seen("write-back+1in", "b", &["a"]), "a");
+        assert_eq!(seen("write-back+1out", "a", &["b", "d"]), "d", "one too many");
+        assert_eq!(
+            seen("write-back+1in+1out", "b", &["gone", "c"]),
+            "",
+            "who is gone is lost, not misplaced"
+        );
+        assert_eq!(seen("write-back+2", "b", &["c", "a"]), "", "anywhere is anywhere");
+    }
+
+    #[test]
+    fn room_comes_before_domains_and_load_before_the_name() {
+        let mut live = live(&[("a", "r1"), ("b", "r1"), ("c", "r2"), ("d", "r3")]);
+        let space = |free| vec![MediumSpace { medium: Medium::Ram, bytes: 100, free, log: 10 }];
+        for node in ["c", "d"] {
+            live.get_mut(node).unwrap().media = space(9);
+        }
+        let first =
+            |disk: &DiskRecord, live: &Live| names(&choose_replicas(disk, "a", &[], &[], live)).concat();
+        let mut disk = disk("x", Policy::WriteBack(1));
+        assert_eq!(first(&disk, &live), "b");
+        live.get_mut("d").unwrap().media = space(10);
+        assert_eq!(first(&disk, &live), "d");
+        live.get_mut("c").unwrap().media = space(50);
+        for (loads, best) in [((8, 7), "d"), ((7, 8), "c")] {
+            (live.get_mut("c").unwrap().load, live.get_mut("d").unwrap().load) = loads;
+            assert_eq!(first(&disk, &live), best);
+        }
+        disk.medium = Medium::Flash;
+        assert_eq!(first(&disk, &live), "", "nobody has flash");
     }
 
     #[test]
@@ -113,20 +265,37 @@ mod tests {
         five.remove("f");
         let mut count: BTreeMap<String, u32> = BTreeMap::new();
         for number in 0..1000 {
-            let disk = format!("vm-{number:04}");
-            let chosen = choose_replicas(&disk, "a", 1, &six, &[]);
+            let disk = disk(&format!("vm-{number:04}"), Policy::WriteBack(1));
+            let chosen = choose_replicas(&disk, "a", &[], &[], &six);
             *count.entry(chosen[0].node.clone()).or_default() += 1;
             if chosen[0].node != "f" {
-                assert_eq!(choose_replicas(&disk, "a", 1, &five, &[]), chosen, "{disk} moved without need");
+                assert_eq!(
+                    choose_replicas(&disk, "a", &[], &[], &five),
+                    chosen,
+                    "{disk:?} moved without need"
+                );
             }
         }
         assert!(count.len() == 5 && count.values().all(|disks| (150..=250).contains(disks)), "{count:?}");
     }
 
     #[test]
+    fn who_has_no_room_takes_over_only_when_nobody_has() {
+        let mut nodes = live(&[("b", "1"), ("c", "1"), ("d", "1")]);
+        let mut disk = disk("x", Policy::WriteThrough);
+        (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
+        for _ in 0..3 {
+            let next = successor(&disk, &nodes).unwrap().node;
+            let full = MediumSpace { medium: Medium::Ram, bytes: 1, free: 0, log: 1 };
+            assert!(nodes[&next].has_room(Medium::Ram));
+            nodes.get_mut(&next).unwrap().media = vec![full];
+        }
+        assert!(successor(&disk, &nodes).is_some());
+    }
+
+    #[test]
     fn the_first_live_replica_of_the_same_process_succeeds() {
-        let source = Source::File { name: "d".into() };
-        let mut disk = DiskRecord::new("d", "v", source, 4096, 512, Policy::WriteBack(2));
+        let mut disk = disk("d", Policy::WriteBack(2));
         let mut nodes = live(&[("a", "1"), ("b", "2"), ("c", "3")]);
         assert_eq!(successor(&disk, &nodes), None, "no owner");
         (disk.owner, disk.epoch, disk.mode) = (Some(NodeRef::new("a", 1)), 1, Mode::WriteBack);

@@ -14,7 +14,9 @@ use weir_cluster::membership::{
     LiveNodes, NodeSession, SessionConfig, SessionError, SessionState, declare_stopped, monotonic_nanos,
 };
 use weir_cluster::ownership::claim_free;
-use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, keys};
+use weir_cluster::records::{
+    DiskRecord, Medium, MediumSpace, NodeRecord, NodeRef, Policy, Record, Source, keys,
+};
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 
 fn config(ttl_ms: u64) -> SessionConfig {
@@ -71,6 +73,33 @@ async fn a_lost_lease_is_told_and_guards_refuse_what_comes_late() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_offers_is_told_and_breaks_no_guard() {
+    let machine = Machine::start().await;
+    let registry = machine.client();
+    let session = NodeSession::start(Arc::clone(&registry), node("a", 1), config(30_000)).await.unwrap();
+    let guard = session.guard();
+    let told = async || registry.get(&keys::node("a")).await.unwrap().unwrap();
+    let before = told().await;
+    session.tell(Vec::new(), 0).await.unwrap();
+    assert_eq!(told().await, before, "nothing has changed, so nothing is written");
+    let space = MediumSpace { medium: Medium::Ram, bytes: 9, free: 4, log: 2 };
+    session.tell(vec![space], 3).await.unwrap();
+    let record = NodeRecord::of(&told().await).unwrap();
+    assert_eq!((record.media.as_slice(), record.load), (&[space][..], 3));
+    assert_eq!((record.clone(), told().await.lease), (session.record(), Some(session.lease())));
+    // A claim that was under way while the node told something counts.
+    registry.transact(Transaction::new().put("k", "1").when(guard.clone())).await.unwrap();
+    registry.revoke(session.lease()).await.unwrap();
+    let error = session.tell(vec![space], 4).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Conflict { .. } | RegistryError::LeaseExpired { .. }), "{error}");
+    assert!(registry.transact(Transaction::new().put("k", "2").when(guard)).await.is_err());
+    assert_eq!(registry.get(&keys::node("a")).await.unwrap(), None, "who was given up is not put back");
+    // Who joins again tells the others what it told last.
+    session.register_again().await.unwrap();
+    assert_eq!(NodeRecord::of(&told().await).unwrap(), record);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn while_the_registry_is_away_the_lease_is_unconfirmed_and_then_held_again() {
     let mut machine = Machine::start().await;
     let session = NodeSession::start(machine.client(), node("a", 1), config(600)).await.unwrap();
@@ -101,7 +130,7 @@ async fn the_live_nodes_are_followed_also_over_restarts() {
     let a = NodeSession::start(machine.client(), node("a", 1), config(30_000)).await.unwrap();
     let b = NodeSession::start(machine.client(), node("b", 1), config(30_000)).await.unwrap();
     eventually("both are seen", || async { view.now().len() == 2 }).await;
-    assert_eq!(view.now()["b"], *b.record());
+    assert_eq!(view.now()["b"], b.record());
     machine.restart().await;
     a.leave().await.unwrap();
     eventually("one has left", || async { view.now().keys().eq(["b"]) }).await;

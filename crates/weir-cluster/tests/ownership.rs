@@ -56,8 +56,7 @@ fn attempt() -> impl Strategy<Value = Attempt> {
     let lag = || prop_oneof![4 => Just(0_u64), 1 => 1_u64..3];
     let dirty = || prop_oneof![2 => Just(0_u64), 1 => 1_u64..9000];
     let how = || prop::sample::select(vec![Gone::LeaseEnded, Gone::FenceGracePassed, Gone::Stopped]);
-    let policy =
-        (0_u8..4).prop_map(|count| if count == 3 { Policy::WriteThrough } else { Policy::WriteBack(count) });
+    let policy = prop::sample::select(Policy::all().collect::<Vec<_>>());
     prop_oneof![
         3 => node().prop_map(Attempt::Claim),
         4 => (node(), how(), prop::bool::weighted(0.8))

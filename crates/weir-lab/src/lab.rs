@@ -16,7 +16,7 @@ use weir_block::Nanos;
 use weir_node::api::{ApiErrorKind, NodeStatus};
 use weir_node::client::Client;
 use weir_node::config::{
-    ApiConfig, Config, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::units::{Period, Size};
 
@@ -54,8 +54,14 @@ pub struct LabConfig {
     pub shards: usize,
     /// Memory for requests under way, per shard.
     pub buffers: Size,
-    /// Memory for each write log.
+    /// Memory for each write log; not less than 64 MiB.
     pub log: Size,
+    /// Memory for all write logs of a node together.
+    pub logs: Size,
+    /// The nodes' flash media.
+    pub flash: LabFlash,
+    /// What the nodes share the fate of, by number; further ones are each in a domain of its own.
+    pub fault_domains: Vec<String>,
 }
 
 impl LabConfig {
@@ -72,6 +78,32 @@ impl LabConfig {
             shards: 1,
             buffers: Size(64 << 20),
             log: Size(64 << 20),
+            logs: Size(4 << 30),
+            flash: LabFlash::None,
+            fault_domains: Vec::new(),
+        }
+    }
+}
+
+/// Where the nodes of a lab have their flash media.
+#[derive(Clone, Debug, Default)]
+pub enum LabFlash {
+    /// They have none.
+    #[default]
+    None,
+    /// A file of this size in each node's directory.
+    Files(Size),
+    /// These files or devices, by the nodes' numbers; further nodes have none.
+    Devices(Vec<PathBuf>),
+}
+
+impl LabFlash {
+    fn of(&self, number: usize, home: &Path) -> FlashConfig {
+        let none = FlashConfig::default();
+        match self {
+            LabFlash::None => none,
+            LabFlash::Files(size) => FlashConfig { path: Some(home.join("flash")), size: *size },
+            LabFlash::Devices(paths) => FlashConfig { path: paths.get(number - 1).cloned(), ..none },
         }
     }
 }
@@ -479,14 +511,24 @@ fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, Lab
     }
     let settings = Config {
         name: name.clone(),
-        fault_domain: format!("rack-{number}"),
+        fault_domain: config
+            .fault_domains
+            .get(number - 1)
+            .cloned()
+            .unwrap_or_else(|| format!("rack-{number}")),
+        flash: config.flash.of(number, &home),
         state_dir: home,
         registry: RegistryConfig { socket: registry_socket(dir) },
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
         peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
         api: ApiConfig { socket: Some(node.api.clone()) },
-        resources: ResourcesConfig { shards: config.shards, buffers: config.buffers, log: config.log },
+        resources: ResourcesConfig {
+            shards: config.shards,
+            buffers: config.buffers,
+            log: config.log,
+            logs: config.logs,
+        },
     };
     let text = toml::to_string(&settings).map_err(|error| LabError::Invalid(error.to_string()))?;
     Config::parse(&text, &node.config).map_err(|error| LabError::Invalid(error.to_string()))?;

@@ -16,4 +16,4 @@ pub mod process;
 pub mod volatile_disk;
 
 pub use error::LabError;
-pub use lab::{Lab, LabConfig, LabNode, MOST_NODES, NodeReport, REGISTRY};
+pub use lab::{Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport, REGISTRY};

@@ -20,7 +20,7 @@ use weir_load::nbd::{Client as NbdClient, NbdError, Uri};
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Progress, Settings, VerifyingLoad};
 use weir_load::workload::Span;
-use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::units::Size;
 
 const MIB: u64 = 1 << 20;
@@ -71,6 +71,7 @@ impl Place {
             size: SIZE,
             logical_block: 512,
             policy: policy.into(),
+            medium: Medium::Ram,
         };
         client.create_disk(&wanted).unwrap();
         client.export(disk, &Export::default()).unwrap();

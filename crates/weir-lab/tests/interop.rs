@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use common::{Bench, DISK, SIZE, alone, program, seed};
 use serde_json::Value;
 use support::{run, run_in};
-use weir_node::api::{CreateDisk, Export};
+use weir_node::api::{CreateDisk, Export, Medium};
 
 fn bench() -> Bench {
     // `common` decides which program that is, and builds it.
@@ -64,6 +64,7 @@ fn libnbd_describes_lists_and_copies() {
             size,
             logical_block: 4096,
             policy: "write-back+1".into(),
+            medium: Medium::Ram,
         };
         client.create_disk(&disk).unwrap();
         client.export(name, &Export::default()).unwrap();

@@ -10,7 +10,7 @@ use common::{BLOCK, Bench, DISK, SIZE, alone, during, new_history, seed};
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, REGISTRY};
 use weir_load::nbd::{Client as NbdClient, Uri};
-use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export};
+use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium};
 use weir_node::units::Size;
 
 fn uri(bench: &Bench) -> Uri {
@@ -35,6 +35,7 @@ fn other_nodes_say_where_the_disk_is() {
         size: 1 << 20,
         logical_block: 4096,
         policy: "write-through".into(),
+        medium: Medium::Ram,
     };
     let client = bench.lab.client("n1").unwrap();
     client.create_disk(&wanted).unwrap();
@@ -58,6 +59,7 @@ fn a_new_disk_can_be_used_at_once_on_every_node() {
             size: 1 << 20,
             logical_block: 512,
             policy: "write-through".into(),
+            medium: Medium::Ram,
         };
         maker.create_disk(&wanted).unwrap();
         assert_eq!(user.export(&name, &Export::default()).unwrap().owner.as_deref(), Some("n2"));
@@ -107,7 +109,7 @@ fn a_disk_grows_under_its_clients() {
 fn the_largest_requests_are_taken() {
     let _turn = alone();
     let bench =
-        Bench::up(2, "write-back+1", |config| (config.buffers, config.log) = (Size(8 << 20), Size(1 << 20)));
+        Bench::up(2, "write-back+1", |config| (config.buffers, config.log) = (Size(8 << 20), Size(64 << 20)));
     let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
     let largest = nbd.export().maximum_block as usize;
     assert_eq!(largest, 1 << 20);
@@ -146,6 +148,7 @@ fn deletion_is_asked_for_twice_and_leaves_nothing() {
         size: SIZE,
         logical_block: 512,
         policy: "write-back+1".into(),
+        medium: Medium::Ram,
     };
     client.create_disk(&disk).unwrap();
     client.export(DISK, &Export::default()).unwrap();

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use weir_block::{KindMeter, LayerMeter, RequestKind};
+pub use weir_cluster::records::{Medium, MediumSpace};
 use weir_load::Workload;
 
 use crate::shard::messages::{DiskStatus, LoadLayer};
@@ -105,6 +106,12 @@ pub struct NodeView {
     pub state: String,
     /// Address for replication; empty when down.
     pub peer_address: String,
+    /// What it offers for write logs, by medium; nothing when down.
+    #[serde(default)]
+    pub media: Vec<MediumSpace>,
+    /// Write logs that it keeps, its own disks' and copies of others'.
+    #[serde(default)]
+    pub load: u64,
 }
 
 /// A volume.
@@ -135,6 +142,9 @@ pub struct DiskView {
     pub requested: String,
     /// Effective policy; empty when the disk is not open.
     pub effective: String,
+    /// Where its write log is kept.
+    #[serde(default)]
+    pub medium: Medium,
     /// The node that it is open on.
     pub owner: Option<String>,
     /// The fencing token (P2).
@@ -177,6 +187,9 @@ pub struct CreateDisk {
     pub logical_block: u32,
     /// `write-through` or `write-back+N`.
     pub policy: String,
+    /// Where its write log is kept, on the owner and on all replicas.
+    #[serde(default)]
+    pub medium: Medium,
 }
 
 /// Changes the requested policy, on line.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use weir_accel::AccelConfig;
 use weir_cluster::records::check_name;
 
 use crate::units::{Period, Size};
@@ -42,6 +43,9 @@ pub struct Config {
     /// Threads and memory.
     #[serde(default)]
     pub resources: ResourcesConfig,
+    /// The flash medium.
+    #[serde(default)]
+    pub flash: FlashConfig,
 }
 
 /// `[registry]`
@@ -102,6 +106,25 @@ pub struct ResourcesConfig {
     pub buffers: Size,
     /// Memory for one disk's write log.
     pub log: Size,
+    /// Memory for all write logs together, of disks owned here and copies of others'.
+    pub logs: Size,
+}
+
+/// `[flash]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FlashConfig {
+    /// A block device, or a file that is made if it is not there; absent: this node has no flash medium.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Size of the file when it is made.
+    pub size: Size,
+}
+
+impl Default for FlashConfig {
+    fn default() -> FlashConfig {
+        FlashConfig { path: None, size: Size(1 << 30) }
+    }
 }
 
 fn default_fault_domain() -> String {
@@ -135,7 +158,7 @@ impl Default for PeersConfig {
 
 impl Default for ResourcesConfig {
     fn default() -> ResourcesConfig {
-        ResourcesConfig { shards: 1, buffers: Size(256 << 20), log: Size(64 << 20) }
+        ResourcesConfig { shards: 1, buffers: Size(256 << 20), log: Size(64 << 20), logs: Size(4 << 30) }
     }
 }
 
@@ -219,12 +242,17 @@ impl Config {
         }
         for (key, size, least, most) in [
             ("resources.buffers", self.resources.buffers, 8 << 20, 64 << 30),
-            ("resources.log", self.resources.log, 1 << 20, 64 << 30),
+            ("resources.log", self.resources.log, AccelConfig::SMALLEST_LOG, 64 << 30),
+            ("resources.logs", self.resources.logs, AccelConfig::SMALLEST_LOG, 16 << 40),
         ] {
             if !(least..=most).contains(&size.0) || !size.0.is_multiple_of(4096) {
                 let range = format!("it must be a multiple of 4 KiB from {} to {}", Size(least), Size(most));
                 return bad(key, &size, range);
             }
+        }
+        if self.resources.logs < self.resources.log {
+            let reason = format!("it must have room for one log, resources.log = {}", self.resources.log);
+            return bad("resources.logs", &self.resources.logs, reason);
         }
         if !(1..=64).contains(&self.resources.shards) {
             return bad("resources.shards", &self.resources.shards, "it must be 1 to 64".to_owned());
@@ -294,7 +322,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 14, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 15, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),
@@ -314,6 +342,12 @@ mod tests {
         assert!(error.contains("line 3") && error.contains("5 s"), "{error}");
         let error = parse("name = \"n1\"\n[lease]\nttl = \"1 ms\"").unwrap_err().to_string();
         assert!(error.contains("lease.ttl") && error.contains("500 ms to 5 min"), "{error}");
+        let small = "name = \"n1\"\n[resources]\nlog = \"32 MiB\"";
+        let error = parse(small).unwrap_err().to_string();
+        assert!(error.contains("resources.log = 32MiB") && error.contains("64MiB to 64GiB"), "{error}");
+        let none = "name = \"n1\"\n[resources]\nlog = \"256 MiB\"\nlogs = \"128 MiB\"";
+        let error = parse(none).unwrap_err().to_string();
+        assert!(error.contains("resources.logs") && error.contains("resources.log = 256MiB"), "{error}");
         let error = parse("name = \"a b\"").unwrap_err().to_string();
         assert!(error.contains("letters"), "{error}");
         let error = Config::load(Path::new("/nonexistent/weir.toml")).unwrap_err().to_string();

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use weir_cluster::events::Events;
 use weir_cluster::ownership;
 use weir_cluster::records::{
-    DiskRecord, NodeRef, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
+    DiskRecord, Medium, NodeRef, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
 };
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::DirVolume;
@@ -20,7 +20,7 @@ use crate::api::{
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
-use crate::control::node::{blocking, unavailable};
+use crate::control::node::{blocking, random, unavailable};
 use crate::control::{Node, Tasks};
 use crate::shard::messages::{Command, DiskStatus};
 
@@ -83,6 +83,8 @@ impl Operations {
                 fault_domain: record.fault_domain.clone(),
                 state: "up".to_owned(),
                 peer_address: record.peer_address.to_string(),
+                media: record.media.clone(),
+                load: record.load,
             })
             .collect();
         let disks = self.node.world.disks.now();
@@ -94,6 +96,8 @@ impl Operations {
                     fault_domain: String::new(),
                     state: "down".to_owned(),
                     peer_address: String::new(),
+                    media: Vec::new(),
+                    load: 0,
                 });
             }
         }
@@ -201,6 +205,7 @@ impl Operations {
             logical_block: record.logical_block,
             requested: record.policy.to_string(),
             effective: record.owner.as_ref().map(|_| record.effective().to_string()).unwrap_or_default(),
+            medium: record.medium,
             owner: record.owner.as_ref().map(|owner| owner.node.clone()),
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
@@ -220,6 +225,8 @@ impl Operations {
             me: &me,
             live: &live,
             local: Local::Closed,
+            // Only its node knows, and says so when it does not.
+            has_copy: true,
             owner_stopped: self.node.world.has_stopped(owner),
             owner_gone_since: None,
             now: weir_block::Nanos::now(),
@@ -240,9 +247,12 @@ impl Operations {
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };
-        let CreateDisk { name, volume, size, logical_block, .. } = wanted;
+        let CreateDisk { name, volume, size, logical_block, medium, .. } = wanted;
         let mut record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
+        record.id = random();
+        record.medium = medium;
         record.check().map_err(|error| invalid(&error))?;
+        self.check_medium(medium)?;
         let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already"));
         let known = self.node.registry.list(&keys::disk(&name)).await.map_err(unavailable)?;
         if known.entries.iter().any(|entry| entry.key == keys::disk(&name)) {
@@ -259,7 +269,7 @@ impl Operations {
                 self.node.journal.tell(
                     "disk-created",
                     &name,
-                    format!("in volume {volume}, {size} bytes, {policy}"),
+                    format!("in volume {volume}, {size} bytes, {policy}, {medium}"),
                 );
                 Ok(self.view(&record, &[]))
             }
@@ -273,6 +283,16 @@ impl Operations {
                 Err(unavailable(error))
             }
         }
+    }
+
+    /// A disk on a medium that nobody has could never be opened.
+    fn check_medium(&self, medium: Medium) -> Answer<()> {
+        if self.node.world.nodes.now().values().any(|node| node.offers(medium)) {
+            return Ok(());
+        }
+        let message = format!("no node that is up keeps write logs on {medium}");
+        Err(ApiError::new(ApiErrorKind::Refused, message)
+            .hint("`weir status --output json` shows what each node offers; its configuration says how much"))
     }
 
     /// Changes the requested policy.

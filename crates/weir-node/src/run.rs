@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
+use weir_accel::flash::{FlashDevice, FlashError};
 use weir_block::Engine;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
@@ -20,10 +21,10 @@ use weir_cluster::{Client, ClientConfig};
 use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
 
 use crate::config::Config;
-use crate::control::disk::{Message, Request};
-use crate::control::node::{Here, Journal, Node, wall_clock_ms};
+use crate::control::disk::{Message, Request, log_medium};
+use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
 use crate::control::world::World;
-use crate::control::{Shards, Tasks, supervisor};
+use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor};
 use crate::exports::Exports;
 use crate::http;
 use crate::operations::Operations;
@@ -66,6 +67,9 @@ pub enum NodeError {
     /// The registry refuses, or this node's name is taken.
     #[error("cannot join the cluster: {0}")]
     Join(#[from] SessionError),
+    /// The flash medium cannot be used.
+    #[error("the flash medium: {0}")]
+    Flash(#[from] FlashError),
     /// The registry refuses.
     #[error("the registry: {0}")]
     Registry(#[from] RegistryError),
@@ -88,22 +92,28 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let (listeners, nbd_tcp) = bind_exports(&config).await?;
     let api = bind_api(&config.api_socket()).await?;
 
+    let flash = open_flash(&config).await?;
     let (notices, wanted) = mpsc::channel(NOTICES);
-    let shards = start_shards(&config, &notices)?;
+    let shards = start_shards(&config, flash.clone(), &notices)?;
     drop(notices);
     let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
 
+    // Before anybody can see this node: who sees it counts on what is on its flash.
+    let damaged = flash::recover(flash.as_deref(), &queues).await;
     let registry: Arc<dyn Registry> =
         Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?);
     let record = NodeRecord {
         name: config.name.clone(),
         // Grows with each start, unless the clock is set back by more than the node was down.
         incarnation: wall_clock_ms(),
+        flash: flash.as_ref().map(|flash| flash.medium()),
         peer_address: peers.local_addr().map_err(system("asking for the peers' address"))?,
         nbd_tcp,
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
         fault_domain: config.fault_domain.clone(),
+        media: room::media(&config.resources, flash.as_deref(), &[]),
+        load: 0,
     };
     tokio::pin!(shutdown);
     let session = tokio::select! {
@@ -118,8 +128,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         session,
         shards: queues,
         here: Here::new(config.resources.buffers.0),
+        room: LogRoom::default(),
+        flash,
         config,
     });
+    flash::forget_strangers(&node).await;
     let tasks = Arc::new(Tasks::default());
     node.journal.tell(
         "joined",
@@ -127,8 +140,12 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         format!("{} joined the cluster as incarnation {}", me.node, me.incarnation),
     );
 
+    for (disk, reason) in damaged {
+        node.journal.tell("copy-damaged", &disk, format!("the copy on the flash of {}: {reason}", me.node));
+    }
     let mut services = JoinSet::new();
     services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
+    services.spawn(room::keep_told(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     let exports = Arc::new(Exports::new(Arc::clone(&node)));
     for listener in listeners {
@@ -184,8 +201,18 @@ fn make_state_dir(path: &Path) -> Result<(), NodeError> {
         .map_err(system(format!("creating state_dir {}", path.display())))
 }
 
+/// Opens the flash device, if there is to be one. Making the file takes as long as writing it.
+async fn open_flash(config: &Config) -> Result<Option<Arc<FlashDevice>>, NodeError> {
+    let Some(path) = config.flash.path.clone() else { return Ok(None) };
+    let (size, log) = (config.flash.size.0, config.resources.log.0);
+    let open = move || FlashDevice::open(&path, size, log, random());
+    let opened = tokio::task::spawn_blocking(open).await.map_err(io::Error::other);
+    Ok(Some(opened.map_err(system("opening the flash medium"))??))
+}
+
 fn start_shards(
     config: &Config,
+    flash: Option<Arc<FlashDevice>>,
     notices: &mpsc::Sender<crate::shard::messages::Notice>,
 ) -> Result<Vec<Shard>, NodeError> {
     let shard = ShardConfig {
@@ -193,6 +220,7 @@ fn start_shards(
         log_bytes: config.resources.log.0,
         peer_deadline: config.peers.deadline.0,
         engine: Engine::Auto,
+        flash,
     };
     (0..config.resources.shards)
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
@@ -265,7 +293,14 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
     }
     let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
     let Greeting { disk, owner, .. } = greeting;
-    let command = Command::Replicate { disk: disk.clone(), owner, fd, received: Vec::new() };
+    let record = match node.world.disk(&disk) {
+        Some(record) => record,
+        None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
+    };
+    let medium = log_medium(&record);
+    // Held until the shard has been told, so that no other log is promised the same room.
+    let _place = node.room.admit(node, &disk).await?;
+    let command = Command::Replicate { disk: disk.clone(), medium, owner, fd, received: Vec::new() };
     node.shards.send(&disk, command).await;
     Ok(())
 }

@@ -10,7 +10,7 @@ use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
-use weir_node::api::{CreateDisk, CreateVolume, Export};
+use weir_node::api::{CreateDisk, CreateVolume, Export, Medium};
 
 use crate::error::{Failure, Outcome};
 use crate::server::{Place, Server, Transport};
@@ -45,6 +45,7 @@ impl Cluster {
             size: place.size,
             logical_block: 512,
             policy: policy.into(),
+            medium: Medium::Ram,
         })?;
         client.export(DISK, &Export { on: Some(OWNER.into()), accept_loss: false })?;
         let node = lab.node(OWNER)?;

@@ -40,6 +40,7 @@ impl World {
             Decision::Nothing => self.settle_former(process),
             Decision::WaitUntil(_) | Decision::Unavailable(_) => {}
             Decision::TakeOver(evidence) => self.take_over(process, &evidence),
+            Decision::Disclaim(_) => unreachable!("all copies are in memory"),
             Decision::Open => self.open(process),
             Decision::Configure => self.configure(process),
             Decision::LetGo { .. } => self.let_go(process),
@@ -61,6 +62,7 @@ impl World {
                 Some(owner) => Local::Open { epoch: owner.told_epoch },
                 None => Local::Closed,
             },
+            has_copy: false,
             owner_stopped: owner.is_some_and(|owner| self.has_stopped(owner)),
             owner_gone_since,
             now: self.now,

@@ -222,7 +222,7 @@ impl World {
 
     fn confirm(&self, process: Process) -> Confirm {
         let replica = self.nodes[process.node].replica.as_ref();
-        replica.expect("it has just taken something").confirm()
+        Confirm::new(replica.expect("it has just taken something").held())
     }
 
     /// The process has ended or closes the connections to its replica.

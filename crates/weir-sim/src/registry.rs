@@ -95,7 +95,7 @@ impl Registry {
     fn replace(&mut self, next: DiskRecord) {
         let wanted = match next.policy {
             Policy::WriteThrough => None,
-            Policy::WriteBack(copies) => Some(usize::from(copies)),
+            Policy::WriteBack(_) | Policy::Strict(_) => Some(next.policy.replicas()),
         };
         self.record = Record {
             owner: next.owner.as_ref().map(process_of),
@@ -181,10 +181,13 @@ fn node_record(process: Process) -> NodeRecord {
     NodeRecord {
         name: name(process.node),
         incarnation: u64::from(process.incarnation),
+        flash: None,
         peer_address: ([127, 0, 0, 1], 1).into(),
         nbd_tcp: None,
         nbd_unix: "/nbd".into(),
         api: "/api".into(),
         fault_domain: name(process.node),
+        media: Vec::new(),
+        load: 0,
     }
 }

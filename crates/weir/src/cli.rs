@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use weir_node::api::Medium;
 use weir_node::shard::messages::LoadLayer;
 use weir_node::units::{Period, PeriodError, Size};
 
@@ -220,7 +221,7 @@ pub enum LabCommand {
         /// A node not heard of for this long counts as gone.
         #[arg(long, default_value = "2 s", value_name = "TIME")]
         lease: Period,
-        /// Memory for each write log.
+        /// Memory for each write log; not less than 64MiB.
         #[arg(long, default_value = "64MiB", value_name = "SIZE")]
         log: Size,
     },
@@ -287,6 +288,9 @@ pub enum DiskCommand {
         /// write-through, or write-back+N: answered once the owner and N (0, 1, 2) other nodes hold it in memory.
         #[arg(long, default_value = "write-back+1")]
         policy: String,
+        /// Where its write log is kept, on the owner and on every replica: ram, or flash. Nodes must offer it.
+        #[arg(long, default_value = "ram")]
+        medium: Medium,
         /// Logical block: 512 or 4096 bytes.
         #[arg(long, default_value_t = 512, value_name = "BYTES")]
         block: u32,

@@ -18,9 +18,10 @@ use weir_block::{
 use crate::config::{AccelConfig, Configuration, Inheritance};
 use crate::destage::Destager;
 use crate::dirty::Dirty;
+use crate::flash::FlashStore;
 use crate::index::Index;
 use crate::lineage::Lineage;
-use crate::log::{LARGEST_RECORD, Log, RecordKind};
+use crate::log::{LARGEST_RECORD, Layout, Log, RecordKind};
 use crate::owner::{Effect, Event as OwnerEvent, Owner};
 use crate::pacing::Pacer;
 use crate::peers::{Identity, Peers};
@@ -73,6 +74,8 @@ pub struct Accel<L: Destage> {
     owner: Owner,
     identity: Identity,
     log: Log,
+    /// Where the log is at rest, if it is on flash.
+    store: Option<FlashStore>,
     index: Index,
     lower: Metered<L>,
     below: Slab<Below>,
@@ -108,7 +111,7 @@ pub struct Accel<L: Destage> {
 }
 
 impl<L: Destage> Accel<L> {
-    /// An accelerator in front of `lower`. Events of its channels go to `peers_id`.
+    /// An accelerator in front of `lower`. Events of its channels go to `peers_id`. With a `store`, its log is on flash.
     ///
     /// # Errors
     /// No memory for the log's arena.
@@ -119,11 +122,14 @@ impl<L: Destage> Accel<L> {
         former_stopped: bool,
         lower: Metered<L>,
         peers_id: OwnerId,
+        mut store: Option<FlashStore>,
     ) -> io::Result<Accel<L>> {
         let epoch = configuration.epoch;
         let (log, lineage) = match inheritance {
             Inheritance::Nothing => {
-                (Log::new(config.log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?, Lineage::new(epoch))
+                let layout = if store.is_some() { Layout::Flash } else { Layout::Memory };
+                let bytes = config.log_bytes.max(AccelConfig::SMALLEST_LOG);
+                (Log::with_layout(layout, bytes, 1)?, Lineage::new(epoch))
             }
             Inheritance::Replica { log, lineage } => {
                 let last = log.last();
@@ -138,12 +144,18 @@ impl<L: Destage> Accel<L> {
             dirty.add(sequence, record.weight(), Nanos::now());
         }
         let identity = Identity { epoch, lineage };
-        let owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
+        let mut owner =
+            Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
+        if let Some(store) = &mut store {
+            owner = owner.on_flash();
+            store.rewound(&log);
+        }
         let mut accel = Accel {
             destager: Destager::new(config.destage_delay),
             owner,
             identity,
             log,
+            store,
             index,
             lower,
             below: Slab::new(),
@@ -236,9 +248,9 @@ impl<L: Destage> Accel<L> {
     }
 
     /// Another node owns the disk: fail what waits, and give the log away, as a replica from which the new owner may go
-    /// on. What is under way towards the backing still has to come back ([`Accel::is_quiet`]). `None` when it was let go
-    /// before, or there is no memory.
-    pub fn let_go(&mut self, reactor: &mut Reactor) -> Option<Replica> {
+    /// on, with its flash store if it has one. What is under way towards the backing still has to come back
+    /// ([`Accel::is_quiet`]). `None` when it was let go before, or there is no memory.
+    pub fn let_go(&mut self, reactor: &mut Reactor) -> Option<(Replica, Option<FlashStore>)> {
         let before = std::mem::replace(&mut self.gone, true);
         self.again = true;
         self.peers.drop_all(reactor);
@@ -249,7 +261,13 @@ impl<L: Destage> Accel<L> {
         let empty = Log::new(0, self.log.last() + 1).ok()?;
         let log = std::mem::replace(&mut self.log, empty);
         (self.index, self.dirty) = (Index::new(), Dirty::default());
-        Some(Replica::of_former_owner(log, self.identity.epoch, self.identity.lineage))
+        let replica = Replica::of_former_owner(log, self.identity.epoch, self.identity.lineage);
+        Some((replica, self.store.take()))
+    }
+
+    /// The flash store of a disk that has come to its end here, if it has one: to be retired.
+    pub fn take_store(&mut self) -> Option<FlashStore> {
+        self.store.take()
     }
 
     /// Nothing more is handed to the backing until [`Accel::resume_destage`]; see [`Accel::may_hand_over`].
@@ -321,6 +339,12 @@ impl<L: Destage> Accel<L> {
     #[must_use]
     pub fn peers_id(&self) -> OwnerId {
         self.peers_id
+    }
+
+    /// The number under which events of its flash store come, if it has one.
+    #[must_use]
+    pub fn store_id(&self) -> Option<OwnerId> {
+        self.store.as_ref().map(FlashStore::owner)
     }
 
     /// The backing with its meter.
@@ -513,6 +537,9 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
+        if let Some(store) = self.store.as_mut().filter(|store| store.owner() == event.token.owner) {
+            return store.on_event(event);
+        }
         if event.token.owner != self.peers_id {
             return self.lower.on_event(reactor, event);
         }
@@ -535,6 +562,9 @@ impl<L: Destage> Layer for Accel<L> {
 
     fn meters(&self, out: &mut Vec<LayerMeter>) {
         out.push(LayerMeter { layer: "replicas", meter: self.peers.meter().clone() });
+        if let Some(store) = &self.store {
+            out.push(LayerMeter { layer: "flash", meter: store.meter().clone() });
+        }
         self.lower.meters(out);
     }
 }

@@ -6,11 +6,18 @@ use weir_block::{Completion, Destage, IoError, Layer, Nanos, Outcome, Reactor, T
 
 use super::{Accel, AccelNotice, Below, not_owner};
 use crate::destage::Progress;
+use crate::flash::FlashStore;
+use crate::flash::frame::State;
 use crate::owner::{Effect, Event as OwnerEvent};
+use crate::peers::Identity;
 use crate::reads::{self, HeldRead, Overlay};
 
 /// The lease is renewed by another thread that wakes nobody. While there is none, look again after this time.
 const LEASE_POLL: Duration = Duration::from_millis(10);
+
+/// A write to flash that takes longer counts as failed. Long, because failing is for good; a replica's flash that hangs
+/// costs its place in the set much earlier.
+const FLASH_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<L: Destage> Accel<L> {
     pub(super) fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
@@ -22,6 +29,7 @@ impl<L: Destage> Accel<L> {
             return self.refuse(done);
         }
         self.peers.expire(now, &mut self.events);
+        self.at_rest(now);
         self.pacer.refill(now, self.log.fill(), self.log.room(), self.destager.remaining(now));
         self.decide(reactor, now);
         // What is older than our lease must neither reach the backing nor be answered (P2, P4).
@@ -30,6 +38,7 @@ impl<L: Destage> Accel<L> {
         let freed = self.log.freed();
         if !self.owner.is_fenced() {
             self.peers.send(reactor, &self.log, self.identity.epoch, &mut self.events);
+            self.put_to_rest(reactor);
             if holds_lease {
                 self.destage(reactor, now);
             }
@@ -45,6 +54,29 @@ impl<L: Destage> Accel<L> {
         self.again |= self.log.freed() != freed || (self.may_destage() && self.destager.is_idle());
         self.release();
         done.append(&mut self.finished);
+    }
+
+    /// Takes into account what has come to rest on flash, and what has not in all that time.
+    fn at_rest(&mut self, now: Nanos) {
+        let Some(store) = &mut self.store else { return };
+        if store.writing_since().is_some_and(|since| now >= since + FLASH_PATIENCE) {
+            store.fail(format!("a write has not come back for {FLASH_PATIENCE:?}"));
+        }
+        if store.take_progress() {
+            self.events.push(match store.error() {
+                Some(error) => OwnerEvent::StoreFailed(error.to_owned()),
+                None => OwnerEvent::Stored(store.stored()),
+            });
+        }
+    }
+
+    /// Begins to write to flash what is new in the log.
+    fn put_to_rest(&mut self, reactor: &mut Reactor) {
+        let Accel { store, log, identity, .. } = self;
+        if let Some(store) = store {
+            let Identity { epoch, lineage } = *identity;
+            store.advance(reactor, log, State { epoch, lineage, freed: log.freed(), complete: true });
+        }
     }
 
     /// Answers of the backing.
@@ -246,6 +278,8 @@ impl<L: Destage> Accel<L> {
         // Without a lease, or while writes go past the log, destage is not even asked what it wants.
         let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && !self.destage_held;
         let destage = if asks { self.destager.deadline() } else { self.look_again };
-        peers.min(destage).min(self.pacer.deadline()).min(self.lower.deadline())
+        let writing = self.store.as_ref().and_then(FlashStore::writing_since);
+        let flash = writing.map_or(Nanos::NEVER, |since| since + FLASH_PATIENCE);
+        peers.min(destage).min(flash).min(self.pacer.deadline()).min(self.lower.deadline())
     }
 }

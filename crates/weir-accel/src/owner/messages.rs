@@ -78,6 +78,10 @@ pub enum Event {
     Successor(Option<String>),
     /// The backing holds, flushed, everything up to this record.
     Destaged(u64),
+    /// What is at rest of this node's own copy, when that is on flash.
+    Stored(Held),
+    /// Nothing comes to rest on this node's flash any more; why.
+    StoreFailed(String),
     /// The former owner has no I/O under way any more (P4).
     FormerStopped,
     /// Somebody knows a higher epoch than ours (P2).

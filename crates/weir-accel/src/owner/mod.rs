@@ -4,6 +4,7 @@
 mod asked;
 mod member;
 mod messages;
+mod own;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use crate::planted::{Bug, Planted};
 use asked::Asked;
 use member::Member;
 pub use messages::{Effect, Event, Held, Watermarks};
+use own::Own;
 
 /// After a peer or a change could not be had, wait this long before asking again.
 const RETRY: Duration = Duration::from_millis(500);
@@ -25,6 +27,7 @@ const RETRY: Duration = Duration::from_millis(500);
 pub struct Owner {
     configuration: Configuration,
     members: Vec<Member>,
+    own: Own,
     marks: Watermarks,
     /// In the backing, flushed, up to here. What lies between `marks.destaged` and this has not been seen by anybody
     /// and must not be yet: a copy that may be taken over from lacks it, and its older records would cover it (P4, P7).
@@ -70,6 +73,7 @@ impl Owner {
         Owner {
             configuration,
             members,
+            own: Own::Memory,
             marks: Watermarks {
                 appended: last,
                 replicated: freed,
@@ -94,6 +98,12 @@ impl Owner {
             propose_at: Nanos(0),
             planted: Planted::default(),
         }
+    }
+
+    /// The owner's own copy is on flash, of which nothing is known to be at rest yet ([`Event::Stored`]).
+    #[must_use]
+    pub fn on_flash(self) -> Owner {
+        Owner { own: Own::Flash(Held::default()), ..self }
     }
 
     /// Plants a bug in a new owner, so that the checks can show that they find it.
@@ -169,7 +179,12 @@ impl Owner {
     }
 
     fn leaves_write_back(&self) -> bool {
-        self.falling || self.configuration.wanted_replicas.is_none()
+        self.falling || self.wanted().is_none()
+    }
+
+    /// How many replicas are wanted; `None`: write-through, also because this node cannot keep a copy of its own.
+    fn wanted(&self) -> Option<usize> {
+        self.configuration.wanted_replicas.filter(|_| self.own != Own::Failed)
     }
 
     /// Nothing after this record can have been acknowledged, by us or by whom the log was inherited from.
@@ -182,8 +197,15 @@ impl Owner {
         self.in_backing >= self.promised() || self.planted.has(Bug::LeaveUndrained)
     }
 
-    /// Everything up to here is held by everybody who may take over.
+    /// Everything up to here is held by everybody who may take over, this node after a restart included.
     fn held(&self) -> u64 {
+        let counts =
+            (self.configuration.write_back || self.asked.any) && !self.planted.has(Bug::CountUnstored);
+        let own = if counts { self.own.last() } else { u64::MAX };
+        self.held_by_members().min(own)
+    }
+
+    fn held_by_members(&self) -> u64 {
         let needed = self.members.iter().filter(|member| self.is_needed(member));
         let last = needed.map(|member| member.held.last);
         if self.planted.has(Bug::AcknowledgeOneCopyShort) {
@@ -220,6 +242,8 @@ impl Owner {
             "another node owns the disk"
         } else if !self.former_stopped {
             "waiting until the former owner has certainly stopped; destage is held back"
+        } else if self.own == Own::Failed {
+            "this node's flash has failed: effective policy is write-through until the disk moves or the node is mended"
         } else if self.falling {
             "no peer to replicate to: draining, then write-through"
         } else if self.restoring {
@@ -270,6 +294,12 @@ impl Owner {
                 self.in_backing = self.in_backing.max(to);
             }
             Event::FormerStopped => self.former_stopped = true,
+            Event::Stored(held) => {
+                if let Own::Flash(own) = &mut self.own {
+                    *own = held;
+                }
+            }
+            Event::StoreFailed(reason) => self.store_failed(&reason, effects),
             Event::Refused(epoch) => {
                 if epoch >= self.configuration.epoch {
                     self.fenced = true;
@@ -378,6 +408,14 @@ impl Owner {
         }
     }
 
+    fn store_failed(&mut self, reason: &str, effects: &mut Vec<Effect>) {
+        if std::mem::replace(&mut self.own, Own::Failed) != Own::Failed {
+            let text =
+                format!("the write log's flash on this node fails ({reason}): draining, then write-through");
+            effects.push(Effect::Tell("flash-failed", text));
+        }
+    }
+
     fn configured(&mut self, now: Nanos, configuration: Configuration, effects: &mut Vec<Effect>) {
         if configuration.epoch <= self.configuration.epoch {
             return;
@@ -396,8 +434,8 @@ impl Owner {
             member.in_set = self.configuration.replicas.contains(&member.node);
         }
         self.drop_members(|member| !member.in_set && !member.connected, effects);
-        let Configuration { replicas, write_back, wanted_replicas, .. } = &self.configuration;
-        if !write_back || wanted_replicas.is_none_or(|wanted| replicas.len() >= wanted) {
+        let Configuration { replicas, write_back, .. } = &self.configuration;
+        if !write_back || self.wanted().is_none_or(|wanted| replicas.len() >= wanted) {
             self.restoring = false;
             self.falling = false;
             self.avoid.clear();
@@ -467,10 +505,10 @@ impl Owner {
     /// Whether the configuration is as requested and everybody is there.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        let Configuration { replicas, write_back, wanted_replicas, .. } = &self.configuration;
-        let as_requested = match wanted_replicas {
+        let Configuration { replicas, write_back, .. } = &self.configuration;
+        let as_requested = match self.wanted() {
             None => !write_back && self.members.is_empty(),
-            Some(wanted) => *write_back && replicas.len() == *wanted && self.members.len() == *wanted,
+            Some(wanted) => *write_back && replicas.len() == wanted && self.members.len() == wanted,
         };
         as_requested
             && !self.asked.any
@@ -489,7 +527,7 @@ impl Owner {
         if self.is_settled() {
             return;
         }
-        match self.configuration.wanted_replicas {
+        match self.wanted() {
             None => self.leave_write_back(effects),
             Some(wanted) => self.gather(wanted, effects),
         }
@@ -528,7 +566,9 @@ impl Owner {
         candidates.sort_by_key(|member| (!self.is_successor(&member.node), !member.in_set, &member.node));
         candidates.truncate(wanted);
         let chosen: Vec<String> = candidates.iter().map(|member| member.node.clone()).collect();
-        let ready = chosen.len() >= wanted && candidates.iter().all(|member| member.holds(due));
+        let ready = chosen.len() >= wanted
+            && self.own.covers(due)
+            && candidates.iter().all(|member| member.holds(due));
         let connected = self.members.iter().filter(|member| member.connected).count();
         let short = connected < wanted || self.lacks_successor();
         if short && !self.peer_wanted && self.ask_peer_at == Nanos(0) {

@@ -84,6 +84,27 @@ pub enum WriteSource {
     /// Pieces of a region (offset, length), written one after the other as one extent of the file.
     /// The owner must not change them before the event.
     Gather(Rc<Region>, Vec<(usize, usize)>),
+    /// A buffer, which comes back with the event, and behind it pieces of a region as in [`WriteSource::Gather`].
+    Framed(Buffer, Rc<Region>, Vec<(usize, usize)>),
+}
+
+impl WriteSource {
+    /// Where the bytes are, one piece after the other.
+    pub fn vectors(&self) -> impl Iterator<Item = libc::iovec> {
+        let (buffer, gathered) = match self {
+            WriteSource::Buffer(buffer) => (Some(buffer), None),
+            WriteSource::Gather(region, pieces) => (None, Some((region, pieces))),
+            WriteSource::Framed(buffer, region, pieces) => (Some(buffer), Some((region, pieces))),
+        };
+        let whole = |buffer: &Buffer| libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() };
+        let pieces = gathered.into_iter().flat_map(|(region, pieces)| {
+            pieces.iter().map(|&(start, length)| libc::iovec {
+                iov_base: region.address(start, length).cast(),
+                iov_len: length,
+            })
+        });
+        buffer.map(whole).into_iter().chain(pieces)
+    }
 }
 
 /// Something happened that an owner asked for.
@@ -305,18 +326,11 @@ impl Reactor {
         token: Token,
     ) {
         let mut vectors = self.take_vector();
+        vectors.extend(source.vectors());
         let (buffer, region) = match source {
-            WriteSource::Buffer(buffer) => {
-                vectors.push(libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
-                (Some(buffer), None)
-            }
-            WriteSource::Gather(region, pieces) => {
-                vectors.extend(pieces.iter().map(|&(start, length)| libc::iovec {
-                    iov_base: region.address(start, length).cast(),
-                    iov_len: length,
-                }));
-                (None, Some(region))
-            }
+            WriteSource::Buffer(buffer) => (Some(buffer), None),
+            WriteSource::Gather(region, _) => (None, Some(region)),
+            WriteSource::Framed(buffer, region, _) => (Some(buffer), Some(region)),
         };
         self.start(FileOperation {
             token,

@@ -20,8 +20,30 @@ pub const MAX_FORMER: usize = 16;
 pub enum Policy {
     /// From the backing.
     WriteThrough,
-    /// From the owner's log and this many replicas (0, 1 or 2).
+    /// From the owner's log and this many replicas (0, 1 or 2), in other fault domains where there are any.
     WriteBack(u8),
+    /// From the owner's log and replicas in these places and no others, 1 or 2 in all. Written
+    /// `write-back+1in+1out`.
+    Strict(Places),
+}
+
+/// How many replicas are on which side of the edge of the owner's fault domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Places {
+    /// In the owner's fault domain.
+    pub inside: u8,
+    /// In other fault domains.
+    pub outside: u8,
+}
+
+impl fmt::Display for Places {
+    /// `1in`, `2out`, `1in+1out`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [(self.inside, "in"), (self.outside, "out")];
+        let parts = parts.iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> = parts.map(|(count, side)| format!("{count}{side}")).collect();
+        f.pad(&parts.join("+"))
+    }
 }
 
 impl Policy {
@@ -31,7 +53,21 @@ impl Policy {
         match self {
             Policy::WriteThrough => 0,
             Policy::WriteBack(count) => count as usize,
+            Policy::Strict(Places { inside, outside }) => inside as usize + outside as usize,
         }
+    }
+
+    /// Whether nothing else than what it names will do.
+    #[must_use]
+    pub const fn is_strict(self) -> bool {
+        matches!(self, Policy::Strict(_))
+    }
+
+    /// Every policy that there is.
+    pub fn all() -> impl Iterator<Item = Policy> {
+        let places = [(1, 0), (2, 0), (0, 1), (0, 2), (1, 1)];
+        let strict = places.map(|(inside, outside)| Policy::Strict(Places { inside, outside }));
+        [Policy::WriteThrough].into_iter().chain((0..=2).map(Policy::WriteBack)).chain(strict)
     }
 }
 
@@ -40,26 +76,25 @@ impl fmt::Display for Policy {
         match self {
             Policy::WriteThrough => f.write_str("write-through"),
             Policy::WriteBack(count) => write!(f, "write-back+{count}"),
+            Policy::Strict(places) => write!(f, "write-back+{places}"),
         }
     }
 }
 
 /// Not a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a policy: use write-through, write-back+0, write-back+1 or write-back+2")]
+#[error(
+    "{0:?} is not a policy: use write-through, write-back+N with N = 0, 1 or 2 replicas anywhere, or write-back+1in, +2in, \
+     +1out, +2out or +1in+1out for replicas inside and outside the owner's fault domain"
+)]
 pub struct NotAPolicy(String);
 
 impl FromStr for Policy {
     type Err = NotAPolicy;
 
     fn from_str(text: &str) -> Result<Policy, NotAPolicy> {
-        match text {
-            "write-through" => Ok(Policy::WriteThrough),
-            "write-back+0" => Ok(Policy::WriteBack(0)),
-            "write-back+1" => Ok(Policy::WriteBack(1)),
-            "write-back+2" => Ok(Policy::WriteBack(2)),
-            _ => Err(NotAPolicy(text.chars().take(64).collect())),
-        }
+        let named = Policy::all().find(|policy| policy.to_string() == text);
+        named.ok_or_else(|| NotAPolicy(text.chars().take(64).collect()))
     }
 }
 
@@ -93,13 +128,40 @@ pub enum Source {
 }
 
 /// Where an accelerator keeps data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
 pub enum Medium {
     /// Memory: gone with the process.
     #[default]
     Ram,
+    /// A preallocated file or block device: outlives the process.
+    Flash,
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Medium::Ram => "ram",
+            Medium::Flash => "flash",
+        })
+    }
+}
+
+/// Not a medium.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a medium: use ram or flash")]
+pub struct NotAMedium(String);
+
+impl FromStr for Medium {
+    type Err = NotAMedium;
+
+    fn from_str(text: &str) -> Result<Medium, NotAMedium> {
+        match text {
+            "ram" => Ok(Medium::Ram),
+            "flash" => Ok(Medium::Flash),
+            _ => Err(NotAMedium(text.chars().take(64).collect())),
+        }
+    }
 }
 
 /// What is in effect, beside what was requested.
@@ -126,6 +188,10 @@ pub struct FormerOwner {
 pub struct DiskRecord {
     /// The disk's name.
     pub name: String,
+    /// Drawn at random when the disk was made: tells it from an earlier one of its name, whose log may still be at rest
+    /// somewhere. 0 for a disk of a Weir that knew no flash.
+    #[serde(default)]
+    pub id: u64,
     /// The volume it is in.
     pub volume: String,
     /// Where in it.
@@ -168,6 +234,7 @@ impl DiskRecord {
     ) -> Self {
         DiskRecord {
             name: name.to_owned(),
+            id: 0,
             volume: volume.to_owned(),
             source,
             size,
@@ -182,7 +249,7 @@ impl DiskRecord {
         }
     }
 
-    /// The policy in effect.
+    /// The policy in effect; where the replicas are, [`crate::placement::places`] knows.
     #[must_use]
     pub fn effective(&self) -> Policy {
         match self.mode {
@@ -190,6 +257,26 @@ impl DiskRecord {
             // At most MAX_REPLICAS, which `check` holds.
             Mode::WriteBack => Policy::WriteBack(u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)),
         }
+    }
+
+    /// Whether `process` has the copy of the log that is counted under `named`: it is that process, or, when the log is on
+    /// flash, it has that process's flash.
+    #[must_use]
+    pub fn counts(&self, named: &NodeRef, process: &NodeRef) -> bool {
+        let same_flash = named.node == process.node && named.flash.is_some() && named.flash == process.flash;
+        named == process || (self.medium == Medium::Flash && same_flash)
+    }
+
+    /// Whether `process` has the copy of one of the replicas.
+    #[must_use]
+    pub fn is_replica(&self, process: &NodeRef) -> bool {
+        self.replicas.iter().any(|replica| self.counts(replica, process))
+    }
+
+    /// Whether `process` has the owner's copy.
+    #[must_use]
+    pub fn has_owners_copy(&self, process: &NodeRef) -> bool {
+        self.owner.as_ref().is_some_and(|owner| self.counts(owner, process))
     }
 
     fn contradiction(&self) -> Option<String> {
@@ -211,6 +298,9 @@ impl DiskRecord {
                 "its policy asks for {} replicas, more than {MAX_REPLICAS}",
                 self.policy.replicas()
             ));
+        }
+        if self.policy.is_strict() && self.policy.replicas() == 0 {
+            return Some("its policy asks for replicas in certain places, and for none".into());
         }
         let owner = self.owner.iter().map(|owner| &*owner.node);
         let mut nodes = BTreeSet::new();
@@ -265,13 +355,28 @@ mod tests {
 
     #[test]
     fn policies_parse_what_they_print() {
-        for policy in [Policy::WriteThrough, Policy::WriteBack(0), Policy::WriteBack(1), Policy::WriteBack(2)]
-        {
+        let all: Vec<String> = Policy::all().map(|policy| policy.to_string()).collect();
+        let plain = ["write-through", "write-back+0", "write-back+1", "write-back+2"];
+        let strict = ["1in", "2in", "1out", "2out", "1in+1out"].map(|places| format!("write-back+{places}"));
+        assert_eq!(all, [plain.map(str::to_owned).as_slice(), strict.as_slice()].concat());
+        for policy in Policy::all() {
             assert_eq!(policy.to_string().parse(), Ok(policy));
+            assert!(policy.replicas() <= MAX_REPLICAS);
         }
-        for bad in ["write-back", "write-back+3", "write-back+-1", "WRITE-THROUGH", ""] {
+        let wrong = "write-back write-back+3 write-back+-1 WRITE-THROUGH write-back+0in write-back+3out write-back+2in+1out";
+        for bad in wrong.split(' ').chain(["", "write-back+", "write-back+1out+1in", "write-back+01in"]) {
             assert!(bad.parse::<Policy>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn media_parse_what_they_print() {
+        for medium in [Medium::Ram, Medium::Flash] {
+            assert_eq!(medium.to_string().parse(), Ok(medium));
+            assert_eq!(serde_json::to_string(&medium).unwrap(), format!("\"{medium}\""));
+        }
+        let error = "RAM".parse::<Medium>().unwrap_err().to_string();
+        assert!(error.contains("ram or flash"), "{error}");
     }
 
     #[test]
@@ -289,7 +394,9 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let spoil: [fn(&mut DiskRecord); 9] = [
+        let spoil: [fn(&mut DiskRecord); 11] = [
+            |disk| disk.policy = Policy::Strict(Places::default()),
+            |disk| disk.policy = Policy::Strict(Places { inside: 2, outside: 1 }),
             |disk| disk.size = 0,
             |disk| disk.size = 513,
             |disk| disk.logical_block = 1024,

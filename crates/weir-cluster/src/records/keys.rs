@@ -4,6 +4,8 @@ use super::NodeRef;
 
 /// All [`super::NodeRecord`]s of nodes whose lease stands.
 pub const NODES: &str = "nodes/";
+/// One key for each node whose lease stands, put when it joined and never changed. See [`session`].
+pub const SESSIONS: &str = "sessions/";
 /// All [`super::VolumeRecord`]s.
 pub const VOLUMES: &str = "volumes/";
 /// All [`super::DiskRecord`]s.
@@ -21,6 +23,13 @@ pub const PROCESSES: &str = "processes/";
 #[must_use]
 pub fn node(name: &str) -> String {
     format!("{NODES}{name}")
+}
+
+/// `sessions/<name>`: stands and falls with the node's session. Beside `nodes/<name>`, because a node changes that whenever it has
+/// something new to tell, and a claim must depend on the session alone.
+#[must_use]
+pub fn session(name: &str) -> String {
+    format!("{SESSIONS}{name}")
 }
 
 /// `volumes/<name>`.

@@ -9,9 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::registry::{Entry, Op, Transaction};
 
-pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, Policy, Source};
+pub use disk::{
+    DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Places, Policy, Source,
+};
 pub use node::{
-    EventRecord, NodeRecord, NodeRef, ReleasedRecord, StoppedHow, StoppedRecord, VolumeKind, VolumeRecord,
+    EventRecord, MediumSpace, NodeRecord, NodeRef, ReleasedRecord, StoppedHow, StoppedRecord, VolumeKind,
+    VolumeRecord,
 };
 
 /// The version that this build writes, and the newest that it reads.

@@ -1,28 +1,73 @@
 //! Records of nodes, volumes and what happens to them.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Record, RecordError, check_name};
+use super::{Medium, Record, RecordError, check_name};
 
 /// One process of a node. A node that starts again is the same node and another process: what the former
-/// one had in RAM, and what it was allowed to do, is gone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// one had in RAM, and what it was allowed to do, is gone. What it had on flash is not ([`DiskRecord::counts`]).
+///
+/// Two are equal when they name the same process, whatever is known of its flash.
+///
+/// [`DiskRecord::counts`]: super::DiskRecord::counts
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeRef {
     /// The node's name.
     pub node: String,
     /// Unique for each start of a process of that node.
     pub incarnation: u64,
+    /// Identity of the flash medium that the process has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<u64>,
 }
 
 impl NodeRef {
     /// Names a process of a node.
     #[must_use]
     pub fn new(node: impl Into<String>, incarnation: u64) -> NodeRef {
-        NodeRef { node: node.into(), incarnation }
+        NodeRef { node: node.into(), incarnation, flash: None }
+    }
+
+    /// With a flash medium.
+    #[must_use]
+    pub fn with_flash(self, flash: Option<u64>) -> NodeRef {
+        NodeRef { flash, ..self }
+    }
+
+    fn process(&self) -> (&str, u64) {
+        (&self.node, self.incarnation)
+    }
+}
+
+impl PartialEq for NodeRef {
+    fn eq(&self, other: &NodeRef) -> bool {
+        self.process() == other.process()
+    }
+}
+
+impl Eq for NodeRef {}
+
+impl PartialOrd for NodeRef {
+    fn partial_cmp(&self, other: &NodeRef) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for NodeRef {
+    fn cmp(&self, other: &NodeRef) -> Ordering {
+        self.process().cmp(&other.process())
+    }
+}
+
+impl Hash for NodeRef {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.process().hash(state);
     }
 }
 
@@ -39,6 +84,9 @@ pub struct NodeRecord {
     pub name: String,
     /// Which process of the node this is.
     pub incarnation: u64,
+    /// Identity of its flash medium, if it has one: stays the same when the node starts again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<u64>,
     /// Where it takes messages of its peers.
     pub peer_address: SocketAddr,
     /// Where it exports disks by NBD over TCP, if it does.
@@ -49,13 +97,54 @@ pub struct NodeRecord {
     pub api: PathBuf,
     /// What it shares the fate of (rack, chassis, feed).
     pub fault_domain: String,
+    /// The media on which it keeps logs, each at most once. Empty in the record of a Weir that does not tell.
+    #[serde(default)]
+    pub media: Vec<MediumSpace>,
+    /// Logs that it keeps: one for each disk that it owns, one for each copy of another owner's log.
+    ///
+    /// Each of them costs about the same room, and a share of the node's network and processor for as long as it lasts. Bytes per
+    /// second would say more about this moment and nothing about the next, and placements would run after them.
+    #[serde(default)]
+    pub load: u64,
+}
+
+/// What a node offers on one medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MediumSpace {
+    /// Which.
+    pub medium: Medium,
+    /// Bytes for write logs, its own and copies of others'.
+    pub bytes: u64,
+    /// Bytes of that which no log occupies.
+    pub free: u64,
+    /// Bytes that one more log takes.
+    pub log: u64,
 }
 
 impl NodeRecord {
     /// The process that the record is of.
     #[must_use]
     pub fn node_ref(&self) -> NodeRef {
-        NodeRef::new(&*self.name, self.incarnation)
+        NodeRef::new(&*self.name, self.incarnation).with_flash(self.flash)
+    }
+
+    /// What the node offers on `medium`; `None` when it does not have it, or does not tell.
+    #[must_use]
+    pub fn space(&self, medium: Medium) -> Option<&MediumSpace> {
+        self.media.iter().find(|space| space.medium == medium)
+    }
+
+    /// Whether the node keeps logs on `medium` at all.
+    #[must_use]
+    pub fn offers(&self, medium: Medium) -> bool {
+        // Who does not tell is of a version that knew memory only.
+        self.space(medium).is_some() || (self.media.is_empty() && medium == Medium::Ram)
+    }
+
+    /// Whether one more log fits on `medium`. Who does not tell how much is left may have it.
+    #[must_use]
+    pub fn has_room(&self, medium: Medium) -> bool {
+        self.space(medium).map_or(self.offers(medium), |space| space.free >= space.log)
     }
 }
 
@@ -64,7 +153,15 @@ impl Record for NodeRecord {
 
     fn check(&self) -> Result<(), RecordError> {
         check_name(&self.name)?;
-        check_name(&self.fault_domain)
+        check_name(&self.fault_domain)?;
+        let twice = |(place, space): (usize, &MediumSpace)| {
+            self.media[..place].iter().any(|earlier| earlier.medium == space.medium)
+        };
+        if self.media.iter().enumerate().any(twice) {
+            let reason = "it offers a medium twice".to_owned();
+            return Err(RecordError::Contradiction { kind: Self::KIND, reason });
+        }
+        Ok(())
     }
 }
 
@@ -171,4 +268,32 @@ pub struct EventRecord {
 
 impl Record for EventRecord {
     const KIND: &'static str = "event";
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+
+    /// As an earlier Weir writes it.
+    const BEFORE_MEDIA: &str = r#"{"v":1,"name":"a","incarnation":7,"peer_address":"127.0.0.1:7420","nbd_tcp":null,"nbd_unix":"/n","api":"/a","fault_domain":"r1"}"#;
+
+    #[test]
+    fn a_record_without_media_is_of_a_node_with_memory() {
+        let old = NodeRecord::decode(BEFORE_MEDIA.as_bytes()).unwrap();
+        assert_eq!((old.media.as_slice(), old.load), (&[][..], 0));
+        assert!(old.has_room(Medium::Ram) && !old.offers(Medium::Flash) && !old.has_room(Medium::Flash));
+    }
+
+    #[test]
+    fn one_more_log_fits_or_not() {
+        let mut node = NodeRecord::decode(BEFORE_MEDIA.as_bytes()).unwrap();
+        node.media = vec![MediumSpace { medium: Medium::Flash, bytes: 300, free: 100, log: 100 }];
+        assert!(node.has_room(Medium::Flash) && !node.offers(Medium::Ram));
+        assert_eq!(NodeRecord::decode(&node.encode()).unwrap(), node);
+        node.media[0].free = 99;
+        assert!(node.offers(Medium::Flash) && !node.has_room(Medium::Flash));
+        node.media.push(node.media[0]);
+        assert!(NodeRecord::decode(&node.encode()).is_err(), "a medium twice");
+    }
 }

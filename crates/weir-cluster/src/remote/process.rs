@@ -202,7 +202,7 @@ impl Processes {
             pid = record.pid,
             "process ended"
         );
-        let node = NodeRef { node: record.name.clone(), incarnation: record.incarnation };
+        let node = NodeRef::new(&*record.name, record.incarnation);
         let key = keys::stopped(&node);
         let stopped =
             StoppedRecord { node, how: StoppedHow::ProcessEnded, time_unix_ms: crate::unix_millis() };

@@ -57,6 +57,7 @@ pub fn client(socket: &Path) -> Arc<dyn Registry> {
 
 pub fn node(name: &str, incarnation: u64) -> NodeRecord {
     NodeRecord {
+        flash: None,
         name: name.into(),
         incarnation,
         peer_address: ([127, 0, 0, 1], 7000).into(),
@@ -64,6 +65,8 @@ pub fn node(name: &str, incarnation: u64) -> NodeRecord {
         nbd_unix: "/run/nbd".into(),
         api: "/run/api".into(),
         fault_domain: "rack-1".into(),
+        media: Vec::new(),
+        load: 0,
     }
 }
 

@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
-use weir_lab::{Lab, LabConfig};
+use weir_lab::{Lab, LabConfig, LabFlash};
 use weir_load::nbd::Uri;
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Settings, VerifyingLoad};
 use weir_load::workload::Span;
-use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::client::Client;
-use weir_node::units::Size;
 
 /// The disk that everything happens to.
 pub const DISK: &str = "d1";
@@ -70,9 +69,10 @@ impl Bench {
     pub fn up(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
         let directory = tempfile::tempdir().unwrap();
         let mut config = LabConfig::new(directory.path().join("lab"), program());
-        (config.nodes, config.log) = (nodes, Size(8 << 20));
+        config.nodes = nodes;
         config.lease_ttl = Duration::from_secs(1);
         tune(&mut config);
+        let medium = if matches!(config.flash, LabFlash::None) { Medium::Ram } else { Medium::Flash };
         let lab = Lab::up(&config).unwrap();
         let pool = directory.path().join("pool");
         std::fs::create_dir(&pool).unwrap();
@@ -84,6 +84,7 @@ impl Bench {
             size: SIZE,
             logical_block: 512,
             policy: policy.into(),
+            medium,
         };
         client.create_disk(&disk).unwrap();
         client.export(DISK, &Export::default()).unwrap();

@@ -155,11 +155,14 @@ mod tests {
         let node = NodeRecord {
             name: "n1".into(),
             incarnation: 1,
+            flash: None,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
             nbd_unix: "/a".into(),
             api: "/b".into(),
             fault_domain: "default".into(),
+            media: Vec::new(),
+            load: 0,
         };
         let session = NodeSession::start(lossy.clone(), node, SessionConfig::default()).await.unwrap();
         let disk =

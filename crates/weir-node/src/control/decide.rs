@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_cluster::ownership::{Gone, OwnerGone};
 use weir_cluster::placement::{Live, successor};
-use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef};
+use weir_cluster::records::{DiskRecord, FormerOwner, Medium, Mode, NodeRef};
 
 /// After the end of a process was seen, the kernel may still be finishing what the process had handed to it. This is
 /// how long it gets on the same machine (P4).
@@ -44,6 +44,8 @@ pub struct Situation<'a> {
     pub live: &'a Live,
     /// What is here.
     pub local: Local,
+    /// Whether a complete copy of the log is here, in case the record counts on one because of this node's flash.
+    pub has_copy: bool,
     /// Whether the owner is under `stopped/`.
     pub owner_stopped: bool,
     /// Since when this node has seen the owner without a lease.
@@ -63,6 +65,9 @@ pub enum Decision {
     WaitUntil(Nanos),
     /// The owner is gone and this node is next: take over on this evidence, by compare-and-swap.
     TakeOver(OwnerGone),
+    /// The owner is gone and this node is counted among the replicas, but its flash does not hold that copy: say so, by
+    /// compare-and-swap, so that others can take over.
+    Disclaim(OwnerGone),
     /// This process owns the disk and does not have it open: open it.
     Open,
     /// It is open and ours, and the record has moved on: tell the shard.
@@ -109,14 +114,22 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
 
 /// The owner is gone. Is it for this node to act, and may it already?
 fn succeed(record: &DiskRecord, owner: &NodeRef, situation: &Situation<'_>) -> Decision {
-    let Situation { me, live, .. } = *situation;
-    if record.mode == Mode::WriteBack && !record.replicas.iter().any(|replica| is_live(live, replica)) {
+    let Situation { me, live, has_copy, .. } = *situation;
+    let next = successor(record, live);
+    if record.mode == Mode::WriteBack && next.is_none() {
         return Decision::Unavailable(lost_copies(record, owner));
     }
-    if successor(record, live).as_ref() != Some(me) {
+    if next.as_ref() != Some(me) {
         return Decision::Nothing;
     }
     let evidence = evidence(owner, situation);
+    if record.mode == Mode::WriteBack && !record.replicas.contains(me) && !has_copy {
+        // Counted because of its flash, on which the copy is not.
+        return match record.is_replica(me) {
+            true => Decision::Disclaim(evidence),
+            false => Decision::Unavailable(lost_copies(record, owner)),
+        };
+    }
     match (record.mode, evidence.how, situation.owner_gone_since) {
         // The replicas refuse the old epoch from now on, whatever the former owner still does.
         (Mode::WriteBack, ..) | (_, Gone::Stopped | Gone::FenceGracePassed, _) => {
@@ -147,12 +160,24 @@ pub fn evidence(owner: &NodeRef, situation: &Situation<'_>) -> OwnerGone {
 
 /// For the operator: whose copies are missing, and what can be done.
 fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
-    let mut holders: Vec<_> = record.replicas.iter().map(ToString::to_string).collect();
-    holders.insert(0, owner.to_string());
+    let mut holders: Vec<&NodeRef> = record.replicas.iter().collect();
+    holders.insert(0, owner);
+    let lost = match record.medium {
+        Medium::Flash => {
+            let nodes: Vec<&str> = holders.iter().map(|holder| &*holder.node).collect();
+            format!(
+                "on the flash of {}, and none of these nodes is there with it; start one of them",
+                nodes.join(", ")
+            )
+        }
+        _ => {
+            let processes: Vec<String> = holders.iter().map(ToString::to_string).collect();
+            format!("in the memory of {}, and none of these processes lives any more", processes.join(", "))
+        }
+    };
     format!(
-        "the write log was in the memory of {}, and none of these processes lives any more; the backing is as of its \
-         last checkpoint; `weir disk export {} --accept-loss` opens it without the writes that are missing",
-        holders.join(", "),
+        "the write log was {lost}; the backing is as of its last checkpoint; `weir disk export {} --accept-loss` opens it \
+         without the writes that are missing",
         record.name
     )
 }
@@ -194,6 +219,9 @@ mod tests {
             nbd_unix: "/a".into(),
             api: "/b".into(),
             fault_domain: "default".into(),
+            flash: node.flash,
+            media: Vec::new(),
+            load: 0,
         };
         nodes.iter().map(|node| (node.node.clone(), record(node))).collect()
     }
@@ -211,6 +239,7 @@ mod tests {
         me: NodeRef,
         live: Live,
         local: Local,
+        has_copy: bool,
         stopped: bool,
         gone_since: Option<Nanos>,
     }
@@ -218,13 +247,21 @@ mod tests {
     impl Case {
         fn of(me: &str, alive: &[&str]) -> Case {
             let live = live(&alive.iter().map(|name| node(name)).collect::<Vec<_>>());
-            Case { me: node(me), live, local: Local::Closed, stopped: false, gone_since: None }
+            Case {
+                me: node(me),
+                live,
+                local: Local::Closed,
+                has_copy: false,
+                stopped: false,
+                gone_since: None,
+            }
         }
         fn decide(&self, record: Option<&DiskRecord>) -> Decision {
             let situation = Situation {
                 me: &self.me,
                 live: &self.live,
                 local: self.local,
+                has_copy: self.has_copy,
                 owner_stopped: self.stopped,
                 owner_gone_since: self.gone_since,
                 now: NOW,
@@ -271,6 +308,40 @@ mod tests {
         record.policy = Policy::WriteBack(0);
         let mut case = Case::of("b", &["b"]);
         case.stopped = true;
+        assert!(matches!(case.decide(Some(&record)), Decision::Unavailable(_)));
+    }
+
+    #[test]
+    fn a_copy_on_flash_counts_after_a_restart_if_it_is_there() {
+        let on_flash =
+            |name: &str, incarnation, flash| NodeRef::new(name, incarnation).with_flash(Some(flash));
+        let mut record = disk(None, &[], Mode::WriteBack);
+        (record.owner, record.replicas) = (Some(on_flash("a", 1, 10)), vec![on_flash("b", 1, 11)]);
+        record.medium = Medium::Flash;
+        let mut case = Case::of("b", &[]);
+        case.me = on_flash("b", 2, 11);
+        case.live = live(&[case.me.clone()]);
+        let gone = OwnerGone { owner: node("a"), how: Gone::LeaseEnded };
+        assert_eq!(
+            case.decide(Some(&record)),
+            Decision::Disclaim(gone.clone()),
+            "its flash does not hold it"
+        );
+        case.has_copy = true;
+        assert_eq!(case.decide(Some(&record)), Decision::TakeOver(gone.clone()));
+        // The owner's own node comes after its replicas.
+        case.live = live(&[on_flash("a", 2, 10), case.me.clone()]);
+        assert_eq!(case.decide(Some(&record)), Decision::TakeOver(gone.clone()));
+        case.live = live(&[on_flash("a", 2, 10)]);
+        case.me = on_flash("a", 2, 10);
+        assert_eq!(case.decide(Some(&record)), Decision::TakeOver(gone));
+        case.has_copy = false;
+        assert!(matches!(case.decide(Some(&record)), Decision::Unavailable(_)), "and nobody else has one");
+        // Another flash, or a log in memory.
+        case.live = live(&[on_flash("a", 2, 99)]);
+        let Decision::Unavailable(reason) = case.decide(Some(&record)) else { panic!("no copy") };
+        assert!(reason.contains("on the flash of a, b"), "{reason}");
+        (record.medium, case.live) = (Medium::Ram, live(&[on_flash("a", 2, 10)]));
         assert!(matches!(case.decide(Some(&record)), Decision::Unavailable(_)));
     }
 

@@ -5,6 +5,8 @@
 //! - [`change`]: compare-and-swap on a disk's record;
 //! - [`disk`]: the task that does it, one per disk;
 //! - [`node`]: what all of these share;
+//! - [`flash`]: what is at rest on this node's flash when it starts;
+//! - [`room`]: what this node offers for write logs, and that it takes no more than fit;
 //! - [`supervisor`]: starts the tasks, routes what the shards want, keeps the membership;
 //! - [`shards`]: the way to the shards.
 //!
@@ -13,11 +15,14 @@
 pub mod change;
 pub mod decide;
 pub mod disk;
+pub mod flash;
 pub mod node;
+pub mod room;
 pub mod shards;
 pub mod supervisor;
 pub mod world;
 
 pub use node::Node;
+pub use room::LogRoom;
 pub use shards::{ShardQueue, Shards};
 pub use supervisor::Tasks;

@@ -1,10 +1,12 @@
 //! What all parts of a node's control plane share.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use weir_accel::flash::FlashDevice;
 use weir_block::LayerInfo;
 use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
@@ -12,6 +14,7 @@ use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
 use weir_cluster::registry::Registry;
 use weir_volume::{DirVolume, VolumeError};
 
+use super::room::LogRoom;
 use super::shards::Shards;
 use super::world::World;
 use crate::api::{ApiError, ApiErrorKind};
@@ -36,6 +39,10 @@ pub struct Node {
     pub journal: Journal,
     /// The disks that are open here.
     pub here: Here,
+    /// The flash device, if this node has one.
+    pub flash: Option<Arc<FlashDevice>>,
+    /// Who gives room to further logs.
+    pub room: LogRoom,
 }
 
 impl std::fmt::Debug for Node {
@@ -134,6 +141,12 @@ pub fn wall_clock_ms() -> u64 {
     #[expect(clippy::disallowed_methods, reason = "for people; nothing is decided by it")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A number that nobody can guess, from the system's source of randomness.
+#[must_use]
+pub fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// The disks that are open on this node, for those who must not wait: the NBD handshake.

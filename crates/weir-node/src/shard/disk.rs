@@ -1,6 +1,7 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
 use tokio::sync::oneshot;
+use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
@@ -55,6 +56,7 @@ impl Disk {
         open: &OpenDisk,
         backing: FileBacking,
         inheritance: Inheritance,
+        store: Option<FlashStore>,
     ) -> Result<Disk, String> {
         let backing_id = backing.owner();
         let former_stopped = match open.arrival {
@@ -75,6 +77,7 @@ impl Disk {
             former_stopped,
             Metered::new("backing", backing),
             peers_id,
+            store,
         )
         .map_err(|error| format!("no memory for the write log of {} bytes: {error}", open.log_bytes))?;
         Ok(Disk {
@@ -89,9 +92,15 @@ impl Disk {
         })
     }
 
-    /// The owner numbers of the clients and of the layers.
-    pub fn owners(&self) -> (OwnerId, [OwnerId; 2]) {
-        (self.nbd.owner(), [self.accel.inner().peers_id(), self.backing_id])
+    /// The owner number of the clients.
+    pub fn clients(&self) -> OwnerId {
+        self.nbd.owner()
+    }
+
+    /// The owner numbers of the layers.
+    pub fn layers(&self) -> impl Iterator<Item = OwnerId> + use<> {
+        let accel = self.accel.inner();
+        [accel.peers_id(), self.backing_id].into_iter().chain(accel.store_id())
     }
 
     /// The accelerator, for what the control plane says.
@@ -211,7 +220,7 @@ impl Disk {
         reactor: &mut Reactor,
         workspace: &mut Workspace,
         done: oneshot::Sender<()>,
-    ) -> Option<Replica> {
+    ) -> Option<(Replica, Option<FlashStore>)> {
         if let Life::LettingGo(waiting) = &mut self.life {
             waiting.push(done);
             return None;
@@ -254,13 +263,14 @@ impl Disk {
         }
     }
 
-    /// Tells those who wait for the end.
-    pub fn finish(self) {
+    /// Tells those who wait for the end. The flash store, if there is one, is to be retired.
+    pub fn finish(mut self) -> Option<FlashStore> {
         match self.life {
             Life::Serving => {}
             Life::Closing(waiting) => waiting.into_iter().for_each(|done| answer(done, Ok(()))),
             Life::LettingGo(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
         }
+        self.accel.inner_mut().take_store()
     }
 
     /// Takes the grown size of the file into account.

@@ -44,6 +44,8 @@ pub struct OpenDisk {
     pub logical_block: u32,
     /// Bytes of the write log's arena.
     pub log_bytes: u64,
+    /// Where its log is kept.
+    pub medium: LogMedium,
     /// As committed in the registry.
     pub configuration: Configuration,
     /// Where its log comes from.
@@ -51,6 +53,18 @@ pub struct OpenDisk {
     /// Until when, on the monotonic clock in nanoseconds, the registry counts this node as alive. A disk
     /// answers nothing beyond it (P2).
     pub lease_until: Arc<AtomicU64>,
+}
+
+/// Where a disk's log is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogMedium {
+    /// In memory.
+    Ram,
+    /// On this node's flash.
+    Flash {
+        /// Tells the disk from earlier ones of its name.
+        disk_id: u64,
+    },
 }
 
 /// To a shard.
@@ -81,7 +95,11 @@ pub enum Command {
     /// No connection to `node` can be had (or no node at all, when `node` is empty).
     PeerUnavailable { disk: String, node: String, reason: String },
     /// An owner has connected to this node to replicate `disk` here. `received` is what was read beyond the greeting.
-    Replicate { disk: String, owner: String, fd: OwnedFd, received: Vec<u8> },
+    Replicate { disk: String, medium: LogMedium, owner: String, fd: OwnedFd, received: Vec<u8> },
+    /// A log of this disk is at rest on this node's flash: read it, and keep it as a replica.
+    Recover { disk: String, done: oneshot::Sender<Result<(), String>> },
+    /// Whether a complete copy of the disk's log is here, as a replica.
+    HasCopy { disk: String, answer: oneshot::Sender<bool> },
     /// A replica kept here for a disk that is gone, or whose set does not name this node any more.
     ForgetReplica { disk: String, below_epoch: u64 },
     /// An NBD client chose this disk.
@@ -132,7 +150,7 @@ pub enum Notice {
 }
 
 /// What a disk on a shard, owned or replicated, is doing.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct DiskStatus {
     /// Name.
     pub disk: String,

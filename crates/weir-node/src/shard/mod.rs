@@ -8,10 +8,12 @@ mod places;
 mod thread;
 
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use weir_accel::flash::FlashDevice;
 use weir_block::{Engine, ReactorConfig};
 
 use crate::control::ShardQueue;
@@ -31,6 +33,8 @@ pub struct ShardConfig {
     pub peer_deadline: Duration,
     /// Which engine the reactor uses.
     pub engine: Engine,
+    /// The node's flash device, if it has one.
+    pub flash: Option<Arc<FlashDevice>>,
 }
 
 /// A running shard.

@@ -11,6 +11,8 @@ pub enum Place {
     Layers(usize),
     /// The replica in this slot.
     Replica(usize),
+    /// The flash store in this slot, which is not needed any more.
+    Retired(usize),
 }
 
 /// Places by owner number. Owner numbers are small and never given out twice, so a late event finds nothing.

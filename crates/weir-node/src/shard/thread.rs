@@ -1,29 +1,26 @@
 //! The loop of a shard: wait, take commands and events, give every disk a turn, go on.
 
+mod replicas;
+
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use slab::Slab;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
-use weir_accel::{AccelNotice, DestageStatus, Inheritance, ReplicaHost};
+use weir_accel::AccelNotice;
+use weir_accel::flash::FlashStore;
 use weir_block::{Event, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::nbd::Workspace;
 
 use super::disk::Disk;
-use super::messages::{Arrival, Command, DiskStatus, Notice, OpenDisk};
+use super::messages::{Command, DiskStatus, Notice, OpenDisk};
 use super::places::{Place, Places};
 use super::{ShardConfig, answer};
+use replicas::Replica;
 
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
 const COMMANDS_PER_TURN: usize = 64;
-
-struct Replica {
-    disk: String,
-    host: ReplicaHost,
-    owner: weir_block::OwnerId,
-}
 
 /// All that lives on one shard.
 pub struct ShardThread {
@@ -31,6 +28,8 @@ pub struct ShardThread {
     /// The disks and replicas go before the reactor that their sockets are watched by.
     disks: Slab<Disk>,
     replicas: Slab<Replica>,
+    /// Flash stores that are not needed any more and still have a write under way.
+    retired: Slab<FlashStore>,
     places: Places,
     workspace: Workspace,
     reactor: Reactor,
@@ -54,6 +53,7 @@ impl ShardThread {
             config,
             disks: Slab::new(),
             replicas: Slab::new(),
+            retired: Slab::new(),
             places: Places::default(),
             workspace: Workspace::new(),
             reactor: Reactor::new(reactor)?,
@@ -125,17 +125,15 @@ impl ShardThread {
             match self.places.get(event.token.owner) {
                 Some(Place::Clients(slot)) => self.disks[slot].on_client_event(&event),
                 Some(Place::Layers(slot)) => self.disks[slot].on_layer_event(&mut self.reactor, event),
-                Some(Place::Replica(slot)) => self.replicas[slot].host.on_event(&event),
+                Some(Place::Replica(slot)) => self.replicas[slot].host.on_event(event),
+                Some(Place::Retired(slot)) => self.on_retired_event(slot, event),
                 None => {}
             }
         }
     }
 
     fn turn(&mut self) {
-        self.replicas_again = false;
-        for (_, replica) in &mut self.replicas {
-            self.replicas_again |= replica.host.advance(&mut self.reactor);
-        }
+        self.turn_replicas();
         let mut over = None;
         let mut wanted = Vec::new();
         for (slot, disk) in &mut self.disks {
@@ -170,11 +168,11 @@ impl ShardThread {
 
     fn remove(&mut self, slot: usize) {
         let disk = self.disks.remove(slot);
-        let (clients, layers) = disk.owners();
-        for owner in [clients, layers[0], layers[1]] {
+        for owner in disk.layers().chain([disk.clients()]) {
             self.places.clear(owner);
         }
-        disk.finish();
+        let store = disk.finish();
+        self.retire(store);
     }
 
     fn take_command(&mut self, command: Command) {
@@ -197,7 +195,17 @@ impl ShardThread {
                     one.accel().peer_connected(&mut self.reactor, node, fd);
                 }
             }
-            Command::Replicate { disk, owner, fd, received } => self.replicate(disk, owner, fd, &received),
+            Command::Replicate { disk, medium, owner, fd, received } => {
+                self.replicate(disk, medium, owner, fd, &received);
+            }
+            Command::Recover { disk, done } => {
+                let recovered = self.recover(disk);
+                answer(done, recovered);
+            }
+            Command::HasCopy { disk, answer: to } => {
+                let has = self.has_copy(&disk);
+                answer(to, has);
+            }
             Command::ForgetReplica { disk, below_epoch } => self.forget_replica(&disk, below_epoch),
             Command::Attach { disk, client } => match self.disks.iter_mut().find(|(_, one)| one.name == disk)
             {
@@ -259,93 +267,18 @@ impl ShardThread {
         }
         // The backing first: if it cannot be opened, the replica must stay, it may be the only copy of the log.
         let backing = Disk::open_backing(&mut self.reactor, open)?;
-        let inheritance = self.inherit(open)?;
-        let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance)?;
-        let (clients, layers) = disk.owners();
+        let (inheritance, store) = self.inherit(open)?;
+        let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store)?;
+        let (clients, layers) = (disk.clients(), disk.layers());
         let slot = self.disks.insert(disk);
         self.places.set(clients, Place::Clients(slot));
-        for owner in layers {
-            self.places.set(owner, Place::Layers(slot));
-        }
+        layers.for_each(|owner| self.places.set(owner, Place::Layers(slot)));
         Ok(())
-    }
-
-    /// The log that the disk begins with. A replica of an older time is of no use to anybody once this node is the owner.
-    fn inherit(&mut self, open: &OpenDisk) -> Result<Inheritance, String> {
-        let place = self.replicas.iter().find(|(_, replica)| replica.disk == open.disk).map(|(slot, _)| slot);
-        if let Arrival::TakeOver { .. } = open.arrival {
-            let Some(slot) = place else {
-                return Err("this node holds no replica of the disk's log (was it restarted?)".into());
-            };
-            if !self.replicas[slot].host.replica().is_complete() {
-                return Err("this node's replica of the disk's log is not complete".into());
-            }
-        }
-        let Some(slot) = place else { return Ok(Inheritance::Nothing) };
-        let replica = self.replicas.remove(slot);
-        self.places.clear(replica.owner);
-        let mut host = replica.host;
-        host.seal(open.configuration.epoch);
-        let inheritance = host.inherit(&mut self.reactor);
-        Ok(match open.arrival {
-            Arrival::TakeOver { .. } => inheritance,
-            Arrival::Clean | Arrival::FromWriteThrough => Inheritance::Nothing,
-        })
-    }
-
-    fn let_go(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
-        let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) else {
-            return answer(done, ());
-        };
-        let held = one.let_go(&mut self.reactor, &mut self.workspace, done);
-        if let Some(held) = held.filter(|_| keep) {
-            let id = self.reactor.new_owner();
-            self.keep_replica(disk, ReplicaHost::holding(id, held), id);
-        }
-    }
-
-    fn keep_replica(&mut self, disk: String, host: ReplicaHost, owner: weir_block::OwnerId) -> usize {
-        let slot = self.replicas.insert(Replica { disk, host, owner });
-        self.places.set(owner, Place::Replica(slot));
-        slot
-    }
-
-    fn replicate(&mut self, disk: String, owner: String, fd: OwnedFd, received: &[u8]) {
-        if self.find(&disk).is_some_and(|one| !one.is_let_go()) {
-            // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
-            tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
-            return;
-        }
-        let place = self.replicas.iter().find(|(_, replica)| replica.disk == disk).map(|(slot, _)| slot);
-        let slot = match place {
-            Some(slot) => slot,
-            None => {
-                let id = self.reactor.new_owner();
-                match ReplicaHost::new(id, self.config.log_bytes) {
-                    Ok(host) => self.keep_replica(disk, host, id),
-                    Err(error) => return tracing::error!(%error, "no memory for a replica's log"),
-                }
-            }
-        };
-        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd, received) {
-            tracing::warn!(%error, "replication connection cannot be used");
-        }
-    }
-
-    fn forget_replica(&mut self, disk: &str, below_epoch: u64) {
-        let place = self.replicas.iter().find(|(_, replica)| replica.disk == disk).map(|(slot, _)| slot);
-        if let Some(slot) = place
-            && self.replicas[slot].host.replica().epoch() < below_epoch
-        {
-            let mut replica = self.replicas.remove(slot);
-            self.places.clear(replica.owner);
-            replica.host.close(&mut self.reactor);
-        }
     }
 
     fn status(&self) -> Vec<DiskStatus> {
         let owned = self.disks.iter().map(|(_, disk)| disk.status());
-        owned.chain(self.replicas.iter().map(|(_, replica)| replica_status(replica))).collect()
+        owned.chain(self.replicas.iter().map(|(_, replica)| replica.status())).collect()
     }
 
     fn stop(&mut self, done: oneshot::Sender<()>) {
@@ -380,29 +313,5 @@ fn translate(disk: &str, notice: AccelNotice) -> Notice {
         }
         AccelNotice::Fenced(epoch) => Notice::Refused { disk, epoch },
         AccelNotice::Tell(kind, text) => Notice::Event { disk, kind, text },
-    }
-}
-
-fn replica_status(replica: &Replica) -> DiskStatus {
-    let held = replica.host.replica();
-    let (log, state) = (held.log(), if held.is_complete() { "complete" } else { "filling" });
-    DiskStatus {
-        disk: replica.disk.clone(),
-        role: "replica".into(),
-        state: state.into(),
-        reason: if replica.host.has_owner() { String::new() } else { "no owner is connected".into() },
-        epoch: held.epoch(),
-        effective: String::new(),
-        appended: log.last(),
-        replicated: 0,
-        acknowledged: 0,
-        destaged: 0,
-        freed: log.freed(),
-        dirty_bytes: log.range(0, log.last()).map(|(_, record)| record.weight()).sum(),
-        log_used_bytes: log.used(),
-        log_bytes: log.capacity(),
-        destage: DestageStatus::default(),
-        clients: 0,
-        in_flight: 0,
     }
 }

@@ -30,12 +30,7 @@ impl SyncEngine {
 
     pub fn write(&mut self, slot: u32, offset: u64, source: &WriteSource) {
         self.vectors.clear();
-        match source {
-            WriteSource::Buffer(buffer) => self.vectors.push(vector(buffer.as_ptr(), buffer.len())),
-            WriteSource::Gather(region, pieces) => self
-                .vectors
-                .extend(pieces.iter().map(|&(start, length)| vector(region.address(start, length), length))),
-        }
+        self.vectors.extend(source.vectors());
         let result = write_all(self.file.as_raw_fd(), &mut self.vectors, offset, false);
         self.finished.push(Finished { slot, result, buffer: None });
     }

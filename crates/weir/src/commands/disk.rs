@@ -14,8 +14,8 @@ use crate::output::{list, print, table};
 /// Carries out a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { name, volume, size, policy, block } => {
-            let wanted = CreateDisk { name, volume, size: size.0, logical_block: block, policy };
+        DiskCommand::Create { name, volume, size, policy, medium, block } => {
+            let wanted = CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium };
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
         DiskCommand::List => print(global.output, &any_node(global)?.disks()?, |disks| rows(disks)),
@@ -100,6 +100,7 @@ pub fn show(disk: &DiskView) -> String {
         ("logical block", disk.logical_block.to_string()),
         ("requested", disk.requested.clone()),
         ("effective", disk.effective.clone()),
+        ("medium", disk.medium.to_string()),
         ("owner", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())),
         ("replicas", disk.replicas.join(" ")),
         ("epoch", disk.epoch.to_string()),

@@ -48,7 +48,7 @@ impl DiskTask {
         let disk = self.name.clone();
         self.send(Command::Successor { disk: disk.clone(), node: Some(to.node.clone()) }).await;
         let deadline = Nanos::now() + FILL;
-        while !self.known()?.replicas.contains(to) {
+        while !self.known()?.is_replica(to) {
             let gone = !is_live(&self.node.world.nodes.now(), to);
             if gone || Nanos::now() >= deadline {
                 let reason = if gone {

@@ -17,14 +17,16 @@ use tokio::sync::{mpsc, oneshot};
 use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership;
-use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
+use weir_cluster::records::{
+    DiskRecord, FormerOwner, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys,
+};
 use weir_cluster::registry::RegistryError;
 
 use super::change::{self, ChangeError};
 use super::decide::{Decision, Evidence, Local, Situation, decide, former_ends, is_live};
 use super::node::{Node, wall_clock_ms};
 use crate::api::ApiError;
-use crate::shard::messages::{Arrival, Command, Notice, OpenDisk};
+use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 
 /// Messages that wait for a disk's task before their senders do.
 const INBOX: usize = 256;
@@ -223,6 +225,18 @@ impl DiskTask {
         Ok(record)
     }
 
+    /// Whether the copy that the record may count on because of this node's flash is here. Asked only when somebody is to take over.
+    async fn has_copy(&self, record: Option<&DiskRecord>) -> bool {
+        let Some(record) = record.filter(|record| record.medium == Medium::Flash) else { return false };
+        let gone = record.owner.as_ref().is_some_and(|owner| !is_live(&self.node.world.nodes.now(), owner));
+        let counted = record.is_replica(&self.me) || record.has_owners_copy(&self.me);
+        if !gone || !counted {
+            return false;
+        }
+        let disk = self.name.clone();
+        self.node.shards.ask(&self.name, |answer| Command::HasCopy { disk, answer }).await.unwrap_or(false)
+    }
+
     /// Brings what is here into line with the registry. Says when to look again without being woken.
     async fn reconcile(&mut self) -> Option<Nanos> {
         let now = Nanos::now();
@@ -233,6 +247,7 @@ impl DiskTask {
             return self.retry_at;
         }
         self.retry_at = None;
+        let has_copy = self.has_copy(record.as_ref()).await;
         let decision = {
             let live = self.node.world.nodes.now();
             self.track_owner(record.as_ref(), now);
@@ -243,6 +258,7 @@ impl DiskTask {
                     me: &self.me,
                     live: &live,
                     local: self.local,
+                    has_copy,
                     owner_stopped: owner.is_some_and(|owner| self.node.world.has_stopped(owner)),
                     owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
                     now,
@@ -273,6 +289,20 @@ impl DiskTask {
                     Err(error) => self.later(&error),
                 }
             }
+            (Decision::Disclaim(evidence), Some(_)) => {
+                let me = self.me.clone();
+                match self.change(|record| ownership::disclaim(record, &me, &evidence)).await {
+                    Ok(_) => {
+                        let text = format!(
+                            "the flash of {} does not hold its copy of the log; others go first",
+                            me.node
+                        );
+                        self.event("copy-missing", text);
+                        return Some(Nanos::now());
+                    }
+                    Err(error) => self.later(&error),
+                }
+            }
             (Decision::Open, Some(record)) => {
                 if let Err(error) = self.open(&record).await {
                     self.event("open-failed", error);
@@ -282,7 +312,7 @@ impl DiskTask {
             }
             (Decision::Configure, Some(record)) => self.configure(&record).await,
             (Decision::LetGo { epoch }, record) => self.let_go(epoch, record).await,
-            (Decision::TakeOver(_) | Decision::Open | Decision::Configure, None) => {}
+            (Decision::TakeOver(_) | Decision::Disclaim(_) | Decision::Open | Decision::Configure, None) => {}
         }
         self.retry_at
     }
@@ -346,12 +376,16 @@ impl DiskTask {
             size: record.size,
             logical_block: record.logical_block,
             log_bytes: self.node.config.resources.log.0,
+            medium: log_medium(record),
             configuration: configuration(record),
             arrival,
             lease_until: self.node.session.lease_deadline(),
         };
         self.connected.clear();
+        let node = Arc::clone(&self.node);
+        let place = node.room.admit(&node, &self.name).await?;
         self.ask(|done| Command::Open(Box::new(disk), done)).await??;
+        drop(place);
         (self.arrival, self.told_policy, self.told_former) = (None, Some(record.policy), false);
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
@@ -374,7 +408,7 @@ impl DiskTask {
     async fn let_go(&mut self, epoch: u64, record: Option<DiskRecord>) {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
-        let keep = record.as_ref().is_some_and(|record| record.replicas.contains(&self.me));
+        let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
         let ended = self.ask(|done| Command::LetGo { disk, keep, done }).await;
         self.local = Local::Closed;
         // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
@@ -461,9 +495,7 @@ impl DiskTask {
     async fn forget_replica(&mut self, record: Option<&DiskRecord>) {
         let below_epoch = match record {
             None => u64::MAX,
-            Some(record) if record.owner.as_ref() == Some(&self.me) || record.replicas.contains(&self.me) => {
-                return;
-            }
+            Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => return,
             Some(record) => record.epoch,
         };
         if below_epoch != self.forgotten_below && self.local == Local::Closed {
@@ -491,10 +523,19 @@ fn configuration(record: &DiskRecord) -> Configuration {
     }
 }
 
+/// Where the log of a disk is kept, as the shard needs it.
+#[must_use]
+pub fn log_medium(record: &DiskRecord) -> LogMedium {
+    match record.medium {
+        Medium::Flash => LogMedium::Flash { disk_id: record.id },
+        _ => LogMedium::Ram,
+    }
+}
+
 fn wanted_replicas(policy: Policy) -> Option<usize> {
     match policy {
         Policy::WriteThrough => None,
-        Policy::WriteBack(_) => Some(policy.replicas()),
+        Policy::WriteBack(_) | Policy::Strict(_) => Some(policy.replicas()),
     }
 }
 

@@ -80,10 +80,12 @@ impl DiskTask {
         let me = self.me.clone();
         let live = self.node.world.nodes.now();
         let Some(owner) = record.owner.clone() else { return Err(ChangedMeanwhile.into()) };
+        let has_copy = self.has_copy(Some(record)).await;
         let situation = Situation {
             me: &me,
             live: &live,
             local: self.local,
+            has_copy,
             owner_stopped: self.node.world.has_stopped(&owner),
             owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
             now: Nanos::now(),
@@ -92,6 +94,13 @@ impl DiskTask {
         let evidence = evidence(&owner, &situation);
         let lost = match decide(Some(record), &situation) {
             Decision::Unavailable(reason) => Some(reason),
+            Decision::Disclaim(_) => {
+                let message =
+                    format!("{} does not have its copy of the log of disk {} any more", me.node, self.name);
+                return Err(
+                    ApiError::new(ApiErrorKind::Unavailable, message).hint("try again, on another node")
+                );
+            }
             _ => None,
         };
         let result = match (&lost, accept_loss) {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use weir_cluster::ownership;
 use weir_cluster::placement::choose_replicas;
-use weir_cluster::records::{DiskRecord, Mode, NodeRef};
+use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef};
 
 use super::{DiskTask, Message, configuration};
 use crate::control::decide::Local;
@@ -84,14 +84,16 @@ impl DiskTask {
                     record.iter().flat_map(|record| &record.replicas).find(|replica| replica.node == name);
                 match (live.get(&name), holder) {
                     (None, _) => Err((name.clone(), format!("{name} is down"))),
-                    (Some(now), Some(holder)) if now.incarnation != holder.incarnation => {
+                    (Some(now), Some(holder)) if !counts(record.as_ref(), holder, now) => {
                         Err((name.clone(), format!("{name} has started again: its copy of the log is lost")))
                     }
                     (Some(now), _) => Ok(now.node_ref()),
                 }
             }
             None => {
-                let chosen = choose_replicas(&self.name, &self.me.node, 1, &live, exclude);
+                let chosen = record.as_ref().map_or_else(Vec::new, |record| {
+                    choose_replicas(record, &self.me.node, &[], exclude, &live)
+                });
                 chosen.into_iter().next().ok_or_else(|| (String::new(), "no other node is up".to_owned()))
             }
         };
@@ -130,6 +132,11 @@ impl DiskTask {
             Err(reason) => self.send(Command::PeerUnavailable { disk, node: name, reason }).await,
         }
     }
+}
+
+/// Whether a node has the copy that is counted under `holder` still.
+fn counts(record: Option<&DiskRecord>, holder: &NodeRef, now: &NodeRecord) -> bool {
+    record.is_some_and(|record| record.counts(holder, &now.node_ref()))
 }
 
 fn with(record: &DiskRecord) -> String {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
-use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::units::Size;
 
 use super::diagnose::{Settings, diagnose};
@@ -128,6 +128,7 @@ fn disks_up(lab: &Lab, dir: &Path) -> Result<(), Failure> {
             size: size.0,
             logical_block: 512,
             policy: "write-back+1".to_owned(),
+            medium: Medium::Ram,
         })?;
         client.export(name, &Export::default())?;
     }

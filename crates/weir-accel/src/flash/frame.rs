@@ -1,0 +1,245 @@
+//! The format of a frame, version 1.
+//!
+//! All integers are little-endian. A frame begins at a multiple of 4096 bytes of its slot's ring and is a multiple of 4096 bytes
+//! long: one block of header and record table, then the data of each record, each rounded up to whole blocks (what is behind the
+//! data in its last block means nothing). It never wraps: one that does not fit before the ring's end begins at its start.
+
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::lineage::{Ancestor, Lineage};
+use crate::log::{BLOCK, Record};
+use crate::wire::{RecordHeader, SEQUENCE_LIMIT};
+
+/// `WEIRFRME`.
+const MAGIC: U64 = U64::from_bytes(*b"WEIRFRME");
+
+/// The version that this build writes, and the only one that it reads.
+const VERSION: u32 = 1;
+
+/// The copy is complete.
+const COMPLETE: u32 = 1;
+
+/// Most records in one frame: what the header block has room for.
+pub const MOST_RECORDS: usize = (BLOCK as usize - size_of::<FrameHeader>()) / size_of::<RecordHeader>();
+
+/// Where a frame is among the frames of its slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Drawn at random when the slot was given to the disk: frames of whoever had it before do not count.
+    pub instance: u64,
+    /// Raised each time that the log is opened: what a former run left behind the end does not count.
+    pub run: u64,
+    /// Raised by one with each frame.
+    pub number: u64,
+    /// Bytes on the endless ring; the remainder by the ring's length is the place in the slot.
+    pub position: u64,
+    /// Position of the oldest frame that is still needed.
+    pub tail: u64,
+    /// Bytes, a multiple of 4096.
+    pub length: u64,
+}
+
+/// Everything about the log but its records, as of a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The highest epoch seen (P2).
+    pub epoch: u64,
+    /// Where the log comes from.
+    pub lineage: Lineage,
+    /// The last record that is freed.
+    pub freed: u64,
+    /// Whether this copy may be taken over from, provided that the registry counts it.
+    pub complete: bool,
+}
+
+/// The first 144 bytes of a frame; `count` × [`RecordHeader`] follow.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 8 | `WEIRFRME` |
+/// | 8 | 4 | version, 1 |
+/// | 12 | 4 | CRC-32C over the header, this field zero, and the record table (P11) |
+/// | 16 | 8 | instance of the slot |
+/// | 24 | 8 | run |
+/// | 32 | 8 | number of the frame |
+/// | 40 | 8 | position on the endless ring |
+/// | 48 | 8 | position of the oldest frame still needed |
+/// | 56 | 8 | length of the frame |
+/// | 64 | 8 | sequence number of the first record; of the next one if there is none here |
+/// | 72 | 8 | last record freed |
+/// | 80 | 8 | epoch |
+/// | 88 | 40 | lineage: its epoch, lineage inherited from, last record inherited, the lineage before, last record of that |
+/// | 128 | 4 | number of records |
+/// | 132 | 4 | flags: 1 the copy is complete |
+/// | 136 | 8 | zero |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FrameHeader {
+    magic: U64,
+    version: U32,
+    checksum: U32,
+    instance: U64,
+    run: U64,
+    number: U64,
+    position: U64,
+    tail: U64,
+    length: U64,
+    first: U64,
+    freed: U64,
+    epoch: U64,
+    lineage: [U64; 5],
+    count: U32,
+    flags: U32,
+    zero: U64,
+}
+
+/// A frame's header block, read and checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Where it is.
+    pub place: Place,
+    /// The log's state as of it.
+    pub state: State,
+    /// Sequence number of the first record; everything held from there on is replaced.
+    pub first: u64,
+    /// Its records, not yet placed in a log.
+    pub records: Vec<Record>,
+}
+
+impl Frame {
+    /// Writes the header block.
+    ///
+    /// # Panics
+    /// More than [`MOST_RECORDS`].
+    pub fn encode(place: &Place, state: &State, first: u64, records: &[RecordHeader], block: &mut [u8]) {
+        assert!(records.len() <= MOST_RECORDS, "a frame's table is one block");
+        let [inherited, before] = state.lineage.ancestors;
+        let lineage = [state.lineage.epoch, inherited.lineage, inherited.last, before.lineage, before.last];
+        let header = FrameHeader {
+            magic: MAGIC,
+            version: VERSION.into(),
+            checksum: 0.into(),
+            instance: place.instance.into(),
+            run: place.run.into(),
+            number: place.number.into(),
+            position: place.position.into(),
+            tail: place.tail.into(),
+            length: place.length.into(),
+            first: first.into(),
+            freed: state.freed.into(),
+            epoch: state.epoch.into(),
+            lineage: lineage.map(U64::from),
+            count: (records.len() as u32).into(),
+            flags: if state.complete { COMPLETE } else { 0 }.into(),
+            zero: 0.into(),
+        };
+        let table = size_of::<FrameHeader>();
+        let end = table + size_of_val(records);
+        block[..table].copy_from_slice(header.as_bytes());
+        block[table..end].copy_from_slice(records.as_bytes());
+        block[end..].fill(0);
+        let sum = crc32c::crc32c(&block[..end]);
+        block[12..16].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// Reads a header block. `None` when it is none, or not intact; the data behind it is not looked at.
+    #[must_use]
+    pub fn decode(block: &[u8]) -> Option<Frame> {
+        let (header, table) = FrameHeader::ref_from_prefix(block).ok()?;
+        if header.magic != MAGIC || header.version.get() != VERSION {
+            return None;
+        }
+        let count = header.count.get() as usize;
+        let (records, _) = <[RecordHeader]>::ref_from_prefix_with_elems(table, count).ok()?;
+        let unsummed = FrameHeader { checksum: 0.into(), ..*header };
+        let sum = crc32c::crc32c_append(crc32c::crc32c(unsummed.as_bytes()), records.as_bytes());
+        if sum != header.checksum.get() {
+            return None;
+        }
+        let records = records.iter().map(|record| record.parse().ok()).collect::<Option<Vec<_>>>()?;
+        let frame = Frame {
+            place: Place {
+                instance: header.instance.get(),
+                run: header.run.get(),
+                number: header.number.get(),
+                position: header.position.get(),
+                tail: header.tail.get(),
+                length: header.length.get(),
+            },
+            state: State {
+                epoch: header.epoch.get(),
+                lineage: lineage(&header.lineage),
+                freed: header.freed.get(),
+                complete: header.flags.get() & COMPLETE != 0,
+            },
+            first: header.first.get(),
+            records,
+        };
+        frame.makes_sense().then_some(frame)
+    }
+
+    fn makes_sense(&self) -> bool {
+        let Place { position, tail, length, .. } = self.place;
+        let data: u64 = self.records.iter().map(data_room).sum();
+        length == BLOCK + data
+            && [position, tail].iter().all(|at| at.is_multiple_of(BLOCK) && *at < SEQUENCE_LIMIT)
+            && tail <= position
+            && (1..SEQUENCE_LIMIT).contains(&self.first)
+            && self.state.freed < SEQUENCE_LIMIT
+    }
+}
+
+/// Bytes that a record's data takes in a frame.
+#[must_use]
+pub fn data_room(record: &Record) -> u64 {
+    (record.data_length() as u64).next_multiple_of(BLOCK)
+}
+
+fn lineage(fields: &[U64; 5]) -> Lineage {
+    let [epoch, inherited, inherited_last, before, before_last] = fields.map(U64::get);
+    let ancestors = [
+        Ancestor { lineage: inherited, last: inherited_last },
+        Ancestor { lineage: before, last: before_last },
+    ];
+    Lineage { epoch, ancestors }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::RecordKind;
+
+    fn golden() -> (Place, State, Vec<Record>) {
+        let place = Place { instance: 0x1122, run: 3, number: 9, position: 40960, tail: 8192, length: 8192 };
+        let lineage = Lineage::new(1).continued(2, 10).continued(5, 20);
+        let state = State { epoch: 6, lineage, freed: 30, complete: true };
+        let record =
+            Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, place: 0 };
+        let zeroes = Record { offset: 0, length: 1 << 30, checksum: 7, kind: RecordKind::Zero, place: 0 };
+        (place, state, vec![record, zeroes])
+    }
+
+    #[test]
+    fn the_format_is_as_documented() {
+        let (place, state, records) = golden();
+        let headers: Vec<RecordHeader> = records.iter().map(RecordHeader::of).collect();
+        let mut block = [0xEEu8; BLOCK as usize];
+        Frame::encode(&place, &state, 31, &headers, &mut block);
+        assert_eq!(block, *include_bytes!("../../tests/golden/frame-v1.bin"), "the format has changed");
+        assert_eq!(Frame::decode(&block), Some(Frame { place, state, first: 31, records }));
+        assert_eq!(size_of::<FrameHeader>(), 144);
+    }
+
+    #[test]
+    fn nothing_spoiled_is_taken() {
+        let golden = *include_bytes!("../../tests/golden/frame-v1.bin");
+        for bit in 0..(144 + 2 * 20) * 8 {
+            let mut block = golden;
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Frame::decode(&block), None, "bit {bit}");
+        }
+        assert_eq!(Frame::decode(&golden[..100]), None);
+        assert_eq!(Frame::decode(&golden[..150]), None);
+    }
+}

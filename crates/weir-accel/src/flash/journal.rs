@@ -1,0 +1,224 @@
+//! What is to be written to a slot, and what is certainly at rest there. No I/O.
+
+use std::collections::VecDeque;
+
+use super::frame::{Frame, MOST_RECORDS, Place, State, data_room};
+use crate::log::{BLOCK, Log};
+use crate::owner::Held;
+use crate::wire::RecordHeader;
+
+/// Softly, bytes of data in one frame: a larger one would make those who come later wait for too long.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Kept free for a frame without records, which is what releases room.
+const RESERVE: u64 = 2 * BLOCK;
+
+/// A frame that may still be needed.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    position: u64,
+    /// Its last record.
+    last: u64,
+}
+
+/// A frame on its way.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    held: Held,
+    tail: u64,
+}
+
+/// What to write, and where in the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Bytes from the start of the ring.
+    pub offset: u64,
+    /// Bytes, the header block included.
+    pub length: u64,
+    /// Place of its first data in the log's arena, which must not change until it is written ([`Log::pin`]).
+    pub pins: Option<u64>,
+}
+
+/// The frames of one slot.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    instance: u64,
+    run: u64,
+    ring: u64,
+    /// Number and position of the next frame.
+    number: u64,
+    head: u64,
+    /// The frames that are needed, oldest first; the last one always is.
+    frames: VecDeque<Span>,
+    /// No frame at rest refers to what lies before: room to write into.
+    released: u64,
+    /// What the newest frame says, at rest or not.
+    told: Option<State>,
+    /// The last record in any frame.
+    framed: u64,
+    in_flight: Option<InFlight>,
+    stored: Held,
+    headers: Vec<RecordHeader>,
+    /// Place in the arena of the first data of the frame in the making.
+    pins: Option<u64>,
+}
+
+impl Journal {
+    /// A journal in a slot that holds nothing of this instance.
+    #[must_use]
+    pub fn new(instance: u64, ring: u64) -> Journal {
+        Journal::continued(instance, ring, &Place::default(), VecDeque::new())
+    }
+
+    /// Goes on behind the newest frame that was recovered. `frames` are position and last record of those that are
+    /// needed, that one included.
+    pub(super) fn continued(
+        instance: u64,
+        ring: u64,
+        newest: &Place,
+        frames: VecDeque<(u64, u64)>,
+    ) -> Journal {
+        let framed = frames.back().map_or(0, |(_, last)| *last);
+        Journal {
+            instance,
+            run: newest.run + 1,
+            ring,
+            number: newest.number + 1,
+            head: newest.position + newest.length,
+            frames: frames.into_iter().map(|(position, last)| Span { position, last }).collect(),
+            released: newest.tail,
+            told: None,
+            framed,
+            in_flight: None,
+            stored: Held::default(),
+            headers: Vec::new(),
+            pins: None,
+        }
+    }
+
+    /// What is certainly at rest.
+    #[must_use]
+    pub fn stored(&self) -> Held {
+        self.stored
+    }
+
+    /// Whether a frame is on its way.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Whether everything that the log holds, and this state, is at rest.
+    #[must_use]
+    pub fn has_caught_up(&self, log: &Log, state: &State) -> bool {
+        self.in_flight.is_none() && self.told == Some(*state) && self.framed == log.last()
+    }
+
+    /// The log was cut off or begun anew: what is behind its last record now does not count any more.
+    pub fn rewound(&mut self, log: &Log) {
+        let last = log.last();
+        if log.freed() == last {
+            // Nothing of what was there is needed, and numbers may begin again below those that were.
+            self.frames.clear();
+            self.framed = last;
+        }
+        self.framed = self.framed.min(last);
+        self.stored.last = self.stored.last.min(last);
+        self.told = None;
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.held.last = in_flight.held.last.min(last);
+        }
+    }
+
+    /// The next frame: its header block and the pieces of the log's arena that follow it. `None` when one is under way, there
+    /// is nothing new, or there is no room.
+    pub fn next(
+        &mut self,
+        log: &Log,
+        state: State,
+        block: &mut [u8],
+        pieces: &mut Vec<(usize, usize)>,
+    ) -> Option<Write> {
+        if self.in_flight.is_some() || self.has_caught_up(log, &state) {
+            return None;
+        }
+        while self.frames.front().is_some_and(|frame| frame.last <= state.freed) {
+            self.frames.pop_front();
+        }
+        self.framed = self.framed.max(state.freed);
+        let first = self.framed + 1;
+        let length = self.gather(log, first, pieces);
+        match self.place(length, if length > BLOCK { RESERVE } else { 0 }) {
+            Some(position) => Some(self.write(position, length, first, state, block)),
+            // A frame without records says that others are not needed any more.
+            None if length > BLOCK && self.tail_is_news() => {
+                self.forget(pieces);
+                let position = self.place(BLOCK, 0)?;
+                Some(self.write(position, BLOCK, first, state, block))
+            }
+            None => None,
+        }
+    }
+
+    /// The frame is at rest.
+    ///
+    /// # Panics
+    /// None was under way.
+    pub fn written(&mut self) {
+        let InFlight { held, tail } = self.in_flight.take().expect("a frame was under way");
+        self.stored = held;
+        self.released = tail;
+    }
+
+    /// Chooses the records; returns the frame's length.
+    fn gather(&mut self, log: &Log, first: u64, pieces: &mut Vec<(usize, usize)>) -> u64 {
+        self.forget(pieces);
+        let mut length = BLOCK;
+        for (_, record) in log.range(first, log.last()).take(MOST_RECORDS) {
+            let room = data_room(record);
+            if length > BLOCK && length + room > BLOCK + MOST_BYTES {
+                break;
+            }
+            if room > 0 {
+                pieces.push((log.position(record.place), room as usize));
+                self.pins.get_or_insert(record.place);
+            }
+            length += room;
+            self.headers.push(RecordHeader::of(record));
+        }
+        length
+    }
+
+    fn forget(&mut self, pieces: &mut Vec<(usize, usize)>) {
+        pieces.clear();
+        self.headers.clear();
+        self.pins = None;
+    }
+
+    /// Where a frame of this length goes, if there is room and `reserve` is left.
+    fn place(&self, length: u64, reserve: u64) -> Option<u64> {
+        let rest = self.ring - self.head % self.ring;
+        let position = if length > rest { self.head + rest } else { self.head };
+        (position + length + reserve <= self.released + self.ring).then_some(position)
+    }
+
+    fn tail_is_news(&self) -> bool {
+        self.frames.front().map_or(self.head, |frame| frame.position) > self.released
+    }
+
+    fn write(&mut self, position: u64, length: u64, first: u64, state: State, block: &mut [u8]) -> Write {
+        let last = first + self.headers.len() as u64 - 1;
+        self.frames.push_back(Span { position, last });
+        let tail = self.frames.front().map_or(position, |frame| frame.position);
+        let place =
+            Place { instance: self.instance, run: self.run, number: self.number, position, tail, length };
+        Frame::encode(&place, &state, first, &self.headers, block);
+        self.number += 1;
+        self.head = position + length;
+        self.framed = last;
+        self.told = Some(state);
+        let held = Held { epoch: state.epoch, last, freed: state.freed, complete: state.complete };
+        self.in_flight = Some(InFlight { held, tail });
+        Write { offset: position % self.ring, length, pins: self.pins }
+    }
+}

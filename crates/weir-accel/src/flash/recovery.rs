@@ -1,0 +1,200 @@
+//! Reading a slot after a restart: which frames are there, and what log they make.
+//!
+//! Only one frame is ever under way, so only the newest one can be torn: it is dropped, nothing in it was confirmed to anybody.
+//! Any other frame that does not check was at rest once and is damaged; a log with a gap must not be taken for a complete
+//! one (P11).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+
+use super::frame::{Frame, State, data_room};
+use super::journal::Journal;
+use crate::log::{BLOCK, LARGEST_RECORD, Layout, Log, checksum};
+
+/// Bytes read at once while looking for frames.
+const CHUNK: u64 = 1 << 20;
+
+/// Reads all of the buffer at an offset from the start of the ring.
+pub trait ReadAt {
+    /// Reads all of `buffer` at `offset`. Offset and length are multiples of 4096.
+    ///
+    /// # Errors
+    /// The device refuses.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+/// Why a slot's log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// The device refuses.
+    #[error("cannot read the flash device: {0}")]
+    Read(#[from] io::Error),
+    /// A frame that was at rest is not intact any more (P11).
+    #[error(
+        "frame {number} of the log at rest is damaged ({reason}); this copy cannot be used, others of the disk can"
+    )]
+    Damaged {
+        /// The frame's number.
+        number: u64,
+        /// What does not check.
+        reason: &'static str,
+    },
+}
+
+/// A log as it was at rest.
+pub struct Recovered {
+    /// The records.
+    pub log: Log,
+    /// The state as of the newest frame.
+    pub state: State,
+    /// Where to go on.
+    pub journal: Journal,
+}
+
+/// Reads the log of `instance` out of a ring of `ring` bytes. `None` when nothing was ever at rest there.
+///
+/// # Errors
+/// The device cannot be read, a frame is damaged, or there is no memory.
+pub fn recover(
+    device: &impl ReadAt,
+    instance: u64,
+    ring: u64,
+    log_bytes: u64,
+) -> Result<Option<Recovered>, RecoveryError> {
+    let mut frames = find(device, instance, ring)?;
+    let mut data = Vec::new();
+    let newest = loop {
+        let Some((_, newest)) = frames.last_key_value() else { return Ok(None) };
+        if read_data(device, ring, newest, &mut data)? {
+            break newest.clone();
+        }
+        // Torn. Were it not the first one that is dropped, the one before it would be damaged.
+        let number = newest.place.number;
+        // Also what earlier runs dropped for the same reason and left lying elsewhere.
+        frames.retain(|_, frame| frame.place.number < number);
+        match frames.last_key_value() {
+            Some((_, before)) if !read_data(device, ring, before, &mut data)? => {
+                return Err(RecoveryError::Damaged { number: before.place.number, reason: "its data" });
+            }
+            Some((_, before)) if before.place.number + 1 < number => {
+                return Err(RecoveryError::Damaged { number: number - 1, reason: "its header" });
+            }
+            _ => {}
+        }
+    };
+    let needed = needed(&frames, &newest)?;
+    let log = replay(device, ring, log_bytes, &needed, &newest, &mut data)?;
+    let spans: VecDeque<(u64, u64)> = needed
+        .iter()
+        .map(|frame| (frame.place.position, frame.first + frame.records.len() as u64 - 1))
+        .collect();
+    let journal = Journal::continued(instance, ring, &newest.place, spans);
+    Ok(Some(Recovered { log, state: newest.state, journal }))
+}
+
+/// All intact headers, by run and number.
+fn find(
+    device: &impl ReadAt,
+    instance: u64,
+    ring: u64,
+) -> Result<BTreeMap<(u64, u64), Frame>, RecoveryError> {
+    let mut frames = BTreeMap::new();
+    let mut chunk = vec![0; CHUNK as usize];
+    for start in (0..ring).step_by(CHUNK as usize) {
+        let length = CHUNK.min(ring - start) as usize;
+        device.read_at(start, &mut chunk[..length])?;
+        for (place, block) in (start..).step_by(BLOCK as usize).zip(chunk[..length].chunks(BLOCK as usize)) {
+            let Some(frame) = Frame::decode(block) else { continue };
+            // A frame that is not where it says was written elsewhere: the device has misdirected it.
+            let fits = place + frame.place.length <= ring;
+            if frame.place.instance == instance && frame.place.position % ring == place && fits {
+                frames.insert((frame.place.run, frame.place.number), frame);
+            }
+        }
+    }
+    Ok(frames)
+}
+
+/// The frames from the newest one's tail on, each behind the other.
+fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Frame>, RecoveryError> {
+    let mut by_number: BTreeMap<u64, &Frame> = BTreeMap::new();
+    for frame in frames.values().filter(|frame| frame.place.number <= newest.place.number) {
+        // Runs come in order, so the later one stays.
+        by_number.insert(frame.place.number, frame);
+    }
+    let mut needed = vec![newest.clone()];
+    let mut at = newest.place;
+    while at.position > newest.place.tail {
+        let number = at.number - 1;
+        let damaged = |reason| RecoveryError::Damaged { number, reason };
+        let before = by_number.get(&number).ok_or(damaged("its header"))?;
+        let end = before.place.position + before.place.length;
+        // What was skipped is the rest of the ring, less than a frame.
+        let longest = LARGEST_RECORD as u64 + 2 * BLOCK;
+        if end > at.position || at.position - end > longest || before.place.run > at.run {
+            return Err(damaged("its place"));
+        }
+        at = before.place;
+        needed.push((*before).clone());
+    }
+    if at.position != newest.place.tail {
+        return Err(RecoveryError::Damaged { number: at.number, reason: "its place" });
+    }
+    needed.reverse();
+    Ok(needed)
+}
+
+/// Makes the log from its frames.
+fn replay(
+    device: &impl ReadAt,
+    ring: u64,
+    log_bytes: u64,
+    needed: &[Frame],
+    newest: &Frame,
+    data: &mut Vec<u8>,
+) -> Result<Log, RecoveryError> {
+    let freed = newest.state.freed;
+    let mut log = Log::with_layout(Layout::Flash, log_bytes, freed + 1)?;
+    for frame in needed {
+        let number = frame.place.number;
+        if !read_data(device, ring, frame, data)? {
+            return Err(RecoveryError::Damaged { number, reason: "its data" });
+        }
+        if frame.first <= log.last() {
+            log.truncate_to(frame.first - 1);
+        }
+        let mut at = 0;
+        for (sequence, record) in (frame.first..).zip(&frame.records) {
+            let length = record.data_length();
+            if sequence > freed {
+                if sequence != log.last() + 1 || log.push(*record, &data[at..at + length]).is_none() {
+                    return Err(RecoveryError::Damaged { number, reason: "the numbers of its records" });
+                }
+            }
+            at += data_room(record) as usize;
+        }
+    }
+    Ok(log)
+}
+
+/// Reads a frame's data and checks every record (P11).
+fn read_data(
+    device: &impl ReadAt,
+    ring: u64,
+    frame: &Frame,
+    data: &mut Vec<u8>,
+) -> Result<bool, RecoveryError> {
+    data.resize((frame.place.length - BLOCK) as usize, 0);
+    if !data.is_empty() {
+        device.read_at(frame.place.position % ring + BLOCK, data)?;
+    }
+    let mut at = 0;
+    for (sequence, record) in (frame.first..).zip(&frame.records) {
+        let own = &data[at..at + record.data_length()];
+        if checksum(sequence, record.offset, record.length, record.kind, own) != record.checksum {
+            return Ok(false);
+        }
+        at += data_room(record) as usize;
+    }
+    Ok(true)
+}

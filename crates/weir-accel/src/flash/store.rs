@@ -1,0 +1,175 @@
+//! A slot on a shard: the journal driven with the reactor.
+
+use weir_block::buffer::BufferPool;
+use weir_block::{
+    Action, Buffer, Event, Meter, Nanos, OwnerId, Reactor, RequestKind, SharedFile, Token, WriteSource,
+};
+
+use super::device::{FlashError, SlotLease};
+use super::frame::State;
+use super::journal::Journal;
+use super::recovery::{Recovered, recover};
+use crate::log::{BLOCK, Log};
+use crate::owner::Held;
+
+/// One disk's log at rest, on the shard that has the disk or its replica.
+pub struct FlashStore {
+    owner: OwnerId,
+    lease: SlotLease,
+    file: SharedFile,
+    journal: Journal,
+    header: Option<Buffer>,
+    pieces: Vec<(usize, usize)>,
+    since: Nanos,
+    /// A frame has come to rest and nobody has asked for what is stored since.
+    progressed: bool,
+    error: Option<String>,
+    meter: Meter,
+}
+
+impl FlashStore {
+    /// An empty store in a slot that holds nothing yet. Events go to `owner`.
+    ///
+    /// # Errors
+    /// The device cannot be opened once more.
+    pub fn new(owner: OwnerId, lease: SlotLease) -> Result<FlashStore, FlashError> {
+        let journal = Journal::new(lease.instance(), lease.ring());
+        FlashStore::over(owner, lease, journal)
+    }
+
+    /// Reads what is at rest in a slot. `None` when nothing is; the slot is free again then.
+    ///
+    /// # Errors
+    /// The device cannot be read, or what is there is damaged ([`super::recovery`]); it is left as it is.
+    pub fn recover(
+        owner: OwnerId,
+        lease: SlotLease,
+        log_bytes: u64,
+    ) -> Result<Option<(FlashStore, Log, State)>, FlashError> {
+        let Some(Recovered { log, state, journal }) =
+            recover(&lease, lease.instance(), lease.ring(), log_bytes)?
+        else {
+            lease.free();
+            return Ok(None);
+        };
+        Ok(Some((FlashStore::over(owner, lease, journal)?, log, state)))
+    }
+
+    fn over(owner: OwnerId, lease: SlotLease, journal: Journal) -> Result<FlashStore, FlashError> {
+        let file = SharedFile::new(lease.file()?);
+        Ok(FlashStore {
+            owner,
+            lease,
+            file,
+            journal,
+            // Of its own: the shard's buffers may all wait for this very log.
+            header: BufferPool::new(BLOCK as usize).take(BLOCK as usize),
+            pieces: Vec::new(),
+            since: Nanos(0),
+            progressed: false,
+            error: None,
+            meter: Meter::new(),
+        })
+    }
+
+    /// The number under which the reactor's events for this store come.
+    #[must_use]
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// What is certainly at rest.
+    #[must_use]
+    pub fn stored(&self) -> Held {
+        self.journal.stored()
+    }
+
+    /// Why nothing is written any more.
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// Since when a frame has been under way.
+    #[must_use]
+    pub fn writing_since(&self) -> Option<Nanos> {
+        self.journal.is_writing().then_some(self.since)
+    }
+
+    /// Frames written: a request is a frame.
+    #[must_use]
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// Whether everything in `log`, and this state, is at rest.
+    #[must_use]
+    pub fn has_caught_up(&self, log: &Log, state: &State) -> bool {
+        self.error.is_none() && self.journal.has_caught_up(log, state)
+    }
+
+    /// See [`Journal::rewound`].
+    pub fn rewound(&mut self, log: &Log) {
+        self.journal.rewound(log);
+    }
+
+    /// Whether more has come to rest since the last call.
+    pub fn take_progress(&mut self) -> bool {
+        std::mem::take(&mut self.progressed)
+    }
+
+    /// Begins to write what is new, if nothing is under way.
+    pub fn advance(&mut self, reactor: &mut Reactor, log: &mut Log, state: State) {
+        if self.journal.is_writing() {
+            return;
+        }
+        log.pin(None);
+        if self.error.is_some() {
+            return;
+        }
+        let Some(mut header) = self.header.take() else { return };
+        match self.journal.next(log, state, header.bytes_mut(), &mut self.pieces) {
+            Some(write) => {
+                log.pin(write.pins);
+                self.since = Nanos::now();
+                self.meter.arrive(RequestKind::Write, self.since);
+                let token = Token { owner: self.owner, slot: write.length as u32 };
+                let source = WriteSource::Framed(header, log.region().clone(), self.pieces.clone());
+                reactor.write_durable(&self.file, self.lease.start() + write.offset, source, token);
+            }
+            None => self.header = Some(header),
+        }
+    }
+
+    /// The end of a write.
+    pub fn on_event(&mut self, event: Event) {
+        let Action::File { result, buffer } = event.action else { return };
+        self.header = buffer;
+        let bytes = u64::from(event.token.slot);
+        self.meter.complete(RequestKind::Write, bytes, self.since, Nanos::now(), result.is_ok());
+        self.progressed = true;
+        match result {
+            Ok(_) => self.journal.written(),
+            Err(number) => self.fail(std::io::Error::from_raw_os_error(number).to_string()),
+        }
+    }
+
+    /// Nothing is written here any more.
+    pub fn fail(&mut self, reason: String) {
+        if self.error.is_none() {
+            tracing::error!(reason, device = %self.lease.path().display(), "the flash device fails");
+            self.lease.report_failure();
+            self.error = Some(reason);
+            self.progressed = true;
+        }
+    }
+
+    /// The log is not needed any more: gives the slot back, once nothing is under way. Until then it comes back.
+    pub fn retire(self) -> Option<FlashStore> {
+        if self.header.is_none() && self.journal.is_writing() {
+            return Some(self);
+        }
+        self.lease.free();
+        None
+    }
+}

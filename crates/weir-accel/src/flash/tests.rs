@@ -1,0 +1,284 @@
+//! The journal and recovery against a device that tears writes, and against a list.
+
+use std::cell::RefCell;
+use std::io;
+
+use proptest::prelude::*;
+
+use super::device::ring_bytes;
+use super::frame::State;
+use super::journal::Journal;
+use super::recovery::{ReadAt, Recovered, RecoveryError, recover};
+use crate::lineage::Lineage;
+use crate::log::{BLOCK, Layout, Log, RecordKind};
+use crate::owner::Held;
+
+const INSTANCE: u64 = 0xFEED;
+const LOG: u64 = 2 << 20;
+
+/// A ring in memory.
+struct Device(RefCell<Vec<u8>>);
+
+impl ReadAt for Device {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let offset = offset as usize;
+        buffer.copy_from_slice(&self.0.borrow()[offset..offset + buffer.len()]);
+        Ok(())
+    }
+}
+
+/// A log, its journal and the device, and beside them what ought to be in the log.
+struct Rig {
+    device: Device,
+    log: Log,
+    journal: Journal,
+    state: State,
+    /// Number and fill of every record held.
+    model: Vec<(u64, u8)>,
+    /// The model as of the last frame that is at rest.
+    at_rest: Option<(State, Vec<(u64, u8)>)>,
+    fill: u8,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let ring = ring_bytes(LOG);
+        Rig {
+            device: Device(RefCell::new(vec![0; ring as usize])),
+            log: Log::with_layout(Layout::Flash, LOG, 1).unwrap(),
+            journal: Journal::new(INSTANCE, ring),
+            state: State { epoch: 1, lineage: Lineage::new(1), freed: 0, complete: true },
+            model: Vec::new(),
+            at_rest: None,
+            fill: 0,
+        }
+    }
+
+    fn append(&mut self, sectors: usize) {
+        self.fill = self.fill.wrapping_add(1);
+        let data = vec![self.fill; sectors * 512];
+        if self.log.has_room(data.len() as u64, 1) {
+            let number = self.log.append(RecordKind::Write, 0, data.len() as u32, &data).unwrap();
+            self.model.push((number, self.fill));
+        }
+    }
+
+    fn free(&mut self, count: usize) {
+        let to = self.log.freed() + count.min(self.model.len()) as u64;
+        self.log.free_to(to);
+        self.state.freed = self.log.freed();
+        self.model.retain(|(number, _)| *number > to);
+    }
+
+    fn truncate(&mut self, count: usize) {
+        let to = self.log.last() - count.min(self.model.len()) as u64;
+        self.log.truncate_to(to);
+        self.journal.rewound(&self.log);
+        self.model.retain(|(number, _)| *number <= to);
+    }
+
+    fn reset(&mut self, first: u64) {
+        self.log.reset(first);
+        self.state.freed = first - 1;
+        self.journal.rewound(&self.log);
+        self.model.clear();
+    }
+
+    /// Writes the next frame; a torn one reaches the device with its first `blocks` only.
+    fn write(&mut self, torn: Option<usize>) -> bool {
+        let mut block = vec![0; BLOCK as usize];
+        let mut pieces = Vec::new();
+        let Some(write) = self.journal.next(&self.log, self.state, &mut block, &mut pieces) else {
+            return false;
+        };
+        self.log.pin(write.pins);
+        let mut bytes = block;
+        for (start, length) in pieces {
+            bytes.extend_from_slice(self.log.region().bytes(start, length));
+        }
+        assert_eq!(bytes.len() as u64, write.length);
+        let kept = torn.map_or(bytes.len(), |blocks| (blocks * BLOCK as usize).min(bytes.len()));
+        let whole = kept == bytes.len();
+        let offset = write.offset as usize;
+        self.device.0.borrow_mut()[offset..offset + kept].copy_from_slice(&bytes[..kept]);
+        if torn.is_none() {
+            self.journal.written();
+        }
+        if whole {
+            // The last record of the frame is the last in the log, or as many as a frame holds.
+            let last = self.journal.stored().last.max(self.framed());
+            let held = self.model.iter().copied().filter(|(number, _)| *number <= last).collect();
+            self.at_rest = Some((self.state, held));
+        }
+        true
+    }
+
+    fn framed(&self) -> u64 {
+        let Some(Recovered { log, .. }) = self.recover().unwrap() else { return 0 };
+        log.last()
+    }
+
+    fn recover(&self) -> Result<Option<Recovered>, RecoveryError> {
+        recover(&self.device, INSTANCE, ring_bytes(LOG), LOG)
+    }
+
+    /// What is at rest is what the model says; goes on from there.
+    fn crash(&mut self) {
+        let recovered = self.recover().unwrap();
+        let Some((state, held)) = self.at_rest.clone() else {
+            assert!(recovered.is_none());
+            // The slot is given to a new instance.
+            *self = Rig::new();
+            return;
+        };
+        let Recovered { log, state: found, journal } = recovered.expect("a frame is at rest");
+        assert_eq!(found, state);
+        assert_eq!(log.freed(), state.freed);
+        let numbers: Vec<(u64, u8)> =
+            log.range(0, log.last()).map(|(number, record)| (number, log.data(record)[0])).collect();
+        assert_eq!(numbers, held);
+        for (_, record) in log.range(0, log.last()) {
+            let data = log.data(record);
+            assert!(data.iter().all(|byte| *byte == data[0]));
+        }
+        (self.log, self.journal, self.state, self.model) = (log, journal, state, held);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append(usize),
+    Free(usize),
+    Truncate(usize),
+    Reset(u64),
+    Epoch,
+    Write,
+    Crash(Option<usize>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (1usize..64).prop_map(Step::Append),
+        1 => (1024usize..2048).prop_map(Step::Append),
+        3 => (0usize..8).prop_map(Step::Free),
+        1 => (0usize..4).prop_map(Step::Truncate),
+        1 => (1u64..200).prop_map(Step::Reset),
+        1 => Just(Step::Epoch),
+        6 => Just(Step::Write),
+        1 => (0usize..6).prop_map(|blocks| Step::Crash(Some(blocks))),
+        1 => Just(Step::Crash(None)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever is appended, freed, cut off and begun anew, and wherever the power goes: what was at rest comes back,
+    /// and nothing else.
+    #[test]
+    fn what_was_at_rest_comes_back(steps in prop::collection::vec(step(), 1..300)) {
+        let mut rig = Rig::new();
+        for step in steps {
+            match step {
+                Step::Append(sectors) => rig.append(sectors),
+                Step::Free(count) => rig.free(count),
+                Step::Truncate(count) => rig.truncate(count),
+                Step::Reset(first) => rig.reset(first),
+                Step::Epoch => rig.state.epoch += 1,
+                Step::Write => {
+                    rig.write(None);
+                }
+                Step::Crash(torn) => {
+                    if torn.is_some() {
+                        rig.write(torn);
+                    }
+                    rig.crash();
+                }
+            }
+        }
+        // Whatever is left finds room, however full the ring was.
+        while rig.write(None) {}
+        prop_assert!(rig.journal.has_caught_up(&rig.log, &rig.state));
+        let held = Held { epoch: rig.state.epoch, last: rig.log.last(), freed: rig.state.freed, complete: true };
+        prop_assert_eq!(rig.journal.stored(), held);
+        rig.crash();
+    }
+}
+
+/// Three frames of two records each.
+fn filled() -> Rig {
+    let mut rig = Rig::new();
+    for _ in 0..3 {
+        rig.append(8);
+        rig.append(8);
+        rig.write(None);
+    }
+    rig
+}
+
+#[test]
+fn what_was_at_rest_and_is_damaged_is_not_taken() {
+    let frame = 3 * BLOCK as usize;
+    for (block, torn_only) in
+        [(0, false), (1, false), (frame, false), (frame + 9000, false), (2 * frame, true)]
+    {
+        let rig = filled();
+        rig.device.0.borrow_mut()[block + 100] ^= 1;
+        match rig.recover() {
+            Ok(Some(recovered)) => assert!(torn_only && recovered.log.last() == 4, "at {block}"),
+            Ok(None) => panic!("the others are there, at {block}"),
+            Err(RecoveryError::Damaged { .. }) => assert!(!torn_only, "at {block}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_lost_and_a_misdirected_write_are_found() {
+    let frame = 3 * BLOCK as usize;
+    let rig = filled();
+    // The device said that it wrote the second frame and did not.
+    rig.device.0.borrow_mut()[frame..2 * frame].fill(0);
+    assert!(matches!(rig.recover(), Err(RecoveryError::Damaged { number: 2, .. })));
+    let rig = filled();
+    // It wrote it elsewhere.
+    let elsewhere = 100 * BLOCK as usize;
+    rig.device.0.borrow_mut().copy_within(frame..2 * frame, elsewhere);
+    rig.device.0.borrow_mut()[frame..2 * frame].fill(0);
+    assert!(matches!(rig.recover(), Err(RecoveryError::Damaged { number: 2, .. })));
+}
+
+#[test]
+fn frames_of_another_disk_do_not_count() {
+    let rig = filled();
+    let other = recover(&rig.device, INSTANCE + 1, ring_bytes(LOG), LOG).unwrap();
+    assert!(other.is_none());
+}
+
+/// What is on its way to flash stays as it is, though the log is freed, cut off or begun anew meanwhile and fills again.
+#[test]
+fn a_frame_under_way_does_not_change() {
+    let changes: [fn(&mut Rig); 3] = [|rig| rig.free(4), |rig| rig.truncate(4), |rig| rig.reset(50)];
+    for change in changes {
+        let mut rig = Rig::new();
+        for _ in 0..4 {
+            rig.append(8);
+        }
+        let (mut block, mut pieces) = (vec![0; BLOCK as usize], Vec::new());
+        let write = rig.journal.next(&rig.log, rig.state, &mut block, &mut pieces).expect("records are new");
+        rig.log.pin(write.pins);
+        let read = |rig: &Rig| -> Vec<u8> {
+            let bytes = pieces.iter().flat_map(|(start, length)| rig.log.region().bytes(*start, *length));
+            bytes.copied().collect()
+        };
+        let before = read(&rig);
+        change(&mut rig);
+        for _ in 0..4096 {
+            rig.append(8);
+        }
+        assert!(rig.log.used() > LOG / 4, "the log is full again");
+        assert!(read(&rig) == before, "the arena was written over");
+        rig.journal.written();
+        rig.log.pin(None);
+    }
+}

@@ -1,0 +1,95 @@
+//! Logs on flash: they survive the end of every process, they do not survive the flash, and a node whose flash fails says so.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, DISK, alone, during, new_history, seed};
+use weir_lab::{LabConfig, LabFlash};
+use weir_node::api::Export;
+use weir_node::units::Size;
+
+/// Long enough that the tests' load is dirty for the most part.
+const LOAD: Duration = Duration::from_millis(1500);
+
+fn on_flash(config: &mut LabConfig) {
+    config.flash = LabFlash::Files(Size(256 << 20));
+}
+
+/// All nodes are killed at once under load and started again, in this order.
+fn all_killed(nodes: usize, policy: &str, order: &[&str]) {
+    let _turn = alone();
+    let seed = seed();
+    let mut bench = Bench::up(nodes, policy, on_flash);
+    let mut history = new_history(seed);
+    for round in 0..3 {
+        let load = bench.load(history, seed + round);
+        let names: Vec<String> = bench.lab.nodes().iter().map(|node| node.name.clone()).collect();
+        let lab = &mut bench.lab;
+        let (mut load, ()) = during(load, LOAD, || {
+            thread::sleep(LOAD / 2);
+            names.iter().for_each(|name| lab.kill(name).unwrap());
+            order.iter().for_each(|name| lab.start(name).unwrap());
+        });
+        bench.wait(|view| view.owner.is_some());
+        let found = load.check_all().unwrap();
+        assert_eq!(found.mismatches, 0, "seed {seed}: {:#?}{}", found.first, bench.logs());
+        assert!(load.progress().acknowledged() > 100, "the load did nothing to speak of");
+        eprintln!("{policy}, round {round}: {} acknowledged, lost 0", load.progress().acknowledged());
+        history = load.into_history();
+        bench.wait_effective();
+    }
+    bench.check_backing(&mut history);
+}
+
+#[test]
+fn one_copy_on_flash_survives_its_process() {
+    all_killed(1, "write-back+0", &["n1"]);
+}
+
+#[test]
+fn all_copies_on_flash_survive_all_processes() {
+    all_killed(3, "write-back+1", &["n3", "n2", "n1"]);
+}
+
+/// A replica that starts again has its copy still: the set does not change, and nobody fills anything anew.
+#[test]
+fn a_replica_that_starts_again_keeps_its_place() {
+    let _turn = alone();
+    let mut bench = Bench::up(2, "write-back+1", on_flash);
+    let before = bench.wait_effective();
+    let replica = before.replicas[0].clone();
+    let load = bench.load(new_history(seed()), 1);
+    let lab = &mut bench.lab;
+    let (mut load, ()) = during(load, LOAD, || {
+        lab.kill(&replica).unwrap();
+        lab.start(&replica).unwrap();
+    });
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches, 0, "{:#?}{}", found.first, bench.logs());
+    assert_eq!(load.progress().failed(), 0);
+    let after = bench.wait_effective();
+    assert_eq!(after.replicas, before.replicas);
+}
+
+/// The only copy is on a flash that is lost: the disk waits for an operator, who accepts the loss.
+#[test]
+fn a_lost_flash_is_told_and_its_loss_must_be_accepted() {
+    let _turn = alone();
+    let mut bench = Bench::up(1, "write-back+0", on_flash);
+    let mut load = bench.load(new_history(seed()), 1);
+    let flash = bench.lab.nodes()[0].config.with_file_name("flash");
+    load.run(LOAD / 2).unwrap();
+    bench.lab.kill("n1").unwrap();
+    std::fs::remove_file(&flash).unwrap();
+    bench.lab.start("n1").unwrap();
+    let client = bench.lab.client("n1").unwrap();
+    let view = client.disk(DISK).unwrap();
+    assert_eq!(view.state, "unavailable", "{view:#?}");
+    let refused = client.export(DISK, &Export::default()).unwrap_err();
+    assert!(refused.message.contains("on the flash of n1"), "{refused:?}");
+    client.export(DISK, &Export { accept_loss: true, ..Export::default() }).unwrap();
+    bench.wait_effective();
+}

@@ -1,0 +1,113 @@
+//! Room for write logs on this node: what it offers the others, and that no more logs are taken than fit (P10).
+//!
+//! How much is occupied is asked of the shards each time and kept nowhere: a second account of it would one day differ.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, MutexGuard};
+use weir_accel::flash::FlashDevice;
+use weir_cluster::records::{Medium, MediumSpace};
+
+use super::node::Node;
+use crate::config::ResourcesConfig;
+use crate::shard::messages::DiskStatus;
+use crate::units::{Size, about};
+
+/// Pause between two looks at what has changed; nothing is written more often than this.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// What a node with these logs on its shards offers, by medium.
+#[must_use]
+pub fn media(config: &ResourcesConfig, flash: Option<&FlashDevice>, logs: &[DiskStatus]) -> Vec<MediumSpace> {
+    let used: u64 = logs.iter().map(|log| log.log_bytes).sum();
+    let (bytes, log) = (config.logs.0, config.log.0);
+    let ram = MediumSpace { medium: Medium::Ram, bytes, free: bytes.saturating_sub(used), log };
+    let flash = flash.filter(|flash| !flash.has_failed()).map(|flash| {
+        let (slots, free) = flash.slots();
+        // A log on flash is in memory as well.
+        let free = (free as u64 * log).min(ram.free);
+        MediumSpace { medium: Medium::Flash, bytes: slots as u64 * log, free, log }
+    });
+    [ram].into_iter().chain(flash).collect()
+}
+
+/// Logs, however small: a disk that is being let go has none any more.
+fn load(logs: &[DiskStatus]) -> u64 {
+    logs.iter().filter(|log| log.log_bytes > 0).count() as u64
+}
+
+/// Keeps the node's record up to date. Runs until the node stops.
+pub async fn keep_told(node: Arc<Node>) {
+    let mut looks = tokio::time::interval(PAUSE);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        let logs = node.shards.status().await;
+        if let Err(error) =
+            node.session.tell(media(&node.config.resources, node.flash.as_deref(), &logs), load(&logs)).await
+        {
+            tracing::debug!(%error, "what this node offers is told later");
+        }
+    }
+}
+
+/// Gives room to one log after the other.
+#[derive(Debug, Default)]
+pub struct LogRoom {
+    turn: Mutex<()>,
+}
+
+impl LogRoom {
+    /// Whether the log of `disk` fits here. The caller tells the shard before it drops what it gets: then the next one
+    /// to ask sees it. A log that is here already needs no room.
+    ///
+    /// # Errors
+    /// In words: this node does not have the disk's medium, or no room on it.
+    pub async fn admit(&self, node: &Node, disk: &str) -> Result<MutexGuard<'_, ()>, String> {
+        let turn = self.turn.lock().await;
+        let logs = node.shards.status().await;
+        // Whoever does not see the disk's record yet finds out when it does; a log is in memory unless somebody says otherwise.
+        let medium = node.world.disk(disk).map_or_else(Medium::default, |record| record.medium);
+        if !logs.iter().any(|log| log.disk == disk && log.log_bytes > 0) {
+            fits(&node.config.name, medium, &media(&node.config.resources, node.flash.as_deref(), &logs))?;
+        }
+        Ok(turn)
+    }
+}
+
+fn fits(node: &str, medium: Medium, media: &[MediumSpace]) -> Result<(), String> {
+    let Some(space) = media.iter().find(|space| space.medium == medium) else {
+        return Err(format!("{node} keeps no write logs on {medium}"));
+    };
+    if space.free < space.log {
+        return Err(format!(
+            "{node} has no room for another write log on {medium}: {} of {} are free, and a log takes {}; raise \
+             resources.logs (for flash, also enlarge that), or open it on another node",
+            about(space.free),
+            Size(space.bytes),
+            Size(space.log)
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_log_that_fits_is_taken_and_the_next_one_refused() {
+        let config = ResourcesConfig { logs: Size(200 << 20), ..ResourcesConfig::default() };
+        let log = DiskStatus { log_bytes: 64 << 20, ..DiskStatus::default() };
+        let offers = |logs: usize| media(&config, None, &vec![log.clone(); logs]);
+        assert_eq!(offers(2)[0].free, 72 << 20);
+        assert_eq!(fits("n1", Medium::Ram, &offers(2)), Ok(()));
+        let full = fits("n1", Medium::Ram, &offers(3)).unwrap_err();
+        assert!(full.contains("8 MiB of 200MiB") && full.contains("resources.logs"), "{full}");
+        assert_eq!(offers(4)[0].free, 0, "more than there should be is not less than none");
+        let flash = fits("n1", Medium::Flash, &offers(0)).unwrap_err();
+        assert!(flash.contains("no write logs on flash"), "{flash}");
+        assert_eq!((load(&[]), load(&[log.clone(), DiskStatus::default()])), (0, 1));
+    }
+}

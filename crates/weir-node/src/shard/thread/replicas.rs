@@ -1,0 +1,223 @@
+//! Copies of other owners' logs, and where logs are at rest.
+
+use std::os::fd::OwnedFd;
+
+use tokio::sync::oneshot;
+use weir_accel::flash::FlashStore;
+use weir_accel::{DestageStatus, Inheritance, ReplicaHost, replica};
+use weir_block::{Event, OwnerId};
+
+use super::ShardThread;
+use crate::shard::answer;
+use crate::shard::messages::{Arrival, DiskStatus, LogMedium, Notice, OpenDisk};
+use crate::shard::places::Place;
+
+/// A copy of the log of a disk that another node owns.
+pub(super) struct Replica {
+    disk: String,
+    pub(super) host: ReplicaHost,
+    owner: OwnerId,
+    /// The control plane knows that its flash has failed.
+    told: bool,
+}
+
+impl Replica {
+    /// The state, for people.
+    pub(super) fn status(&self) -> DiskStatus {
+        let held = self.host.replica();
+        let (log, state) = (held.log(), if held.is_complete() { "complete" } else { "filling" });
+        let reason = match self.host.store_error() {
+            Some(error) => format!("this node's flash has failed: {error}"),
+            None if self.host.has_owner() => String::new(),
+            None => "no owner is connected".into(),
+        };
+        DiskStatus {
+            disk: self.disk.clone(),
+            role: "replica".into(),
+            state: state.into(),
+            reason,
+            epoch: held.epoch(),
+            effective: String::new(),
+            appended: log.last(),
+            replicated: 0,
+            acknowledged: 0,
+            destaged: 0,
+            freed: log.freed(),
+            dirty_bytes: log.range(0, log.last()).map(|(_, record)| record.weight()).sum(),
+            log_used_bytes: log.used(),
+            log_bytes: log.capacity(),
+            destage: DestageStatus::default(),
+            clients: 0,
+            in_flight: 0,
+        }
+    }
+}
+
+impl ShardThread {
+    pub(super) fn turn_replicas(&mut self) {
+        self.replicas_again = false;
+        for (_, replica) in &mut self.replicas {
+            self.replicas_again |= replica.host.advance(&mut self.reactor);
+            if let Some(error) = replica.host.store_error().filter(|_| !replica.told) {
+                let text = format!("this node's flash fails ({error}): its replica is of no use any more");
+                self.unsent.push(Notice::Event { disk: replica.disk.clone(), kind: "flash-failed", text });
+                replica.told = true;
+            }
+        }
+    }
+
+    fn replica_of(&self, disk: &str) -> Option<usize> {
+        self.replicas.iter().find(|(_, replica)| replica.disk == disk).map(|(slot, _)| slot)
+    }
+
+    fn remove_replica(&mut self, slot: usize) -> ReplicaHost {
+        let Replica { host, owner, .. } = self.replicas.remove(slot);
+        for owner in host.store_owner().into_iter().chain([owner]) {
+            self.places.clear(owner);
+        }
+        host
+    }
+
+    /// The log that the disk begins with, and where it is at rest. A replica of an older time is of no use to anybody once
+    /// this node is the owner.
+    pub(super) fn inherit(&mut self, open: &OpenDisk) -> Result<(Inheritance, Option<FlashStore>), String> {
+        let place = self.replica_of(&open.disk);
+        let goes_on = matches!(open.arrival, Arrival::TakeOver { .. });
+        if goes_on {
+            let Some(slot) = place else {
+                return Err("this node holds no replica of the disk's log (was it restarted?)".into());
+            };
+            if !self.replicas[slot].host.replica().is_complete() {
+                return Err("this node's replica of the disk's log is not complete".into());
+            }
+        }
+        if let Some(slot) = place {
+            let mut host = self.remove_replica(slot);
+            host.seal(open.configuration.epoch);
+            let (inheritance, store) = host.inherit(&mut self.reactor);
+            if goes_on {
+                return Ok((inheritance, store));
+            }
+            self.retire(store);
+        }
+        Ok((Inheritance::Nothing, self.empty_store(&open.disk, open.medium)?))
+    }
+
+    /// A slot on the flash for a new log, if that is where it is to be.
+    fn empty_store(&mut self, disk: &str, medium: LogMedium) -> Result<Option<FlashStore>, String> {
+        let LogMedium::Flash { disk_id } = medium else { return Ok(None) };
+        let Some(flash) = &self.config.flash else {
+            return Err("this node has no flash medium; set flash.path, or use another node".into());
+        };
+        if flash.has_failed() {
+            return Err(format!("this node's flash at {} has failed", flash.path().display()));
+        }
+        let lease = flash.take(disk, disk_id).map_err(|error| error.to_string())?;
+        let store = FlashStore::new(self.reactor.new_owner(), lease).map_err(|error| error.to_string())?;
+        Ok(Some(store))
+    }
+
+    /// A store whose log nobody needs any more.
+    pub(super) fn retire(&mut self, store: Option<FlashStore>) {
+        if let Some(store) = store.and_then(FlashStore::retire) {
+            let owner = store.owner();
+            let slot = self.retired.insert(store);
+            self.places.set(owner, Place::Retired(slot));
+        }
+    }
+
+    pub(super) fn on_retired_event(&mut self, slot: usize, event: Event) {
+        let mut store = self.retired.remove(slot);
+        self.places.clear(store.owner());
+        store.on_event(event);
+        self.retire(Some(store));
+    }
+
+    /// Reads the log of a disk that is at rest here and keeps it as a replica.
+    pub(super) fn recover(&mut self, disk: String) -> Result<(), String> {
+        let Some(lease) = self.config.flash.as_ref().and_then(|flash| flash.find(&disk)) else {
+            return Err("nothing is at rest of this disk".into());
+        };
+        let recovered = FlashStore::recover(self.reactor.new_owner(), lease, self.config.log_bytes);
+        if let Some((store, log, state)) = recovered.map_err(|error| error.to_string())? {
+            let copy = replica::Replica::recovered(log, state);
+            self.keep_replica(disk, copy, Some(store));
+        }
+        Ok(())
+    }
+
+    /// Whether a complete copy of the disk's log is here.
+    pub(super) fn has_copy(&self, disk: &str) -> bool {
+        self.replica_of(disk).is_some_and(|slot| self.replicas[slot].host.replica().is_complete())
+    }
+
+    pub(super) fn let_go(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
+        let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) else {
+            return answer(done, ());
+        };
+        match one.let_go(&mut self.reactor, &mut self.workspace, done) {
+            Some((held, store)) if keep => {
+                self.keep_replica(disk, held, store);
+            }
+            Some((_, store)) => self.retire(store),
+            None => {}
+        }
+    }
+
+    fn keep_replica(&mut self, disk: String, copy: replica::Replica, store: Option<FlashStore>) -> usize {
+        let owner = self.reactor.new_owner();
+        self.keep(disk, ReplicaHost::holding(owner, copy, store), owner)
+    }
+
+    fn keep(&mut self, disk: String, host: ReplicaHost, owner: OwnerId) -> usize {
+        let store = host.store_owner();
+        let slot = self.replicas.insert(Replica { disk, host, owner, told: false });
+        for owner in store.into_iter().chain([owner]) {
+            self.places.set(owner, Place::Replica(slot));
+        }
+        slot
+    }
+
+    pub(super) fn replicate(
+        &mut self,
+        disk: String,
+        medium: LogMedium,
+        owner: String,
+        fd: OwnedFd,
+        received: &[u8],
+    ) {
+        if self.find(&disk).is_some_and(|one| !one.is_let_go()) {
+            // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
+            tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
+            return;
+        }
+        let slot = match self.replica_of(&disk).map_or_else(|| self.new_replica(&disk, medium), Ok) {
+            Ok(slot) => slot,
+            Err(error) => return tracing::error!(disk, error, "this node cannot keep a replica"),
+        };
+        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd, received) {
+            tracing::warn!(%error, "replication connection cannot be used");
+        }
+    }
+
+    fn new_replica(&mut self, disk: &str, medium: LogMedium) -> Result<usize, String> {
+        let store = self.empty_store(disk, medium)?;
+        let id = self.reactor.new_owner();
+        let host = ReplicaHost::new(id, self.config.log_bytes, store)
+            .map_err(|error| format!("no memory for a replica's log: {error}"))?;
+        Ok(self.keep(disk.to_owned(), host, id))
+    }
+
+    pub(super) fn forget_replica(&mut self, disk: &str, below_epoch: u64) {
+        match self.replica_of(disk) {
+            Some(slot) if self.replicas[slot].host.replica().epoch() < below_epoch => {
+                let host = self.remove_replica(slot);
+                let store = host.forget(&mut self.reactor);
+                self.retire(store);
+            }
+            Some(_) => {}
+            // A copy that could not be read when the node started.
+            None => self.config.flash.iter().for_each(|flash| flash.forget(disk)),
+        }
+    }
+}
