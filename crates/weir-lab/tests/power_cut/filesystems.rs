@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_cluster::records::Medium;
 
 use crate::common::{DISK, alone, seed};
 use crate::guest::Plugged;
@@ -60,7 +61,7 @@ impl Saved {
 
 /// Cuts, each in the middle of a guest's work: the filesystem comes back, nothing that was fsynced is lost, and the check
 /// finds nothing.
-pub fn survives(kind: Kind, plan: &Plan) {
+fn survives(kind: Kind, plan: &Plan) {
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
@@ -104,12 +105,21 @@ pub fn survives(kind: Kind, plan: &Plan) {
     assert!(flushes.is_some_and(|kind| kind.completions > 0), "no FLUSH has reached Weir: {meters:?}");
 }
 
-#[test]
-fn ext4_on_write_through() {
-    survives(Kind::Ext4, &Plan { nodes: 2, policy: "write-through", size: 128 << 20 });
+fn plan(size: u64) -> Plan {
+    Plan { nodes: 3, policy: "write-back+1", medium: Medium::Flash, size }
 }
 
 #[test]
-fn xfs_on_write_through() {
-    survives(Kind::Xfs, &Plan { nodes: 2, policy: "write-through", size: 320 << 20 });
+fn ext4_on_flash() {
+    survives(Kind::Ext4, &plan(128 << 20));
+}
+
+#[test]
+fn xfs_on_flash() {
+    survives(Kind::Xfs, &plan(320 << 20));
+}
+
+#[test]
+fn ext4_on_write_through() {
+    survives(Kind::Ext4, &Plan { nodes: 2, policy: "write-through", medium: Medium::Ram, size: 128 << 20 });
 }

@@ -14,6 +14,7 @@ mod flushed_load;
 mod guest;
 mod mounted;
 mod postgresql;
+mod ram;
 mod rig;
 mod server;
 mod site;

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_cluster::records::Medium;
 
 use crate::common::{alone, seed};
 use crate::guest::Plugged;
@@ -57,7 +58,7 @@ fn check(server: &Server, inserters: &mut [Inserter], seed: u64) {
 }
 
 /// Cuts under pgbench and clients that remember.
-pub fn survives(plan: &Plan) {
+fn survives(plan: &Plan) {
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
@@ -113,6 +114,6 @@ pub fn survives(plan: &Plan) {
 }
 
 #[test]
-fn postgresql_on_write_through() {
-    survives(&Plan { nodes: 2, policy: "write-through", size: 256 << 20 });
+fn postgresql_on_flash() {
+    survives(&Plan { nodes: 3, policy: "write-back+1", medium: Medium::Flash, size: 256 << 20 });
 }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use weir_cluster::records::Medium;
 use weir_lab::volatile_disk::{Survivors, Toll, VolatileDisk};
-use weir_lab::{Lab, LabConfig, REGISTRY};
+use weir_lab::{Lab, LabConfig, LabFlash, REGISTRY};
 use weir_load::nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
-use weir_node::units::Size;
 
 use crate::common::{Bench, DISK, program};
 use crate::mounted::{Kind, Mounted};
@@ -16,6 +16,9 @@ use crate::support::run;
 /// Bytes of the disk that holds the registry and what the nodes keep for themselves.
 const HOME: u64 = 64 << 20;
 
+/// Bytes of each node's flash: room for one log.
+const FLASH: u64 = 128 << 20;
+
 /// What stands on a site.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -23,17 +26,27 @@ pub struct Plan {
     pub nodes: usize,
     /// The disk's policy.
     pub policy: &'static str,
+    /// Where its write log is; with flash, every node has a device for it.
+    pub medium: Medium,
     /// The disk's size, in bytes.
     pub size: u64,
 }
 
+/// What a cut took.
+#[derive(Debug)]
+pub struct Tolls {
+    pub backing: Toll,
+    pub flash: Toll,
+}
+
 /// A lab with power. Everything that a cut takes away is on it: the registry's file and the nodes' own on one disk, the
-/// backing on another.
+/// backing on another, and each node's flash on one more.
 pub struct Site {
     // In this order they end: processes, mounts, disks, directory.
     pub bench: Bench,
     home: Filesystem,
     pool: Filesystem,
+    flash: Vec<VolatileDisk>,
     _directory: tempfile::TempDir,
 }
 
@@ -72,12 +85,17 @@ impl Site {
         let directory = tempfile::tempdir().unwrap();
         let home = Filesystem::make(&directory.path().join("home"), HOME);
         let pool = Filesystem::make(&directory.path().join("pool"), plan.size + plan.size / 4 + (32 << 20));
+        let nodes = if plan.medium == Medium::Flash { plan.nodes } else { 0 };
+        let flash =
+            |number| VolatileDisk::create(&directory.path().join(format!("flash{number}")), FLASH).unwrap();
+        let flash: Vec<_> = (1..=nodes).map(flash).collect();
         let mut config = LabConfig::new(home.at.join("lab"), program());
-        (config.nodes, config.log) = (plan.nodes, Size(8 << 20));
+        config.nodes = plan.nodes;
+        config.flash = LabFlash::Devices(flash.iter().map(VolatileDisk::path).collect());
         config.lease_ttl = Duration::from_secs(1);
         let lab = Lab::up(&config).unwrap();
         let bench = Bench { lab, directory: tempfile::tempdir_in(&pool.at).unwrap() };
-        let site = Site { bench, home, pool, _directory: directory };
+        let site = Site { bench, home, pool, flash, _directory: directory };
         let volume = site.bench.directory.path().join("pool");
         std::fs::create_dir(&volume).unwrap();
         // What people had set up is on its medium. All that comes now, Weir has to take care of.
@@ -96,6 +114,7 @@ impl Site {
             size: plan.size,
             logical_block: 512,
             policy: plan.policy.into(),
+            medium: plan.medium,
         };
         client.create_disk(&disk).unwrap();
         client.export(DISK, &Export::default()).unwrap();
@@ -109,22 +128,30 @@ impl Site {
 
     /// The power goes everywhere at once. `guests` ends those who use the disk, which have no power either.
     pub fn power_cut(&mut self, guests: impl FnOnce()) {
-        let disks = [&self.home.disk, &self.pool.disk];
+        let disks: Vec<_> = [&self.home.disk, &self.pool.disk].into_iter().chain(&self.flash).collect();
         disks.iter().for_each(|disk| disk.fail_power());
         self.bench.lab.kill_all(|| disks.iter().for_each(|disk| disk.power_off())).unwrap();
         guests();
     }
 
-    /// The power comes back: disks with what survived, registry, nodes. Returns the toll of the backing's disk.
-    pub fn power_on(&mut self, survivors: Survivors) -> Toll {
-        let toll = self.pool.power_on(survivors);
+    /// The power comes back: disks with what survived, registry, nodes. Returns what the cut took of the backing and, all
+    /// together, of the flash media.
+    pub fn power_on(&mut self, survivors: Survivors) -> Tolls {
+        let backing = self.pool.power_on(survivors);
         self.home.power_on(survivors);
+        let mut flash = Toll::default();
+        for disk in &mut self.flash {
+            let toll = disk.power_on(survivors).unwrap();
+            flash.lost += toll.lost;
+            flash.kept += toll.kept;
+            flash.torn += toll.torn;
+        }
         self.bench.lab.start(REGISTRY).unwrap();
         let names: Vec<_> = self.bench.lab.nodes().iter().map(|node| node.name.clone()).collect();
         for name in names {
             self.bench.lab.start(&name).unwrap();
         }
-        toll
+        Tolls { backing, flash }
     }
 
     /// The disk when it is served again, by whichever node, as its policy asks.

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_cluster::records::Medium;
 use weir_lab::volatile_disk::Survivors;
 use weir_load::verify::Atomicity;
 
@@ -11,6 +12,9 @@ use crate::common::{SIZE, alone, seed};
 use crate::flushed_load::{FlushedLoad, Verdict};
 use crate::site::{Plan, Site};
 use crate::{cuts, survivors};
+
+/// No log at all.
+const WRITE_THROUGH: Plan = Plan { nodes: 2, policy: "write-through", medium: Medium::Ram, size: SIZE };
 
 /// A load, a cut in the middle of it, power, and the trial.
 fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng, survivors: Survivors) -> Verdict {
@@ -30,39 +34,53 @@ fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng, survivors: S
     let verdict = load.check(&uri);
     let (before, after) = (view.owner.unwrap_or_default(), after.owner.unwrap_or_default());
     eprintln!(
-        "{}: {} writes and {} flushes so far; owner {before}, then {after}; {survivors:?}, the backing's {toll:?}; {verdict:?}",
+        "{}: {} writes and {} flushes so far; owner {before}, then {after}; {survivors:?}, {toll:?}; {verdict:?}",
         view.requested, load.writes, load.flushes
     );
     verdict
+}
+
+/// Cuts on one site; nothing that was flushed may be lost. `acknowledged` says whether nothing that was answered may be.
+fn cut_again_and_again(plan: &Plan, atomicity: Atomicity, acknowledged: bool) {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut site = Site::up(plan);
+    let mut load = FlushedLoad::new(seed, atomicity);
+    for _ in 0..cuts() {
+        let survivors = survivors(&mut random);
+        let verdict = round(&mut site, &mut load, &mut random, survivors);
+        assert_eq!(verdict.durable_lost, 0, "seed {seed}: {:?}{}", verdict.first, site.bench.logs());
+        let lost = verdict.acknowledged_lost;
+        assert!(lost == 0 || !acknowledged, "seed {seed}: {:?}{}", verdict.first, site.bench.logs());
+    }
+    assert!(load.flushes > 0);
+}
+
+/// A write counts once it is at rest on the flash of two nodes: flushed or not, what was answered is there (P1, P8), and what
+/// was not answered is there whole or not at all.
+#[test]
+fn flash_keeps_what_was_acknowledged() {
+    let plan = Plan { nodes: 3, policy: "write-back+1", medium: Medium::Flash, size: SIZE };
+    cut_again_and_again(&plan, Atomicity::Block, true);
 }
 
 /// The backing has a cache, and a write that was not flushed may be torn: only its sectors are whole. What was acknowledged
 /// and not flushed may be lost (P8).
 #[test]
 fn write_through_keeps_what_was_flushed() {
-    let _turn = alone();
-    let seed = seed();
-    let mut random = Rng::with_seed(seed);
-    let mut site = Site::up(&Plan { nodes: 2, policy: "write-through", size: SIZE });
-    let mut load = FlushedLoad::new(seed, Atomicity::Sector);
-    for _ in 0..cuts() {
-        let survivors = survivors(&mut random);
-        let verdict = round(&mut site, &mut load, &mut random, survivors);
-        assert_eq!(verdict.durable_lost, 0, "seed {seed}: {:?}{}", verdict.first, site.bench.logs());
-    }
-    assert!(load.flushes > 0);
+    cut_again_and_again(&WRITE_THROUGH, Atomicity::Sector, false);
 }
 
-/// The trial of these tests: on a disk that does not flush, they must find the loss.
+/// The trial of these tests: on a backing that does not flush, they must find the loss.
 #[test]
 fn a_backing_that_lies_is_found_out() {
     let _turn = alone();
     let seed = seed();
-    let mut random = Rng::with_seed(seed);
-    let mut site = Site::up(&Plan { nodes: 2, policy: "write-through", size: SIZE });
+    let mut site = Site::up(&WRITE_THROUGH);
     site.backing_lies();
     let mut load = FlushedLoad::new(seed, Atomicity::Sector);
     // With nothing that survives, the disk is as it was before it began to lie: its filesystem is whole, and old.
-    let verdict = round(&mut site, &mut load, &mut random, Survivors::None);
+    let verdict = round(&mut site, &mut load, &mut Rng::with_seed(seed), Survivors::None);
     assert!(verdict.durable_lost > 0, "nothing was lost: {verdict:?}");
 }
