@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
@@ -21,6 +22,9 @@ const INODE: INodeNo = INodeNo(2);
 
 /// How long the kernel may remember names and attributes: they never change.
 const UNCHANGED: Duration = Duration::from_secs(3600);
+
+/// What a flush costs. One that took no time would hardly ever be under way when the power fails.
+const FLUSH_TIME: Duration = Duration::from_micros(300);
 
 /// The disk's supply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +211,7 @@ impl Filesystem for Disk {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        thread::sleep(FLUSH_TIME);
         let mut state = self.state();
         match state.power {
             Power::On => match state.flush() {

@@ -40,7 +40,7 @@ impl Saved {
     fn save_one(&self, directory: &Path) -> io::Result<()> {
         let loose = directory.join(format!("loose{}", self.files % 50));
         fs::write(&loose, vec![7; 50_000])?;
-        if self.files % 3 == 0 {
+        if self.files.is_multiple_of(3) {
             fs::remove_file(&loose)?;
         }
         let mut file = File::create(directory.join(format!("saved{}", self.files)))?;
@@ -87,7 +87,8 @@ fn survives(kind: Kind, plan: &Plan) {
         });
         assert!(!gave_up, "the guest had no files any more{}", site.bench.logs());
         disk.power_off(mounted);
-        site.power_on(survivors);
+        let nodes = site.shuffled(&mut random);
+        site.power_on(survivors, &nodes);
         let (_, uri) = site.wait_served();
         disk = Plugged::plug(&uri, &plug);
         disk.replay_and_check(kind, &at);

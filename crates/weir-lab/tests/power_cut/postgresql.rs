@@ -95,7 +95,8 @@ fn survives(plan: &Plan) {
         pgbench.wait().unwrap();
         drop(server);
         disk.power_off(mounted);
-        site.power_on(survivors);
+        let nodes = site.shuffled(&mut random);
+        site.power_on(survivors, &nodes);
         let (_, uri) = site.wait_served();
         disk = Plugged::plug(&uri, &plug);
         disk.replay_and_check(Kind::Ext4, &at);

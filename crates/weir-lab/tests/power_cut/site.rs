@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fastrand::Rng;
 use weir_cluster::records::Medium;
 use weir_lab::volatile_disk::{Survivors, Toll, VolatileDisk};
 use weir_lab::{Lab, LabConfig, LabFlash, REGISTRY};
@@ -30,13 +31,6 @@ pub struct Plan {
     pub medium: Medium,
     /// The disk's size, in bytes.
     pub size: u64,
-}
-
-/// What a cut took.
-#[derive(Debug)]
-pub struct Tolls {
-    pub backing: Toll,
-    pub flash: Toll,
 }
 
 /// A lab with power. Everything that a cut takes away is on it: the registry's file and the nodes' own on one disk, the
@@ -126,6 +120,11 @@ impl Site {
         self.pool.disk.lie_about_flushes();
     }
 
+    /// No flash flushes any more, and all say that they do.
+    pub fn flash_lies(&self) {
+        self.flash.iter().for_each(VolatileDisk::lie_about_flushes);
+    }
+
     /// The power goes everywhere at once. `guests` ends those who use the disk, which have no power either.
     pub fn power_cut(&mut self, guests: impl FnOnce()) {
         let disks: Vec<_> = [&self.home.disk, &self.pool.disk].into_iter().chain(&self.flash).collect();
@@ -134,24 +133,34 @@ impl Site {
         guests();
     }
 
-    /// The power comes back: disks with what survived, registry, nodes. Returns what the cut took of the backing and, all
-    /// together, of the flash media.
-    pub fn power_on(&mut self, survivors: Survivors) -> Tolls {
-        let backing = self.pool.power_on(survivors);
-        self.home.power_on(survivors);
-        let mut flash = Toll::default();
-        for disk in &mut self.flash {
-            let toll = disk.power_on(survivors).unwrap();
-            flash.lost += toll.lost;
-            flash.kept += toll.kept;
-            flash.torn += toll.torn;
-        }
+    /// The power comes back: disks with what survived, each by its own chance, registry, and `nodes` in this order. Says what
+    /// the cut took.
+    pub fn power_on(&mut self, survivors: Survivors, nodes: &[String]) -> String {
+        let mut number = 0;
+        let mut next = || {
+            number += 1;
+            match survivors {
+                Survivors::None => Survivors::None,
+                Survivors::Some { seed } => Survivors::Some { seed: seed.wrapping_add(number) },
+            }
+        };
+        self.home.power_on(next());
+        let backing = self.pool.power_on(next());
+        let flash: Vec<_> = self.flash.iter_mut().map(|disk| disk.power_on(next()).unwrap()).collect();
         self.bench.lab.start(REGISTRY).unwrap();
-        let names: Vec<_> = self.bench.lab.nodes().iter().map(|node| node.name.clone()).collect();
-        for name in names {
-            self.bench.lab.start(&name).unwrap();
+        for node in nodes {
+            self.bench.lab.start(node).unwrap();
         }
-        Tolls { backing, flash }
+        let text = |Toll { lost, kept, torn }| format!("{lost} lost, {kept} kept, {torn} torn");
+        let flash: Vec<_> = flash.into_iter().map(text).collect();
+        format!("unflushed blocks of the backing: {}; of flash: [{}]", text(backing), flash.join("; "))
+    }
+
+    /// The nodes, in an order of chance.
+    pub fn shuffled(&self, random: &mut Rng) -> Vec<String> {
+        let mut names: Vec<_> = self.bench.lab.nodes().iter().map(|node| node.name.clone()).collect();
+        random.shuffle(&mut names);
+        names
     }
 
     /// The disk when it is served again, by whichever node, as its policy asks.
