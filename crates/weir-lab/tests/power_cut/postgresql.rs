@@ -74,7 +74,7 @@ fn survives(plan: &Plan) {
     let mut inserters: Vec<_> = (0..CLIENTS).map(|client| Inserter { client, next: 0 }).collect();
     for cut in 1..=cuts() {
         let survivors = survivors(&mut random);
-        let before = Duration::from_millis(random.u64(1000..3000));
+        let before = Duration::from_millis(random.u64(800..2000));
         let already: u64 = inserters.iter().map(|inserter| inserter.next).sum();
         let mut pgbench = server.pgbench(&["-n", "-c", "3", "-T", "600"]);
         let mut pgbench = pgbench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -36,12 +36,20 @@ fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng, survivors: S
     // Sometimes one comes back only when all is over. Whatever copy it has is one too many, or an old one.
     let late = if random.u8(..3) == 0 { nodes.pop() } else { None };
     let toll = site.power_on(survivors, &nodes);
+    // Sometimes the power goes again while the logs are being read, the set restored, or the inherited log destaged.
+    let again = (random.u8(..3) == 0).then(|| Duration::from_millis(random.u64(..1500)));
+    if let Some(repairing) = again {
+        thread::sleep(repairing);
+        site.power_cut(|| {});
+        site.power_on(survivors, &nodes);
+    }
     let (after, uri) = site.wait_served();
     let verdict = load.check(&uri);
     late.iter().for_each(|node| site.bench.lab.start(node).unwrap());
     let (before, after) = (view.owner.unwrap_or_default(), after.owner.unwrap_or_default());
     eprintln!(
-        "{}: {} writes and {} flushes so far; owner {before}, then {after} ({late:?} was late); {survivors:?}, {toll}; \
+        "{}: {} writes and {} flushes so far; owner {before}, then {after} ({late:?} was late, cut again \
+         after {again:?}); {survivors:?}, {toll}; \
          {verdict:?}",
         view.requested, load.writes, load.flushes
     );
