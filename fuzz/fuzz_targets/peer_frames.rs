@@ -287,8 +287,14 @@ impl Destage for Nothing {
 /// The adversary is the replica of a disk in `write-back+1`.
 fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
     let id: OwnerId = reactor.new_owner();
-    let configuration =
-        Configuration { epoch: 5, replicas: vec!["b".into()], write_back: true, wanted_replicas: Some(1) };
+    let configuration = Configuration {
+        epoch: 5,
+        replicas: vec!["b".into()],
+        write_back: true,
+        wanted_replicas: Some(1),
+        strict: false,
+        misplaced: Vec::new(),
+    };
     let lower = Metered::new("backing", Nothing::default());
     let config = AccelConfig::standalone(LOG);
     let mut accel = Accel::new(config, configuration, Inheritance::Nothing, true, lower, id).expect("memory");

@@ -156,7 +156,14 @@ struct Disk {
 
 fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option<usize>) -> Configuration {
     let replicas = replicas.iter().map(|name| (*name).to_owned()).collect();
-    Configuration { epoch, replicas, write_back, wanted_replicas: wanted }
+    Configuration {
+        epoch,
+        replicas,
+        write_back,
+        wanted_replicas: wanted,
+        strict: false,
+        misplaced: Vec::new(),
+    }
 }
 
 fn write_through() -> Configuration {

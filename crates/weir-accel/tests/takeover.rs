@@ -40,7 +40,14 @@ struct Pair {
 
 fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option<usize>) -> Configuration {
     let replicas = replicas.iter().map(|name| (*name).to_owned()).collect();
-    Configuration { epoch, replicas, write_back, wanted_replicas: wanted }
+    Configuration {
+        epoch,
+        replicas,
+        write_back,
+        wanted_replicas: wanted,
+        strict: false,
+        misplaced: Vec::new(),
+    }
 }
 
 /// Two flash devices beside the backing.

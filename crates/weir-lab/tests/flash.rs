@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use weir_node::units::Size;
 const LOAD: Duration = Duration::from_millis(1500);
 
 fn on_flash(config: &mut LabConfig) {
-    config.flash = LabFlash::Files(Size(256 << 20));
+    config.flash = LabFlash::Files(Size(160 << 20));
 }
 
 /// All nodes are killed at once under load and started again, in this order.
@@ -92,4 +94,78 @@ fn a_lost_flash_is_told_and_its_loss_must_be_accepted() {
     assert!(refused.message.contains("on the flash of n1"), "{refused:?}");
     client.export(DISK, &Export { accept_loss: true, ..Export::default() }).unwrap();
     bench.wait_effective();
+}
+
+/// Makes a node's flash refuse writes, also those of descriptors that are open, until it is dropped.
+struct Broken(PathBuf);
+
+impl Broken {
+    fn new(bench: &Bench, node: &str) -> Broken {
+        let node = bench.lab.nodes().iter().find(|one| one.name == node).unwrap();
+        let broken = Broken(node.config.with_file_name("flash"));
+        broken.chattr("+i");
+        broken
+    }
+
+    fn chattr(&self, flag: &str) {
+        assert!(Command::new("chattr").arg(flag).arg(&self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        self.chattr("-i");
+    }
+}
+
+fn tells(bench: &Bench, kind: &str) -> bool {
+    bench.lab.any_client().unwrap().events().unwrap().iter().any(|event| event.kind == kind)
+}
+
+/// The owner's flash fails under load: the replica's copy serves, the data drains, the effective policy falls, an event tells;
+/// the disk is whole again once it has moved.
+#[test]
+fn an_owner_whose_flash_fails_falls_to_write_through() {
+    let _turn = alone();
+    let mut bench = Bench::up(3, "write-back+1", on_flash);
+    let owner = bench.owner();
+    let load = bench.load(new_history(seed()), 1);
+    let (mut load, broken) = during(load, LOAD, || {
+        thread::sleep(LOAD / 3);
+        Broken::new(&bench, &owner)
+    });
+    let view = bench.wait(|view| view.effective == "write-through");
+    assert!(view.detail.unwrap().reason.contains("flash has failed"));
+    assert!(tells(&bench, "flash-failed"));
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches, 0, "{:#?}{}", found.first, bench.logs());
+    assert_eq!(load.progress().failed(), 0, "no guest saw an error (P9)");
+    // Also when it dies now: everything acknowledged is in the backing or with the replica.
+    bench.lab.kill(&owner).unwrap();
+    bench.wait(|view| view.owner.as_deref().is_some_and(|now| now != owner));
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches, 0, "{:#?}{}", found.first, bench.logs());
+    bench.wait_effective();
+    drop(broken);
+}
+
+/// A replica's flash fails under load: another node takes its place.
+#[test]
+fn a_replica_whose_flash_fails_is_replaced() {
+    let _turn = alone();
+    let bench = Bench::up(3, "write-back+1", on_flash);
+    let replica = bench.wait_effective().replicas[0].clone();
+    let load = bench.load(new_history(seed()), 1);
+    let (mut load, broken) = during(load, LOAD, || {
+        thread::sleep(LOAD / 3);
+        Broken::new(&bench, &replica)
+    });
+    let view = bench.wait(|view| view.effective == "write-back+1" && !view.replicas.contains(&replica));
+    assert_eq!(view.replicas.len(), 1);
+    assert!(tells(&bench, "flash-failed"));
+    let found = load.check_all().unwrap();
+    assert_eq!(found.mismatches, 0, "{:#?}{}", found.first, bench.logs());
+    assert_eq!(load.progress().failed(), 0, "no guest saw an error (P9)");
+    eprintln!("longest stall {:?}", load.progress().longest_stall());
+    drop(broken);
 }

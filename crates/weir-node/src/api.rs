@@ -151,6 +151,12 @@ pub struct DiskView {
     pub epoch: u64,
     /// Current replica set.
     pub replicas: Vec<String>,
+    /// How many of them are up in the owner's fault domain.
+    #[serde(default)]
+    pub inside: u8,
+    /// How many of them are up in other fault domains.
+    #[serde(default)]
+    pub outside: u8,
     /// `closed`, `serving`, `waiting`, `unavailable`, or `owned` when another node has to be asked.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
@@ -185,7 +191,7 @@ pub struct CreateDisk {
     pub size: u64,
     /// 512 or 4096.
     pub logical_block: u32,
-    /// `write-through` or `write-back+N`.
+    /// `write-through`, `write-back+N`, or with places `write-back+1in+1out`.
     pub policy: String,
     /// Where its write log is kept, on the owner and on all replicas.
     #[serde(default)]
@@ -196,7 +202,7 @@ pub struct CreateDisk {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetPolicy {
-    /// `write-through` or `write-back+N`.
+    /// `write-through`, `write-back+N`, or with places `write-back+1in+1out`.
     pub policy: String,
 }
 

@@ -308,7 +308,7 @@ mod tests {
         let mut full = parse(&everything()).unwrap();
         assert_eq!(full.nbd_socket(), minimal.nbd_socket());
         assert_eq!(full.api_socket(), minimal.api_socket());
-        (full.nbd.unix, full.api.socket) = (None, None);
+        (full.nbd.unix, full.api.socket, full.flash.path) = (None, None, None);
         assert_eq!(full, minimal);
     }
 
@@ -316,13 +316,14 @@ mod tests {
     fn the_example_has_every_key() {
         let mut config = parse("name = \"n1\"").unwrap();
         (config.nbd.unix, config.api.socket) = (Some("/a".into()), Some("/b".into()));
+        config.flash.path = Some("/c".into());
         let all = everything();
         let keys: Vec<_> = toml::to_string(&config)
             .unwrap()
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 15, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 17, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

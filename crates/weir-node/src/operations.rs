@@ -7,8 +7,9 @@ use tokio::sync::oneshot;
 
 use weir_cluster::events::Events;
 use weir_cluster::ownership;
+use weir_cluster::placement;
 use weir_cluster::records::{
-    DiskRecord, Medium, NodeRef, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
+    DiskRecord, Medium, NodeRef, Places, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
 };
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::DirVolume;
@@ -198,17 +199,23 @@ impl Operations {
             Some(owner) if state != "unavailable" => self.node.uris_on(&owner.node, &record.name),
             _ => Vec::new(),
         };
+        let places = record.owner.as_ref().map_or_else(Places::default, |owner| {
+            let replicas = record.replicas.iter().map(|replica| &*replica.node);
+            placement::places(&owner.node, replicas, &self.node.world.nodes.now())
+        });
         DiskView {
             name: record.name.clone(),
             volume: record.volume.clone(),
             size: record.size,
             logical_block: record.logical_block,
             requested: record.policy.to_string(),
-            effective: record.owner.as_ref().map(|_| record.effective().to_string()).unwrap_or_default(),
+            effective: record.owner.as_ref().map(|_| effective(record, places)).unwrap_or_default(),
             medium: record.medium,
             owner: record.owner.as_ref().map(|owner| owner.node.clone()),
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
+            inside: places.inside,
+            outside: places.outside,
             state,
             reason,
             uris,
@@ -531,6 +538,15 @@ fn parse_policy(text: &str) -> Answer<Policy> {
     let invalid =
         |error: <Policy as std::str::FromStr>::Err| ApiError::new(ApiErrorKind::Invalid, error.to_string());
     text.parse().map_err(invalid)
+}
+
+/// The effective policy, in the form in which one was requested: who asked for places wants to know of places.
+fn effective(record: &DiskRecord, places: Places) -> String {
+    let all_up = usize::from(places.inside) + usize::from(places.outside) == record.replicas.len();
+    match record.effective() {
+        Policy::WriteBack(1..) if record.policy.is_strict() && all_up => Policy::Strict(places).to_string(),
+        plain => plain.to_string(),
+    }
 }
 
 fn ownership_error(refusal: ownership::Refusal) -> ApiError {

@@ -45,6 +45,9 @@ struct Arguments {
     /// A directory in RAM for the disks.
     #[arg(long, default_value = "/dev/shm")]
     ram: PathBuf,
+    /// A directory on the machine's own storage, for a backing and flash media; not in RAM.
+    #[arg(long, default_value = "target/bench")]
+    storage: PathBuf,
     #[command(subcommand)]
     part: Option<Part>,
 }
@@ -100,7 +103,10 @@ fn measure(arguments: &Arguments) -> Outcome<()> {
     }
     let directory = tempfile::Builder::new().prefix("weir-bench-").tempdir_in(&arguments.ram);
     let directory = directory.map_err(Failure::of(format!("cannot work in {}", arguments.ram.display())))?;
-    let place = prepare(directory.path())?;
+    std::fs::create_dir_all(&arguments.storage)?;
+    let storage = tempfile::Builder::new().prefix("weir-bench-").tempdir_in(&arguments.storage);
+    let storage = storage.map_err(Failure::of(format!("cannot work in {}", arguments.storage.display())))?;
+    let place = prepare(directory.path(), storage.path())?;
     let results = Suite::run(&settings, &place, &weir)?;
     println!("{}\n", result::table_of_medians(&results.cells));
     println!("{}", result::table_of_ratios(&results.entries));
@@ -114,7 +120,7 @@ fn measure(arguments: &Arguments) -> Outcome<()> {
 }
 
 /// A written file: a hole would be answered without looking.
-fn prepare(directory: &Path) -> Outcome<Place> {
+fn prepare(directory: &Path, storage: &Path) -> Outcome<Place> {
     let file = directory.join("disk");
     let mut piece = vec![0; 1 << 20];
     let mut random = fastrand::Rng::with_seed(SIZE);
@@ -123,5 +129,5 @@ fn prepare(directory: &Path) -> Outcome<Place> {
         random.fill(&mut piece);
         writer.write_all(&piece).map_err(Failure::of(format!("cannot fill {}", file.display())))?;
     }
-    Ok(Place { directory: directory.into(), file, size: SIZE })
+    Ok(Place { directory: directory.into(), storage: std::path::absolute(storage)?, file, size: SIZE })
 }

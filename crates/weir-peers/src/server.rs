@@ -42,6 +42,8 @@ impl Transport {
 pub struct Place {
     /// A directory on a tmpfs.
     pub directory: PathBuf,
+    /// A directory on the machine's own storage.
+    pub storage: PathBuf,
     /// The file that every file-backed server serves.
     pub file: PathBuf,
     /// Its size, in bytes.

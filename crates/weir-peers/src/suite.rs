@@ -3,6 +3,8 @@
 //! Within a cell the contestants take turns (A B C, C B A, …), so that whatever else the machine does falls on all of
 //! them alike, and a ratio is formed from neighbours in time.
 
+mod media;
+
 use std::time::Duration;
 
 use weir_load::workload::Access;
@@ -62,6 +64,7 @@ impl<'a> Suite<'a> {
         suite.exports(Transport::Unix, weir)?;
         suite.exports(Transport::Tcp, weir)?;
         suite.two_copies(weir)?;
+        suite.media(weir)?;
         Ok(suite.results)
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_lab::{Lab, LabConfig};
+use weir_lab::{Lab, LabConfig, LabFlash};
 use weir_load::nbd::Uri;
 use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
@@ -22,30 +22,61 @@ const OWNER: &str = "n1";
 /// Longest wait for the disk's policy to take effect.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A lab with a disk on a RAM-backed volume. Ends when dropped.
+/// A lab with one disk. Ends when dropped.
 pub struct Cluster {
+    name: &'static str,
     lab: Lab,
     uri: Uri,
 }
 
+/// What is measured of Weir.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape<'a> {
+    /// Its name in the results.
+    pub name: &'static str,
+    /// Which way clients come.
+    pub transport: Transport,
+    /// The policy; as many nodes are started as it needs.
+    pub policy: &'a str,
+    /// Where logs are kept.
+    pub medium: Medium,
+    /// Where the volume, and the flash if there is one, are.
+    pub storage: &'a Path,
+    /// Bytes of the disk.
+    pub size: u64,
+}
+
 impl Cluster {
-    /// Starts as many nodes as `policy` has copies, makes a disk, and writes it once over.
+    /// One copy or two, with everything in memory.
     pub fn start(program: &Path, place: &Place, transport: Transport, policy: &str) -> Outcome<Cluster> {
-        let home = place.directory.join(format!("{}-{policy}", transport.name()));
-        let volume = home.join("volume");
+        let (storage, size) = (&*place.directory, place.size);
+        let shape = Shape { name: "weir", transport, policy, medium: Medium::Ram, storage, size };
+        Cluster::of(program, place, &shape)
+    }
+
+    /// Starts as many nodes as the policy has copies, makes a disk, and writes it once over.
+    pub fn of(program: &Path, place: &Place, shape: &Shape<'_>) -> Outcome<Cluster> {
+        let Shape { name, transport, policy, medium, storage, size } = *shape;
+        let what = format!("{}-{policy}-{medium}", transport.name());
+        let home = place.directory.join(&what);
+        let volume = storage.join(format!("{what}-volume"));
         std::fs::create_dir_all(&volume)?;
         let mut config = LabConfig::new(home.join("lab"), program);
         config.nodes = if policy == "write-back+1" { 2 } else { 1 };
+        if medium == Medium::Flash {
+            let device = |node: usize| storage.join(format!("{what}-flash-{node}"));
+            config.flash = LabFlash::Devices((0..config.nodes).map(device).collect());
+        }
         let lab = Lab::up(&config)?;
         let client = lab.client(OWNER)?;
         client.create_volume(&CreateVolume { name: "ram".into(), kind: "dir".into(), path: volume })?;
         client.create_disk(&CreateDisk {
             name: DISK.into(),
             volume: "ram".into(),
-            size: place.size,
+            size,
             logical_block: 512,
             policy: policy.into(),
-            medium: Medium::Ram,
+            medium,
         })?;
         client.export(DISK, &Export { on: Some(OWNER.into()), accept_loss: false })?;
         let node = lab.node(OWNER)?;
@@ -53,7 +84,7 @@ impl Cluster {
             Transport::Unix => Uri::unix(&node.nbd_unix, DISK),
             Transport::Tcp => Uri::tcp(node.nbd_tcp, DISK),
         };
-        let cluster = Cluster { lab, uri };
+        let cluster = Cluster { name, lab, uri };
         cluster.wait_for(policy)?;
         cluster.fill()?;
         Ok(cluster)
@@ -95,7 +126,7 @@ impl Cluster {
 
 impl Server for Cluster {
     fn name(&self) -> &'static str {
-        "weir"
+        self.name
     }
 
     fn uri(&self) -> &Uri {

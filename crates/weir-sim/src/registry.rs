@@ -30,6 +30,8 @@ impl Record {
             replicas: self.replicas.iter().map(|replica| name(replica.node)).collect(),
             write_back: self.write_back,
             wanted_replicas: self.wanted,
+            strict: false,
+            misplaced: Vec::new(),
         }
     }
 }

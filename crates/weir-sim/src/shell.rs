@@ -56,7 +56,7 @@ impl World {
         let Some(owner) = self.owner(process) else { return };
         let serial = owner.serial;
         match effect {
-            Effect::WantPeer { node, exclude } => {
+            Effect::WantPeer { node, exclude, .. } => {
                 self.ask_control(process, Control::WantPeer { serial, node, exclude });
             }
             Effect::Propose { epoch, replicas, write_back } => {

@@ -1,11 +1,14 @@
 //! The command line: what there is, and what `--help` says about it.
 
+mod disk;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use weir_node::api::Medium;
 use weir_node::shard::messages::LoadLayer;
 use weir_node::units::{Period, PeriodError, Size};
+
+pub use disk::DiskCommand;
 
 const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
 acceleration on the host that loses nothing that was answered, and an instrument that names the layer at fault.";
@@ -270,88 +273,6 @@ pub enum VolumeCommand {
     Show {
         /// Its name.
         name: String,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum DiskCommand {
-    /// Make a disk. It takes no space until it is written.
-    Create {
-        /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
-        name: String,
-        /// The volume to put it in.
-        #[arg(long)]
-        volume: String,
-        /// Size, for example 20GiB.
-        #[arg(long)]
-        size: Size,
-        /// write-through, or write-back+N: answered once the owner and N (0, 1, 2) other nodes hold it in memory.
-        #[arg(long, default_value = "write-back+1")]
-        policy: String,
-        /// Where its write log is kept, on the owner and on every replica: ram, or flash. Nodes must offer it.
-        #[arg(long, default_value = "ram")]
-        medium: Medium,
-        /// Logical block: 512 or 4096 bytes.
-        #[arg(long, default_value_t = 512, value_name = "BYTES")]
-        block: u32,
-    },
-    /// All disks.
-    List,
-    /// One disk: owner, policies, watermarks, where it is exported.
-    Show {
-        /// Its name.
-        name: String,
-    },
-    /// Change the requested policy, on line. The effective one follows when it can.
-    Policy {
-        /// Its name.
-        name: String,
-        /// write-through, or write-back+N with N = 0, 1, 2.
-        policy: String,
-    },
-    /// Make a node the owner of a disk that nobody owns, and print where it is exported.
-    Export {
-        /// Its name.
-        name: String,
-        /// The node; default: the one asked.
-        #[arg(long, value_name = "NODE")]
-        on: Option<String>,
-        /// Open a disk whose log is lost. Writes that were acknowledged after the last checkpoint are missing then.
-        #[arg(long)]
-        accept_loss: bool,
-    },
-    /// Move a disk to another node while guests use it: nothing is drained, clients reconnect there.
-    ///
-    /// The node gets a complete copy of the write log first, if it has none; then ownership changes hands, and the log
-    /// of the former owner stays as a replica. A disk in write-through or write-back+0 has no replica to go on from:
-    /// it is drained and closed first.
-    Move {
-        /// Its name.
-        name: String,
-        /// The node.
-        #[arg(long, value_name = "NODE")]
-        to: String,
-    },
-    /// Grow a disk, on line.
-    Resize {
-        /// Its name.
-        name: String,
-        /// The new size; not less than now.
-        size: Size,
-    },
-    /// Delete a disk and everything on it.
-    Delete {
-        /// Its name.
-        name: String,
-        /// Only say what would be deleted.
-        #[arg(long)]
-        dry_run: bool,
-        /// Yes, delete it.
-        #[arg(long)]
-        yes: bool,
-        /// Also while clients are connected, or when its owner is gone.
-        #[arg(long)]
-        force: bool,
     },
 }
 

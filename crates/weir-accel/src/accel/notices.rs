@@ -10,6 +10,8 @@ pub enum AccelNotice {
     WantPeer {
         /// `None`: choose.
         node: Option<String>,
+        /// Who is there already: the choice goes with these.
+        connected: Vec<String>,
         /// Not these.
         exclude: Vec<String>,
     },

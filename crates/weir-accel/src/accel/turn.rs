@@ -191,7 +191,9 @@ impl<L: Destage> Accel<L> {
 
     fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
         match effect {
-            Effect::WantPeer { node, exclude } => self.notices.push(AccelNotice::WantPeer { node, exclude }),
+            Effect::WantPeer { node, connected, exclude } => {
+                self.notices.push(AccelNotice::WantPeer { node, connected, exclude });
+            }
             Effect::Propose { epoch, replicas, write_back } => {
                 self.notices.push(AccelNotice::WantConfiguration { epoch, replicas, write_back });
             }

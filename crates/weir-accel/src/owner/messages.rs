@@ -97,6 +97,8 @@ pub enum Effect {
     WantPeer {
         /// `None`: the control plane chooses.
         node: Option<String>,
+        /// Who is there already: what is wanted goes with these.
+        connected: Vec<String>,
         /// Connected already, or just lost.
         exclude: Vec<String>,
     },

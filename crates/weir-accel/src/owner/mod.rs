@@ -5,6 +5,8 @@ mod asked;
 mod member;
 mod messages;
 mod own;
+mod places;
+mod set;
 #[cfg(test)]
 mod tests;
 
@@ -250,6 +252,8 @@ impl Owner {
             "restoring the replica set"
         } else if self.members.iter().any(|member| member.in_set && !member.connected) {
             "a replica is lost"
+        } else if !self.configuration.misplaced.is_empty() {
+            "a replica is where the policy wants none: looking for another"
         } else if self.asked.any && !self.asked.waiting {
             "the registry has not said what became of a change; asking again"
         } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
@@ -399,7 +403,7 @@ impl Owner {
     fn unavailable(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
         self.peer_wanted = false;
         self.ask_peer_at = now + RETRY;
-        if self.configuration.write_back && !self.falling && self.is_stuck() {
+        if self.configuration.write_back && !self.falling && (self.is_stuck() || self.is_too_loose()) {
             self.falling = true;
             effects.push(Effect::Tell(
                 "policy-falling",
@@ -424,7 +428,7 @@ impl Owner {
         self.begin_waiting(now);
         self.asked = Asked::default();
         self.propose_at = Nanos(0);
-        self.configuration = configuration;
+        let misplaced = std::mem::replace(&mut self.configuration, configuration).misplaced;
         for node in &self.configuration.replicas {
             if !self.members.iter().any(|member| member.node == *node) {
                 self.members.push(Member::new(node.clone(), true));
@@ -433,11 +437,13 @@ impl Owner {
         for member in &mut self.members {
             member.in_set = self.configuration.replicas.contains(&member.node);
         }
-        self.drop_members(|member| !member.in_set && !member.connected, effects);
+        // Who was misplaced and is out of the set must not be the first to come back into it.
+        let goes = |member: &Member| !member.connected || misplaced.contains(&member.node);
+        self.drop_members(|member| !member.in_set && goes(member), effects);
         let Configuration { replicas, write_back, .. } = &self.configuration;
         if !write_back || self.wanted().is_none_or(|wanted| replicas.len() >= wanted) {
             self.restoring = false;
-            self.falling = false;
+            self.falling &= self.configuration.write_back && !self.configuration.misplaced.is_empty();
             self.avoid.clear();
         }
         let after = self.configuration.effective();
@@ -515,119 +521,9 @@ impl Owner {
             && !self.restoring
             && !self.falling
             && self.successor.as_ref().is_none_or(|successor| replicas.contains(successor))
-            && self.members.iter().all(|member| member.in_set && member.connected)
-    }
-
-    fn decide(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
-        for at in [&mut self.ask_peer_at, &mut self.propose_at] {
-            if now >= *at {
-                *at = Nanos(0);
-            }
-        }
-        if self.is_settled() {
-            return;
-        }
-        match self.wanted() {
-            None => self.leave_write_back(effects),
-            Some(wanted) => self.gather(wanted, effects),
-        }
-        if self.asked.any && self.may_propose() {
-            self.end_doubt(effects);
-        }
-    }
-
-    /// Nothing else is to be changed, but what was asked for may yet be committed: end that by a new epoch. (One copy
-    /// where more are requested is how a takeover leaves a disk, but nobody may ask for it.)
-    fn end_doubt(&mut self, effects: &mut Vec<Effect>) {
-        let Configuration { replicas, write_back, wanted_replicas, .. } = self.configuration.clone();
-        if !write_back || !replicas.is_empty() || wanted_replicas == Some(0) {
-            self.propose(replicas, write_back, effects);
-        }
-    }
-
-    /// Towards write-through: drain what was acknowledged, then change (DESIGN §4).
-    fn leave_write_back(&mut self, effects: &mut Vec<Effect>) {
-        if !self.configuration.write_back {
-            let Asked { replicas, .. } = self.asked.clone();
-            return self.drop_members(|member| !replicas.contains(&member.node), effects);
-        }
-        if self.is_drained() {
-            self.propose(Vec::new(), false, effects);
-        }
-    }
-
-    /// Towards `write-back+wanted`.
-    fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
-        // A member of the set with a complete copy keeps its place though it is a message behind somebody else.
-        let due = self.due(self.promised());
-        let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
-        let candidates = self.members.iter().filter(|member| keeps(member) || member.holds(due));
-        let mut candidates: Vec<&Member> = candidates.collect();
-        candidates.sort_by_key(|member| (!self.is_successor(&member.node), !member.in_set, &member.node));
-        candidates.truncate(wanted);
-        let chosen: Vec<String> = candidates.iter().map(|member| member.node.clone()).collect();
-        let ready = chosen.len() >= wanted
-            && self.own.covers(due)
-            && candidates.iter().all(|member| member.holds(due));
-        let connected = self.members.iter().filter(|member| member.connected).count();
-        let short = connected < wanted || self.lacks_successor();
-        if short && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
-            self.want_peer(effects);
-        }
-        if ready {
-            return self.settle_on(chosen, effects);
-        }
-        if self.falling && self.configuration.write_back && self.is_drained() {
-            self.propose(Vec::new(), false, effects);
-        }
-    }
-
-    /// Asks for a member of the set that is away and for somebody else, by turns. After a takeover the former comes
-    /// first: its copy needs no filling.
-    fn want_peer(&mut self, effects: &mut Vec<Effect>) {
-        self.peer_wanted = true;
-        let absent = self.members.iter().find(|member| member.in_set && !member.connected);
-        let absent = absent.filter(|_| self.ask_absent).map(|member| member.node.clone());
-        self.ask_absent = absent.is_none();
-        let node = self.successor.clone().filter(|_| self.lacks_successor()).or(absent);
-        let mut exclude: Vec<String> = self.members.iter().map(|member| member.node.clone()).collect();
-        exclude.extend(self.avoid.iter().filter(|node| !exclude.contains(node)).cloned().collect::<Vec<_>>());
-        effects.push(Effect::WantPeer { node, exclude });
-    }
-
-    fn settle_on(&mut self, chosen: Vec<String>, effects: &mut Vec<Effect>) {
-        let current = &self.configuration.replicas;
-        let same = current.len() == chosen.len() && current.iter().all(|node| chosen.contains(node));
-        if !same || !self.configuration.write_back {
-            return self.propose(chosen, true, effects);
-        }
-        // The set is what it should be; whoever else is connected is not needed.
-        self.restoring = false;
-        self.falling = false;
-        let Asked { replicas, .. } = self.asked.clone();
-        let successor = self.successor.clone();
-        let stays = |node: &String| replicas.contains(node) || successor.as_ref() == Some(node);
-        self.drop_members(|member| !member.in_set && !stays(&member.node), effects);
-        self.acknowledge(effects);
-    }
-
-    fn is_successor(&self, node: &str) -> bool {
-        self.successor.as_deref() == Some(node)
-    }
-
-    fn lacks_successor(&self) -> bool {
-        let here = |node: &String| self.members.iter().any(|member| member.connected && member.node == *node);
-        self.successor.as_ref().is_some_and(|node| !here(node))
-    }
-
-    fn may_propose(&self) -> bool {
-        !self.asked.waiting && self.propose_at == Nanos(0)
-    }
-
-    fn propose(&mut self, replicas: Vec<String>, write_back: bool, effects: &mut Vec<Effect>) {
-        if self.may_propose() {
-            self.asked.add(&replicas, write_back);
-            effects.push(Effect::Propose { epoch: self.configuration.epoch, replicas, write_back });
-        }
+            && self
+                .members
+                .iter()
+                .all(|member| member.in_set && member.connected && !self.is_misplaced(&member.node))
     }
 }

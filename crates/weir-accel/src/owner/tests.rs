@@ -12,7 +12,24 @@ struct Case {
 
 fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option<usize>) -> Configuration {
     let replicas = replicas.iter().map(|name| (*name).to_owned()).collect();
-    Configuration { epoch, replicas, write_back, wanted_replicas: wanted }
+    Configuration {
+        epoch,
+        replicas,
+        write_back,
+        wanted_replicas: wanted,
+        strict: false,
+        misplaced: Vec::new(),
+    }
+}
+
+fn want(node: Option<&str>, connected: &[&str], exclude: &[&str]) -> Effect {
+    Effect::WantPeer { node: node.map(Into::into), connected: set(connected), exclude: set(exclude) }
+}
+
+/// `write-back+1out` or the like: `b` is in the set, and where it may not be.
+fn misplaced(epoch: u64) -> Configuration {
+    let misplaced = set(&["b"]);
+    Configuration { strict: true, misplaced, ..configuration(epoch, &["b"], true, Some(1)) }
 }
 
 impl Case {
@@ -201,7 +218,7 @@ fn a_peer_that_hangs_while_it_is_filled_is_given_up_and_another_one_asked() {
     let again = case.owner.deadline();
     assert_eq!(again, NOW + DEADLINE + RETRY);
     case.at(again, Event::Tick);
-    assert_eq!(case.effects, [Effect::WantPeer { node: None, exclude: set(&["b"]) }]);
+    assert_eq!(case.effects, [want(None, &[], &["b"])]);
     assert_eq!(case.owner.deadline(), Nanos::NEVER);
 }
 
@@ -225,7 +242,7 @@ fn a_connection_in_the_making_survives_the_change_that_drops_its_node_from_the_s
     case.step(Event::PeerLost("b".into()));
     case.step(Event::PeerUnavailable);
     case.at(NOW + RETRY, Event::Tick);
-    assert!(case.effects.contains(&Effect::WantPeer { node: Some("b".into()), exclude: set(&["b"]) }));
+    assert!(case.effects.contains(&want(Some("b"), &[], &["b"])));
     case.effects.clear();
     case.step(Event::Configured(configuration(3, &[], false, Some(1))));
     assert!(!case.effects.contains(&Effect::DropPeer("b".into())), "nobody would be asked for again");
@@ -250,7 +267,7 @@ fn a_doubtful_change_whose_members_are_gone_ends_in_write_through() {
 fn a_successor_gets_a_place_in_the_set_and_keeps_it() {
     let mut case = Case::replicated(10);
     case.step(Event::Successor(Some("c".into())));
-    assert_eq!(case.effects, [Effect::WantPeer { node: Some("c".into()), exclude: vec!["b".into()] }]);
+    assert_eq!(case.effects, [want(Some("c"), &["b"], &["b"])]);
     case.effects.clear();
     case.step(Event::PeerJoined("c".into()));
     assert!(case.proposals().is_empty(), "not before its copy is complete");
@@ -281,10 +298,7 @@ fn a_successor_that_cannot_be_had_does_not_touch_the_set() {
     assert_eq!(case.owner.marks().acknowledged, 11);
     case.effects.clear();
     case.at(NOW + RETRY, Event::Tick);
-    assert_eq!(
-        case.effects,
-        [Effect::WantPeer { node: Some("c".into()), exclude: vec!["b".into(), "c".into()] }]
-    );
+    assert_eq!(case.effects, [want(Some("c"), &["b"], &["b", "c"])]);
     case.step(Event::Successor(None));
     case.step(Event::Tick);
     assert!(!case.owner.configuration().replicas.contains(&"c".to_owned()));
@@ -316,4 +330,81 @@ fn what_a_set_that_may_be_committed_lacks_is_not_destaged() {
     assert_eq!(case.owner.destage_limit(), 2);
     case.step(Event::Configured(configuration(2, &[], false, Some(1))));
     assert_eq!(case.owner.destage_limit(), 3, "b is in no set");
+}
+
+#[test]
+fn a_misplaced_replica_counts_until_another_has_its_place() {
+    let mut case = Case::replicated(10);
+    case.step(Event::Configured(misplaced(3)));
+    assert_eq!(case.effects, [want(None, &["b"], &["b"])]);
+    case.step(Event::Appended(11));
+    assert_eq!(case.owner.marks().acknowledged, 10, "all of the set, b as well (P1)");
+    case.confirm("b", 11);
+    assert_eq!(case.owner.marks().acknowledged, 11, "the guest does not wait for the exchange");
+    assert!(!case.owner.is_settled());
+    case.effects.clear();
+    case.fill("c", 11);
+    assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+    let strict = Configuration { strict: true, ..configuration(4, &["c"], true, Some(1)) };
+    case.step(Event::Configured(strict));
+    case.confirm("c", 11);
+    assert!(case.effects.contains(&Effect::DropPeer("b".into())), "{:?}", case.effects);
+    assert!(case.owner.is_settled());
+}
+
+#[test]
+fn a_strict_policy_that_cannot_be_had_ends_in_write_through_and_comes_back() {
+    let mut case = Case::replicated(10);
+    case.step(Event::Configured(misplaced(3)));
+    case.confirm("b", 10);
+    case.step(Event::PeerUnavailable);
+    assert!(case.owner.drains(), "{:?}", case.owner.reason());
+    assert!(case.proposals().is_empty(), "not before the log is drained");
+    // What others change meanwhile (the size) does not make the set any better.
+    case.step(Event::Configured(misplaced(4)));
+    case.confirm("b", 10);
+    assert!(case.owner.drains());
+    case.step(Event::Destaged(10));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+    let strict = |epoch, replicas: &[&str], write_back| Configuration {
+        strict: true,
+        ..configuration(epoch, replicas, write_back, Some(1))
+    };
+    case.step(Event::Configured(strict(5, &[], false)));
+    assert!(case.effects.contains(&Effect::DropPeer("b".into())), "it would be the first to come back");
+    assert!(case.proposals().is_empty());
+    case.at(NOW + RETRY, Event::Tick);
+    assert_eq!(case.effects, [want(None, &[], &[])]);
+    case.fill("c", 10);
+    assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+}
+
+#[test]
+fn more_copies_under_a_strict_policy_are_had_or_none_is() {
+    for strict in [false, true] {
+        let mut case = Case::replicated(10);
+        case.step(Event::Configured(Configuration { strict, ..configuration(3, &["b"], true, Some(2)) }));
+        case.step(Event::PolicyRequested(Some(2)));
+        case.confirm("b", 10);
+        case.step(Event::PeerUnavailable);
+        assert_eq!(case.owner.drains(), strict, "write-back+2 goes on with the one copy that it has");
+    }
+}
+
+/// From the node that the disk moves to, the set may look quite different: it is put right there.
+#[test]
+fn a_disk_on_its_way_to_a_successor_has_nothing_misplaced() {
+    let mut case = Case::replicated(10);
+    case.step(Event::Successor(Some("c".into())));
+    case.fill("c", 10);
+    case.step(Event::Configured(Configuration {
+        strict: true,
+        misplaced: set(&["c"]),
+        ..configuration(3, &["c"], true, Some(1))
+    }));
+    case.confirm("c", 10);
+    assert!(case.owner.is_settled(), "{}", case.owner.reason());
+    case.effects.clear();
+    case.step(Event::Successor(None));
+    assert_eq!(case.effects, [want(None, &["c"], &["c"])], "it did not come to that");
 }

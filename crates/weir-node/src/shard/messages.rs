@@ -139,9 +139,9 @@ pub enum LoadLayer {
 pub enum Notice {
     /// Commit `replicas` and `write_back` if the epoch is still `epoch`; answer with `Configured` or `NotConfigured`.
     WantConfiguration { disk: String, epoch: u64, replicas: Vec<String>, write_back: bool },
-    /// Connect to `count` nodes other than `exclude` (chosen by fault domain); answer each with `PeerConnected` or
-    /// `PeerUnavailable`. With `node` set: to that node.
-    WantPeer { disk: String, node: Option<String>, exclude: Vec<String> },
+    /// Connect to a node other than `exclude` that goes with those that are `connected` (chosen by medium, room and fault
+    /// domain); answer with `PeerConnected` or `PeerUnavailable`. With `node` set: to that node.
+    WantPeer { disk: String, node: Option<String>, connected: Vec<String>, exclude: Vec<String> },
     /// A replica knows a higher epoch: this node does not own the disk any more. The control plane reads the registry
     /// and sends `LetGo`.
     Refused { disk: String, epoch: u64 },

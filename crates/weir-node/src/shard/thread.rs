@@ -307,7 +307,9 @@ impl ShardThread {
 fn translate(disk: &str, notice: AccelNotice) -> Notice {
     let disk = disk.to_owned();
     match notice {
-        AccelNotice::WantPeer { node, exclude } => Notice::WantPeer { disk, node, exclude },
+        AccelNotice::WantPeer { node, connected, exclude } => {
+            Notice::WantPeer { disk, node, connected, exclude }
+        }
         AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
             Notice::WantConfiguration { disk, epoch, replicas, write_back }
         }

@@ -86,6 +86,15 @@ pub fn rows(disks: &[DiskView]) -> String {
     table(&header, &[2, 8], disks.iter().map(row))
 }
 
+/// `n2 n4 (1 in the owner's fault domain, 1 in others)`
+fn replicas(disk: &DiskView) -> String {
+    let DiskView { inside, outside, .. } = disk;
+    match disk.replicas.as_slice() {
+        [] => "none".to_owned(),
+        some => format!("{} ({inside} in the owner's fault domain, {outside} in others)", some.join(" ")),
+    }
+}
+
 fn policies(disk: &DiskView) -> String {
     let effective = if disk.effective.is_empty() { "none: the disk is closed" } else { &disk.effective };
     list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned())])
@@ -102,7 +111,7 @@ pub fn show(disk: &DiskView) -> String {
         ("effective", disk.effective.clone()),
         ("medium", disk.medium.to_string()),
         ("owner", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())),
-        ("replicas", disk.replicas.join(" ")),
+        ("replicas", replicas(disk)),
         ("epoch", disk.epoch.to_string()),
         ("state", disk.state.clone()),
         ("reason", disk.reason.clone()),

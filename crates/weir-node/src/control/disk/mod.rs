@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership;
+use weir_cluster::placement;
 use weir_cluster::records::{
     DiskRecord, FormerOwner, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys,
 };
@@ -377,7 +378,7 @@ impl DiskTask {
             logical_block: record.logical_block,
             log_bytes: self.node.config.resources.log.0,
             medium: log_medium(record),
-            configuration: configuration(record),
+            configuration: self.configuration(record),
             arrival,
             lease_until: self.node.session.lease_deadline(),
         };
@@ -398,9 +399,24 @@ impl DiskTask {
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
-        self.send(Command::Configured { disk: disk.clone(), configuration: configuration(record) }).await;
+        self.send(Command::Configured { disk: disk.clone(), configuration: self.configuration(record) })
+            .await;
         if self.told_policy.replace(record.policy) != Some(record.policy) {
             self.send(Command::SetPolicy { disk, wanted_replicas: wanted_replicas(record.policy) }).await;
+        }
+    }
+
+    /// The record's configuration, as the shard needs it.
+    fn configuration(&self, record: &DiskRecord) -> Configuration {
+        let live = self.node.world.nodes.now();
+        let misplaced = placement::misplaced(record.policy, &self.me.node, &record.replicas, &live);
+        Configuration {
+            epoch: record.epoch,
+            replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
+            write_back: record.mode == Mode::WriteBack,
+            wanted_replicas: wanted_replicas(record.policy),
+            strict: record.policy.is_strict(),
+            misplaced: misplaced.into_iter().map(str::to_owned).collect(),
         }
     }
 
@@ -510,16 +526,6 @@ impl DiskTask {
 
     fn event(&self, kind: &'static str, text: String) {
         self.node.journal.tell(kind, &self.name, text);
-    }
-}
-
-/// The record's configuration, as the shard needs it.
-fn configuration(record: &DiskRecord) -> Configuration {
-    Configuration {
-        epoch: record.epoch,
-        replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
-        write_back: record.mode == Mode::WriteBack,
-        wanted_replicas: wanted_replicas(record.policy),
     }
 }
 

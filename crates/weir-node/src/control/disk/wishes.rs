@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use weir_cluster::ownership;
-use weir_cluster::placement::choose_replicas;
-use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef};
+use weir_cluster::placement::{Live, choose_replicas};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 
-use super::{DiskTask, Message, configuration};
+use super::{DiskTask, Message};
 use crate::control::decide::Local;
 use crate::peer;
 use crate::shard::messages::{Command, Notice};
@@ -18,7 +18,9 @@ impl DiskTask {
             Notice::WantConfiguration { epoch, replicas, write_back, .. } => {
                 self.want_configuration(epoch, &replicas, write_back).await;
             }
-            Notice::WantPeer { node, exclude, .. } => self.want_peer(node, &exclude).await,
+            Notice::WantPeer { node, connected, exclude, .. } => {
+                self.want_peer(node, &connected, &exclude).await;
+            }
             Notice::Refused { epoch, .. } => {
                 self.event(
                     "refused",
@@ -37,7 +39,7 @@ impl DiskTask {
             Ok(record) => {
                 self.local = Local::Open { epoch: record.epoch };
                 self.node.here.insert(&record);
-                let configuration = configuration(&record);
+                let configuration = self.configuration(&record);
                 self.event(
                     "configuration",
                     format!("{} in epoch {}{}", record.effective(), record.epoch, with(&record)),
@@ -69,35 +71,9 @@ impl DiskTask {
         self.change(compute).await.map_err(|error| error.to_string())
     }
 
-    async fn want_peer(&mut self, node: Option<String>, exclude: &[String]) {
+    async fn want_peer(&mut self, node: Option<String>, connected: &[String], exclude: &[String]) {
         let live = self.node.world.nodes.now();
-        let record = self.record();
-        if record.as_ref().is_none_or(|record| record.owner.as_ref() != Some(&self.me)) {
-            // We are about to let go. A newer owner's record does not tell whether a replica of ours has started again: its
-            // empty successor would vouch for writes that nobody who may take over has (P1).
-            let (disk, reason) = (self.name.clone(), "another node owns the disk".to_owned());
-            return self.send(Command::PeerUnavailable { disk, node: String::new(), reason }).await;
-        }
-        let chosen = match node {
-            Some(name) => {
-                let holder =
-                    record.iter().flat_map(|record| &record.replicas).find(|replica| replica.node == name);
-                match (live.get(&name), holder) {
-                    (None, _) => Err((name.clone(), format!("{name} is down"))),
-                    (Some(now), Some(holder)) if !counts(record.as_ref(), holder, now) => {
-                        Err((name.clone(), format!("{name} has started again: its copy of the log is lost")))
-                    }
-                    (Some(now), _) => Ok(now.node_ref()),
-                }
-            }
-            None => {
-                let chosen = record.as_ref().map_or_else(Vec::new, |record| {
-                    choose_replicas(record, &self.me.node, &[], exclude, &live)
-                });
-                chosen.into_iter().next().ok_or_else(|| (String::new(), "no other node is up".to_owned()))
-            }
-        };
-        match chosen {
+        match answer(self.record().as_ref(), &self.me, node, connected, exclude, &live) {
             Err((node, reason)) => {
                 self.send(Command::PeerUnavailable { disk: self.name.clone(), node, reason }).await;
             }
@@ -134,12 +110,106 @@ impl DiskTask {
     }
 }
 
-/// Whether a node has the copy that is counted under `holder` still.
-fn counts(record: Option<&DiskRecord>, holder: &NodeRef, now: &NodeRecord) -> bool {
-    record.is_some_and(|record| record.counts(holder, &now.node_ref()))
+/// Whom an owner that wants a peer is to be connected to: `node`, or whoever goes best with those that are `connected`. Otherwise
+/// who cannot be had (an empty name: nobody at all) and why.
+fn answer(
+    record: Option<&DiskRecord>,
+    me: &NodeRef,
+    node: Option<String>,
+    connected: &[String],
+    exclude: &[String],
+    live: &Live,
+) -> Result<NodeRef, (String, String)> {
+    let Some(record) = record.filter(|record| record.owner.as_ref() == Some(me)) else {
+        // We are about to let go. A newer owner's record does not tell whether a replica of ours has started again: its
+        // empty successor would vouch for writes that nobody who may take over has (P1).
+        return Err((String::new(), "another node owns the disk".to_owned()));
+    };
+    let Some(name) = node else {
+        let chosen = choose_replicas(record, &me.node, connected, exclude, live);
+        return chosen.into_iter().next().ok_or_else(|| {
+            let (policy, medium) = (record.policy, record.medium);
+            (String::new(), format!("no other node that {policy} could use is up and has room on {medium}"))
+        });
+    };
+    let holder = record.replicas.iter().find(|replica| replica.node == name);
+    match (live.get(&name), holder) {
+        (None, _) => Err((name.clone(), format!("{name} is down"))),
+        (Some(now), Some(holder)) if !record.counts(holder, &now.node_ref()) => {
+            Err((name.clone(), format!("{name} has started again: its copy of the log is lost")))
+        }
+        (Some(now), _) => Ok(now.node_ref()),
+    }
 }
 
 fn with(record: &DiskRecord) -> String {
     let replicas: Vec<_> = record.replicas.iter().map(|replica| replica.node.as_str()).collect();
     if replicas.is_empty() { String::new() } else { format!(", replicated on {}", replicas.join(" and ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_cluster::records::{NodeRecord, Policy, Source};
+
+    fn live(nodes: &[(&str, u64, &str)]) -> Live {
+        let record = |(name, incarnation, domain): &(&str, u64, &str)| NodeRecord {
+            name: (*name).into(),
+            incarnation: *incarnation,
+            flash: None,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+            nbd_tcp: None,
+            nbd_unix: "/a".into(),
+            api: "/b".into(),
+            fault_domain: (*domain).into(),
+            media: Vec::new(),
+            load: 0,
+        };
+        nodes.iter().map(|node| (node.0.to_owned(), record(node))).collect()
+    }
+
+    fn disk(owner: &str, replica: &str, policy: &str) -> DiskRecord {
+        let source = Source::File { name: "d".into() };
+        let policy: Policy = policy.parse().unwrap();
+        let mut record = DiskRecord::new("d", "v", source, 1 << 20, 512, policy);
+        (record.owner, record.epoch, record.mode) = (Some(NodeRef::new(owner, 1)), 2, Mode::WriteBack);
+        record.replicas = vec![NodeRef::new(replica, 1)];
+        record
+    }
+
+    #[test]
+    fn only_the_owner_of_the_record_gets_a_peer() {
+        let (me, live) = (NodeRef::new("a", 1), live(&[("a", 1, "r1"), ("b", 1, "r2"), ("c", 1, "r2")]));
+        let ask = |record: Option<&DiskRecord>, node: Option<&str>| {
+            answer(record, &me, node.map(str::to_owned), &[], &[], &live)
+        };
+        let mine = disk("a", "b", "write-back+1");
+        assert_eq!(ask(Some(&mine), Some("b")), Ok(NodeRef::new("b", 1)));
+        assert!(ask(Some(&mine), None).is_ok());
+        let others = disk("c", "b", "write-back+1");
+        let same_node = DiskRecord { owner: Some(NodeRef::new("a", 2)), ..mine };
+        for record in [Some(&others), Some(&same_node), None] {
+            for node in [Some("b"), None] {
+                let (nobody, reason) = ask(record, node).unwrap_err();
+                assert!(nobody.is_empty() && reason.contains("another node owns"), "{reason}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_member_is_asked_for_by_its_process_and_another_by_its_kind() {
+        let live = live(&[("a", 1, "r1"), ("b", 2, "r1"), ("c", 1, "r2"), ("d", 1, "r1")]);
+        let (me, record) = (NodeRef::new("a", 1), disk("a", "b", "write-back+1in+1out"));
+        let ask = |node: Option<&str>, connected: &[&str]| {
+            let connected: Vec<String> = connected.iter().map(|name| (*name).to_owned()).collect();
+            answer(Some(&record), &me, node.map(str::to_owned), &connected, &["b".to_owned()], &live)
+        };
+        let (node, reason) = ask(Some("b"), &[]).unwrap_err();
+        assert!(node == "b" && reason.contains("started again"), "{reason}");
+        assert_eq!(ask(Some("x"), &[]).unwrap_err().0, "x");
+        assert_eq!(ask(None, &["c"]), Ok(NodeRef::new("d", 1)), "one inside is missing");
+        assert_eq!(ask(None, &["d"]), Ok(NodeRef::new("c", 1)), "one outside is missing");
+        let (nobody, reason) = ask(None, &["c", "d"]).unwrap_err();
+        assert!(nobody.is_empty() && reason.contains("write-back+1in+1out"), "{reason}");
+    }
 }

@@ -1,0 +1,35 @@
+//! Members that have a certain place in the set or none: those of a strict policy, and the successor.
+//!
+//! Where nodes are, only the control plane knows; it says which members are misplaced. They count like any other until the set
+//! is another one (P1, P3), and are replaced.
+
+use super::Owner;
+use crate::config::Configuration;
+
+impl Owner {
+    /// Connected, and where the policy wants a replica.
+    pub(super) fn placed(&self) -> usize {
+        self.members.iter().filter(|member| member.connected && !self.is_misplaced(&member.node)).count()
+    }
+
+    /// Whether the set, though complete, is not what a strict policy asks for.
+    pub(super) fn is_too_loose(&self) -> bool {
+        let Configuration { strict, wanted_replicas, .. } = &self.configuration;
+        *strict && wanted_replicas.is_some_and(|wanted| self.placed() < wanted)
+    }
+
+    /// A member of the set that is to make room for another. Not while the disk is on its way to a successor: what is right
+    /// is then seen from there.
+    pub(super) fn is_misplaced(&self, node: &str) -> bool {
+        self.successor.is_none() && self.configuration.misplaced.iter().any(|misplaced| misplaced == node)
+    }
+
+    pub(super) fn is_successor(&self, node: &str) -> bool {
+        self.successor.as_deref() == Some(node)
+    }
+
+    pub(super) fn lacks_successor(&self) -> bool {
+        let here = |node: &String| self.members.iter().any(|member| member.connected && member.node == *node);
+        self.successor.as_ref().is_some_and(|node| !here(node))
+    }
+}
