@@ -5,8 +5,9 @@ ROUNDS ?= 500
 SEEDS ?= 1000000
 FROM ?= 0
 FUZZ_SECONDS ?= 60
+CUTS ?= 50
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak fuzz deny clean
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak power-soak fuzz deny clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: abou
 
 soak: setup ## ROUNDS=500 crash rounds with seeds that are printed
 	WEIR_CRASH_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash -- --nocapture
+
+power-soak: setup ## CUTS=50 power cuts of each kind, as root: load, ext4, XFS, PostgreSQL
+	WEIR_POWER_CUTS=$(CUTS) $(CARGO) test --release -p weir-lab --test power_cut -- --nocapture
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }

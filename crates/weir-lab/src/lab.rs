@@ -303,6 +303,28 @@ impl Lab {
         self.save()
     }
 
+    /// SIGKILL to all processes at once, as a power cut ends them, the registry among them. `after` runs when all have been
+    /// told and before their ends are awaited: there, whatever they are stuck in has to let go of them.
+    ///
+    /// `lab.json` stays as it is, as its filesystem may have lost its power too.
+    ///
+    /// # Errors
+    /// A process cannot be ended.
+    pub fn kill_all(&mut self, after: impl FnOnce()) -> Result<(), LabError> {
+        let processes: Vec<_> = self.processes().collect();
+        for process in &processes {
+            process.signal(Signal::KILL).map_err(LabError::system("killing all processes of the lab"))?;
+        }
+        after();
+        for process in processes {
+            self.reap(process)?;
+        }
+        for node in &mut self.state.nodes {
+            node.process = None;
+        }
+        Ok(())
+    }
+
     /// SIGSTOP: the node, or the [`REGISTRY`], stands still when this returns, and does not know it.
     ///
     /// # Errors

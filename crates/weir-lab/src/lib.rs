@@ -13,6 +13,7 @@ mod error;
 pub mod guest;
 mod lab;
 pub mod process;
+pub mod volatile_disk;
 
 pub use error::LabError;
 pub use lab::{Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport, REGISTRY};

@@ -37,15 +37,17 @@ impl Exports {
     /// Why a disk cannot be had here, and what to do.
     fn elsewhere(&self, name: &str) -> String {
         let me = &self.node.config.name;
+        let lives = |owner| is_live(&self.node.world.nodes.now(), owner);
         match self.node.world.disk(name) {
             None => format!("there is no disk {name:?}; `weir disk list` shows those that there are"),
             Some(DiskRecord { owner: None, .. }) => {
                 format!("disk {name} is closed; `weir disk export {name} --on {me}` opens it here")
             }
-            Some(DiskRecord { owner: Some(owner), .. }) if owner.node == *me => {
+            // A former process of this node opens nothing any more.
+            Some(DiskRecord { owner: Some(owner), .. }) if owner.node == *me && lives(&owner) => {
                 format!("disk {name} is being opened on this node; try again")
             }
-            Some(DiskRecord { owner: Some(owner), .. }) if is_live(&self.node.world.nodes.now(), &owner) => {
+            Some(DiskRecord { owner: Some(owner), .. }) if lives(&owner) => {
                 let uris = self.node.uris_on(&owner.node, name).join(" or ");
                 format!(
                     "disk {name} is owned by node {} at {uris}; for a live migration to here, `weir disk follow {name} --to {me}`",

@@ -1,0 +1,84 @@
+//! Loop devices: a file as a block device.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use crate::error::LabError;
+
+/// How long the kernel may take to let go of a device that nobody has open.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A loop device with direct I/O to its file; gone when dropped.
+#[derive(Debug)]
+pub struct LoopDevice {
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Puts a loop device on `file`. Needs root and `losetup` (util-linux).
+    ///
+    /// FLUSH and FUA of the device become fsync of the file (Linux, `drivers/block/loop.c`).
+    ///
+    /// # Errors
+    /// `losetup` is missing or refuses.
+    pub fn attach(file: &Path) -> Result<LoopDevice, LabError> {
+        let shown =
+            losetup(["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), file.as_os_str()])?;
+        Ok(LoopDevice { path: PathBuf::from(shown.trim()) })
+    }
+
+    /// `/dev/loop` and a number.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the device away and waits until its file is closed. What the kernel keeps of it in memory is gone then.
+    ///
+    /// # Errors
+    /// Something has the device open or mounted.
+    pub fn detach(self) -> Result<(), LabError> {
+        losetup(["--detach".as_ref(), self.path.as_os_str()])?;
+        let deadline = Nanos::now() + PATIENCE;
+        // A device in use is not refused but kept until its last user goes, so the answer alone says little.
+        while self.is_attached() {
+            if Nanos::now() > deadline {
+                return Err(LabError::Invalid(format!(
+                    "{} is still in use; see `lsblk {0}` and `fuser -v {0}`",
+                    self.path.display()
+                )));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn is_attached(&self) -> bool {
+        let name = self.path.file_name().unwrap_or_default();
+        fs::exists(Path::new("/sys/block").join(name).join("loop")).unwrap_or(false)
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if self.is_attached() {
+            let _ = losetup(["--detach".as_ref(), self.path.as_os_str()]);
+        }
+    }
+}
+
+fn losetup<const N: usize>(arguments: [&OsStr; N]) -> Result<String, LabError> {
+    let output = Command::new("losetup").args(arguments).stdin(Stdio::null()).output();
+    let output = output.map_err(LabError::system("running losetup (package `mount` or `util-linux`)"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(LabError::Invalid(format!("{said} (loop devices need root)")));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,159 @@
+//! A disk with a volatile cache, and a way to cut its power.
+//!
+//! What is written stays in memory until the disk is told to flush; a power cut throws it away, or keeps what chance
+//! keeps of it ([`Survivors`]). It is an ordinary block device (`/dev/loopN` over a file of a FUSE filesystem that this
+//! process serves), so filesystems, flash media and backings stand on it without knowing.
+//!
+//! A cut has three acts, because a process must not learn of a power cut that ends it too:
+//! 1. [`VolatileDisk::fail_power`]: from this moment nothing reaches the medium and no request is answered;
+//! 2. the processes of the host are killed, and then [`VolatileDisk::power_off`]: requests fail, so that the kernel can
+//!    let go of them, and whoever has mounted the disk unmounts it;
+//! 3. [`VolatileDisk::power_on`]: the disk is back with what survived, under the same path.
+
+mod loop_device;
+mod server;
+mod store;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use fuser::{BackgroundSession, Config, MountOption};
+use weir_block::Nanos;
+
+use crate::error::LabError;
+use server::{Disk, FILE};
+use store::Store;
+
+pub use loop_device::LoopDevice;
+pub use store::{BLOCK, SECTOR, Survivors, Toll};
+
+/// How long the disk waits at its end for those who still use it.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A block device whose unflushed writes are lost with its power. Everything of it is gone when it is dropped; whoever has
+/// it open or mounted must have let go before.
+pub struct VolatileDisk {
+    device: Option<LoopDevice>,
+    /// Serves the file while it lives.
+    _session: BackgroundSession,
+    disk: Disk,
+    directory: PathBuf,
+}
+
+impl VolatileDisk {
+    /// Makes a disk of `size` bytes, a multiple of 4096, full of zeroes. `directory` is created and must be its own.
+    /// Needs root.
+    ///
+    /// # Errors
+    /// There is no FUSE or no loop device to be had, or the directory is in use.
+    pub fn create(directory: &Path, size: u64) -> Result<VolatileDisk, LabError> {
+        if size == 0 || !size.is_multiple_of(BLOCK) {
+            return Err(LabError::Invalid(format!(
+                "a disk of {size} bytes: the size must be a multiple of {BLOCK}"
+            )));
+        }
+        let mount = directory.join("fuse");
+        let making = || LabError::system(format!("making a volatile disk in {}", directory.display()));
+        fs::create_dir_all(&mount).map_err(making())?;
+        let medium = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(directory.join("medium"))
+            .and_then(|file| file.set_len(size).map(|()| file))
+            .map_err(making())?;
+        let disk = Disk::new(Store::new(medium, size));
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::FSName("weir-volatile-disk".into())];
+        let session = fuser::spawn_mount(disk.clone(), &mount, &config)
+            .map_err(LabError::system(format!("mounting FUSE on {} (it needs root)", mount.display())))?;
+        let mut made =
+            VolatileDisk { device: None, _session: session, disk, directory: directory.to_owned() };
+        made.attach()?;
+        Ok(made)
+    }
+
+    /// The block device: a link whose name stays the same across cuts.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.directory.join("device")
+    }
+
+    /// Flushes that have reached the disk, each by FLUSH, FUA, fsync or a write with `RWF_DSYNC`.
+    #[must_use]
+    pub fn flushes(&self) -> u64 {
+        self.disk.flushes()
+    }
+
+    /// From now on the disk answers flushes and does nothing, as bad disks do. A test that nothing is lost must fail on
+    /// such a disk, or it proves nothing.
+    pub fn lie_about_flushes(&self) {
+        self.disk.lie();
+    }
+
+    /// The power fails: nothing that was not flushed by now will be on the medium for certain, and whoever asks for
+    /// anything waits for an answer.
+    pub fn fail_power(&self) {
+        self.disk.fail_power();
+    }
+
+    /// All requests fail from now on, those that wait too.
+    pub fn power_off(&self) {
+        self.disk.power_off();
+    }
+
+    /// The power comes back. The device is a new one that remembers nothing of before; its link is the same.
+    ///
+    /// # Errors
+    /// Something still has the device open or mounted.
+    pub fn power_on(&mut self, survivors: Survivors) -> Result<Toll, LabError> {
+        // Whatever the kernel still holds of the old device must come to nothing, so it goes while there is no power.
+        self.disk.power_off();
+        if let Some(device) = self.device.take() {
+            device.detach()?;
+        }
+        let toll = self.disk.power_on(survivors).map_err(LabError::system(format!(
+            "writing what survived to the medium in {}",
+            self.directory.display()
+        )))?;
+        self.attach()?;
+        Ok(toll)
+    }
+
+    fn attach(&mut self) -> Result<(), LabError> {
+        let device = LoopDevice::attach(&self.directory.join("fuse").join(FILE))?;
+        let link = self.path();
+        let _ = fs::remove_file(&link);
+        symlink(device.path(), &link).map_err(LabError::system(format!("linking {}", link.display())))?;
+        self.device = Some(device);
+        Ok(())
+    }
+}
+
+impl Drop for VolatileDisk {
+    fn drop(&mut self) {
+        // Whoever still waits would wait for ever.
+        self.disk.power_off();
+        drop(self.device.take());
+        // The kernel closes the file a moment after the device is gone, and much later if somebody has it open.
+        let deadline = Nanos::now() + PATIENCE;
+        let mount = self.directory.join("fuse");
+        while !unmount(&mount, &[]) {
+            if Nanos::now() > deadline {
+                unmount(&mount, &["--lazy"]);
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Unmounts; false while something has the filesystem in use.
+fn unmount(mount: &Path, options: &[&str]) -> bool {
+    let mut command = Command::new("umount");
+    command.args(options).arg(mount).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}

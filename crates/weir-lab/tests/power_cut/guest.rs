@@ -1,0 +1,69 @@
+//! A Weir disk as a block device of this machine, for filesystems and databases.
+//!
+//! `nbdfuse` (libnbd) shows the export as a file and a loop device with direct I/O stands on it; the kernel's FLUSH becomes
+//! fsync of the file and then FLUSH of NBD.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use weir_lab::volatile_disk::LoopDevice;
+use weir_load::nbd::Uri;
+
+use crate::common::SOON;
+use crate::mounted::{Kind, Mounted};
+use crate::support::await_some;
+
+/// A disk plugged in; unplugged when dropped.
+pub struct Plugged {
+    device: Option<LoopDevice>,
+    nbdfuse: Child,
+    at: PathBuf,
+}
+
+impl Plugged {
+    /// Shows the export under `at`, a directory of its own.
+    pub fn plug(uri: &Uri, at: &Path) -> Plugged {
+        fs::create_dir_all(at).unwrap();
+        // In the foreground, so that its process is known. One connection, as QEMU has.
+        let mut command = Command::new("nbdfuse");
+        command.args(["--connections", "1"]).arg(at.join("nbd")).arg(uri.to_string()).stdin(Stdio::null());
+        let mut plugged = Plugged { device: None, nbdfuse: command.spawn().unwrap(), at: at.to_owned() };
+        let there = || fs::metadata(at.join("nbd")).ok().filter(|file| file.len() > 0);
+        await_some(SOON, there, || format!("nbdfuse does not show {uri}"));
+        plugged.device = Some(LoopDevice::attach(&at.join("nbd")).unwrap());
+        plugged
+    }
+
+    /// The block device.
+    pub fn path(&self) -> &Path {
+        self.device.as_ref().unwrap().path()
+    }
+
+    /// The guest has no power: what is under way fails, and nothing that the kernel remembers of the disk reaches it.
+    pub fn cut(&mut self) {
+        self.nbdfuse.kill().unwrap();
+        self.nbdfuse.wait().unwrap();
+    }
+
+    /// Unmounts and unplugs after [`Plugged::cut`].
+    pub fn power_off(mut self, mounted: Mounted) {
+        mounted.unmount();
+        self.device.take().unwrap().detach().unwrap();
+    }
+
+    /// Lets the filesystem's log be replayed, and looks for damage.
+    pub fn replay_and_check(&self, kind: Kind, at: &Path) {
+        Mounted::mount(kind, self.path(), at).unmount();
+        kind.check(self.path());
+    }
+}
+
+impl Drop for Plugged {
+    fn drop(&mut self) {
+        drop(self.device.take());
+        let _ = self.nbdfuse.kill();
+        let _ = self.nbdfuse.wait();
+        let _ = Command::new("umount").arg("--lazy").arg(&self.at).stderr(Stdio::null()).status();
+    }
+}

@@ -1,0 +1,33 @@
+//! A power cut of the whole lab: SIGKILL of all processes at once, and every disk loses what it was not told to flush.
+//!
+//! Needs root (loop devices, mounts) and what `scripts/setup` installs. `WEIR_POWER_CUTS` sets how many cuts each test
+//! makes (default 2), `WEIR_SEED` replays.
+#![allow(clippy::unwrap_used)]
+
+use fastrand::Rng;
+use weir_lab::volatile_disk::Survivors;
+
+#[path = "../common/mod.rs"]
+mod common;
+mod filesystems;
+mod flushed_load;
+mod guest;
+mod mounted;
+mod postgresql;
+mod ram;
+mod rig;
+mod server;
+mod site;
+#[path = "../support/mod.rs"]
+mod support;
+mod verified;
+
+/// How many cuts a test makes: `WEIR_POWER_CUTS`, or 2.
+fn cuts() -> u64 {
+    std::env::var("WEIR_POWER_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(2)
+}
+
+/// Half of the cuts leave nothing that was not flushed, the others what chance leaves.
+fn survivors(random: &mut Rng) -> Survivors {
+    if random.bool() { Survivors::None } else { Survivors::Some { seed: random.u64(..) } }
+}
