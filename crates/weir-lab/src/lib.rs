@@ -12,7 +12,9 @@
 mod error;
 pub mod guest;
 mod lab;
+pub mod network;
 pub mod process;
+mod relay;
 
 pub use error::LabError;
 pub use lab::{Lab, LabConfig, LabNode, MOST_NODES, NodeReport, REGISTRY};

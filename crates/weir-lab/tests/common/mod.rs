@@ -1,6 +1,8 @@
 //! What the end-to-end tests share: the program, a lab with a disk, and a load that remembers every write.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod rounds;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -92,11 +94,11 @@ impl Bench {
         bench
     }
 
-    /// The disk as its owner shows it.
+    /// The disk as its owner shows it; the latest one, when a former owner does not know yet.
     pub fn disk(&self) -> Option<DiskView> {
         let running = self.lab.nodes().iter().filter(|node| node.process_state() == ProcessState::Running);
         let views = running.filter_map(|node| node.client().patience(Duration::from_secs(2)).disk(DISK).ok());
-        views.into_iter().find(|view| view.detail.is_some())
+        views.filter(|view| view.detail.is_some()).max_by_key(|view| view.epoch)
     }
 
     pub fn owner(&self) -> String {
@@ -140,8 +142,8 @@ impl Bench {
             self.lab.nodes().iter().map(|node| node.client().patience(Duration::from_millis(300))).collect();
         Box::new(move |_| {
             let views = clients.iter().filter_map(|client| client.disk(DISK).ok());
-            let mut owners = views.filter(|view| view.detail.is_some());
-            owners.next().and_then(|view| view.uris.first()?.parse::<Uri>().ok())
+            let owners = views.filter(|view| view.detail.is_some());
+            owners.max_by_key(|view| view.epoch).and_then(|view| view.uris.first()?.parse::<Uri>().ok())
         })
     }
 
