@@ -47,8 +47,8 @@ sim-bugs: ## every planted bug and how many of 10 000 seeds find it
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
 	$(CARGO) run --release -p weir-peers
 
-soak: setup ## ROUNDS=500 crash rounds with seeds that are printed
-	WEIR_CRASH_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash -- --nocapture
+soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (as root), with seeds that are printed
+	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition -- --nocapture
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }

@@ -265,3 +265,82 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<(), LabError> {
     let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(what()(io::Error::other(if complaint.is_empty() { output.status.to_string() } else { complaint })))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::unix::net::UnixListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn network(directory: &Path, nodes: usize) -> Network {
+        let registry = directory.join("registry");
+        drop(UnixListener::bind(&registry).unwrap());
+        let node = |number: usize| (format!("n{number}"), directory.join(format!("n{number}")));
+        Network::up((1..=nodes).map(node).collect(), &registry).unwrap()
+    }
+
+    /// Whether a datagram gets from one socket to another within a while.
+    fn reaches(from: &UdpSocket, to: &UdpSocket) -> bool {
+        let mut buffer = [0; 16];
+        from.send_to(b"hello", to.local_addr().unwrap()).unwrap();
+        to.recv_from(&mut buffer).is_ok()
+    }
+
+    #[test]
+    fn each_way_is_cut_by_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let network = network(directory.path(), 3);
+        let socket = |number: usize| {
+            let bind = || UdpSocket::bind((address(number), 4000));
+            let socket = network.inside(&format!("n{number}"), bind).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            socket
+        };
+        let (one, two, three) = (socket(1), socket(2), socket(3));
+        let all = [(&one, &two), (&two, &one), (&one, &three), (&three, &one), (&two, &three)];
+        assert!(all.iter().all(|(from, to)| reaches(from, to)));
+        network.cut([("n1".into(), "n2".into())]).unwrap();
+        assert_eq!(all.map(|(from, to)| reaches(from, to)), [false, true, true, true, true]);
+        network.cut(network.from_node("n3")).unwrap();
+        assert_eq!(all.map(|(from, to)| reaches(from, to)), [false, true, true, false, true]);
+        network.restore().unwrap();
+        assert!(all.iter().all(|(from, to)| reaches(from, to)));
+        assert!(network.cut(network.between("n1", "n9")).is_err());
+    }
+
+    #[test]
+    fn a_link_is_shaped() {
+        let directory = tempfile::tempdir().unwrap();
+        let network = network(directory.path(), 2);
+        network.shape("n1", Some(1 << 20)).unwrap();
+        let there = network.inside("n2", || std::net::TcpListener::bind((address(2), 4000))).unwrap();
+        let address = there.local_addr().unwrap();
+        let mut from = network.inside("n1", move || std::net::TcpStream::connect(address)).unwrap();
+        let reader =
+            thread::spawn(move || io::copy(&mut there.accept().unwrap().0, &mut io::sink()).unwrap());
+        let start = weir_block::Nanos::now();
+        from.write_all(&vec![0; 1 << 20]).unwrap();
+        drop(from);
+        assert_eq!(reader.join().unwrap(), 1 << 20);
+        let took = weir_block::Nanos::now() - start;
+        assert!((Duration::from_millis(500)..Duration::from_secs(10)).contains(&took), "{took:?}");
+        network.shape("n1", None).unwrap();
+        assert!(network.shape("n1", Some(10)).is_err());
+    }
+
+    #[test]
+    fn what_an_ended_process_left_behind_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        // There is a process 1, and it did not start then.
+        let left = format!("{PREFIX}-1-0-0-n1");
+        ip(&["netns", "add", &left]).unwrap();
+        let network = network(directory.path(), 1);
+        assert!(!Path::new(NAMESPACES).join(&left).exists());
+        let mine = network.namespace("n1");
+        assert!(Path::new(NAMESPACES).join(&mine).exists());
+        drop(network);
+        assert!(!Path::new(NAMESPACES).join(&mine).exists());
+    }
+}

@@ -41,7 +41,7 @@ fn cut_replica(
 ) -> (VerifyingLoad, String) {
     let before = some_time(random, 20, 500);
     let (owner, replica) = (bench.owner(), some_replica(bench, random));
-    let (load, ()) = during(load, before + Duration::from_millis(2500), || {
+    let (load, ()) = during(load, before + Duration::from_millis(2000), || {
         thread::sleep(before);
         bench.lab.network().unwrap().cut(ways(bench, &owner, &replica)).unwrap();
         bench.wait(|view| !view.replicas.contains(&replica) && view.requested == view.effective);
@@ -59,7 +59,7 @@ fn owner_from_replica(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) 
 
 #[test]
 fn owner_and_its_replica_are_cut_from_each_other() {
-    run_rounds("owner | replica", ONE, rounds(1, 3), owner_from_replica, whole);
+    run_rounds("owner | replica", ONE, rounds(1, 2), owner_from_replica, whole);
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn replica_from_all(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) ->
 
 #[test]
 fn the_replica_is_cut_from_everything() {
-    run_rounds("replica | all", ONE, rounds(1, 2), replica_from_all, whole);
+    run_rounds("replica | all", ONE, rounds(1, 1), replica_from_all, whole);
 }
 
 #[test]
 fn one_of_two_replicas_is_cut_from_everything() {
-    run_rounds("replica | all", TWO, rounds(1, 2), replica_from_all, whole);
+    run_rounds("replica | all", TWO, rounds(1, 1), replica_from_all, whole);
 }
 
 /// One direction between owner and replica. TCP needs both, so the replica is lost as if both were cut; which side
@@ -93,7 +93,7 @@ fn one_way(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Verifyi
 
 #[test]
 fn one_way_between_owner_and_replica_is_cut() {
-    run_rounds("owner / replica, one way", ONE, rounds(2, 3), one_way, whole);
+    run_rounds("owner / replica, one way", ONE, rounds(1, 2), one_way, whole);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn succeeded(
         let successor = bench.wait(|view| view.owner.as_ref() != Some(&former)).owner.unwrap();
         thread::sleep(after);
         bench.lab.network().unwrap().restore().unwrap();
-        thread::sleep(Duration::from_millis(1500));
+        thread::sleep(Duration::from_millis(1000));
         progress.stop();
         successor
     });
@@ -161,7 +161,7 @@ fn the_owner_with_two_replicas_is_cut_from_everything() {
 
 #[test]
 fn the_owner_is_cut_from_the_registry() {
-    run_rounds("owner | registry", ONE, rounds(2, 3), owner_from_registry, refused);
+    run_rounds("owner | registry", ONE, rounds(2, 2), owner_from_registry, refused);
 }
 
 #[test]
