@@ -6,10 +6,11 @@ SEEDS ?= 1000000
 FROM ?= 0
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak fuzz deny clean
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak heal fill-picture neighbours \
+  fuzz deny clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that tests and demo need
 	@scripts/setup
@@ -49,6 +50,18 @@ bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: abou
 
 soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (as root), with seeds that are printed
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition -- --nocapture
+
+# What `make heal` and its like measure with; as root.
+BEHAVIOUR = WEIR_PROGRAM=$(CURDIR)/target/release/weir $(CARGO) run --release -p weir-lab --example behaviour --
+
+heal: setup release ## a replica is lost, one is added: stall, time to restore, throughput (as root)
+	$(BEHAVIOUR) heal
+
+fill-picture: setup release ## latency while a log fills: target/fill.svg and .csv (as root)
+	$(BEHAVIOUR) fill-picture
+
+neighbours: setup release ## a polite guest without and with a greedy one on a slow backing (as root)
+	$(BEHAVIOUR) neighbours
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }

@@ -71,27 +71,49 @@ pub struct Bench {
 impl Bench {
     pub fn up(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
         let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("pool")).unwrap();
+        Bench::in_pool(directory, nodes, policy, tune)
+    }
+
+    /// The volume is in `pool`, somewhere else.
+    pub fn up_on(pool: &Path, nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(pool, directory.path().join("pool")).unwrap();
+        Bench::in_pool(directory, nodes, policy, tune)
+    }
+
+    fn in_pool(
+        directory: tempfile::TempDir,
+        nodes: usize,
+        policy: &str,
+        tune: impl FnOnce(&mut LabConfig),
+    ) -> Bench {
         let mut config = LabConfig::new(directory.path().join("lab"), program());
         (config.nodes, config.log) = (nodes, Size(8 << 20));
         config.lease_ttl = Duration::from_secs(1);
         tune(&mut config);
         let lab = Lab::up(&config).unwrap();
-        let pool = directory.path().join("pool");
-        std::fs::create_dir(&pool).unwrap();
-        let client = lab.any_client().unwrap();
-        client.create_volume(&CreateVolume { name: "pool".into(), kind: "dir".into(), path: pool }).unwrap();
-        let disk = CreateDisk {
-            name: DISK.into(),
+        let volume =
+            CreateVolume { name: "pool".into(), kind: "dir".into(), path: directory.path().join("pool") };
+        lab.any_client().unwrap().create_volume(&volume).unwrap();
+        let bench = Bench { lab, directory };
+        bench.create(DISK, policy);
+        bench.wait_effective();
+        bench
+    }
+
+    /// A new disk, open on the first node that runs.
+    pub fn create(&self, disk: &str, policy: &str) {
+        let client = self.lab.any_client().unwrap();
+        let wanted = CreateDisk {
+            name: disk.into(),
             volume: "pool".into(),
             size: SIZE,
             logical_block: 512,
             policy: policy.into(),
         };
-        client.create_disk(&disk).unwrap();
-        client.export(DISK, &Export::default()).unwrap();
-        let bench = Bench { lab, directory };
-        bench.wait_effective();
-        bench
+        client.create_disk(&wanted).unwrap();
+        client.export(disk, &Export::default()).unwrap();
     }
 
     /// The disk as its owner shows it; the latest one, when a former owner does not know yet.
