@@ -12,7 +12,9 @@
 mod error;
 pub mod guest;
 mod lab;
+pub mod network;
 pub mod process;
+mod relay;
 pub mod volatile_disk;
 
 pub use error::LabError;

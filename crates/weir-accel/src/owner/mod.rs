@@ -504,7 +504,8 @@ impl Owner {
     }
 
     /// Whether acknowledging has come to a stop that only a change of configuration ends.
-    fn is_stuck(&self) -> bool {
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
         self.restoring || self.members.iter().any(|member| self.is_needed(member) && !member.connected)
     }
 
