@@ -16,10 +16,10 @@
 
 mod arrivals;
 pub mod buckets;
-//pub mod compare;
-//pub mod export;
-//mod fit;
-//pub mod import;
+pub mod compare;
+pub mod export;
+mod fit;
+pub mod import;
 mod observer;
 mod places;
 mod record;
