@@ -21,6 +21,7 @@ pub mod engine;
 pub mod error;
 pub mod generator;
 pub mod jobfile;
+mod monitor;
 pub mod nbd;
 pub mod pattern;
 mod plan;

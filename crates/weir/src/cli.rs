@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use weir_node::shard::messages::LoadLayer;
 use weir_node::units::{Period, PeriodError, Size};
 
+use crate::commands::profile::{self, ProfileCommand};
+
 const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
 acceleration on the host that loses nothing that was answered, and an instrument that names the layer at fault.";
 
@@ -133,6 +135,9 @@ pub enum Command {
         #[arg(long, default_value = "5 s", value_name = "TIME")]
         over: Period,
     },
+    /// What a live disk is asked for, always on: sizes, mix, reuse, working set, miss-ratio curve; and loads made of it.
+    #[command(subcommand, after_long_help = profile::EXAMPLES)]
+    Profile(ProfileCommand),
     /// Print the completion script of a shell.
     ///
     /// For bash, zsh, fish, elvish and PowerShell.
@@ -418,7 +423,7 @@ pub struct BenchArgs {
     /// Which layer of the disk.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
-    /// A job file of fio instead. An option that is not supported is an error that names it.
+    /// A job file of fio instead, or jobs of `weir profile export`. An option that is not supported is an error that names it.
     #[arg(
         long,
         value_name = "FILE",
@@ -529,7 +534,7 @@ impl Tier {
 }
 
 /// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
-fn budget(text: &str) -> Result<Period, PeriodError> {
+pub fn budget(text: &str) -> Result<Period, PeriodError> {
     let minutes =
         text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
     minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())

@@ -99,10 +99,10 @@ struct Share {
 /// Nothing was asked for.
 pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> Result<Export, ExportError> {
     let mut notes = Vec::new();
-    let shares = shares(profile);
-    if shares.is_empty() {
+    if profile.requests() == 0 {
         return Err(ExportError::Empty);
     }
+    let shares = shares(profile);
     let base = base(profile, runtime, &mut notes);
     let mut jobs: Vec<Job> = Vec::new();
     let mut add = |name: String, workload: Workload| {

@@ -23,6 +23,7 @@ pub mod import;
 mod observer;
 mod places;
 mod record;
+mod rehearse;
 mod reuse;
 mod stack;
 mod view;
@@ -33,6 +34,7 @@ pub use record::{
     Arrival, Class, Curve, Direction, Hour, KindProfile, Part, Profile, ProfileError, Reuse, Sampling,
     VERSION, WorkingSet, WriteBack,
 };
+pub use rehearse::rehearse;
 pub use view::{COALESCING_BYTES, COALESCING_SECONDS, HIT_TARGETS, Summary};
 
 /// Bytes of a block: the unit of reuse, of the working set and of the curves.

@@ -7,6 +7,7 @@ mod diagnose;
 mod disk;
 mod explain;
 mod lab;
+pub mod profile;
 mod status;
 mod top;
 mod volume;
@@ -31,6 +32,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),
         Command::Top { every, count } => top::run(global, every, count),
         Command::Explain { disk, over } => explain::run(global, &disk, over),
+        Command::Profile(command) => profile::run(global, command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);
