@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weir_node::shard::messages::LoadLayer;
-use weir_node::units::{Period, PeriodError, Size};
+use weir_node::units::{Period, Size};
 
+use crate::commands::budget;
 use crate::commands::profile::{self, ProfileCommand};
 
 const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
@@ -531,13 +532,6 @@ impl Tier {
             Tier::Exhaustive => weir_diagnose::Tier::Exhaustive,
         }
     }
-}
-
-/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
-pub fn budget(text: &str) -> Result<Period, PeriodError> {
-    let minutes =
-        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
-    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
 }
 
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ mod top;
 mod volume;
 
 use clap::CommandFactory;
+use weir_node::units::{Period, PeriodError};
 
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
@@ -40,4 +41,11 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         }
         Command::Demo(arguments) => demo::run(&arguments),
     }
+}
+
+/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
+pub fn budget(text: &str) -> Result<Period, PeriodError> {
+    let minutes =
+        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
+    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
 }

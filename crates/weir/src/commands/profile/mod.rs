@@ -15,7 +15,8 @@ use weir_load::profile::{Profile, Summary};
 use weir_node::units::Period;
 
 use super::bench::with_progress;
-use crate::cli::{Global, budget};
+use super::budget;
+use crate::cli::Global;
 use crate::cluster::owner_of;
 use crate::failure::Failure;
 use crate::output::{print, say};
