@@ -28,7 +28,7 @@ pub struct Settings {
     /// Most blocks of 4 KiB in the sample, 64 to 2^24. 8192 are enough for an error of about one point (FAST 2015,
     /// section 4).
     pub samples: usize,
-    /// References per second above which fewer blocks are sampled, as long as there are a thousand. Bounds the time.
+    /// References per second above which fewer blocks are sampled, as long as there are 512. Bounds the time.
     pub sampled_per_second: u32,
     /// Length of an interval of the working set over time, at least 1 ms.
     pub interval: Duration,

@@ -22,7 +22,7 @@ pub(super) const AGES: Scale = Scale::new(4, 40);
 pub(super) const POINTS: usize = 240;
 
 /// The sample does not sink below so many blocks for the sake of processor time: too few say nothing.
-const FEWEST: usize = 1024;
+const FEWEST: usize = 512;
 
 const SEEN_READ: u8 = 1;
 const SEEN_WRITTEN: u8 = 2;

@@ -1,6 +1,6 @@
-//! Binary traces of virtual SCSI disks, as the CloudPhysics traces are published: little-endian records of 32 bytes (version
-//! 1) or 40 bytes (version 2), each with the version in the upper byte of a 16-bit field. Times are microseconds, places are
-//! sectors, lengths are bytes. Commands are those of SCSI (SBC-4).
+//! Binary traces of virtual SCSI disks, as the CloudPhysics traces are published: little-endian records of 32 bytes
+//! (version 1) or 40 bytes (version 2), each with the version in the upper byte of a 16-bit field. Times are in microseconds,
+//! places in sectors, lengths in bytes. Commands are those of SCSI (SBC-4).
 
 use weir_block::RequestKind;
 
