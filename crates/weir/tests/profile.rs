@@ -66,7 +66,7 @@ fn a_known_load_is_found_and_comes_back() {
         let difference = row["difference"].as_f64().unwrap_or(0.0);
         assert!(difference.abs() <= 10.0, "{row} in {replayed:#}");
     }
-    let text = place.ok(&format!("profile replay --from d.json --target null:256M --for 1s"));
+    let text = place.ok("profile replay --from d.json --target null:256M --for 1s");
     assert!(text.contains("DIFFERENCE, %") && text.contains("shorter than what was watched"), "{text}");
 }
 

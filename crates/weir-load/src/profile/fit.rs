@@ -13,7 +13,11 @@ use crate::zipf::weight;
 const STEEPEST: u32 = 2_500;
 
 /// Percent of the requests and percent of the range that are tried as hot.
-const HOT: [(u8, [u8; 7]); 8] = [
+const HOT: [(u8, [u8; 7]); 12] = [
+    (10, [1, 2, 3, 4, 5, 6, 8]),
+    (20, [1, 2, 3, 5, 7, 10, 15]),
+    (30, [1, 2, 3, 5, 10, 15, 20]),
+    (40, [1, 2, 5, 10, 15, 20, 30]),
     (50, [1, 2, 5, 10, 20, 30, 40]),
     (60, [1, 2, 5, 10, 20, 30, 40]),
     (70, [1, 2, 5, 10, 20, 30, 50]),

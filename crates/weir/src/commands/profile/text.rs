@@ -58,7 +58,6 @@ fn requests(profile: &Profile) -> String {
         row("IOPS", &|kind| per_second(kind.requests() as f64, |rate| format!("{rate:.0}"))),
         row("bytes/s", &|kind| per_second(kind.bytes() as f64, |rate| about(rate as u64))),
         row("mean size", &|kind| about(kind.bytes().checked_div(kind.requests()).unwrap_or(0))),
-        row("sizes", &|kind| shares(&kind.sizes())),
         row("sequential", &class(Class::Sequential)),
         row("strided", &class(Class::Strided)),
         row("random", &class(Class::Random)),
@@ -66,7 +65,13 @@ fn requests(profile: &Profile) -> String {
             kind.runs.quantile(0.5).map_or_else(|| "-".to_owned(), |run| format!("{run}+ requests"))
         }),
     ];
-    let mut text = table(&["", "READS", "WRITES"], &[], rows);
+    let mut text = table(&["", "READS", "WRITES"], &[1, 2], rows);
+    for direction in Direction::ALL {
+        let sizes = profile.kind(direction).sizes();
+        if !sizes.0.is_empty() {
+            text.push_str(&format!("\n{} sizes: {}", direction.name(), shares(&sizes)));
+        }
+    }
     let others = [
         ("flushes", profile.flushes),
         ("discards", profile.discards),
