@@ -13,6 +13,8 @@
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
+//! | `GET /v1/disks/NAME/profile` | `weir_load::profile::Profile`, since the disk was opened |
+//! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_load::profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
 //! | `GET /v1/events` | list of [`EventView`], oldest first |
 //!
@@ -293,6 +295,14 @@ pub struct RunLoad {
     pub layer: LoadLayer,
     /// What.
     pub workload: Workload,
+}
+
+/// Watches what a disk is asked for, from now on and for some time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordProfile {
+    /// Milliseconds, 100 to 604 800 000 (7 days).
+    pub length_ms: u64,
 }
 
 /// Something that happened.

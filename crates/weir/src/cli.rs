@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weir_node::shard::messages::LoadLayer;
-use weir_node::units::{Period, PeriodError, Size};
+use weir_node::units::{Period, Size};
+
+use crate::commands::budget;
+use crate::commands::profile::{self, ProfileCommand};
 
 pub use disk::DiskCommand;
 
@@ -137,6 +140,9 @@ pub enum Command {
         #[arg(long, default_value = "5 s", value_name = "TIME")]
         over: Period,
     },
+    /// What a live disk is asked for, always on: sizes, mix, reuse, working set, miss-ratio curve; and loads made of it.
+    #[command(subcommand, after_long_help = profile::EXAMPLES)]
+    Profile(ProfileCommand),
     /// Print the completion script of a shell.
     ///
     /// For bash, zsh, fish, elvish and PowerShell.
@@ -343,7 +349,7 @@ pub struct BenchArgs {
     /// Which layer of the disk.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
-    /// A job file of fio instead. An option that is not supported is an error that names it.
+    /// A job file of fio instead, or jobs of `weir profile export`. An option that is not supported is an error that names it.
     #[arg(
         long,
         value_name = "FILE",
@@ -451,13 +457,6 @@ impl Tier {
             Tier::Exhaustive => weir_diagnose::Tier::Exhaustive,
         }
     }
-}
-
-/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
-fn budget(text: &str) -> Result<Period, PeriodError> {
-    let minutes =
-        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
-    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
 }
 
 #[derive(Debug, Args)]

@@ -65,6 +65,8 @@ pub fn seed() -> u64 {
 pub struct Bench {
     pub lab: Lab,
     pub directory: tempfile::TempDir,
+    /// Where the logs of its disks are.
+    pub medium: Medium,
 }
 
 impl Bench {
@@ -96,7 +98,7 @@ impl Bench {
         let volume =
             CreateVolume { name: "pool".into(), kind: "dir".into(), path: directory.path().join("pool") };
         lab.any_client().unwrap().create_volume(&volume).unwrap();
-        let bench = Bench { lab, directory };
+        let bench = Bench { lab, directory, medium };
         bench.create(DISK, policy);
         bench.wait_effective();
         bench
@@ -111,7 +113,7 @@ impl Bench {
             size: SIZE,
             logical_block: 512,
             policy: policy.into(),
-            medium,
+            medium: self.medium,
         };
         client.create_disk(&wanted).unwrap();
         client.export(disk, &Export::default()).unwrap();

@@ -27,8 +27,8 @@ fn defaults(config: &mut LabConfig) {
     let LeaseConfig { ttl, fence_grace } = LeaseConfig::default();
     (config.lease_ttl, config.fence_grace) = (ttl.0, fence_grace.0);
     config.peer_deadline = PeersConfig::default().deadline.0;
-    let ResourcesConfig { shards, buffers, log } = ResourcesConfig::default();
-    (config.shards, config.buffers, config.log) = (shards, buffers, log);
+    let ResourcesConfig { shards, buffers, log, logs } = ResourcesConfig::default();
+    (config.shards, config.buffers, config.log, config.logs) = (shards, buffers, log, logs);
 }
 
 /// How a replica is lost.

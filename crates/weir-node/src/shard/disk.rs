@@ -1,16 +1,20 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
+use std::time::Duration;
+
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
 use weir_volume::{BackingOptions, FileBacking};
 
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
+use super::profile::DiskProfile;
 use super::{ShardConfig, answer};
 
 /// Rounds of requests in one turn; then commands and events are looked at.
@@ -29,7 +33,7 @@ enum Life {
 pub struct Disk {
     pub name: String,
     nbd: NbdDisk,
-    accel: Metered<Accel<FileBacking>>,
+    accel: Metered<Accel<FileBacking>, DiskProfile>,
     backing_id: OwnerId,
     life: Life,
     done: Vec<Completion>,
@@ -83,7 +87,7 @@ impl Disk {
         Ok(Disk {
             name: open.disk.clone(),
             nbd: NbdDisk::new(reactor, Limits::default()),
-            accel: Metered::new("accel", accel),
+            accel: Metered::observed("accel", accel, DiskProfile::new()),
             backing_id,
             life: Life::Serving,
             done: Vec::new(),
@@ -162,6 +166,8 @@ impl Disk {
                 break;
             }
         }
+        let size = self.accel.info().size;
+        self.accel.observer_mut().turn(&self.name, size);
         if self.holding.is_some() && self.accel.inner().may_hand_over() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
@@ -196,7 +202,9 @@ impl Disk {
 
     pub fn deadline(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         let load = self.load.as_ref().map_or(Nanos::NEVER, RunningLoad::deadline);
-        self.accel.deadline().min(self.nbd.deadline(&self.accel, reactor, workspace)).min(load)
+        let recording = self.accel.observer().deadline();
+        let layers = self.accel.deadline().min(self.nbd.deadline(&self.accel, reactor, workspace));
+        layers.min(load).min(recording)
     }
 
     /// Begins to close: clients are answered and disconnected, everything is destaged.
@@ -265,12 +273,14 @@ impl Disk {
 
     /// Tells those who wait for the end. The flash store, if there is one, is to be retired.
     pub fn finish(mut self) -> Option<FlashStore> {
+        let store = self.accel.inner_mut().take_store();
+        self.accel.into_observer().end();
         match self.life {
             Life::Serving => {}
             Life::Closing(waiting) => waiting.into_iter().for_each(|done| answer(done, Ok(()))),
             Life::LettingGo(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
         }
-        self.accel.inner_mut().take_store()
+        store
     }
 
     /// Takes the grown size of the file into account.
@@ -288,6 +298,16 @@ impl Disk {
         let mut meters = vec![self.nbd.meter()];
         self.accel.meters(&mut meters);
         meters
+    }
+
+    /// What the disk was asked for since it was opened here.
+    pub fn profile(&self) -> Box<Profile> {
+        self.accel.observer().profile(&self.name, self.accel.info().size)
+    }
+
+    /// Watches anew what the disk is asked for.
+    pub fn record_profile(&mut self, length: Duration, asked: oneshot::Sender<Result<Box<Profile>, String>>) {
+        self.accel.observer_mut().record(length, asked);
     }
 
     pub fn status(&self) -> DiskStatus {

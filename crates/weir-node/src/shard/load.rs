@@ -10,11 +10,12 @@ use weir_volume::FileBacking;
 
 use super::answer;
 use super::messages::LoadLayer;
+use super::profile::DiskProfile;
 
 /// A tag with this bit belongs to a load, the others to NBD clients.
 const LOAD_TAG: u64 = 1 << 63;
 
-type DiskAccel = Metered<Accel<FileBacking>>;
+type DiskAccel = Metered<Accel<FileBacking>, DiskProfile>;
 
 /// A load under way and who waits for its result.
 pub struct RunningLoad {

@@ -5,6 +5,7 @@ mod disk;
 mod load;
 pub mod messages;
 mod places;
+mod profile;
 mod thread;
 
 use std::io;
