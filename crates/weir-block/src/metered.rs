@@ -119,6 +119,13 @@ impl<L: Destage> Destage for Metered<L> {
         self.inner.can_gather()
     }
 
+    fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
+        let (_, bytes) = request.range();
+        let tag = self.arrive(request.tag(), request.kind(), bytes);
+        request.set_tag(tag);
+        self.inner.submit_direct(reactor, request);
+    }
+
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ use crate::operations::Operations;
 use crate::peer::Greeting;
 use crate::shard::messages::Command;
 use crate::shard::{Shard, ShardConfig};
+use crate::stack::{Plain, Wrap};
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
@@ -81,6 +83,34 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
 /// # Errors
 /// The node cannot start. Once it runs, it copes.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+    run_with(config, Setup::default(), shutdown).await
+}
+
+/// What whoever starts a node may choose beyond the configuration.
+#[derive(Clone)]
+pub struct Setup {
+    /// Layers around those of every disk.
+    pub wrap: Arc<dyn Wrap>,
+    /// Where other nodes are told to reach this one for replication, if not where it listens.
+    pub peer_address: Option<SocketAddr>,
+}
+
+impl Default for Setup {
+    /// No layers around any; peers come to where the node listens.
+    fn default() -> Setup {
+        Setup { wrap: Arc::new(Plain), peer_address: None }
+    }
+}
+
+/// As [`run`], set up by whoever starts the node.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    config: Config,
+    setup: Setup,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
     make_state_dir(&config.state_dir)?;
     let peers = TcpListener::bind(config.peers.listen)
         .await
@@ -89,7 +119,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let api = bind_api(&config.api_socket()).await?;
 
     let (notices, wanted) = mpsc::channel(NOTICES);
-    let shards = start_shards(&config, &notices)?;
+    let shards = start_shards(&config, &setup.wrap, &notices)?;
     drop(notices);
     let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
 
@@ -99,7 +129,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         name: config.name.clone(),
         // Grows with each start, unless the clock is set back by more than the node was down.
         incarnation: wall_clock_ms(),
-        peer_address: peers.local_addr().map_err(system("asking for the peers' address"))?,
+        peer_address: match setup.peer_address {
+            Some(address) => address,
+            None => peers.local_addr().map_err(system("asking for the peers' address"))?,
+        },
         nbd_tcp,
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
@@ -186,6 +219,7 @@ fn make_state_dir(path: &Path) -> Result<(), NodeError> {
 
 fn start_shards(
     config: &Config,
+    wrap: &Arc<dyn Wrap>,
     notices: &mpsc::Sender<crate::shard::messages::Notice>,
 ) -> Result<Vec<Shard>, NodeError> {
     let shard = ShardConfig {
@@ -193,6 +227,7 @@ fn start_shards(
         log_bytes: config.resources.log.0,
         peer_deadline: config.peers.deadline.0,
         engine: Engine::Auto,
+        wrap: Arc::clone(wrap),
     };
     (0..config.resources.shards)
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
@@ -200,7 +235,7 @@ fn start_shards(
         .map_err(system("starting the shards"))
 }
 
-async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<std::net::SocketAddr>), NodeError> {
+async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
     let unix = config.nbd_socket().map(Address::Unix);
     // Whoever writes an address that others reach into the configuration has read what that means.
     let tcp = config.nbd.tcp.iter().map(|&address| Address::Tcp { address, beyond_loopback: true });

@@ -8,6 +8,7 @@ mod places;
 mod thread;
 
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,13 +16,14 @@ use tokio::sync::{mpsc, oneshot};
 use weir_block::{Engine, ReactorConfig};
 
 use crate::control::ShardQueue;
+use crate::stack::Wrap;
 use messages::{Command, Notice};
 
 /// Commands that may wait for a shard (P10).
 const COMMANDS: usize = 4096;
 
 /// What every shard of a node is told.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ShardConfig {
     /// Most bytes of buffers for requests under way.
     pub buffer_bytes: usize,
@@ -31,6 +33,8 @@ pub struct ShardConfig {
     pub peer_deadline: Duration,
     /// Which engine the reactor uses.
     pub engine: Engine,
+    /// Puts layers around those of each disk.
+    pub wrap: Arc<dyn Wrap>,
 }
 
 /// A running shard.

@@ -1,0 +1,23 @@
+//! Faults as layers: put between any two others while requests go through them.
+//!
+//! - [`settings`]: which faults there are, and the switch that sets and clears them from another thread;
+//! - [`timing`]: what a fault decides: when a request goes on, in which order, whether it fails;
+//! - [`line`](mod@line): delay, jitter, bandwidth, a limit of requests in flight, dispatchers that lose the order, a fast
+//!   tier of limited size, errors;
+//! - [`disk`]: a *simulated* disk of 15 000 revolutions a minute;
+//! - [`layer`]: the layer that holds requests until then.
+//!
+//! What decides is pure: it is given the time and draws from a seed, so its tests run in time of their own. What
+//! holds waits by the reactor's deadline. Nothing sleeps.
+
+pub mod disk;
+pub mod layer;
+pub mod line;
+pub mod settings;
+pub mod timing;
+
+pub use disk::Mechanism;
+pub use layer::Held;
+pub use line::Line;
+pub use settings::{Faults, FaultsError, Switch, Tier};
+pub use timing::{Fate, Request, Timing};
