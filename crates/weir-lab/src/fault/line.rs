@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use weir_block::Nanos;
+use weir_load::submitters::Submitters;
 
 use super::settings::{Faults, Switch, Tier};
 use super::timing::{Fate, Request, Timing};
 
 /// The unit in which a tier keeps data, in bytes.
 const TIER_BLOCK: u64 = 4096;
-
-/// A hold is drawn from an exponential distribution and cut off here, in multiples of its mean.
-const LONGEST_HOLD: f64 = 8.0;
 
 /// The faults of one place, at work. See the module.
 #[derive(Debug)]
@@ -37,8 +35,8 @@ pub struct Line {
     last: Nanos,
     /// When the bandwidth is free again.
     link_free: Nanos,
-    /// When each dispatching thread is free again.
-    dispatchers: Vec<Nanos>,
+    /// Absent where nobody loses the order.
+    dispatchers: Option<Submitters>,
     tier: Contents,
 }
 
@@ -46,11 +44,10 @@ impl Line {
     /// A line that does what `switch` says. The same `seed` draws the same times.
     #[must_use]
     pub fn new(switch: Switch, seed: u64) -> Line {
-        let faults = switch.get();
         Line {
             switch,
             seen: 0,
-            faults,
+            faults: Faults::default(),
             rng: Rng::with_seed(seed),
             waiting: VecDeque::new(),
             leaving: BinaryHeap::new(),
@@ -58,7 +55,7 @@ impl Line {
             in_flight: 0,
             last: Nanos(0),
             link_free: Nanos(0),
-            dispatchers: Vec::new(),
+            dispatchers: None,
             tier: Contents::default(),
         }
     }
@@ -66,6 +63,9 @@ impl Line {
     fn heed_switch(&mut self) {
         if let Some(faults) = self.switch.changed(&mut self.seen) {
             self.faults = faults;
+            let mean = Duration::from_micros(faults.hold_us);
+            self.dispatchers =
+                (faults.dispatchers > 1).then(|| Submitters::new(faults.dispatchers, mean, self.rng.u64(..)));
         }
     }
 
@@ -93,18 +93,8 @@ impl Line {
         self.dispatched(at)
     }
 
-    /// The thread that is free first takes the request, and passes it on when it gets to it.
     fn dispatched(&mut self, at: Nanos) -> Nanos {
-        if self.faults.dispatchers < 2 {
-            return at;
-        }
-        self.dispatchers.resize(self.faults.dispatchers, Nanos(0));
-        let mean = self.faults.hold_us as f64 * 1e3;
-        // The inverse of the exponential distribution; 1 − f64() is in (0, 1].
-        let hold = (-(1.0 - self.rng.f64()).ln()).min(LONGEST_HOLD) * mean;
-        let free = self.dispatchers.iter_mut().min().expect("there are at least two");
-        *free = at.max(*free) + Duration::from_nanos(hold as u64);
-        *free
+        self.dispatchers.as_mut().map_or(at, |dispatchers| dispatchers.passes_at(at))
     }
 }
 

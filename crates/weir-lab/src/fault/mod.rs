@@ -5,19 +5,27 @@
 //! - [`line`](mod@line): delay, jitter, bandwidth, a limit of requests in flight, dispatchers that lose the order, a fast
 //!   tier of limited size, errors;
 //! - [`disk`]: a *simulated* disk of 15 000 revolutions a minute;
-//! - [`layer`]: the layer that holds requests until then.
+//! - [`layer`]: the layer that holds requests until then;
+//! - [`relay`]: the way of replication to a node, as something that can be slow;
+//! - [`board`], [`orders`]: the places of a node's disks, and how they are told. `weir-lab-node` is the node that has them.
 //!
 //! What decides is pure: it is given the time and draws from a seed, so its tests run in time of their own. What
 //! holds waits by the reactor's deadline. Nothing sleeps.
 
+pub mod board;
 pub mod disk;
 pub mod layer;
 pub mod line;
+pub mod orders;
+pub mod relay;
 pub mod settings;
 pub mod timing;
 
+pub use board::{At, Board};
 pub use disk::Mechanism;
 pub use layer::Held;
 pub use line::Line;
+pub use orders::Order;
+pub use relay::{LinkFaults, Relay};
 pub use settings::{Faults, FaultsError, Switch, Tier};
 pub use timing::{Fate, Request, Timing};
