@@ -62,7 +62,7 @@ impl LoadOptions {
             fua: cell.shape.write_through,
             runtime: Some(self.runtime),
             warmup: self.warmup,
-            size: self.size.map(Size),
+            size: cell.footprint.or(self.size).map(Size),
             seed: self.seed,
             ..Workload::default()
         }
