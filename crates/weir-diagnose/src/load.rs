@@ -97,6 +97,13 @@ impl<'a> LoadTarget<'a> {
         self
     }
 
+    /// The same, as something known that hypotheses are held against.
+    #[must_use]
+    pub fn as_reference(mut self) -> LoadTarget<'a> {
+        self.position = Position::Reference;
+        self
+    }
+
     /// Writes the whole range once, so that no read finds a hole. To be called once for each medium, on
     /// one of the layers that lead to it. Overwrites data only where the options allow it.
     ///

@@ -54,8 +54,15 @@ pub trait Target {
         Ok(())
     }
 
-    /// Runs the cell and blocks until it is done. Starts from a settled state (nothing dirty left from an
-    /// earlier run, space that is read was written before) and leaves warm-up out of what it returns.
+    /// Waits, before a run, until nothing of an earlier one is left: nothing dirty, the policy in effect.
+    ///
+    /// # Errors
+    /// It does not settle; the run is then not tried.
+    fn settle(&mut self) -> Result<(), TargetError> {
+        Ok(())
+    }
+
+    /// Runs the cell and blocks until it is done. Space that is read was written before; leaves warm-up out of what it returns.
     ///
     /// # Errors
     /// The run failed, or was interrupted.
@@ -374,7 +381,7 @@ fn run_one(target: &mut dyn Target, cell: &Cell) -> Option<RunOutcome> {
     if let Err(reason) = target.can_run(cell) {
         return Some(RunOutcome::Skipped(reason));
     }
-    match target.run(cell) {
+    match target.settle().and_then(|()| target.run(cell)) {
         // JSON has no word for such a number, and no finding may rest on one.
         Ok(measurement) if !measurement.is_finite() => {
             Some(RunOutcome::Failed("the run returned a number that is not finite".to_owned()))
