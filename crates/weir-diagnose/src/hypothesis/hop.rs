@@ -38,7 +38,7 @@ fn pair(view: &View<'_>) -> Option<Pair> {
 
 /// The deciding cell of both guesses about the way: larger writes.
 const fn larger(queue_depth: u32) -> Cell {
-    Shape::new(64 << 10, Pattern::Sequential, Direction::Write).at(queue_depth)
+    Shape::new(16 << 10, Pattern::Sequential, Direction::Write).at(queue_depth)
 }
 
 /// Every write pays the same hop, whatever its size.
@@ -67,7 +67,7 @@ pub(super) fn latency(view: &View<'_>) -> Option<Hypothesis> {
             format::duration(to_client)
         )],
         prediction:
-            "If the way is long, a 64K write pays the same hop; if it is narrow, several times as much."
+            "If the way is long, a 16K write pays the same hop; if it is narrow, several times as much."
                 .to_owned(),
         predicted: base.map(|_| predicted),
         run: format!("{deciding} at {} and {}.", view.name(without), view.name(with)),
@@ -86,7 +86,7 @@ fn deep_loss(view: &View<'_>) -> Option<(Pair, Cell, f64, f64)> {
 /// As many bytes a second in small writes as in large ones.
 pub(super) fn bandwidth(view: &View<'_>) -> Option<Hypothesis> {
     let (Pair { with, .. }, deep, replicated, alone) = deep_loss(view)?;
-    let deciding = larger(8);
+    let deciding = larger(deep.queue_depth);
     let value = replicated * f64::from(deep.shape.block_bytes) / f64::from(deciding.shape.block_bytes);
     let measured = view.iops(with, &deciding);
     let predicted = Predicted { value, least: value / HOLDS, most: value * HOLDS, unit: "IOPS", measured };

@@ -13,8 +13,9 @@ const SLOW: f64 = 50e3;
 /// The range of the run that fits into a tier, in bytes.
 pub(super) const SMALL_FOOTPRINT: u64 = 4 << 20;
 
-/// A tier is worth the name when it is at least so many times faster.
-const TIER_GAIN: f64 = 2.0;
+/// A tier is worth the name when it is at least so many times faster. A disk whose head stays in a small range gains about
+/// a factor of two.
+const TIER_GAIN: f64 = 4.0;
 
 /// As many bytes a second in small blocks as in large ones.
 pub(super) fn throttled(view: &View<'_>) -> Option<Hypothesis> {

@@ -15,8 +15,9 @@ const DECIDING_THREADS: u32 = 2;
 /// A loss is worth the runs when it is so many times the next greatest of the same step.
 const WORTH_ASKING: f64 = 2.0;
 
-/// What else crosses the layer must keep this share of its rate.
-const AS_BEFORE: f64 = 0.85;
+/// What else crosses the layer must keep this share of its rate: far from what the writer keeps, and what a busy machine
+/// makes of equals.
+const AS_BEFORE: f64 = 0.6;
 
 fn is_queued_sequential_write(cell: &Cell) -> bool {
     cell.queue_depth > 1

@@ -13,7 +13,7 @@ use crate::{Counters, Grade, find, sample};
 struct Played {
     name: &'static str,
     position: Position,
-    latency: fn(&Cell) -> f64,
+    latency: Latency,
     counters: Counters,
     cpu_share: f64,
 }
@@ -116,7 +116,10 @@ fn named(stack: Vec<Played>) -> Option<Cause> {
     verdict.cause
 }
 
-fn with(latencies: &[(usize, fn(&Cell) -> f64)]) -> Vec<Played> {
+/// What a layer does to a cell.
+type Latency = fn(&Cell) -> f64;
+
+fn with(latencies: &[(usize, Latency)]) -> Vec<Played> {
     let mut stack = stack();
     for (layer, latency) in latencies {
         stack[*layer].latency = *latency;
@@ -131,15 +134,15 @@ fn a_healthy_stack_has_no_confirmed_cause() {
 
 #[test]
 fn a_fixed_rate_in_bytes_is_told_from_a_slow_device() {
-    let throttled: fn(&Cell) -> f64 = |cell| io(cell, 3e3, 30e6, 32.0);
+    let throttled: Latency = |cell| io(cell, 3e3, 30e6, 32.0);
     assert_eq!(named(with(&[(0, throttled)])), Some(Cause::Throttled));
-    let slow: fn(&Cell) -> f64 = |cell| io(cell, 500e3, 1e9, 32.0);
+    let slow: Latency = |cell| io(cell, 500e3, 1e9, 32.0);
     assert_eq!(named(with(&[(0, slow)])), None);
 }
 
 #[test]
 fn an_exhausted_tier_is_found_by_a_smaller_footprint() {
-    let tiered: fn(&Cell) -> f64 = |cell| match cell.footprint {
+    let tiered: Latency = |cell| match cell.footprint {
         Some(SMALL_FOOTPRINT) => backing(cell),
         _ => io(cell, 500e3, 5e9, 32.0),
     };
@@ -148,20 +151,20 @@ fn an_exhausted_tier_is_found_by_a_smaller_footprint() {
 
 #[test]
 fn one_in_flight_is_told_from_a_slow_layer() {
-    let single: fn(&Cell) -> f64 = |cell| io(cell, 43e3, 2e9, 1.0);
+    let single: Latency = |cell| io(cell, 43e3, 2e9, 1.0);
     assert_eq!(named(with(&[(3, single)])), Some(Cause::OneInFlight));
-    let slow: fn(&Cell) -> f64 = |cell| io(cell, 200e3, 2e9, 8.0);
+    let slow: Latency = |cell| io(cell, 200e3, 2e9, 8.0);
     assert_eq!(named(with(&[(3, slow)])), None);
 }
 
 #[test]
 fn a_long_way_is_told_from_a_narrow_one() {
-    let long: fn(&Cell) -> f64 = |cell| match cell.shape.direction {
+    let long: Latency = |cell| match cell.shape.direction {
         Direction::Read => log(cell),
         _ => io(cell, 1.1e6, 1.5e9, 128.0),
     };
     assert_eq!(named(with(&[(1, long)])), Some(Cause::LinkLatency));
-    let narrow: fn(&Cell) -> f64 = |cell| match cell.shape.direction {
+    let narrow: Latency = |cell| match cell.shape.direction {
         Direction::Read => log(cell),
         _ => io(cell, 60e3, 12.5e6, 32.0),
     };
@@ -170,7 +173,7 @@ fn a_long_way_is_told_from_a_narrow_one() {
 
 #[test]
 fn lost_order_is_named_and_a_layer_that_is_slow_in_itself_is_not() {
-    const DISK: fn(&Cell) -> f64 = |cell| {
+    const DISK: Latency = |cell| {
         let writes = cell.shape.pattern == Pattern::Sequential && cell.shape.direction == Direction::Write;
         match (cell.shape.pattern, writes && cell.threads > 1) {
             (Pattern::Sequential, false) => io(cell, 60e3, 1e9, 1.0),
@@ -178,7 +181,7 @@ fn lost_order_is_named_and_a_layer_that_is_slow_in_itself_is_not() {
             (Pattern::Random, _) => io(cell, 3.5e6, 1e9, 1.0),
         }
     };
-    let disordered: fn(&Cell) -> f64 = |cell| match (cell.shape.pattern, cell.shape.direction) {
+    let disordered: Latency = |cell| match (cell.shape.pattern, cell.shape.direction) {
         (Pattern::Sequential, Direction::Write) if cell.queue_depth > 1 => io(cell, 1.25e6, 1e9, 1.0),
         _ => DISK(cell) + 1e3,
     };
@@ -187,7 +190,7 @@ fn lost_order_is_named_and_a_layer_that_is_slow_in_itself_is_not() {
         Some(Cause::ArrivalOrder)
     );
     // The same loss, and the disk does not mind two threads.
-    let steadfast: fn(&Cell) -> f64 = |cell| DISK(&Cell { threads: 1, ..*cell });
+    let steadfast: Latency = |cell| DISK(&Cell { threads: 1, ..*cell });
     let found = named(with(&[(0, steadfast), (1, disordered), (2, DISK), (3, disordered)]));
     assert_eq!(found, None);
 }

@@ -28,11 +28,15 @@ pub const TRACK: u64 = 512 << 10;
 /// The shortest seek, settling included.
 const SHORTEST_SEEK: f64 = 0.2e6;
 
-/// Root term of the seek curve, in nanoseconds for the whole stroke: with [`SHORTEST_SEEK`] an average of 3.4 ms over random distances.
-const SEEK_ROOT: f64 = 6.0e6;
+/// Root term of the seek curve, in nanoseconds for the whole stroke: with [`SHORTEST_SEEK`] an average of 3.1 ms over random distances.
+const SEEK_ROOT: f64 = 5.5e6;
 
 /// A write needs the head steadier than a read.
 const WRITE_SETTLE: Duration = Duration::from_micros(400);
+
+/// What the controller needs before it can look for a place on the medium. What goes on where the last request ended was
+/// prepared meanwhile.
+const OVERHEAD: Duration = Duration::from_micros(100);
 
 /// Command and transfer between disk and host of a request that needs no movement: 300 MiB/s and 20 µs.
 const COMMAND: Duration = Duration::from_micros(20);
@@ -40,9 +44,6 @@ const INTERFACE: u64 = 300 << 20;
 
 /// How far the disk reads on, and how much it keeps behind the last read.
 const READ_AHEAD: u64 = 1 << 20;
-
-/// When this process comes later than this to what is due, the time does not count for the disk: it stood still with us.
-const LATE: Duration = Duration::from_micros(150);
 
 /// The mechanics of the simulated disk. Switched off by [`super::Faults::simulated_disk`], requests pass at once.
 #[derive(Debug)]
@@ -57,6 +58,10 @@ pub struct Mechanism {
     busy: Option<(Nanos, usize)>,
     /// Time for which the disk stood still.
     stood_still: Duration,
+    /// The latest time that the disk has seen.
+    time: Nanos,
+    /// Most requests that were here at once since the disk was last idle.
+    depth: usize,
     /// Where the head is: the byte after the last one that passed under it for a request.
     head: u64,
     /// When the head got there.
@@ -112,22 +117,30 @@ impl Mechanism {
             waiting: VecDeque::new(),
             busy: None,
             stood_still: Duration::ZERO,
+            time: Nanos(0),
+            depth: 0,
             head: 0,
             free_since: Nanos(0),
             cache: None,
         }
     }
 
-    /// The time as the disk has it. Never goes back: where this process comes late, the time is held at what was due.
+    /// The time as the disk has it. Never goes back.
+    ///
+    /// This process may come late to what is due. As long as enough requests wait, the disk has worked on meanwhile. When
+    /// they run out because nobody was told of the answers, the time is held at what was due: the stall is this
+    /// process's, and must not cost a revolution.
     fn disk_time(&mut self, now: Nanos) -> Nanos {
         let time = Nanos(now.0.saturating_sub(self.stood_still.as_nanos() as u64));
-        match self.busy {
-            Some((end, _)) if time > end + LATE => {
-                self.stood_still += time - end;
-                end
+        self.time = match self.busy {
+            Some((end, _)) if time > end && 2 * self.waiting.len() <= self.depth => {
+                let held = end.max(self.time);
+                self.stood_still += time - held;
+                held
             }
             _ => time,
-        }
+        };
+        self.time
     }
 
     /// Takes up the next request, if the head is free and one is there.
@@ -213,7 +226,7 @@ impl Mechanism {
         let seek = if tracks == 0 { 0.0 } else { SHORTEST_SEEK + SEEK_ROOT * share.min(1.0).sqrt() };
         let settle =
             if tracks > 0 && request.kind != RequestKind::Read { WRITE_SETTLE } else { Duration::ZERO };
-        let over = now + COMMAND + Duration::from_nanos(seek as u64) + settle;
+        let over = now + OVERHEAD + Duration::from_nanos(seek as u64) + settle;
         let revolution = REVOLUTION.as_nanos() as u64;
         let wanted = transfer(request.offset % TRACK).as_nanos() as u64;
         over + Duration::from_nanos((wanted + revolution - over.0 % revolution) % revolution)
@@ -226,7 +239,11 @@ impl Timing for Mechanism {
             self.on = faults.simulated_disk;
         }
         let now = self.disk_time(now);
+        if self.busy.is_none() && self.waiting.is_empty() {
+            self.depth = 0;
+        }
         self.waiting.push_back((now, request));
+        self.depth = self.depth.max(self.waiting.len() + usize::from(self.busy.is_some()));
         if self.on {
             self.take_up(now);
         }
