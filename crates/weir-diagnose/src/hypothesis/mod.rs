@@ -23,15 +23,12 @@ use crate::finding::{Difference, Findings};
 use crate::format;
 use crate::result::{Diagnosis, Position};
 
-/// What a cost may come from. Earlier ones have the symptoms of later ones: without processor time everything is slow, and
-/// what carries few bytes a second gains as little from a queue as what takes one request at a time.
+/// What a cost may come from. Of several that are confirmed the first is named. A replica without processor time looks
+/// like a long way to it, so it comes before that; processor time of this machine comes last, because it makes
+/// everything slower and no other guess's number come true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The load generator gets too little of a processor.
-    Generator,
-    /// The node gets too little of a processor.
-    Processor,
     /// A replica's node gets too little of a processor.
     SlowReplica,
     /// A layer passes a sequence on in another order.
@@ -46,6 +43,10 @@ pub enum Cause {
     OneInFlight,
     /// The way to the replicas is long.
     LinkLatency,
+    /// The load generator gets too little of a processor.
+    Generator,
+    /// The node gets too little of a processor.
+    Processor,
 }
 
 impl fmt::Display for Cause {

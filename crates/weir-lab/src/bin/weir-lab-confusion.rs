@@ -49,8 +49,8 @@ fn main() -> Result<ExitCode, Failure> {
             let case = run(plant, &programs, seed)?;
             let mark = if case.right { "right" } else { "WRONG" };
             eprintln!(
-                "{mark}  {plant:<15} named {:<15} {:.0} s  {} ({})",
-                case.named, case.seconds, case.headline, case.grade
+                "{mark}  {plant:<15} named {:<15} {:.0} s, load {:.1}  {} ({})",
+                case.named, case.seconds, case.load_average, case.headline, case.grade
             );
             cases.push(case);
         }

@@ -218,6 +218,8 @@ pub struct Case {
     pub headline: String,
     /// Seconds that the finder took.
     pub seconds: f64,
+    /// The machine's one-minute load average before the case: far above 0, others want its processors too.
+    pub load_average: f64,
 }
 
 /// Plants one fault and has the finder look.
@@ -226,6 +228,8 @@ pub struct Case {
 /// The lab, or the finder, fails as a whole.
 pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabError> {
     let (nodes, policy) = if plant.replicated() { (2, "write-back+1") } else { (1, "write-through") };
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load_average = load.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
     let stack = Stack::up(&programs.node, nodes, policy)?;
     wait_effective(&stack, policy)?;
     let neighbours = plant.plant(&stack)?;
@@ -236,7 +240,8 @@ pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabErro
     let text = |field: &str| said[field].as_str().unwrap_or("none").to_owned();
     let named = text("cause");
     let right = named == word_of(plant.cause());
-    Ok(Case { planted: plant, named, right, grade: text("grade"), headline: text("headline"), seconds })
+    let (grade, headline) = (text("grade"), text("headline"));
+    Ok(Case { planted: plant, named, right, grade, headline, seconds, load_average })
 }
 
 /// A cause as the finder's JSON has it.
@@ -315,6 +320,7 @@ mod tests {
             grade: "likely".into(),
             headline: String::new(),
             seconds: 1.0,
+            load_average: 0.0,
         };
         let cases = [
             case(Plant::Nothing, None),
