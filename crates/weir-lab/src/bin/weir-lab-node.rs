@@ -40,10 +40,32 @@ enum Command {
         #[arg(long)]
         file: PathBuf,
     },
+    /// Give a running node an order: the faults at a place of a disk, or of the way of replication to the node.
+    #[command(after_long_help = ORDERS)]
+    Order {
+        /// `faults.sock` in the node's state directory.
+        #[arg(long)]
+        socket: PathBuf,
+        /// The order, in JSON.
+        order: String,
+    },
 }
+
+const ORDERS: &str = "\
+Places of a disk: export (above the accelerator), accel (between it and the backing), backing. What is not named is without
+faults; an empty set clears the place. Times are microseconds, rates bytes per second. See weir_lab::fault::Faults.
+
+Examples:
+  weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"accel\",\"faults\":{\"delay_us\":1000}}}'
+  weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"backing\",\"faults\":{\"simulated_disk\":true}}}'
+  weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"accel\",\"faults\":{}}}'
+  weir-lab-node order --socket n2/faults.sock '{\"link\":{\"delay_us\":1000}}'";
 
 fn main() -> Result<(), Failure> {
     let arguments = Arguments::parse();
+    if let Command::Order { socket, order } = &arguments.command {
+        return Ok(orders::send(socket, &serde_json::from_str(order)?)?);
+    }
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
@@ -58,6 +80,7 @@ fn main() -> Result<(), Failure> {
         match arguments.command {
             Command::Node { config } => node(&config, shutdown).await,
             Command::Registry { socket, file } => registry(&socket, &file, shutdown).await,
+            Command::Order { .. } => Ok(()),
         }
     })
 }

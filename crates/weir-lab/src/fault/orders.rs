@@ -133,4 +133,14 @@ mod tests {
         let refused = send(&socket, &order(At::Accel, much)).unwrap_err().to_string();
         assert!(refused.contains("dispatchers is 1000"), "{refused}");
     }
+
+    #[test]
+    fn orders_are_written_as_the_help_shows_them() {
+        let read = |text: &str| serde_json::from_str::<Order>(text).unwrap();
+        let order = read(r#"{"disk":{"disk":"db","at":"accel","faults":{"delay_us":1000}}}"#);
+        let faults = Faults::delayed(Duration::from_millis(1));
+        assert_eq!(order, Order::Disk { disk: "db".into(), at: At::Accel, faults });
+        let order = read(r#"{"link":{"delay_us":1000}}"#);
+        assert_eq!(order, Order::Link(LinkFaults { delay_us: 1000, bandwidth: 0 }));
+    }
 }
