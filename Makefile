@@ -7,7 +7,7 @@ FROM ?= 0
 FUZZ_SECONDS ?= 60
 CUTS ?= 50
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak heal fill-picture neighbours \
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak heal fill-picture neighbours \
   power-soak fuzz deny clean
 
 help: ## this list
@@ -45,6 +45,10 @@ sim-soak: ## SEEDS=1000000 simulated clusters, FROM=0 on
 
 sim-bugs: ## every planted bug and how many of 10 000 seeds find it
 	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
+
+confusion: ## faults planted one at a time, and what weir diagnose takes each for: about six minutes
+	$(CARGO) build --release -p weir -p weir-lab
+	target/release/weir-lab-confusion
 
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
 	$(CARGO) run --release -p weir-peers

@@ -78,11 +78,6 @@ impl<L: Layer, O: Observe> Metered<L, O> {
         &mut self.inner
     }
 
-    /// Ends the measurement; who was told of every request.
-    pub fn into_observer(self) -> O {
-        self.observer
-    }
-
     /// What was measured so far.
     pub fn meter(&self) -> &Meter {
         &self.meter
@@ -152,6 +147,12 @@ impl<L: Layer, O: Observe> Layer for Metered<L, O> {
 impl<L: Destage, O: Observe> Destage for Metered<L, O> {
     fn can_gather(&self) -> bool {
         self.inner.can_gather()
+    }
+
+    fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
+        let tag = self.arrive(request.tag(), request.kind(), request.range());
+        request.set_tag(tag);
+        self.inner.submit_direct(reactor, request);
     }
 
     fn write_gather(

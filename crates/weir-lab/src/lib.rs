@@ -10,6 +10,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod error;
+pub mod fault;
 pub mod guest;
 mod lab;
 pub mod network;

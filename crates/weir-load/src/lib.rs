@@ -7,6 +7,8 @@
 //! [`prefill::prefill`] comes before. [`report`] writes summaries for other programs and compares them, [`jobfile`]
 //! reads workloads from fio's job files. [`profile`] watches what a live disk is asked for, and makes loads of it.
 //!
+//! [`submitters`] plays several threads that issue one sequence.
+//!
 //! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
 //! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -31,6 +33,7 @@ pub mod report;
 pub mod run;
 pub mod size;
 pub mod steady;
+pub mod submitters;
 pub mod summary;
 pub mod tally;
 pub mod target;

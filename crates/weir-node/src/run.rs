@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ use crate::operations::Operations;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::Command;
 use crate::shard::{Shard, ShardConfig};
+use crate::stack::{Plain, Wrap};
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
@@ -87,6 +89,34 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
 /// # Errors
 /// The node cannot start. Once it runs, it copes.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+    run_with(config, Setup::default(), shutdown).await
+}
+
+/// What whoever starts a node may choose beyond the configuration.
+#[derive(Clone)]
+pub struct Setup {
+    /// Layers around those of every disk.
+    pub wrap: Arc<dyn Wrap>,
+    /// Where other nodes are told to reach this one for replication, if not where it listens.
+    pub peer_address: Option<SocketAddr>,
+}
+
+impl Default for Setup {
+    /// No layers around any; peers come to where the node listens.
+    fn default() -> Setup {
+        Setup { wrap: Arc::new(Plain), peer_address: None }
+    }
+}
+
+/// As [`run`], set up by whoever starts the node.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    config: Config,
+    setup: Setup,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
     make_state_dir(&config.state_dir)?;
     let peers = TcpListener::bind(config.peers.listen)
         .await
@@ -96,7 +126,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 
     let flash = open_flash(&config).await?;
     let (notices, wanted) = mpsc::channel(NOTICES);
-    let shards = start_shards(&config, flash.clone(), &notices)?;
+    let shards = start_shards(&config, flash.clone(), &setup.wrap, &notices)?;
     drop(notices);
     let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
 
@@ -109,7 +139,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         // Grows with each start, unless the clock is set back by more than the node was down.
         incarnation: wall_clock_ms(),
         flash: flash.as_ref().map(|flash| flash.medium()),
-        peer_address: peers.local_addr().map_err(system("asking for the peers' address"))?,
+        peer_address: match setup.peer_address {
+            Some(address) => address,
+            None => peers.local_addr().map_err(system("asking for the peers' address"))?,
+        },
         nbd_tcp,
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
@@ -215,6 +248,7 @@ async fn open_flash(config: &Config) -> Result<Option<Arc<FlashDevice>>, NodeErr
 fn start_shards(
     config: &Config,
     flash: Option<Arc<FlashDevice>>,
+    wrap: &Arc<dyn Wrap>,
     notices: &mpsc::Sender<crate::shard::messages::Notice>,
 ) -> Result<Vec<Shard>, NodeError> {
     let shard = ShardConfig {
@@ -223,6 +257,7 @@ fn start_shards(
         peer_deadline: config.peers.deadline.0,
         engine: Engine::Auto,
         flash,
+        wrap: Arc::clone(wrap),
     };
     (0..config.resources.shards)
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
@@ -230,7 +265,7 @@ fn start_shards(
         .map_err(system("starting the shards"))
 }
 
-async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<std::net::SocketAddr>), NodeError> {
+async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
     let unix = config.nbd_socket().map(Address::Unix);
     // Whoever writes an address that others reach into the configuration has read what that means.
     let tcp = config.nbd.tcp.iter().map(|&address| Address::Tcp { address, beyond_loopback: true });

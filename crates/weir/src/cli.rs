@@ -172,7 +172,8 @@ const DIAGNOSE_EXAMPLES: &str = "\
 The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
 the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every
 other one that the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the
-disk holds, therefore --destroy. Ctrl-C ends it after the run under way; what was measured is kept, and --resume goes on.
+disk holds, therefore --destroy. What the rows give grounds to suspect predicts a number, and is confirmed or rejected by a
+run of its own at the end; without a confirmed cause none is named. Ctrl-C ends it after the run under way; what was measured is kept, and --resume goes on.
 
 --import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's
 fio JSON or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: instead_of, threads,
@@ -440,6 +441,8 @@ pub struct BenchArgs {
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Tier {
+    /// 6 cells, for a first look: with --runtime '200 ms' and --repeats 2, a few seconds for a layer.
+    Probe,
     /// 8 cells: about 6 minutes for a layer.
     Quick,
     /// 60 cells: about three quarters of an hour for a layer.
@@ -452,6 +455,7 @@ impl Tier {
     /// In the instrument's words.
     pub fn tier(self) -> weir_diagnose::Tier {
         match self {
+            Tier::Probe => weir_diagnose::Tier::Probe,
             Tier::Quick => weir_diagnose::Tier::Quick,
             Tier::Standard => weir_diagnose::Tier::Standard,
             Tier::Exhaustive => weir_diagnose::Tier::Exhaustive,
@@ -494,6 +498,10 @@ pub struct DiagnoseArgs {
     /// Seed of the order of the runs and of the offsets; default: from the clock, and printed.
     #[arg(long)]
     pub seed: Option<u64>,
+    /// Other policies to measure beside the present one, with commas, or "none"; default: all that the nodes allow.
+    /// Without write-back+0 the way to the replicas cannot be told from the log.
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    pub policies: Vec<String>,
     /// Go on with the interrupted measurement beside the report.
     #[arg(long)]
     pub resume: bool,

@@ -71,8 +71,8 @@ impl DiskProfile {
     }
 
     /// The disk is closed here: a recording cannot go on.
-    pub fn end(self) {
-        if let Some(recording) = self.recording {
+    pub fn end(&mut self) {
+        if let Some(recording) = self.recording.take() {
             answer(recording.asked, Err("the disk was closed or moved to another node meanwhile".into()));
         }
     }
