@@ -4,8 +4,8 @@
 use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, OwnerGone, Refusal};
-use weir_cluster::placement::Live;
-use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Source};
+use weir_cluster::placement::{self, Live};
+use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef, Places, Policy, Source};
 
 use crate::world::{BLOCK, BLOCKS, NODES, Process, name, node_of};
 
@@ -19,6 +19,10 @@ pub struct Record {
     /// `N` of the requested policy; `None` for write-through.
     pub wanted: Option<usize>,
     pub former: Vec<Process>,
+    /// Only certain places will do.
+    pub strict: bool,
+    /// Replicas where a strict policy wants none.
+    pub misplaced: Vec<Process>,
     /// A takeover has left fewer copies than are requested, and nothing was changed since.
     pub short: bool,
 }
@@ -30,8 +34,8 @@ impl Record {
             replicas: self.replicas.iter().map(|replica| name(replica.node)).collect(),
             write_back: self.write_back,
             wanted_replicas: self.wanted,
-            strict: false,
-            misplaced: Vec::new(),
+            strict: self.strict,
+            misplaced: self.misplaced.iter().map(|replica| name(replica.node)).collect(),
         }
     }
 }
@@ -45,13 +49,45 @@ pub fn process_of(node: &NodeRef) -> Process {
     Process { node: node_of(&node.node), incarnation }
 }
 
-fn policy(wanted: Option<usize>) -> Policy {
-    wanted.map_or(Policy::WriteThrough, |copies| Policy::WriteBack(copies as u8))
+/// In one of four runs the nodes are in two racks of two, and policies say where the replicas have to be. Every such policy can be
+/// had from every owner when all nodes are there.
+#[derive(Clone, Copy, Debug)]
+pub struct Racks {
+    of: [usize; NODES],
+    inside: bool,
+}
+
+impl Racks {
+    /// Decided beside everything else, so that the other runs stay what they were.
+    pub fn choose(seed: u64) -> Option<Racks> {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let mut of = std::array::from_fn(|node| node % 2);
+        rng.shuffle(&mut of);
+        seed.is_multiple_of(4).then(|| Racks { of, inside: rng.bool() })
+    }
+
+    fn places(self, copies: usize) -> Places {
+        match (copies, self.inside) {
+            (1, true) => Places { inside: 1, outside: 0 },
+            (1, false) => Places { inside: 0, outside: 1 },
+            (_, true) => Places { inside: 1, outside: 1 },
+            (_, false) => Places { inside: 0, outside: 2 },
+        }
+    }
+}
+
+fn policy(wanted: Option<usize>, racks: Option<Racks>) -> Policy {
+    match (wanted, racks) {
+        (None, _) => Policy::WriteThrough,
+        (Some(copies @ 1..), Some(racks)) => Policy::Strict(racks.places(copies)),
+        (Some(copies), _) => Policy::WriteBack(copies as u8),
+    }
 }
 
 pub struct Registry {
     pub up: bool,
     disk: DiskRecord,
+    pub racks: Option<Racks>,
     pub record: Record,
     /// Former owners that have said that nothing of theirs is under way, and since which epoch they are former.
     pub released: Vec<(Process, u64)>,
@@ -60,12 +96,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    pub fn new(wanted: Option<usize>) -> Registry {
+    pub fn new(wanted: Option<usize>, racks: Option<Racks>) -> Registry {
         let source = Source::File { name: "disk".into() };
-        let disk =
-            DiskRecord::new("disk", "volume", source, (BLOCKS * BLOCK) as u64, BLOCK as u32, policy(wanted));
+        let (size, policy) = ((BLOCKS * BLOCK) as u64, policy(wanted, racks));
+        let disk = DiskRecord::new("disk", "volume", source, size, BLOCK as u32, policy);
         let record = Record { wanted, ..Record::default() };
-        Registry { up: true, disk, record, released: Vec::new(), leases: [(0, Nanos(0)); NODES] }
+        Registry { up: true, disk, racks, record, released: Vec::new(), leases: [(0, Nanos(0)); NODES] }
     }
 
     pub fn disk(&self) -> &DiskRecord {
@@ -91,7 +127,34 @@ impl Registry {
     /// Everybody whose lease stands, as the rules want it.
     pub fn live_nodes(&self, now: Nanos) -> Live {
         let live = (0..NODES).filter_map(|node| self.live(node, now));
-        live.map(|process| (name(process.node), node_record(process))).collect()
+        live.map(|process| (name(process.node), self.node_record(process))).collect()
+    }
+
+    /// Where nodes can be reached plays no part here.
+    fn node_record(&self, process: Process) -> NodeRecord {
+        let rack = |racks: Racks| format!("rack-{}", racks.of[process.node]);
+        NodeRecord {
+            name: name(process.node),
+            incarnation: u64::from(process.incarnation),
+            flash: None,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+            nbd_tcp: None,
+            nbd_unix: "/nbd".into(),
+            api: "/api".into(),
+            fault_domain: self.racks.map_or_else(|| name(process.node), rack),
+            media: Vec::new(),
+            load: 0,
+        }
+    }
+
+    /// Which replicas of a record the policy does not want where they are.
+    fn misplaced(&self, record: &DiskRecord) -> Vec<Process> {
+        let Some(owner) = &record.owner else { return Vec::new() };
+        let all = [owner].into_iter().chain(&record.replicas).map(process_of);
+        let all = all.map(|process| (name(process.node), self.node_record(process))).collect();
+        let misplaced = placement::misplaced(record.policy, &owner.node, &record.replicas, &all);
+        let is_misplaced = |replica: &&NodeRef| misplaced.contains(&&*replica.node);
+        record.replicas.iter().filter(is_misplaced).map(process_of).collect()
     }
 
     fn replace(&mut self, next: DiskRecord) {
@@ -106,6 +169,8 @@ impl Registry {
             write_back: next.mode == Mode::WriteBack,
             wanted,
             former: next.former.iter().map(|former| process_of(&former.node)).collect(),
+            strict: next.policy.is_strict(),
+            misplaced: self.misplaced(&next),
             short: false,
         };
         self.disk = next;
@@ -128,7 +193,7 @@ impl Registry {
 
     pub fn set_policy(&mut self, by: Process, wanted: Option<usize>) -> Result<(), Refusal> {
         let caller = Caller::Owner { node: &node_ref(by), epoch: self.disk.epoch };
-        let next = ownership::set_policy(&self.disk, caller, policy(wanted))?;
+        let next = ownership::set_policy(&self.disk, caller, policy(wanted, self.racks))?;
         self.replace(next);
         Ok(())
     }
@@ -175,21 +240,5 @@ impl Registry {
     pub fn epoch_as_former(&self, process: Process) -> Option<u64> {
         let node = node_ref(process);
         self.disk.former.iter().find(|former| former.node == node).map(|former| former.epoch)
-    }
-}
-
-/// Where nodes can be reached plays no part here.
-fn node_record(process: Process) -> NodeRecord {
-    NodeRecord {
-        name: name(process.node),
-        incarnation: u64::from(process.incarnation),
-        flash: None,
-        peer_address: ([127, 0, 0, 1], 1).into(),
-        nbd_tcp: None,
-        nbd_unix: "/nbd".into(),
-        api: "/api".into(),
-        fault_domain: name(process.node),
-        media: Vec::new(),
-        load: 0,
     }
 }

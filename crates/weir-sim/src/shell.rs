@@ -56,8 +56,8 @@ impl World {
         let Some(owner) = self.owner(process) else { return };
         let serial = owner.serial;
         match effect {
-            Effect::WantPeer { node, exclude, .. } => {
-                self.ask_control(process, Control::WantPeer { serial, node, exclude });
+            Effect::WantPeer { node, connected, exclude } => {
+                self.ask_control(process, Control::WantPeer { serial, node, connected, exclude });
             }
             Effect::Propose { epoch, replicas, write_back } => {
                 self.ask_control(process, Control::Propose { serial, epoch, replicas, write_back });

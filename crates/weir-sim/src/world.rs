@@ -16,7 +16,7 @@ use crate::counts::Counts;
 use crate::faults::{Swarm, Weather};
 use crate::guest::{Guest, Request};
 use crate::owner_process::OwnerProcess;
-use crate::registry::{Record, Registry};
+use crate::registry::{Racks, Record, Registry};
 
 pub const NODES: usize = 4;
 pub const BLOCKS: usize = 6;
@@ -79,7 +79,7 @@ pub enum Side {
 /// What the control plane of a node is asked to do, in this order.
 #[derive(Clone, Debug)]
 pub enum Control {
-    WantPeer { serial: u64, node: Option<String>, exclude: Vec<String> },
+    WantPeer { serial: u64, node: Option<String>, connected: Vec<String>, exclude: Vec<String> },
     Propose { serial: u64, epoch: u64, replicas: Vec<String>, write_back: bool },
     SetPolicy(Option<usize>),
     Move { serial: u64, to: usize, until: Nanos },
@@ -261,7 +261,7 @@ impl World {
         let mut rng = Rng::with_seed(seed);
         let lease_guards_answers = rng.bool();
         let swarm = Swarm::choose(&mut rng);
-        let registry = Registry::new(POLICIES[rng.usize(..POLICIES.len())]);
+        let registry = Registry::new(POLICIES[rng.usize(..POLICIES.len())], Racks::choose(seed));
         let sees_ends = rng.bool();
         let node = |_| Node {
             incarnation: 1,
