@@ -25,8 +25,11 @@ const FILLING_BYTES: usize = 512 << 10;
 /// scarce, be it the network, the processors here or those of the replica's node.
 const REST: u32 = 3;
 
+/// After each batch, what is left must have become less by this part of it.
+const GAIN: u64 = 4;
+
 /// Longest rest: a node that was late once must not make the copy last for ever.
-const LONGEST_REST: Duration = Duration::from_millis(10);
+const LONGEST_REST: Duration = Duration::from_millis(100);
 
 /// Frames read from one peer before others get their turn.
 const MOST_ROUNDS: usize = 8;
@@ -243,8 +246,8 @@ impl Peer {
         self.channel.flush(reactor)
     }
 
-    /// Sends a part of the log, once the part before is confirmed and the copy has rested. When the guest has written half as
-    /// much meanwhile, or more, then all that the socket takes, or the copy would not catch up with it.
+    /// Sends a part of the log, once the part before is confirmed and the copy has rested. When the guest has written nearly
+    /// as much meanwhile, then all that the socket takes, or the copy would not catch up with it.
     fn fill(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
         let left = (sending.log.last() + 1).saturating_sub(self.next);
         if left > self.most_left {
@@ -253,7 +256,7 @@ impl Peer {
         if self.under_way.is_empty() && Nanos::now() >= self.resumes {
             let before = self.next;
             self.queue_batch(sending, FILLING_BYTES);
-            self.most_left = left.saturating_sub((self.next - before) / 2);
+            self.most_left = left.saturating_sub((self.next - before) / GAIN);
         }
         self.channel.flush(reactor)
     }
