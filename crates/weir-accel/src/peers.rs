@@ -25,8 +25,11 @@ const FILLING_BYTES: usize = 512 << 10;
 /// scarce, be it the network, the processors here or those of the replica's node.
 const REST: u32 = 3;
 
-/// Longest rest: a node that was late once must not make the copy last for ever.
-const LONGEST_REST: Duration = Duration::from_millis(10);
+/// After each batch, what is left must have become less by this part of it.
+const GAIN: u64 = 4;
+
+/// But no longer than this part of the time after which a silent replica counts as lost: it says nothing while it rests.
+const LONGEST_REST: u32 = 8;
 
 /// Frames read from one peer before others get their turn.
 const MOST_ROUNDS: usize = 8;
@@ -61,6 +64,7 @@ struct Peer {
     under_way: VecDeque<(u64, u64, Nanos)>,
     /// When the next part of a copy that is being filled is due.
     resumes: Nanos,
+    longest_rest: Duration,
     /// Records that may be left to copy until then.
     most_left: u64,
     lost: bool,
@@ -143,6 +147,7 @@ impl Peers {
             complete: false,
             under_way: VecDeque::new(),
             resumes: Nanos(0),
+            longest_rest: self.deadline / LONGEST_REST,
             most_left: u64::MAX,
             lost: false,
         });
@@ -243,8 +248,8 @@ impl Peer {
         self.channel.flush(reactor)
     }
 
-    /// Sends a part of the log, once the part before is confirmed and the copy has rested. When the guest has written half as
-    /// much meanwhile, or more, then all that the socket takes, or the copy would not catch up with it.
+    /// Sends a part of the log, once the part before is confirmed and the copy has rested. When the guest has written nearly
+    /// as much meanwhile, then all that the socket takes, or the copy would not catch up with it.
     fn fill(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
         let left = (sending.log.last() + 1).saturating_sub(self.next);
         if left > self.most_left {
@@ -253,7 +258,7 @@ impl Peer {
         if self.under_way.is_empty() && Nanos::now() >= self.resumes {
             let before = self.next;
             self.queue_batch(sending, FILLING_BYTES);
-            self.most_left = left.saturating_sub((self.next - before) / 2);
+            self.most_left = left.saturating_sub((self.next - before) / GAIN);
         }
         self.channel.flush(reactor)
     }
@@ -266,7 +271,7 @@ impl Peer {
         events: &mut Vec<Event>,
     ) -> bool {
         for _ in 0..MOST_ROUNDS {
-            let Peer { node, channel, joined, next, under_way, resumes, .. } = self;
+            let Peer { node, channel, joined, next, under_way, resumes, longest_rest, .. } = self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
                     Some(MessageKind::Confirm) => {
@@ -277,7 +282,9 @@ impl Peer {
                             *next = held.last.max(log.freed()) + 1;
                             events.push(Event::PeerJoined(node.clone()));
                         }
-                        *resumes = came_back(under_way, held.last, meter);
+                        if let Some(took) = came_back(under_way, held.last, meter) {
+                            *resumes = Nanos::now() + (took * REST).min(*longest_rest);
+                        }
                         confirmed(events, node, held);
                         Ok(())
                     }
@@ -360,16 +367,16 @@ impl Peer {
     }
 }
 
-/// The batches up to this record are confirmed. Returns when a copy that is being filled goes on.
-fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut Meter) -> Nanos {
+/// The batches up to this record are confirmed. Returns how long the last of them was under way.
+fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut Meter) -> Option<Duration> {
     let now = Nanos::now();
-    let mut resumes = now;
+    let mut took = None;
     while let Some(&(_, bytes, queued)) = under_way.front().filter(|(to, ..)| *to <= last) {
         meter.complete(RequestKind::Write, bytes, queued, now, true);
-        resumes = now + ((now - queued) * REST).min(LONGEST_REST);
+        took = Some(now - queued);
         under_way.pop_front();
     }
-    resumes
+    took
 }
 
 /// Nobody will confirm them.

@@ -38,7 +38,7 @@ enum What {
     /// replica is added beside live writes.
     Heal {
         /// Dirty data to be copied to the replica that is added, in MiB.
-        #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1024))]
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1024))]
         dirty: u64,
     },
     /// A guest that writes faster than the backing takes: latency against time as SVG and CSV.
@@ -68,7 +68,7 @@ fn main() {
                     print(output, "a replica is lost", &lose_replica(policy, loss, seed));
                 }
             }
-            for depth in [1, 16] {
+            for depth in [1, 4, 16] {
                 let shape = Shape { depth, read_percent: 0, rate: None };
                 print(output, "a replica is added", &fill_copy(shape, dirty << 20, seed));
             }

@@ -112,6 +112,8 @@ pub struct Filled {
     pub kept_of_after: f64,
     pub p99_before_us: f64,
     pub p99_during_us: f64,
+    /// Share of the log in use at the end. Beyond a half, writes are admitted more slowly, whoever copies what.
+    pub log_used: f64,
 }
 
 /// A disk with a large log and `dirty` bytes in it, in front of a backing that takes hardly anything gets one more replica.
@@ -119,7 +121,7 @@ pub fn fill_copy(shape: Shape, dirty: u64, seed: u64) -> Filled {
     let filesystem = SmallFilesystem::mount(2 * SIZE);
     let bench = Bench::up_on(&filesystem.path(), 3, "write-back+1", |config| {
         defaults(config);
-        config.log = Size(3 << 30);
+        config.log = Size(4 << 30);
     });
     let throttle = throttle(&bench, &filesystem, MIB);
     let load = GuestLoad::start(&uri(&bench, DISK), Shape { rate: None, ..WRITER }, seed);
@@ -138,6 +140,7 @@ pub fn fill_copy(shape: Shape, dirty: u64, seed: u64) -> Filled {
     let ended = Nanos::now();
     thread::sleep(Duration::from_millis(1500));
     let after = Nanos::now();
+    let log_used = detail(&bench).1;
     let timeline = load.finish();
     drop(throttle);
     let (iops_before, iops_during) = (timeline.rate(before, began), timeline.rate(began, ended));
@@ -153,6 +156,7 @@ pub fn fill_copy(shape: Shape, dirty: u64, seed: u64) -> Filled {
         kept_of_after: iops_during / iops_after,
         p99_before_us: us(timeline.percentile(before, began, 99.0)),
         p99_during_us: us(timeline.percentile(began, ended, 99.0)),
+        log_used,
     }
 }
 
