@@ -21,7 +21,8 @@ fn system(program: &str, arguments: &[&str]) -> String {
 
 /// Where Debian has PostgreSQL's own programs, of the newest version.
 fn programs() -> PathBuf {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").expect("the test needs postgresql: scripts/setup");
+    let versions =
+        std::fs::read_dir("/usr/lib/postgresql").expect("the test needs postgresql: scripts/setup");
     versions.map(|version| version.unwrap().path().join("bin")).max().unwrap()
 }
 
@@ -99,7 +100,10 @@ impl Database {
             self.sockets.display()
         );
         let log = self.sockets.join("log");
-        self.run("pg_ctl", &format!("-D {} -l {} -w -o '{options}' start", self.data.display(), log.display()));
+        self.run(
+            "pg_ctl",
+            &format!("-D {} -l {} -w -o '{options}' start", self.data.display(), log.display()),
+        );
     }
 
     fn stop(&self, how: &str) {
@@ -147,7 +151,8 @@ fn pgbench_is_profiled_and_replayed() {
     drop(mounted);
 
     println!("{}", place.ok("profile show --from db.json"));
-    let replayed = place.json(&format!("profile replay --from db.json --target {} --destroy", export("again")));
+    let replayed =
+        place.json(&format!("profile replay --from db.json --target {} --destroy", export("again")));
     let rows = replayed["rows"].as_array().unwrap();
     rows.iter().for_each(|row| println!("{row}"));
     let of = |name: &str| rows.iter().find(|row| row["name"].as_str().unwrap().contains(name)).unwrap();
