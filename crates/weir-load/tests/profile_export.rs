@@ -149,3 +149,12 @@ fn documents_and_job_files_are_read_back() {
         assert!(error.contains(hint), "{text}: {error}");
     }
 }
+
+#[test]
+fn reads_and_writes_of_different_blocks_come_back() {
+    // A cold table that is read, and a few pages that are written again and again.
+    let table = job("randread", "8k", "plain", 900, 3);
+    let mut pages = job("randwrite", "8k:60,16k:40", "hot:60/3", 600, 4);
+    (pages.workload.offset, pages.workload.size) = (Size(1 << 30), Some(Size(64 << 20)));
+    comes_back(&[table, pages], 6.0);
+}

@@ -1,8 +1,8 @@
 //! Loads that ask for about what a profile shows: for `weir bench`, and as a job file of fio.
 //!
-//! Reads and writes, random and sequential ones, are a job each, with their own rate and mix of sizes; the random ones
-//! share one range and one distribution, so that writes hit what reads read. The distribution is the one whose miss-ratio
-//! curve and working set are closest. What this cannot reproduce is said in [`Export::notes`].
+//! Reads and writes, random and sequential ones, are a job each, with their own rate and mix of sizes. The random ones get
+//! the distribution whose miss-ratio curve and working set are closest: one for both, so that writes hit what reads read,
+//! or one for each, whatever a rehearsal finds closer. What this cannot reproduce is said in [`Export::notes`].
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::BLOCK;
-use super::fit::{Demand, Fit, fit};
+use super::area::Area;
 use super::record::{Class, Direction, Part, Profile};
-use super::view::hit_ratio;
+use super::{Settings, rehearse};
 use crate::arrivals::Arrivals;
 use crate::jobfile::Job;
 use crate::pattern::{BlockMix, Pattern};
@@ -29,8 +29,14 @@ const SMALLEST_PART: f64 = 0.005;
 /// Requests that may wait for their answers.
 const DEPTH: u32 = 64;
 
-/// Random offsets are multiples of the largest power of two that this share of them are multiples of.
-const ALIGNED: f64 = 0.95;
+/// Profiles of more requests are not rehearsed: it would take seconds.
+const REHEARSED: u64 = 1_000_000;
+
+/// Ranges of their own must be better than a common one by so much: half a point.
+const MARGIN: f64 = 0.005;
+
+/// Hits that are further off are worth a note.
+const FAR: f64 = 0.05;
 
 /// Below it, requests come as if by a clock.
 const REGULAR: f64 = 0.5;
@@ -69,6 +75,9 @@ pub enum ExportError {
     /// Nothing was asked for.
     #[error("the profile shows neither reads nor writes: there is nothing to ask for")]
     Empty,
+    /// The disk is smaller than what was used of it.
+    #[error("the target has no room for what was used: it needs at least the working set, and 32 MiB")]
+    NoRoom,
     /// A document that is none.
     #[error("it is not a list of jobs that `weir profile export --format bench` wrote: {0}")]
     Json(#[from] serde_json::Error),
@@ -86,11 +95,11 @@ pub enum ExportError {
 }
 
 /// What was asked for of one direction in one way.
-struct Share {
-    direction: Direction,
+pub(super) struct Share {
+    pub direction: Direction,
     class: Class,
     requests: f64,
-    part: Part,
+    pub part: Part,
 }
 
 /// Makes a load of `profile` for `target`, as long as was watched or for `runtime`.
@@ -104,33 +113,103 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
     }
     let shares = shares(profile);
     let base = base(profile, runtime, &mut notes);
-    let mut jobs: Vec<Job> = Vec::new();
-    let mut add = |name: String, workload: Workload| {
-        jobs.push(Job { name, target: target.clone(), workload, group: 0 });
-    };
-    let random: Vec<&Share> = shares.iter().filter(|share| share.class == Class::Random).collect();
-    let mut end = 0;
-    if !random.is_empty() {
-        let area = Area::of(profile, &random, &mut notes);
-        for share in &random {
-            let workload = area.workload(share, rated(profile, share, &base));
-            end = end.max(workload.size.map_or(0, |size| size.0));
-            add(format!("random-{}", share.direction.name()), workload);
+    let plan = |layout| assemble(profile, target, &shares, &base, layout);
+    let together = plan(Layout::Together);
+    // Writes may go where reads do, or not: what comes closer in a rehearsal is taken.
+    let off = |jobs: &[Job]| distance(profile, jobs).unwrap_or(f64::INFINITY);
+    let mut jobs = together.ok_or(ExportError::NoRoom)?;
+    if profile.requests() <= REHEARSED {
+        let mut least = off(&jobs);
+        if let Some(apart) = plan(Layout::Apart) {
+            let other = off(&apart);
+            if other < least - MARGIN {
+                (jobs, least) = (apart, other);
+            }
         }
-    }
-    for share in shares.iter().filter(|share| share.class == Class::Sequential) {
-        let (workload, after) = sequential(profile, share, rated(profile, share, &base), end);
-        end = after;
-        add(format!("sequential-{}", share.direction.name()), workload);
-    }
-    for share in shares.iter().filter(|share| share.class == Class::Strided) {
-        add(
-            format!("strided-{}", share.direction.name()),
-            strided(profile, share, rated(profile, share, &base)),
-        );
+        if least > FAR && least.is_finite() {
+            notes.push(format!(
+                "hits in caches of up to the working set are {:.0} points off on average: no distribution that a load can have \
+                 comes closer",
+                least * 100.0
+            ));
+        }
     }
     what_is_missing(profile, &mut notes);
     Ok(Export { jobs, notes })
+}
+
+/// Where random reads and writes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// One range and one distribution for both: writes hit what reads read.
+    Together,
+    /// A range and a distribution for each.
+    Apart,
+}
+
+/// The jobs; `None` when the disk has no room for them.
+fn assemble(
+    profile: &Profile,
+    target: &Target,
+    shares: &[Share],
+    base: &Workload,
+    layout: Layout,
+) -> Option<Vec<Job>> {
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut add = |class: &str, share: &Share, workload: Workload| {
+        let name = format!("{class}-{}", share.direction.name());
+        jobs.push(Job { name, target: target.clone(), workload, group: 0 });
+    };
+    let of = |class: Class| shares.iter().filter(move |share| share.class == class);
+    let random: Vec<&Share> = of(Class::Random).collect();
+    let areas: Vec<&[&Share]> = match layout {
+        Layout::Together if random.is_empty() => Vec::new(),
+        Layout::Together => vec![&random],
+        Layout::Apart if random.len() < 2 => return None,
+        Layout::Apart => random.chunks(1).collect(),
+    };
+    let mut end = 0;
+    for shares in areas {
+        let area = Area::of(profile, shares, end);
+        for share in shares {
+            let workload = area.workload(share, rated(profile, share, base));
+            end = end.max(workload.offset.0 + workload.size.map_or(0, |size| size.0));
+            add("random", share, workload);
+        }
+    }
+    if profile.disk_bytes.is_some_and(|disk| end > disk) {
+        return None;
+    }
+    for share in of(Class::Sequential) {
+        let (workload, after) = sequential(profile, share, rated(profile, share, base), end);
+        end = after;
+        add("sequential", share, workload);
+    }
+    for share in of(Class::Strided) {
+        add("strided", share, strided(profile, share, rated(profile, share, base)));
+    }
+    Some(jobs)
+}
+
+/// How far the hits of what `jobs` ask for, and what a log absorbs of it, are from what was watched: the mean over caches
+/// and logs of up to the working set, of all requests and of each direction, 0 to 1. `None` when the jobs are not possible.
+fn distance(profile: &Profile, jobs: &[Job]) -> Option<f64> {
+    let end = |job: &Job| job.workload.offset.0 + job.workload.size.map_or(0, |size| size.0);
+    let mut jobs = jobs.to_vec();
+    if profile.seconds > 0.0 {
+        // A shorter load is compared as if it were as long.
+        jobs.iter_mut().for_each(|job| job.workload.runtime = Some(Duration::from_secs_f64(profile.seconds)));
+    }
+    let size = jobs.iter().map(end).max()?;
+    let heard = rehearse(&jobs, size, Settings::default()).ok()?;
+    let caches = [64, 32, 16, 8, 4, 2, 1].map(|divisor| profile.working_set.bytes as u64 / divisor);
+    let off = |of| {
+        let each = caches.map(|cache| (profile.hit_ratio(cache, of) - heard.hit_ratio(cache, of)).abs());
+        each.iter().sum::<f64>() / caches.len() as f64
+    };
+    let absorbed = caches.map(|log| (profile.absorbed_by_bytes(log) - heard.absorbed_by_bytes(log)).abs());
+    let absorbed = absorbed.iter().sum::<f64>() / caches.len() as f64;
+    Some((off(None) + off(Some(Direction::Read)) + off(Some(Direction::Write)) + absorbed) / 4.0)
 }
 
 /// The parts that get a job. Small ones, and steps that are not regular enough, go to the random requests of their direction.
@@ -241,87 +320,6 @@ fn mix(part: &Part) -> BlockMix {
         .collect();
     let text: Vec<String> = shares.iter().map(|(size, percent)| format!("{size}:{percent}")).collect();
     text.join(",").parse().unwrap_or_else(|_| BlockMix::of(Size(BLOCK)))
-}
-
-/// Where the random requests go.
-struct Area {
-    fit: Fit,
-    unit: u64,
-}
-
-impl Area {
-    fn of(profile: &Profile, random: &[&Share], notes: &mut Vec<String>) -> Area {
-        let unit = random.iter().map(|share| alignment(profile, share.direction)).min().unwrap_or(BLOCK);
-        let demand = demand(profile, random, unit);
-        let fit = fit(&demand);
-        if fit.error > 0.05 {
-            notes.push(format!(
-                "the distribution of random requests ({}) is {:.0} points off the miss-ratio curve on average",
-                fit.pattern,
-                fit.error * 100.0
-            ));
-        }
-        Area { fit, unit }
-    }
-
-    /// Every job gets the same places, whatever its largest size: the distribution then means the same blocks.
-    fn workload(&self, share: &Share, base: Workload) -> Workload {
-        Workload {
-            access: match share.direction {
-                Direction::Read => Access::RandRead,
-                Direction::Write => Access::RandWrite,
-            },
-            pattern: self.fit.pattern,
-            alignment: Some(Size(self.unit)),
-            size: Some(Size((self.fit.places - 1) * self.unit + base.block_size.0)),
-            ..base
-        }
-    }
-}
-
-/// The largest power of two that nearly all random offsets are multiples of.
-fn alignment(profile: &Profile, direction: Direction) -> u64 {
-    let counts = &profile.kind(direction).alignments;
-    let total = counts.total();
-    let mut unit = u64::from(SECTOR);
-    for &(power, _) in &counts.0 {
-        let below = counts.below(power);
-        if total - below >= total * ALIGNED {
-            unit = power;
-        }
-    }
-    // Few places can all be multiples of more by chance: the most frequent size says what is meant. Reuse is a matter of
-    // blocks, so no place is smaller.
-    let sizes = &profile.kind(direction).random.sizes.0;
-    let frequent = sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(BLOCK, |&(size, _)| size);
-    unit.min(1 << frequent.trailing_zeros()).max(BLOCK)
-}
-
-fn demand(profile: &Profile, random: &[&Share], unit: u64) -> Demand {
-    let sum = |of: fn(&Part) -> f64| random.iter().map(|share| of(&share.part)).sum::<f64>();
-    let requests = sum(|part| part.requests as f64).max(1.0);
-    let references = sum(|part| part.blocks as f64).max(1.0);
-    let blocks = references / requests;
-    let reach = (blocks * BLOCK as f64 / unit as f64).max(1.0);
-    let blocks = blocks / reach;
-    let parts = || random.iter().map(|share| &share.part);
-    let all: f64 = Class::ALL
-        .iter()
-        .flat_map(|&class| Direction::ALL.map(|direction| profile.kind(direction).part(class).curve.cold))
-        .sum();
-    let used = sum(|part| part.curve.cold);
-    let disk = profile.disk_bytes.unwrap_or(1 << 50);
-    let steps = 32;
-    let cache = |step: u32| 8.0 * (all.max(16.0) / 8.0).powf(f64::from(step) / f64::from(steps));
-    Demand {
-        requests,
-        used: (used / blocks).clamp(1.0, requests * reach),
-        most: (disk / unit).saturating_sub(u64::from(LARGEST_BLOCK) / unit).max(1),
-        blocks,
-        reach,
-        others: (all - used).max(0.0) / requests,
-        curve: (0..=steps).map(cache).map(|blocks| (blocks, hit_ratio(parts(), blocks))).collect(),
-    }
 }
 
 /// One stream over as much as was used, behind the random requests if there is room; and where it ends.

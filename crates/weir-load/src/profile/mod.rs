@@ -14,6 +14,7 @@
 //! MRC construction with SHARDS", FAST 2015). The sample is of fixed size: when it overflows, the threshold sinks.
 //! It also sinks while more references are sampled than the processor time allows. Counts that need no memory are exact.
 
+mod area;
 mod arrivals;
 pub mod buckets;
 pub mod compare;
