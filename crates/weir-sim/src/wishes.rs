@@ -34,7 +34,7 @@ impl World {
             Some(node) => {
                 let live = self.registry.live(node, now);
                 let holder = record.replicas.iter().find(|replica| replica.node == node);
-                live.filter(|live| holder.is_none_or(|holder| holder == live))
+                live.filter(|live| holder.is_none_or(|holder| self.registry.counts(*holder, *live)))
             }
             None => {
                 let free = (0..NODES).filter(|node| {
