@@ -187,7 +187,11 @@ impl World {
             }
             Err(error) => {
                 self.note(|| format!("n{} gives a connection up: {error}", process.node));
-                let injected = matches!(error, WireError::Checksum(_)) && self.corrupted > 0;
+                let injected = match error {
+                    WireError::Checksum(_) => self.corrupted > 0,
+                    WireError::OtherPast => self.nodes[process.node].flash.is_some(),
+                    _ => false,
+                };
                 if !self.is_planted && !injected {
                     self.fail(|| format!("the protocol broke on n{}: {error}", process.node));
                 }
