@@ -62,7 +62,7 @@ impl World {
             return None;
         }
         let node = process.node;
-        let damaged = self.nodes[node].flash.as_ref().is_some_and(|device| device.damaged);
+        let damaged = self.nodes[node].flash.as_ref().is_some_and(|device| device.damaged.is_some());
         let replica = self.nodes[node].replica.as_ref().filter(|replica| replica.is_complete());
         // An owner that has handed the disk over may not know it yet; it becomes a replica when it does.
         let former = self.nodes[node].owner.as_ref().map(|owner| &owner.log);
@@ -81,7 +81,7 @@ impl World {
     fn check_at_rest(&self, holder: Process) -> Option<String> {
         let node = holder.node;
         let device = self.nodes[node].flash.as_ref()?;
-        if device.damaged || self.registry.flash_of(holder) != Some(device.identity) {
+        if device.damaged.is_some() || self.registry.flash_of(holder) != Some(device.identity) {
             return None;
         }
         let at_rest = device.found().map(|slot| &slot.at_rest);

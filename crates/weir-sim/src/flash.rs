@@ -146,15 +146,15 @@ pub struct Device {
     pub identity: u64,
     /// Writes fail.
     pub failed: bool,
-    /// What was at rest is not all there any more; perhaps nobody needs what is missing.
-    pub damaged: bool,
+    /// What was at rest of this instance is not all there any more; perhaps nobody needs what is missing.
+    pub damaged: Option<u64>,
     pub slots: Vec<Slot>,
     instances: u64,
 }
 
 impl Device {
     pub fn new(identity: u64) -> Device {
-        Device { identity, failed: false, damaged: false, slots: Vec::new(), instances: 0 }
+        Device { identity, failed: false, damaged: None, slots: Vec::new(), instances: 0 }
     }
 
     /// A slot for a new log. What was at rest of the disk, and is in nobody's hands, is given up.
@@ -179,8 +179,19 @@ impl Device {
         let slot = &mut self.slots[place];
         (slot.instance, slot.taken, slot.leased) = (instance, true, true);
         (slot.at_rest, slot.torn, slot.newest) = (AtRest::default(), None, None);
-        self.damaged = false;
         place
+    }
+
+    /// A complete copy is at rest in this slot, in place of one that was damaged.
+    pub fn heal(&mut self, slot: usize) {
+        let slot = &self.slots[slot];
+        let complete = slot.at_rest.state.is_some_and(|state| state.complete);
+        self.damaged = self.damaged.filter(|instance| *instance == slot.instance || !complete);
+    }
+
+    /// The log in a slot is not needed any more, but a frame is under way there.
+    pub fn give_up(&mut self, slot: usize) {
+        self.slots[slot].taken = false;
     }
 
     /// The log in a slot is not needed any more.

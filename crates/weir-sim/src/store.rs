@@ -110,6 +110,7 @@ impl World {
         let node = &mut self.nodes[node];
         let (Some(store), Some(device)) = (node.store.take(), &mut node.flash) else { return };
         if store.writing.is_some() {
+            device.give_up(store.slot);
             node.retired.push(store);
         } else {
             device.free(store.slot);
@@ -201,9 +202,12 @@ impl World {
                 Fault::FlashLostWrite => Damage::Lost,
                 _ => Damage::Misdirected,
             });
-            device.damaged |= kind.is_some();
+            if kind.is_some() {
+                device.damaged = Some(device.slots[slot].instance);
+            }
             let mut rng = if kind.is_some() { self.rng.fork() } else { fastrand::Rng::with_seed(0) };
             device.slots[slot].land(&mut rng, offset, &bytes, kind);
+            device.heal(slot);
         }
         if let Some(fault) = damage {
             self.count(fault);
@@ -274,7 +278,7 @@ impl World {
             let found = recover(&slot.ring, slot.instance, ring, LOG + (1 << 20));
             self.counts.recoveries += 1;
             match found {
-                Ok(None) if !device.damaged && (slot.at_rest.state.is_some()) => {
+                Ok(None) if device.damaged.is_none() && (slot.at_rest.state.is_some()) => {
                     self.fail(|| format!("P1: n{node} does not find what is at rest on its flash"));
                 }
                 Ok(None) => slot.taken = false,
@@ -285,7 +289,7 @@ impl World {
                         let (expected, damaged) = (slot.at_rest.clone(), device.damaged);
                         self.fail(|| {
                             format!(
-                                "P11: n{node} finds {found:?} on its flash and takes it for whole (damaged: {damaged}), where \
+                                "P11: n{node} finds {found:?} on its flash and takes it for whole (damaged: {damaged:?}), where \
                                  {expected:?} was at rest"
                             )
                         });
@@ -307,14 +311,14 @@ impl World {
                 Err(error) => {
                     damaged = true;
                     self.counts.damaged += 1;
-                    if !device.damaged && !self.is_planted {
+                    if device.damaged.is_none() && !self.is_planted {
                         self.fail(|| format!("P11: n{node} finds its flash damaged, and nothing was done to it: {error}"));
                     }
                     self.note(|| format!("n{node}: {error}"));
                 }
             }
         }
-        device.damaged &= damaged;
+        device.damaged = device.damaged.filter(|_| damaged);
         self.nodes[node].flash = Some(device);
     }
 
@@ -323,7 +327,7 @@ impl World {
         match &self.nodes[holder.node].flash {
             None => self.is_alive(holder),
             Some(Device { identity, failed, damaged, .. }) => {
-                !failed && !damaged && self.registry.flash_of(holder) == Some(*identity)
+                !failed && damaged.is_none() && self.registry.flash_of(holder) == Some(*identity)
             }
         }
     }
