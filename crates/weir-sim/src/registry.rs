@@ -5,7 +5,9 @@ use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, OwnerGone, Refusal};
 use weir_cluster::placement::{self, Live};
-use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef, Places, Policy, Source};
+use weir_cluster::records::{
+    DiskRecord, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Places, Policy, Source,
+};
 
 use crate::world::{BLOCK, BLOCKS, NODES, Process, name, node_of};
 
@@ -38,10 +40,6 @@ impl Record {
             misplaced: self.misplaced.iter().map(|replica| name(replica.node)).collect(),
         }
     }
-}
-
-pub fn node_ref(process: Process) -> NodeRef {
-    NodeRef::new(name(process.node), u64::from(process.incarnation))
 }
 
 pub fn process_of(node: &NodeRef) -> Process {
@@ -93,15 +91,48 @@ pub struct Registry {
     pub released: Vec<(Process, u64)>,
     /// Who is registered on each node, and until when its lease stands.
     leases: [(u32, Nanos); NODES],
+    /// The flash of each process, by node and incarnation.
+    flash: [Vec<(u32, u64)>; NODES],
 }
 
 impl Registry {
-    pub fn new(wanted: Option<usize>, racks: Option<Racks>) -> Registry {
+    pub fn new(wanted: Option<usize>, medium: Medium, racks: Option<Racks>) -> Registry {
         let source = Source::File { name: "disk".into() };
         let (size, policy) = ((BLOCKS * BLOCK) as u64, policy(wanted, racks));
-        let disk = DiskRecord::new("disk", "volume", source, size, BLOCK as u32, policy);
+        let mut disk = DiskRecord::new("disk", "volume", source, size, BLOCK as u32, policy);
+        disk.medium = medium;
         let record = Record { wanted, ..Record::default() };
-        Registry { up: true, disk, racks, record, released: Vec::new(), leases: [(0, Nanos(0)); NODES] }
+        let (released, leases, flash) = (Vec::new(), [(0, Nanos(0)); NODES], Default::default());
+        Registry { up: true, disk, racks, record, released, leases, flash }
+    }
+
+    /// A process begins, with this flash.
+    pub fn has_flash(&mut self, process: Process, identity: u64) {
+        self.flash[process.node].push((process.incarnation, identity));
+    }
+
+    /// The flash that a process has, or had.
+    pub fn flash_of(&self, process: Process) -> Option<u64> {
+        let mut known = self.flash[process.node].iter();
+        known.find(|(incarnation, _)| *incarnation == process.incarnation).map(|(_, identity)| *identity)
+    }
+
+    pub fn node_ref(&self, process: Process) -> NodeRef {
+        let node = NodeRef::new(name(process.node), u64::from(process.incarnation));
+        node.with_flash(self.flash_of(process))
+    }
+
+    /// Whether a process has the copy that another one, which the record names, had.
+    pub fn counts(&self, named: Process, process: Process) -> bool {
+        self.disk.counts(&self.node_ref(named), &self.node_ref(process))
+    }
+
+    pub fn is_replica(&self, process: Process) -> bool {
+        self.disk.is_replica(&self.node_ref(process))
+    }
+
+    pub fn has_owners_copy(&self, process: Process) -> bool {
+        self.disk.has_owners_copy(&self.node_ref(process))
     }
 
     pub fn disk(&self) -> &DiskRecord {
@@ -133,16 +164,18 @@ impl Registry {
     /// Where nodes can be reached plays no part here.
     fn node_record(&self, process: Process) -> NodeRecord {
         let rack = |racks: Racks| format!("rack-{}", racks.of[process.node]);
+        let flash = self.flash_of(process);
+        let space = MediumSpace { medium: Medium::Flash, bytes: 4, free: 1, log: 1 };
         NodeRecord {
             name: name(process.node),
             incarnation: u64::from(process.incarnation),
-            flash: None,
+            flash,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
             nbd_unix: "/nbd".into(),
             api: "/api".into(),
             fault_domain: self.racks.map_or_else(|| name(process.node), rack),
-            media: Vec::new(),
+            media: flash.map(|_| space).into_iter().collect(),
             load: 0,
         }
     }
@@ -184,15 +217,15 @@ impl Registry {
         replicas: &[Process],
         write_back: bool,
     ) -> Result<(), Refusal> {
-        let replicas: Vec<NodeRef> = replicas.iter().copied().map(node_ref).collect();
+        let replicas: Vec<NodeRef> = replicas.iter().map(|replica| self.node_ref(*replica)).collect();
         let mode = if write_back { Mode::WriteBack } else { Mode::WriteThrough };
-        let next = ownership::change_replicas(&self.disk, &node_ref(by), epoch, &replicas, mode, 0)?;
+        let next = ownership::change_replicas(&self.disk, &self.node_ref(by), epoch, &replicas, mode, 0)?;
         self.replace(next);
         Ok(())
     }
 
     pub fn set_policy(&mut self, by: Process, wanted: Option<usize>) -> Result<(), Refusal> {
-        let caller = Caller::Owner { node: &node_ref(by), epoch: self.disk.epoch };
+        let caller = Caller::Owner { node: &self.node_ref(by), epoch: self.disk.epoch };
         let next = ownership::set_policy(&self.disk, caller, policy(wanted, self.racks))?;
         self.replace(next);
         Ok(())
@@ -200,13 +233,13 @@ impl Registry {
 
     /// Nobody owns the disk: this process opens it.
     pub fn claim(&mut self, by: Process) {
-        if let Ok(next) = ownership::claim_free(&self.disk, &node_ref(by)) {
+        if let Ok(next) = ownership::claim_free(&self.disk, &self.node_ref(by)) {
             self.replace(next);
         }
     }
 
     pub fn take_over(&mut self, by: Process, evidence: &OwnerGone) -> Result<(), Refusal> {
-        let next = ownership::take_over(&self.disk, &node_ref(by), evidence)?;
+        let next = ownership::take_over(&self.disk, &self.node_ref(by), evidence)?;
         self.replace(next);
         let record = &mut self.record;
         record.short =
@@ -214,9 +247,16 @@ impl Registry {
         Ok(())
     }
 
+    /// A replica finds that it does not have its copy any more.
+    pub fn disclaim(&mut self, by: Process, evidence: &OwnerGone) -> Result<(), Refusal> {
+        let next = ownership::disclaim(&self.disk, &self.node_ref(by), evidence)?;
+        self.replace(next);
+        Ok(())
+    }
+
     /// The owner gives the disk to a replica, and is one in its place.
     pub fn hand_over(&mut self, by: Process, to: Process) -> Result<(), Refusal> {
-        let next = ownership::hand_over(&self.disk, &node_ref(by), self.disk.epoch, &node_ref(to))?;
+        let next = ownership::hand_over(&self.disk, &self.node_ref(by), self.disk.epoch, &self.node_ref(to))?;
         let short = self.record.short;
         self.replace(next);
         self.record.short = short;
@@ -225,7 +265,7 @@ impl Registry {
 
     /// The I/O of all former owners has ended.
     pub fn forget_former(&mut self, by: Process) {
-        let (me, epoch, short) = (node_ref(by), self.disk.epoch, self.record.short);
+        let (me, epoch, short) = (self.node_ref(by), self.disk.epoch, self.record.short);
         let all = self.disk.former.clone();
         let next = all.iter().try_fold(self.disk.clone(), |record, former| {
             ownership::forget_former(&record, &me, epoch, former)
@@ -238,7 +278,7 @@ impl Registry {
 
     /// The epoch since which a process is a former owner, if it is one.
     pub fn epoch_as_former(&self, process: Process) -> Option<u64> {
-        let node = node_ref(process);
+        let node = self.node_ref(process);
         self.disk.former.iter().find(|former| former.node == node).map(|former| former.epoch)
     }
 }

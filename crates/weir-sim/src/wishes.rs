@@ -45,7 +45,7 @@ impl World {
             Some(node) => {
                 let live = self.registry.live(node, now);
                 let holder = record.replicas.iter().find(|replica| replica.node == node);
-                live.filter(|live| holder.is_none_or(|holder| holder == live))
+                live.filter(|live| holder.is_none_or(|holder| self.registry.counts(*holder, *live)))
             }
             // Where the place matters, the real choice is made.
             None if self.registry.racks.is_some() => {
