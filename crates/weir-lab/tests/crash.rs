@@ -9,13 +9,13 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::rounds::{Medium, Setup, refused, rounds, run_rounds, some_time};
+use common::rounds::{Setup, refused, rounds, run_rounds, some_time};
 use common::{Bench, during};
 use fastrand::Rng;
 use weir_load::verifying::VerifyingLoad;
 
 /// One replica; one node is left over to take another's place.
-const ONE: Setup = Setup { nodes: 3, policy: "write-back+1", medium: Medium::Ram, network: false };
+const ONE: Setup = Setup { nodes: 3, policy: "write-back+1", network: false };
 
 /// Two replicas; one node is left over.
 const TWO: Setup = Setup { nodes: 4, policy: "write-back+2", ..ONE };

@@ -17,7 +17,7 @@ use weir_node::units::Size;
 const LOAD: Duration = Duration::from_millis(1500);
 
 fn on_flash(config: &mut LabConfig) {
-    config.flash = LabFlash::Files(Size(160 << 20));
+    config.flash = LabFlash::Files(Size(96 << 20));
 }
 
 /// All nodes are killed at once under load and started again, in this order.

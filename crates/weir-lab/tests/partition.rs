@@ -10,14 +10,14 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::rounds::{Medium, Setup, refused, rounds, run_rounds, some_time};
+use common::rounds::{Setup, refused, rounds, run_rounds, some_time};
 use common::{Bench, during};
 use fastrand::Rng;
 use weir_lab::REGISTRY;
 use weir_load::verifying::VerifyingLoad;
 
 /// One replica; one node is left over to take another's place.
-const ONE: Setup = Setup { nodes: 3, policy: "write-back+1", medium: Medium::Ram, network: true };
+const ONE: Setup = Setup { nodes: 3, policy: "write-back+1", network: true };
 
 /// Two replicas; one node is left over.
 const TWO: Setup = Setup { nodes: 4, policy: "write-back+2", ..ONE };
@@ -59,12 +59,12 @@ fn owner_from_replica(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) 
 
 #[test]
 fn owner_and_its_replica_are_cut_from_each_other() {
-    run_rounds("owner | replica", ONE, rounds(1, 2), owner_from_replica, whole);
+    run_rounds("owner | replica", ONE, rounds(2, 2), owner_from_replica, whole);
 }
 
 #[test]
 fn owner_and_one_of_two_replicas_are_cut_from_each_other() {
-    run_rounds("owner | replica", TWO, rounds(1, 2), owner_from_replica, whole);
+    run_rounds("owner | replica", TWO, rounds(2, 2), owner_from_replica, whole);
 }
 
 fn replica_from_all(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (VerifyingLoad, String) {
@@ -93,12 +93,12 @@ fn one_way(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Verifyi
 
 #[test]
 fn one_way_between_owner_and_replica_is_cut() {
-    run_rounds("owner / replica, one way", ONE, rounds(1, 2), one_way, whole);
+    run_rounds("owner / replica, one way", ONE, rounds(2, 2), one_way, whole);
 }
 
 #[test]
 fn one_way_between_owner_and_one_of_two_replicas_is_cut() {
-    run_rounds("owner / replica, one way", TWO, rounds(1, 2), one_way, whole);
+    run_rounds("owner / replica, one way", TWO, rounds(2, 2), one_way, whole);
 }
 
 /// The owner's lease ends, another takes over, and then the way is free again: everything that the former owner still tries,
@@ -166,5 +166,5 @@ fn the_owner_is_cut_from_the_registry() {
 
 #[test]
 fn the_owner_with_two_replicas_is_cut_from_the_registry() {
-    run_rounds("owner | registry", TWO, rounds(1, 2), owner_from_registry, refused);
+    run_rounds("owner | registry", TWO, rounds(2, 2), owner_from_registry, refused);
 }

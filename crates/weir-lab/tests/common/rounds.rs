@@ -3,36 +3,34 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use weir_lab::LabConfig;
+use weir_lab::{LabConfig, LabFlash};
 use weir_load::verify::History;
 use weir_load::verifying::VerifyingLoad;
+use weir_node::api::Medium;
+use weir_node::units::Size;
 
 use super::{Bench, DISK, alone, new_history, seed};
 
 /// Longest stall that a load may see, on a machine that does much else (the target on a quiet one is 2 s).
 pub const LONGEST_STALL: Duration = Duration::from_secs(10);
 
-/// Where the log and its replicas are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
-    Ram,
-}
+/// Room for the log of one disk.
+const FLASH: Size = Size(96 << 20);
 
 /// What rounds are made on.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub nodes: usize,
     pub policy: &'static str,
-    pub medium: Medium,
     /// A network of the lab's own, to be cut.
     pub network: bool,
 }
 
 impl Setup {
-    fn tune(self, config: &mut LabConfig) {
+    fn tune(self, medium: Medium, config: &mut LabConfig) {
         config.network = self.network;
-        match self.medium {
-            Medium::Ram => {}
+        if medium == Medium::Flash {
+            config.flash = LabFlash::Files(FLASH);
         }
     }
 }
@@ -84,8 +82,8 @@ pub fn some_time(random: &mut Rng, from_ms: u64, to_ms: u64) -> Duration {
     Duration::from_millis(random.u64(from_ms..to_ms))
 }
 
-/// Rounds on one lab and one history: `disturb` does harm to a node under load, every block is judged, `restore` brings
-/// the node back.
+/// Rounds, half of them with the log in memory and half with the log on flash: `disturb` does harm to a node under load,
+/// every block is judged, `restore` brings the node back.
 pub fn run_rounds(
     what: &str,
     setup: Setup,
@@ -93,10 +91,26 @@ pub fn run_rounds(
     disturb: impl Fn(&mut Bench, &mut Rng, VerifyingLoad) -> (VerifyingLoad, String),
     restore: impl Fn(&mut Bench, &str),
 ) {
+    for (medium, rounds) in [(Medium::Ram, rounds.div_ceil(2)), (Medium::Flash, rounds / 2)] {
+        if rounds > 0 {
+            run_rounds_on(medium, what, setup, rounds, &disturb, &restore);
+        }
+    }
+}
+
+/// Rounds on one lab and one history.
+fn run_rounds_on(
+    medium: Medium,
+    what: &str,
+    setup: Setup,
+    rounds: u64,
+    disturb: &impl Fn(&mut Bench, &mut Rng, VerifyingLoad) -> (VerifyingLoad, String),
+    restore: &impl Fn(&mut Bench, &str),
+) {
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
-    let mut bench = Bench::up(setup.nodes, setup.policy, |config| setup.tune(config));
+    let mut bench = Bench::up(setup.nodes, setup.policy, |config| setup.tune(medium, config));
     let (mut score, mut history) = (Score::default(), new_history(seed));
     for _ in 0..rounds {
         let load = bench.load(history, random.u64(..));
@@ -106,7 +120,7 @@ pub fn run_rounds(
         bench.wait_effective();
     }
     bench.check_backing(&mut history);
-    eprintln!("{what}, {}, {:?}: {score:?}", setup.policy, setup.medium);
+    eprintln!("{what}, {}, {medium}: {score:?}", setup.policy);
 }
 
 /// The former owner has let the disk go, says where it is now, and is a node like others again.

@@ -29,6 +29,12 @@ struct Recording {
     asked: oneshot::Sender<Result<Box<Profile>, String>>,
 }
 
+impl Default for DiskProfile {
+    fn default() -> DiskProfile {
+        DiskProfile::new()
+    }
+}
+
 impl DiskProfile {
     /// Watches from now on.
     pub fn new() -> DiskProfile {
