@@ -194,6 +194,7 @@ pub fn hand_over(
         return Err(Refusal::NotAReplica { by: to.clone(), replicas: record.replicas.clone() });
     };
     *place = owner.clone();
+    next.follower = None;
     Ok(next)
 }
 
@@ -379,7 +380,9 @@ fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRec
         return Err(Refusal::TooManyFormer);
     }
     next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch });
-    (next.owner, next.follower) = (Some(by.clone()), None);
+    next.owner = Some(by.clone());
+    // Its guest may be there already, and has to get to the disk wherever that is now.
+    next.follower = next.follower.filter(|follower| follower.node != by.node);
     Ok(next)
 }
 

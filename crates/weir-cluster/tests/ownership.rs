@@ -310,4 +310,14 @@ fn a_follower_is_named_by_the_owner_and_forgotten_with_it() {
     let taken = take_over(&followed, &b, &gone).unwrap();
     let released = release(&followed, &a, epoch, 0).unwrap();
     assert!([moved, taken, released].iter().all(|next| next.follower.is_none()));
+    // Who is followed may die, and another take over: the guest is on its way to b all the same.
+    let c = NodeRef::new("c", 1);
+    let elsewhere = [b.clone(), c.clone()];
+    let wider = change_replicas(&followed, &a, epoch, &elsewhere, Mode::WriteBack, 0).unwrap();
+    assert_eq!(take_over(&wider, &c, &gone).unwrap().follower, Some(b));
+    assert_eq!(
+        hand_over(&wider, &a, wider.epoch, &c).unwrap().follower,
+        None,
+        "somebody has decided otherwise"
+    );
 }

@@ -153,3 +153,24 @@ fn the_owner_dies_while_it_is_followed() {
         thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// As above, but another node takes over: the target's clients are served from there, until their first write.
+#[test]
+fn another_node_takes_over_what_is_followed() {
+    let _turn = alone();
+    let domains = ["a", "b", "b", "a"].map(str::to_owned);
+    let mut bench = Bench::up(4, "write-back+1in", |config| config.fault_domains = domains.into());
+    connect(&bench, "n1").unwrap().write(0, &block(5), false).unwrap();
+    bench.lab.client("n1").unwrap().follow(DISK, Some("n2")).unwrap();
+    let mut target = connect(&bench, "n2").unwrap();
+    assert_eq!(read(&mut target, 0), block(5));
+    bench.lab.kill("n1").unwrap();
+    let mut data = block(0);
+    target.read(0, &mut data).unwrap_or_else(|error| panic!("{error}\n{:#?}{}", bench.disk(), bench.logs()));
+    assert_eq!(data, block(5), "whoever has it answers");
+    assert_eq!(bench.owner(), "n4");
+    target.write(4096, &block(6), false).unwrap();
+    assert_eq!(bench.owner(), "n2");
+    assert_eq!((read(&mut target, 0), read(&mut target, 4096)), (block(5), block(6)));
+    bench.wait(|view| view.replicas == ["n3"] && view.effective == "write-back+1in");
+}

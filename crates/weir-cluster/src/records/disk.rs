@@ -219,8 +219,8 @@ pub struct DiskRecord {
     /// `released/` is struck off by the owner ([`crate::ownership::forget_former`]).
     #[serde(default)]
     pub former: Vec<FormerOwner>,
-    /// The process whose clients may use the disk before it is there: their first write moves it. Ends with the next change of
-    /// owner.
+    /// The process whose clients may use the disk before it is there: their first write moves it. Outlives a takeover by
+    /// somebody else, and ends when the disk is moved or closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follower: Option<NodeRef>,
 }

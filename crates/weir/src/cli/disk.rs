@@ -72,7 +72,7 @@ pub enum DiskCommand {
     /// That node gets a complete copy of the write log (under a strict policy only at the switch-over), and from then on its
     /// export takes clients of the disk. Their reads are answered by the owner; their first write waits until the disk has
     /// moved there. So start the target's QEMU with the disk at the export of its own node, and migrate: the disk follows
-    /// when the guest goes on. Ends with the next change of owner.
+    /// when the guest goes on. Ends when the disk has moved or is closed, and when that node is gone.
     ///
     /// Example: weir disk follow db --to n2
     Follow {

@@ -195,16 +195,32 @@ impl DiskTask {
     }
 
     /// Sends a command that the shard may take its time to answer. What the disk needs meanwhile (another replica set,
-    /// a connection) is carried out, or the two would wait for each other.
+    /// a connection, the end of former owners) is carried out, or the two would wait for each other.
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
         let (answer, mut answered) = oneshot::channel();
+        let mut changes = self.node.world.changes();
         self.node.shards.send(&self.name, command(answer)).await;
+        let mut again = Some(Nanos::now());
         loop {
             tokio::select! {
                 answer = &mut answered => return answer.map_err(|_| "the node is stopping".to_owned()),
                 Some(message) = self.inbox.recv() => self.serve(message).await,
+                () = sleep_until(again) => again = self.settle_meanwhile().await,
+                () = changes.next() => again = self.settle_meanwhile().await,
             }
         }
+    }
+
+    /// Former owners end while another step waits: for a disk that is to be closed, nothing is destaged before (P4).
+    async fn settle_meanwhile(&mut self) -> Option<Nanos> {
+        let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me))?;
+        if self.local == Local::Closed {
+            return None;
+        }
+        let before = self.retry_at.take();
+        let again = self.settle_former(&record).await;
+        self.retry_at = self.retry_at.or(before);
+        again
     }
 
     /// Takes a message in the middle of a step: what the disk needs is carried out, what operators want comes afterwards.
