@@ -61,7 +61,8 @@ fn latency_rises_smoothly_while_the_log_fills() {
     let Filling { longest_stall_ms, steps, .. } = &filling;
     let medians: Vec<_> = steps.iter().map(|step| step.median_ms).collect();
     eprintln!("longest stall {longest_stall_ms} ms; medians {medians:.1?}");
-    assert!(steps.iter().any(|step| step.log_used > 0.8), "the log has filled");
+    // From a half on, admission slows.
+    assert!(steps.iter().any(|step| step.log_used > 0.6), "the log has not filled: {filling:?}");
     assert!(*longest_stall_ms < 1000.0, "{longest_stall_ms}");
     for place in 3..steps.len() - 3 {
         let mut around: Vec<_> = steps[place - 3..=place + 3].iter().map(|step| step.p99_ms).collect();
@@ -81,8 +82,8 @@ fn a_greedy_neighbour_is_hardly_felt() {
     let _turn = alone();
     let felt = neighbours(Duration::from_secs(3), seed());
     eprintln!("{felt:?}");
-    assert!(felt.greedy_log_used > 0.7, "it is greedy: {felt:?}");
-    // It would be some 150 ms if the polite one waited for its turn behind the greedy one's full log.
+    assert!(felt.greedy_log_used > 0.5, "it is greedy: {felt:?}");
+    // Behind the queue of the greedy one it would wait for some 20 ms each time.
     assert!(felt.beside.median_us < 5.0 * felt.alone.median_us + 2000.0, "{felt:?}");
     assert!(felt.beside.longest_stall_ms < 500.0, "{felt:?}");
     assert!(felt.beside.iops > 0.9 * felt.alone.iops, "{felt:?}");

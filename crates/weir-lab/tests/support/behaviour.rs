@@ -235,7 +235,7 @@ pub struct Felt {
 }
 
 /// Two disks on one node, one shard and one slow backing. One guest asks for little; the other one writes as fast as it can,
-/// measured for `lasts` from when its log is nearly full.
+/// measured for `lasts` from when its log is full enough for it to be slowed.
 pub fn neighbours(lasts: Duration, seed: u64) -> Neighbours {
     const GREEDY: &str = "d2";
     let (filesystem, bench) = on_small_filesystem();
@@ -266,7 +266,7 @@ pub fn neighbours(lasts: Duration, seed: u64) -> Neighbours {
         let detail = client.disk(GREEDY).unwrap().detail.unwrap();
         detail.log_used_bytes as f64 / detail.log_bytes as f64
     };
-    await_some(SOON, || (log_used() > 0.8).then_some(()), || bench.logs());
+    await_some(SOON, || (log_used() > 0.6).then_some(()), || bench.logs());
     let load = GuestLoad::start(&uri(&bench, DISK), polite, seed + 3);
     let began = Nanos::now();
     thread::sleep(lasts);

@@ -6,7 +6,7 @@ use super::behaviour::{Filling, Step};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 420.0;
-const LEFT: f64 = 60.0;
+const LEFT: f64 = 70.0;
 const RIGHT: f64 = 50.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 40.0;
