@@ -41,11 +41,10 @@ pub fn run(
     length: Option<Duration>,
     destroy: bool,
 ) -> Result<(), Failure> {
-    // The load has to fit where it is aimed at. A file that does not exist will be as large as it needs to be.
+    // The load has to fit where it is aimed at. A file becomes as large as it needs to be.
     let looking = Workload { access: Access::Read, size: None, ..Workload::default() };
-    if let Ok(size) = target.prepare(&looking, false)
-        && size > 0
-    {
+    let grows = matches!(target, Target::Path(path) if path.is_file());
+    if !grows && let Ok(size) = target.prepare(&looking, false) {
         original.disk_bytes = Some(original.disk_bytes.unwrap_or(size).min(size));
     }
     let Export { jobs, mut notes } = export(&original, target, length).map_err(Failure::refused)?;
