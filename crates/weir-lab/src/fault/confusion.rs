@@ -22,7 +22,7 @@ use super::stack::{DISK, Stack};
 use crate::LabError;
 
 /// Busy neighbours on a processor that is to be short.
-const NEIGHBOURS: usize = 2;
+const NEIGHBOURS: usize = 3;
 
 /// The processor that is kept for what must not be short, and the one with the neighbours.
 const FREE: &str = "0";
