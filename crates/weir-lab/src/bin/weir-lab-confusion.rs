@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use weir_lab::fault::confusion::{Case, Plant, Programs, matrix, run};
+use weir_lab::fault::confusion::{Case, Plant, Programs, Suspicion, matrix, run};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -52,6 +52,9 @@ fn main() -> Result<ExitCode, Failure> {
                 "{mark}  {plant:<15} named {:<15} {:.0} s, load {:.1}  {} ({})",
                 case.named, case.seconds, case.load_average, case.headline, case.grade
             );
+            for Suspicion { cause, standing, grounds, .. } in &case.suspicions {
+                eprintln!("         {cause} {standing}: {}", grounds.join(" "));
+            }
             cases.push(case);
         }
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
 use weir_diagnose::hypothesis::Cause;
 
@@ -22,7 +22,7 @@ use super::stack::{DISK, Stack};
 use crate::LabError;
 
 /// Busy neighbours on a processor that is to be short.
-const NEIGHBOURS: usize = 2;
+const NEIGHBOURS: usize = 3;
 
 /// The processor that is kept for what must not be short, and the one with the neighbours.
 const FREE: &str = "0";
@@ -40,13 +40,13 @@ pub enum Plant {
     LongLink,
     /// 100 Mbit/s on the way to the replica.
     NarrowLink,
-    /// A backing that carries 128 MiB a second.
+    /// A backing that carries 48 MiB a second.
     Throttled,
     /// A backing with a fast tier of 8 MiB.
     SmallTier,
     /// The node shares its processor with busy neighbours.
     BusyNode,
-    /// The export has one request in flight.
+    /// The export has one request in flight, over a backing that takes a millisecond.
     OneInFlight,
     /// The load generator shares its processor with busy neighbours.
     BusyGenerator,
@@ -110,7 +110,8 @@ impl Plant {
 
     /// Time for each run: enough for a hundred requests of the slowest cell.
     fn runtime(self) -> Duration {
-        Duration::from_millis(if self == Plant::OrderLost { 800 } else { 400 })
+        let slow = matches!(self, Plant::OrderLost | Plant::Throttled);
+        Duration::from_millis(if slow { 800 } else { 400 })
     }
 
     /// Puts it there.
@@ -130,7 +131,11 @@ impl Plant {
                 let tier = Some(Tier { bytes: 8 << 20, miss_us: 2000 });
                 stack.set(At::Backing, Faults { tier, ..Faults::default() })?;
             }
-            Plant::OneInFlight => stack.set(At::Export, Faults { in_flight: 1, ..Faults::default() })?,
+            Plant::OneInFlight => {
+                // Over a backing that takes its time, as most do; one in memory answers before a second request comes.
+                stack.set(At::Backing, Faults::delayed(Duration::from_millis(1)))?;
+                stack.set(At::Export, Faults { in_flight: 1, ..Faults::default() })?;
+            }
             Plant::BusyNode => {
                 pin(stack, "n1", BUSY)?;
                 return neighbours();
@@ -216,10 +221,25 @@ pub struct Case {
     pub grade: String,
     /// The verdict's sentence.
     pub headline: String,
+    /// What it suspected, and what became of it.
+    pub suspicions: Vec<Suspicion>,
     /// Seconds that the finder took.
     pub seconds: f64,
     /// The machine's one-minute load average before the case: far above 0, others want its processors too.
     pub load_average: f64,
+}
+
+/// A hypothesis of the finder.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Suspicion {
+    /// The cause.
+    pub cause: String,
+    /// `open`, `supported`, `rejected`.
+    pub standing: String,
+    /// The sentences that it rests on.
+    pub grounds: Vec<String>,
+    /// The number that it predicted, and the one that was measured.
+    pub predicted: Option<serde_json::Value>,
 }
 
 /// Plants one fault and has the finder look.
@@ -240,8 +260,8 @@ pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabErro
     let text = |field: &str| said[field].as_str().unwrap_or("none").to_owned();
     let named = text("cause");
     let right = named == word_of(plant.cause());
-    let (grade, headline) = (text("grade"), text("headline"));
-    Ok(Case { planted: plant, named, right, grade, headline, seconds, load_average })
+    let (grade, headline, suspicions) = (text("grade"), text("headline"), suspicions(&stack)?);
+    Ok(Case { planted: plant, named, right, grade, headline, suspicions, seconds, load_average })
 }
 
 /// A cause as the finder's JSON has it.
@@ -283,6 +303,15 @@ fn diagnose(plant: Plant, stack: &Stack, weir: &Path, seed: u64) -> Result<serde
     })
 }
 
+/// From the rows and findings beside the report.
+fn suspicions(stack: &Stack) -> Result<Vec<Suspicion>, LabError> {
+    let path = stack.scratch().join("report.json");
+    let text = std::fs::read_to_string(&path).map_err(LabError::system("reading the finder's report"))?;
+    let odd = |error: serde_json::Error| LabError::Invalid(format!("the finder's report: {error}"));
+    let report: serde_json::Value = serde_json::from_str(&text).map_err(odd)?;
+    serde_json::from_value(report["findings"]["verdict"]["hypotheses"].clone()).map_err(odd)
+}
+
 /// The matrix: what was planted, what was named, how often.
 #[must_use]
 pub fn matrix(cases: &[Case]) -> String {
@@ -319,6 +348,7 @@ mod tests {
             right: named == planted.cause(),
             grade: "likely".into(),
             headline: String::new(),
+            suspicions: Vec::new(),
             seconds: 1.0,
             load_average: 0.0,
         };
