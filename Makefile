@@ -7,10 +7,11 @@ FROM ?= 0
 FUZZ_SECONDS ?= 60
 CUTS ?= 50
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs bench soak power-soak fuzz deny clean
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak heal fill-picture neighbours \
+  power-soak fuzz deny clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that tests and demo need
 	@scripts/setup
@@ -45,11 +46,27 @@ sim-soak: ## SEEDS=1000000 simulated clusters, FROM=0 on
 sim-bugs: ## every planted bug and how many of 10 000 seeds find it
 	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
 
+confusion: ## faults planted one at a time, and what weir diagnose takes each for: about six minutes
+	$(CARGO) build --release -p weir -p weir-lab
+	target/release/weir-lab-confusion
+
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
 	$(CARGO) run --release -p weir-peers
 
-soak: setup ## ROUNDS=500 crash rounds with seeds that are printed
-	WEIR_CRASH_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash -- --nocapture
+soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (as root), with seeds that are printed
+	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition -- --nocapture
+
+# What `make heal` and its like measure with; as root.
+BEHAVIOUR = WEIR_PROGRAM=$(CURDIR)/target/release/weir $(CARGO) run --release -p weir-lab --example behaviour --
+
+heal: setup release ## a replica is lost, one is added: stall, time to restore, throughput (as root)
+	$(BEHAVIOUR) heal
+
+fill-picture: setup release ## latency while a log fills: target/fill.svg and .csv (as root)
+	$(BEHAVIOUR) fill-picture
+
+neighbours: setup release ## a polite guest without and with a greedy one on a slow backing (as root)
+	$(BEHAVIOUR) neighbours
 
 power-soak: setup ## CUTS=50 power cuts of each kind, as root: load, ext4, XFS, PostgreSQL
 	WEIR_POWER_CUTS=$(CUTS) $(CARGO) test --release -p weir-lab --test power_cut -- --nocapture

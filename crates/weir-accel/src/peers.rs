@@ -18,6 +18,19 @@ use crate::wire::{self, Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse
 const MOST_RECORDS: usize = 1024;
 const MOST_BYTES: usize = 1 << 20;
 
+/// The same (softly) for a batch of a copy that is filled while nobody waits for it.
+const FILLING_BYTES: usize = 512 << 10;
+
+/// When such a batch is confirmed, the copy rests for so many times as long as that took: it gets a quarter of whatever is
+/// scarce, be it the network, the processors here or those of the replica's node.
+const REST: u32 = 3;
+
+/// After each batch, what is left must have become less by this part of it.
+const GAIN: u64 = 4;
+
+/// But no longer than this part of the time after which a silent replica counts as lost: it says nothing while it rests.
+const LONGEST_REST: u32 = 8;
+
 /// Frames read from one peer before others get their turn.
 const MOST_ROUNDS: usize = 8;
 
@@ -49,7 +62,21 @@ struct Peer {
     /// Batches that are not confirmed: their last record, their bytes, when they were queued. At most one for each record
     /// of the log (P10).
     under_way: VecDeque<(u64, u64, Nanos)>,
+    /// When the next part of a copy that is being filled is due.
+    resumes: Nanos,
+    longest_rest: Duration,
+    /// Records that may be left to copy until then.
+    most_left: u64,
     lost: bool,
+}
+
+/// Log, epoch and scratch space of one round of sending.
+struct Sending<'a> {
+    log: &'a Log,
+    epoch: u64,
+    meta: &'a mut Vec<u8>,
+    pieces: &'a mut Vec<(usize, usize)>,
+    meter: &'a mut Meter,
 }
 
 /// What every message of this owner carries.
@@ -119,6 +146,9 @@ impl Peers {
             told,
             complete: false,
             under_way: VecDeque::new(),
+            resumes: Nanos(0),
+            longest_rest: self.deadline / LONGEST_REST,
+            most_left: u64::MAX,
             lost: false,
         });
         Ok(())
@@ -150,20 +180,33 @@ impl Peers {
         }
     }
 
-    /// When [`Peers::expire`] is due.
+    /// When [`Peers::expire`] or [`Peers::send`] is due without an event.
     pub fn deadline(&self) -> Nanos {
-        let silent = self.peers.iter().filter(|peer| peer.is_silent());
-        silent.map(|peer| peer.since + self.deadline).min().unwrap_or(Nanos::NEVER)
+        let silent = self.peers.iter().filter(|peer| peer.is_silent()).map(|peer| peer.since + self.deadline);
+        let filling = self.peers.iter().filter(|peer| peer.is_filling() && peer.under_way.is_empty());
+        silent.chain(filling.map(|peer| peer.resumes)).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// Sends every replica what it does not have yet, in as few frames as possible.
-    pub fn send(&mut self, reactor: &mut Reactor, log: &Log, epoch: u64, events: &mut Vec<Event>) {
+    /// Sends every replica what it does not have yet, in as few frames as possible. A copy that is being filled leaves most
+    /// of the time to live writes, unless they wait for it: then `hurry`.
+    pub fn send(
+        &mut self,
+        reactor: &mut Reactor,
+        log: &Log,
+        epoch: u64,
+        hurry: bool,
+        events: &mut Vec<Event>,
+    ) {
         let Peers { peers, meta, pieces, meter, .. } = self;
+        let mut sending = Sending { log, epoch, meta, pieces, meter };
         for peer in peers.iter_mut().filter(|peer| !peer.lost) {
-            let takes = |peer: &Peer| peer.joined && !peer.channel.is_backed_up();
-            while takes(peer) && peer.queue_batch(log, epoch, meta, pieces, meter) {}
-            if let Err(error) = peer.channel.flush(reactor) {
-                peer.give_up(&error.into(), meter, events);
+            let sent = if peer.is_filling() && !hurry {
+                peer.fill(reactor, &mut sending)
+            } else {
+                peer.send(reactor, &mut sending)
+            };
+            if let Err(error) = sent {
+                peer.give_up(&error.into(), sending.meter, events);
             }
         }
     }
@@ -194,6 +237,32 @@ impl Peer {
         !self.joined && !self.lost
     }
 
+    /// It has not been sent all of the log yet.
+    fn is_filling(&self) -> bool {
+        self.joined && !self.complete && !self.lost
+    }
+
+    /// Sends all that there is, as much as the socket takes.
+    fn send(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
+        while self.joined && !self.channel.is_backed_up() && self.queue_batch(sending, MOST_BYTES) {}
+        self.channel.flush(reactor)
+    }
+
+    /// Sends a part of the log, once the part before is confirmed and the copy has rested. When the guest has written nearly
+    /// as much meanwhile, then all that the socket takes, or the copy would not catch up with it.
+    fn fill(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
+        let left = (sending.log.last() + 1).saturating_sub(self.next);
+        if left > self.most_left {
+            return self.send(reactor, sending);
+        }
+        if self.under_way.is_empty() && Nanos::now() >= self.resumes {
+            let before = self.next;
+            self.queue_batch(sending, FILLING_BYTES);
+            self.most_left = left.saturating_sub((self.next - before) / GAIN);
+        }
+        self.channel.flush(reactor)
+    }
+
     fn receive(
         &mut self,
         reactor: &mut Reactor,
@@ -202,7 +271,7 @@ impl Peer {
         events: &mut Vec<Event>,
     ) -> bool {
         for _ in 0..MOST_ROUNDS {
-            let Peer { node, channel, joined, next, under_way, .. } = self;
+            let Peer { node, channel, joined, next, under_way, resumes, longest_rest, .. } = self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
                     Some(MessageKind::Confirm) => {
@@ -213,7 +282,9 @@ impl Peer {
                             *next = held.last.max(log.freed()) + 1;
                             events.push(Event::PeerJoined(node.clone()));
                         }
-                        came_back(under_way, held.last, meter);
+                        if let Some(took) = came_back(under_way, held.last, meter) {
+                            *resumes = Nanos::now() + (took * REST).min(*longest_rest);
+                        }
                         confirmed(events, node, held);
                         Ok(())
                     }
@@ -246,15 +317,10 @@ impl Peer {
         }
     }
 
-    /// Queues the next batch. False when the replica has been sent everything.
-    fn queue_batch(
-        &mut self,
-        log: &Log,
-        epoch: u64,
-        meta: &mut Vec<u8>,
-        pieces: &mut Vec<(usize, usize)>,
-        meter: &mut Meter,
-    ) -> bool {
+    /// Queues the next batch, softly of `most` bytes. False when the replica has been sent everything.
+    fn queue_batch(&mut self, sending: &mut Sending<'_>, most: usize) -> bool {
+        let Sending { log, epoch, meta, pieces, meter } = sending;
+        let epoch = *epoch;
         // What was freed meanwhile is in the backing; nobody needs it any more.
         let first = self.next.max(log.freed() + 1);
         let told = (epoch, log.freed());
@@ -274,7 +340,7 @@ impl Peer {
         let (mut count, mut bytes) = (0, 0);
         for (_, record) in log.range(first, log.last()).take(MOST_RECORDS) {
             let length = record.data_length();
-            if count > 0 && bytes + length > MOST_BYTES {
+            if count > 0 && bytes + length > most {
                 break;
             }
             meta.extend_from_slice(RecordHeader::of(record).as_bytes());
@@ -301,13 +367,16 @@ impl Peer {
     }
 }
 
-/// The batches up to this record are confirmed.
-fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut Meter) {
+/// The batches up to this record are confirmed. Returns how long the last of them was under way.
+fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut Meter) -> Option<Duration> {
     let now = Nanos::now();
+    let mut took = None;
     while let Some(&(_, bytes, queued)) = under_way.front().filter(|(to, ..)| *to <= last) {
         meter.complete(RequestKind::Write, bytes, queued, now, true);
+        took = Some(now - queued);
         under_way.pop_front();
     }
+    took
 }
 
 /// Nobody will confirm them.

@@ -56,11 +56,13 @@ pub enum Bug {
     CountUnstored,
     /// A replica on flash confirms what is in its memory and not yet at rest (P1).
     ConfirmUnstored,
+    /// A log on flash is cut off, and its journal does not notice (P1).
+    ForgetRewind,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 25] = [
+    pub const ALL: [Bug; 26] = [
         Bug::AcknowledgeOneCopyShort,
         Bug::BelieveBeforeCommit,
         Bug::ForgetDoubt,
@@ -86,6 +88,7 @@ impl Bug {
         Bug::HandOverBesideDestage,
         Bug::CountUnstored,
         Bug::ConfirmUnstored,
+        Bug::ForgetRewind,
     ];
 
     /// Its name in commands and reports.
@@ -117,6 +120,7 @@ impl Bug {
             Bug::HandOverBesideDestage => "hand-over-beside-destage",
             Bug::CountUnstored => "count-unstored",
             Bug::ConfirmUnstored => "confirm-unstored",
+            Bug::ForgetRewind => "forget-rewind",
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct Replica {
     complete: bool,
     /// Taken over by this node: obeys nobody any more.
     sealed: bool,
+    /// Found on flash, and no owner has recognised it since.
+    found: bool,
     planted: Planted,
 }
 
@@ -39,6 +41,7 @@ impl Replica {
             lineage: Lineage::default(),
             complete: false,
             sealed: false,
+            found: false,
             planted: Planted::default(),
         }
     }
@@ -53,7 +56,7 @@ impl Replica {
     #[must_use]
     pub fn recovered(log: Log, state: State) -> Replica {
         let State { epoch, lineage, complete, .. } = state;
-        Replica { epoch, lineage, complete, ..Replica::new(log) }
+        Replica { epoch, lineage, complete, found: true, ..Replica::new(log) }
     }
 
     /// The complete log of an owner that has handed the disk over: its successor may go on from it.
@@ -112,9 +115,15 @@ impl Replica {
             return Ok(Verdict::Refused(self.epoch));
         }
         let (lineage, freed) = (hello.lineage(), wire::sequence(hello.freed)?);
+        let shared = lineage.shares_with(self.lineage);
+        if shared.is_none() && self.found && self.complete {
+            // An owner that has started again and again since we met is a stranger. As long as the registry counts this copy it
+            // must not be thrown away (P1); the owner drains its log and changes the set, then this node forgets the copy.
+            return Err(WireError::OtherPast);
+        }
+        self.found = false;
         self.epoch = self.epoch.max(epoch);
         self.sealed = false;
-        let shared = lineage.shares_with(self.lineage);
         if let Some(last) = shared.filter(|_| !self.planted.has(Bug::KeepUninherited)) {
             // What the new owner did not inherit was never acknowledged.
             self.log.truncate_to(last);
@@ -280,6 +289,17 @@ mod tests {
             "an unknown past: everything anew"
         );
         assert_eq!((replica.log().last(), replica.is_complete()), (9, false));
+    }
+
+    #[test]
+    fn a_complete_copy_found_on_flash_is_not_thrown_away_for_a_stranger() {
+        let mut replica = filled();
+        let state = replica.state();
+        let (log, _) = std::mem::replace(&mut replica, filled()).into_log();
+        let mut found = Replica::recovered(log, state);
+        assert_eq!(found.hello(&hello(9, 9, (8, 20), 2)), Err(WireError::OtherPast));
+        assert_eq!((found.epoch(), found.log().last(), found.is_complete()), (5, 3, true));
+        assert_eq!(found.hello(&hello(9, 9, (5, 3), 0)), Ok(Verdict::Taken), "one that it knows");
     }
 
     #[test]

@@ -276,9 +276,28 @@ impl Peer {
     }
 
     fn confirm(&mut self, epoch: u64, last: u64) {
+        self.confirm_as(epoch, last, true);
+    }
+
+    fn confirm_as(&mut self, epoch: u64, last: u64, complete: bool) {
         let mut confirm = Confirm::new_zeroed();
-        (confirm.epoch, confirm.last, confirm.complete) = (epoch.into(), last.into(), 1.into());
+        let complete = u32::from(complete);
+        (confirm.epoch, confirm.last, confirm.complete) = (epoch.into(), last.into(), complete.into());
         self.send(MessageKind::Confirm, confirm.as_bytes());
+    }
+
+    /// Everything that comes within so many turns, in bytes.
+    fn hear(&mut self, disk: &mut Disk, turns: usize) -> usize {
+        self.stream.set_nonblocking(true).unwrap();
+        let (mut heard, mut buffer) = (0, vec![0; 1 << 20]);
+        for _ in 0..turns {
+            disk.turn();
+            while let Ok(length @ 1..) = self.stream.read(&mut buffer) {
+                heard += length;
+            }
+        }
+        self.stream.set_nonblocking(false).unwrap();
+        heard
     }
 }
 
@@ -493,6 +512,43 @@ fn a_backing_that_refuses_is_tried_again_without_spinning() {
     disk.run(Duration::from_millis(1_000));
     let marks = disk.accel.status().marks;
     assert_eq!(marks.destaged, marks.appended);
+}
+
+/// A copy for which nobody waits comes in parts, each after the one before is confirmed, so that live writes get most of the
+/// time; but it keeps ahead of a guest that writes as fast.
+#[test]
+fn a_copy_is_filled_in_parts_and_catches_up() {
+    const RECORD: usize = 64 << 10;
+    const PART: usize = 512 << 10;
+    let mut disk = Disk::new(alone());
+    disk.script.borrow_mut().hold_writes = true;
+    let write = |disk: &mut Disk, records: usize| {
+        for _ in 0..records {
+            let (tag, payload) = (Tag(0), Payload::Lent(&[7; RECORD]));
+            disk.accel.submit(&mut disk.reactor, Request::Write { tag, offset: 0, payload, fua: false });
+        }
+    };
+    write(&mut disk, 64);
+    disk.settle();
+    disk.accel.request_policy(Some(1));
+    disk.settle();
+    let mut peer = Peer::connect(&mut disk, "b");
+    disk.settle();
+    peer.confirm_as(1, 0, false);
+    let (least, most) = (PART, PART + RECORD);
+    for part in 1..=3 {
+        let heard = peer.hear(&mut disk, 200);
+        assert!((least..most).contains(&heard), "{heard} bytes in part {part}");
+        let waits = peer.hear(&mut disk, 200);
+        assert_eq!(waits, 0, "part {part} is not confirmed");
+        peer.confirm_as(1, part * (PART / RECORD) as u64, false);
+        // It rests, as long as there is time.
+        disk.run(Duration::from_millis(10));
+    }
+    write(&mut disk, 16);
+    // A part was under way; what the guest has written since comes on top, without waiting for anything.
+    let heard = peer.hear(&mut disk, 400);
+    assert!(heard >= PART + 16 * RECORD, "{heard} bytes after the guest wrote on");
 }
 
 /// Sends batches and never reads an answer. How many frames were taken before the socket was full.

@@ -73,6 +73,12 @@ pub trait Destage: Layer {
         self.has_room(RequestKind::Flush, 0)
     }
 
+    /// A request that is meant for the backing itself, to measure it alone: a layer that stands between the accelerator
+    /// and the backing passes it on as it is. For every other layer it is a request like any other.
+    fn submit_direct(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.submit(reactor, request);
+    }
+
     /// Writes `pieces` (offset in `region`, length) one after the other as consecutive bytes of the disk from
     /// `offset`. Each piece starts at a multiple of 512 bytes in memory and its length is a multiple of the logical
     /// block; together they are inside the disk, not empty, and at most [`LayerInfo::max_transfer`] long.
@@ -86,4 +92,59 @@ pub trait Destage: Layer {
         region: Rc<Region>,
         pieces: Vec<(usize, usize)>,
     );
+}
+
+impl<L: Layer + ?Sized> Layer for Box<L> {
+    fn info(&self) -> LayerInfo {
+        (**self).info()
+    }
+
+    fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        (**self).has_room(kind, bytes)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        (**self).submit(reactor, request);
+    }
+
+    fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
+        (**self).on_event(reactor, event);
+    }
+
+    fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        (**self).advance(reactor, done);
+    }
+
+    fn deadline(&self) -> Nanos {
+        (**self).deadline()
+    }
+
+    fn in_flight(&self) -> usize {
+        (**self).in_flight()
+    }
+
+    fn meters(&self, out: &mut Vec<LayerMeter>) {
+        (**self).meters(out);
+    }
+}
+
+impl<L: Destage + ?Sized> Destage for Box<L> {
+    fn can_gather(&self) -> bool {
+        (**self).can_gather()
+    }
+
+    fn submit_direct(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        (**self).submit_direct(reactor, request);
+    }
+
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    ) {
+        (**self).write_gather(reactor, tag, offset, region, pieces);
+    }
 }

@@ -20,7 +20,7 @@ pub use clock::Nanos;
 pub use error::{Code, ErrorKind, IoError};
 pub use layer::{Destage, Layer, LayerInfo};
 pub use meter::{KindMeter, LayerMeter, Meter};
-pub use metered::Metered;
+pub use metered::{Metered, Observe};
 pub use reactor::{
     Action, Engine, Event, Interest, OwnerId, Reactor, ReactorConfig, SharedFile, Token, Waker, WatchId,
     WriteSource,

@@ -11,14 +11,27 @@ use crate::reactor::{Event, Reactor};
 use crate::region::Region;
 use crate::request::{Completion, Request, RequestKind, Tag};
 
+/// Told of every request that arrives at a meter, with the time that the meter has read anyway.
+pub trait Observe {
+    /// A request arrives: `length` bytes at `offset`; both 0 for a flush.
+    fn observe(&mut self, now: Nanos, kind: RequestKind, offset: u64, length: u64);
+}
+
+/// Nobody is told.
+impl Observe for () {
+    #[inline]
+    fn observe(&mut self, _: Nanos, _: RequestKind, _: u64, _: u64) {}
+}
+
 /// Measures every request to the layer inside, from `submit` to the completion.
 ///
 /// It gives each request a tag of its own towards the inside, so that the start of each is found again
 /// without hashing; the slots are reused, so the steady state does not allocate.
 #[derive(Debug)]
-pub struct Metered<L> {
+pub struct Metered<L, O = ()> {
     name: &'static str,
     inner: L,
+    observer: O,
     meter: Meter,
     pending: Slab<Pending>,
     finished: Vec<Completion>,
@@ -35,7 +48,24 @@ struct Pending {
 impl<L: Layer> Metered<L> {
     /// Puts a meter with the layer's `name` on top of `inner`.
     pub fn new(name: &'static str, inner: L) -> Metered<L> {
-        Metered { name, inner, meter: Meter::new(), pending: Slab::new(), finished: Vec::new() }
+        Metered::observed(name, inner, ())
+    }
+}
+
+impl<L: Layer, O: Observe> Metered<L, O> {
+    /// As [`Metered::new`], with somebody who is told of every request.
+    pub fn observed(name: &'static str, inner: L, observer: O) -> Metered<L, O> {
+        Metered { name, inner, observer, meter: Meter::new(), pending: Slab::new(), finished: Vec::new() }
+    }
+
+    /// Who is told of every request.
+    pub fn observer(&self) -> &O {
+        &self.observer
+    }
+
+    /// Who is told of every request.
+    pub fn observer_mut(&mut self) -> &mut O {
+        &mut self.observer
     }
 
     /// The layer inside.
@@ -59,14 +89,15 @@ impl<L: Layer> Metered<L> {
     }
 
     /// Notes the arrival of a request; the tag under which it goes inside.
-    fn arrive(&mut self, tag: Tag, kind: RequestKind, bytes: u64) -> Tag {
+    fn arrive(&mut self, tag: Tag, kind: RequestKind, (offset, bytes): (u64, u64)) -> Tag {
         let arrived = Nanos::now();
         self.meter.arrive(kind, arrived);
+        self.observer.observe(arrived, kind, offset, bytes);
         Tag(self.pending.insert(Pending { tag, kind, bytes, arrived }) as u64)
     }
 }
 
-impl<L: Layer> Layer for Metered<L> {
+impl<L: Layer, O: Observe> Layer for Metered<L, O> {
     fn info(&self) -> LayerInfo {
         self.inner.info()
     }
@@ -76,8 +107,7 @@ impl<L: Layer> Layer for Metered<L> {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let (_, bytes) = request.range();
-        let tag = self.arrive(request.tag(), request.kind(), bytes);
+        let tag = self.arrive(request.tag(), request.kind(), request.range());
         request.set_tag(tag);
         self.inner.submit(reactor, request);
     }
@@ -114,9 +144,15 @@ impl<L: Layer> Layer for Metered<L> {
     }
 }
 
-impl<L: Destage> Destage for Metered<L> {
+impl<L: Destage, O: Observe> Destage for Metered<L, O> {
     fn can_gather(&self) -> bool {
         self.inner.can_gather()
+    }
+
+    fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
+        let tag = self.arrive(request.tag(), request.kind(), request.range());
+        request.set_tag(tag);
+        self.inner.submit_direct(reactor, request);
     }
 
     fn write_gather(
@@ -128,7 +164,7 @@ impl<L: Destage> Destage for Metered<L> {
         pieces: Vec<(usize, usize)>,
     ) {
         let bytes = pieces.iter().map(|&(_, length)| length as u64).sum();
-        let tag = self.arrive(tag, RequestKind::Write, bytes);
+        let tag = self.arrive(tag, RequestKind::Write, (offset, bytes));
         self.inner.write_gather(reactor, tag, offset, region, pieces);
     }
 }

@@ -249,6 +249,11 @@ impl Shared {
         self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Whether the lease certainly stands.
+    fn is_trusted(&self) -> bool {
+        monotonic_nanos() < self.deadline.load(Ordering::Acquire)
+    }
+
     fn set_state(&self, state: SessionState) {
         self.state.send_if_modified(|now| std::mem::replace(now, state.clone()) != state);
     }
@@ -314,9 +319,14 @@ async fn put_node(
 
 async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     let SessionConfig { ttl, margin } = shared.config;
+    let soon = (ttl / 20).max(Duration::from_millis(10));
     let mut pause = ttl / 3;
     loop {
         tokio::time::sleep(pause).await;
+        if !shared.is_trusted() && !hears(&shared).await {
+            pause = soon;
+            continue;
+        }
         let sent = monotonic_nanos();
         // No longer than until the next attempt is due: a late answer to this one may be the last in time.
         let answer = tokio::time::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
@@ -337,11 +347,19 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
             Err(_) => "no answer in time".to_owned(),
         };
         tracing::debug!(node = shared.me.node, error, "cannot keep the lease alive");
-        if monotonic_nanos() >= shared.deadline.load(Ordering::Acquire) {
+        if !shared.is_trusted() {
             shared.set_state(SessionState::Unconfirmed);
         }
-        pause = (ttl / 20).max(Duration::from_millis(10));
+        pause = soon;
     }
+}
+
+/// Whether the registry's answers reach us. A node that the registry hears and that does not hear the registry must not keep
+/// its lease alive: it may not serve its disks, and nobody could take them over (P9).
+async fn hears(shared: &Shared) -> bool {
+    let key = keys::node(&shared.me.node);
+    let question = shared.registry.get(&key);
+    matches!(tokio::time::timeout(shared.config.ttl / 3, question).await, Ok(Ok(_)))
 }
 
 /// Writes down, on an operator's word, that a process has ended. The operator has made sure of it (fencing,

@@ -320,7 +320,7 @@ pub fn release(record: &DiskRecord, owner: &NodeRef, epoch: u64, dirty: u64) -> 
         return Err(Refusal::StillDirty { bytes: dirty });
     }
     let mut next = next(record)?;
-    next.owner = None;
+    (next.owner, next.follower) = (None, None);
     next.replicas.clear();
     next.mode = Mode::WriteThrough;
     Ok(next)
@@ -344,6 +344,24 @@ pub fn forget_former(
     Ok(next)
 }
 
+/// Lets clients on another node use the disk before it is there, or nobody any more. Changes neither owner nor replica set, so
+/// the epoch stays.
+///
+/// # Errors
+/// [`Refusal::Fenced`]; [`Refusal::Owned`] when the owner would follow itself.
+pub fn set_follower(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    follower: Option<&NodeRef>,
+) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    if follower.is_some_and(|follower| follower.node == owner.node) {
+        return Err(Refusal::Owned { owner: owner.clone() });
+    }
+    Ok(DiskRecord { follower: follower.cloned(), ..record.clone() })
+}
+
 /// The record in the next epoch, otherwise unchanged.
 fn next(record: &DiskRecord) -> Result<DiskRecord, Refusal> {
     record.check().map_err(|error| Refusal::BadRecord { reason: error.to_string() })?;
@@ -361,7 +379,7 @@ fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRec
         return Err(Refusal::TooManyFormer);
     }
     next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch });
-    next.owner = Some(by.clone());
+    (next.owner, next.follower) = (Some(by.clone()), None);
     Ok(next)
 }
 

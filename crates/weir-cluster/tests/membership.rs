@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 
 use common::{Machine, eventually, node};
 use weir_cluster::events::{Events, MAX_EVENTS};
@@ -120,6 +124,36 @@ async fn while_the_registry_is_away_the_lease_is_unconfirmed_and_then_held_again
     assert!(session.lease_deadline().load(Ordering::Acquire) > monotonic_nanos());
     assert!(view.now().contains_key("a"), "what was known last is shown meanwhile");
     state.mark_unchanged();
+}
+
+/// Its requests arrive, the answers do not: the registry must find it gone, or nobody could take its disks over (P9).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_hear_the_registry_loses_its_lease() {
+    let machine = Machine::start().await;
+    let socket = machine.socket().with_extension("relay");
+    let (deaf, hears) = tokio::sync::watch::channel(true);
+    tokio::spawn(relay(UnixListener::bind(&socket).unwrap(), machine.socket(), hears));
+    let session = NodeSession::start(common::client(&socket), node("a", 1), config(600)).await.unwrap();
+    let view = LiveNodes::start(machine.client(), keys::NODES).await.unwrap();
+    eventually("it is seen", || async { view.now().contains_key("a") }).await;
+    deaf.send_replace(false);
+    eventually("it is gone", || async { !view.now().contains_key("a") }).await;
+    deaf.send_replace(true);
+    let mut state = session.state();
+    let lost = state.wait_for(|state| *state == SessionState::Lost);
+    tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never told").unwrap();
+}
+
+/// Forwards one connection. Answers wait while the node does not hear.
+async fn relay(listener: UnixListener, registry: PathBuf, mut hears: tokio::sync::watch::Receiver<bool>) {
+    let (node, registry) = (listener.accept().await.unwrap().0, UnixStream::connect(registry).await.unwrap());
+    let ((mut asks, mut hear), (mut answers, mut take)) = (node.into_split(), registry.into_split());
+    tokio::spawn(async move { tokio::io::copy(&mut asks, &mut take).await });
+    let mut buffer = vec![0; 4096];
+    while let Ok(length @ 1..) = answers.read(&mut buffer).await {
+        hears.wait_for(|hears| *hears).await.unwrap();
+        hear.write_all(&buffer[..length]).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -287,3 +287,27 @@ fn the_last_epoch_and_broken_records_are_refused() {
     broken.logical_block = 7;
     assert!(matches!(claim_free(&broken, &a), Err(Refusal::BadRecord { .. })));
 }
+
+/// Following ends with the owner that allowed it, and changes nothing that a message is checked against.
+#[test]
+fn a_follower_is_named_by_the_owner_and_forgotten_with_it() {
+    let (a, b) = (NodeRef::new("a", 1), NodeRef::new("b", 1));
+    let owned = claim_free(&disk(Policy::WriteBack(1)), &a).unwrap();
+    let owned =
+        change_replicas(&owned, &a, owned.epoch, std::slice::from_ref(&b), Mode::WriteBack, 0).unwrap();
+    let epoch = owned.epoch;
+    let followed = set_follower(&owned, &a, epoch, Some(&b)).unwrap();
+    assert_eq!((followed.follower.as_ref(), followed.epoch), (Some(&b), epoch));
+    assert_eq!(set_follower(&followed, &a, epoch, None).unwrap(), owned);
+    assert!(matches!(set_follower(&owned, &b, epoch, Some(&b)), Err(Refusal::Fenced { .. })));
+    assert!(matches!(set_follower(&owned, &a, epoch - 1, Some(&b)), Err(Refusal::Fenced { .. })));
+    assert!(matches!(
+        set_follower(&owned, &a, epoch, Some(&NodeRef::new("a", 2))),
+        Err(Refusal::Owned { .. })
+    ));
+    let gone = OwnerGone { owner: a.clone(), how: Gone::Stopped };
+    let moved = hand_over(&followed, &a, epoch, &b).unwrap();
+    let taken = take_over(&followed, &b, &gone).unwrap();
+    let released = release(&followed, &a, epoch, 0).unwrap();
+    assert!([moved, taken, released].iter().all(|next| next.follower.is_none()));
+}

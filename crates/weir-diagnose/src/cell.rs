@@ -55,6 +55,9 @@ pub struct Cell {
     /// Threads that share the queue depth, 1 or more.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub threads: u32,
+    /// Bytes of the target that are used, from its start; `None` means all that the measurement uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub footprint: Option<u64>,
 }
 
 fn one() -> u32 {
@@ -90,7 +93,7 @@ impl Shape {
     /// This shape at a queue depth, from one thread.
     #[must_use]
     pub const fn at(self, queue_depth: u32) -> Cell {
-        Cell { shape: self, queue_depth, threads: 1 }
+        Cell { shape: self, queue_depth, threads: 1, footprint: None }
     }
 }
 
@@ -113,7 +116,13 @@ impl fmt::Display for Shape {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, QD {}", self.shape, self.queue_depth)?;
-        if self.threads > 1 { write!(f, ", {} threads", self.threads) } else { Ok(()) }
+        if self.threads > 1 {
+            write!(f, ", {} threads", self.threads)?;
+        }
+        match self.footprint {
+            Some(bytes) => write!(f, ", on {} MiB", bytes >> 20),
+            None => Ok(()),
+        }
     }
 }
 

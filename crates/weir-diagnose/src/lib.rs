@@ -9,6 +9,7 @@
 //! - [`result`]: the rows and the environment, as JSON.
 //! - [`environment`]: the machine that measured, and the command to run it again.
 //! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
+//! - [`counters`]: what the operating system counted during a run.
 //! - [`stats`]: what repeats support saying about a ratio.
 //! - [`finding`]: medians and spread over the repeats, and the step from layer to layer, judged.
 //! - [`verdict`]: the step that costs most, with a grade, in words that say only what the numbers support.
@@ -24,6 +25,7 @@
 
 pub mod cell;
 pub mod check;
+pub mod counters;
 pub mod environment;
 pub mod finding;
 pub mod format;
@@ -44,6 +46,7 @@ pub mod verdict;
 mod sample;
 
 pub use cell::{Cell, Direction, Pattern, Shape};
+pub use counters::Counters;
 pub use environment::Environment;
 pub use finding::{Findings, Judgement, find};
 pub use import::{Import, ImportError};

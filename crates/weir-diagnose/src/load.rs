@@ -62,7 +62,7 @@ impl LoadOptions {
             fua: cell.shape.write_through,
             runtime: Some(self.runtime),
             warmup: self.warmup,
-            size: self.size.map(Size),
+            size: cell.footprint.or(self.size).map(Size),
             seed: self.seed,
             ..Workload::default()
         }
@@ -94,6 +94,13 @@ impl<'a> LoadTarget<'a> {
     #[must_use]
     pub fn instead_of(mut self, layer: &str) -> LoadTarget<'a> {
         self.position = Position::AlternativeTo(layer.to_owned());
+        self
+    }
+
+    /// The same, as something known that hypotheses are held against.
+    #[must_use]
+    pub fn as_reference(mut self) -> LoadTarget<'a> {
+        self.position = Position::Reference;
         self
     }
 

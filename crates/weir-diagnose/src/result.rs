@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;
+use crate::counters::Counters;
 use crate::environment::Environment;
 
 /// The schema's name and version. Grows when a reader of the old one would misread the new one.
@@ -56,6 +57,8 @@ pub enum Position {
     /// The same place as another layer that is on the way, under a policy that the disk does not have now.
     /// Compared with that layer, never part of the chain.
     AlternativeTo(String),
+    /// Not a layer: something known, run only when a hypothesis asks for it. The generator with nothing to wait for.
+    Reference,
 }
 
 /// A layer of a measurement.
@@ -90,6 +93,9 @@ pub struct Row {
     pub repeat: u32,
     /// What came of it.
     pub outcome: RunOutcome,
+    /// What the operating system counted meanwhile; absent where nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counters: Option<Counters>,
 }
 
 /// A whole measurement, complete or not. Rows are in the order in which they ran.
@@ -101,6 +107,9 @@ pub struct Diagnosis {
     pub environment: Environment,
     /// The cells that were planned.
     pub cells: Vec<Cell>,
+    /// Further cells, measured where a hypothesis asked for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub follow_ups: Vec<Cell>,
     /// The layers, from the bottom.
     pub layers: Vec<LayerEntry>,
     /// Planned repeats of each cell at each layer. Rows of further repeats are there where they were needed.
@@ -134,8 +143,19 @@ impl Diagnosis {
     /// Runs that were planned, or that were done where further repeats made them more.
     #[must_use]
     pub fn planned_runs(&self) -> usize {
-        let repeats = self.layers.len() * self.cells.len() * self.repeats as usize;
+        let repeats = self.layers_compared().count() * self.cells.len() * self.repeats as usize;
         repeats.max(self.rows.len())
+    }
+
+    /// The planned cells, and those that were asked for later.
+    pub fn all_cells(&self) -> impl Iterator<Item = &Cell> {
+        self.cells.iter().chain(&self.follow_ups)
+    }
+
+    /// The places in `layers` of all but the references.
+    pub fn layers_compared(&self) -> impl Iterator<Item = usize> {
+        let layers = self.layers.iter().enumerate();
+        layers.filter(|(_, layer)| layer.position != Position::Reference).map(|(place, _)| place)
     }
 
     /// The layers on the I/O's way, from the bottom, with their place in `layers`.
@@ -182,7 +202,7 @@ impl Diagnosis {
             if self.layer_index(&row.layer).is_none() {
                 return Err(format!("a row names the layer {:?}, which is not listed", row.layer));
             }
-            if !self.cells.contains(&row.cell) {
+            if !self.all_cells().any(|cell| *cell == row.cell) {
                 return Err(format!("a row names the cell \"{}\", which is not listed", row.cell));
             }
         }

@@ -70,13 +70,23 @@ pub fn measured(layers: Vec<LayerEntry>, numbers: impl Fn(usize, &Cell) -> Numbe
             for (index, layer) in layers.iter().enumerate() {
                 let latency = numbers(index, cell).0[repeat as usize - 1];
                 let outcome = RunOutcome::Measured(measurement(cell, latency));
-                rows.push(Row { layer: layer.name.clone(), cell: *cell, repeat, outcome });
+                rows.push(Row { layer: layer.name.clone(), cell: *cell, repeat, outcome, counters: None });
             }
         }
     }
     let environment = environment();
     let schema = SCHEMA.to_owned();
-    Diagnosis { schema, environment, cells, layers, repeats: 5, seed: 7, interrupted: false, rows }
+    Diagnosis {
+        schema,
+        environment,
+        cells,
+        follow_ups: Vec::new(),
+        layers,
+        repeats: 5,
+        seed: 7,
+        interrupted: false,
+        rows,
+    }
 }
 
 /// Layers on the way, each with the same latencies in every cell.

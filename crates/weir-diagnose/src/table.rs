@@ -47,7 +47,7 @@ pub(crate) fn shapes(diagnosis: &Diagnosis) -> Vec<Shape> {
 fn label(diagnosis: &Diagnosis, layer: usize) -> String {
     let entry = &diagnosis.layers[layer];
     match entry.position {
-        Position::OnTheWay => entry.name.clone(),
+        Position::OnTheWay | Position::Reference => entry.name.clone(),
         Position::AlternativeTo(_) => format!("  or {}", entry.name),
     }
 }
@@ -61,7 +61,7 @@ fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String 
     }
     let columns = header.len();
     table.set_header(header);
-    for layer in 0..diagnosis.layers.len() {
+    for layer in diagnosis.layers_compared() {
         let mut line = vec![label(diagnosis, layer)];
         for cell in cells {
             line.extend(numbers(diagnosis, findings, layer, cell));
@@ -130,6 +130,9 @@ fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {
         let _ = writeln!(text, "  {}", guess.title());
         for sentence in guess.grounds.iter().chain([&guess.prediction]) {
             let _ = writeln!(text, "    {sentence}");
+        }
+        if let Some(outcome) = guess.outcome() {
+            let _ = writeln!(text, "    {outcome}");
         }
     }
     for (index, sentence) in verdict.would_change.iter().enumerate() {

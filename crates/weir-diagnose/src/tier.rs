@@ -1,4 +1,4 @@
-//! How much is measured: three matrices, and the time that they take.
+//! How much is measured: four matrices, and the time that they take.
 
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ pub const SHORTEST_RUN: Duration = Duration::from_millis(200);
 /// A matrix of cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
+    /// Six cells: what hypotheses need to begin with.
+    Probe,
     /// Eight cells: about six minutes for a layer.
     Quick,
     /// Sixty cells: about three quarters of an hour for a layer.
@@ -51,13 +53,25 @@ impl Tier {
     /// queue shows what the way can carry.
     #[must_use]
     pub fn cells(self) -> Vec<Cell> {
+        let (read, write) = (Direction::Read, Direction::Write);
         match self {
+            Tier::Probe => {
+                let small = |direction| Shape::new(4 << 10, Pattern::Random, direction);
+                vec![
+                    Shape::new(8 << 10, Pattern::Sequential, write).at(8),
+                    small(read).at(1),
+                    small(read).at(32),
+                    small(write).at(1),
+                    small(write).at(32),
+                    Shape::new(256 << 10, Pattern::Sequential, read).at(32),
+                ]
+            }
             Tier::Quick => {
                 let shapes = [
-                    Shape::new(8 << 10, Pattern::Sequential, Direction::Write),
-                    Shape::new(4 << 10, Pattern::Random, Direction::Read),
-                    Shape::new(4 << 10, Pattern::Random, Direction::Write),
-                    Shape::new(256 << 10, Pattern::Sequential, Direction::Read),
+                    Shape::new(8 << 10, Pattern::Sequential, write),
+                    Shape::new(4 << 10, Pattern::Random, read),
+                    Shape::new(4 << 10, Pattern::Random, write),
+                    Shape::new(256 << 10, Pattern::Sequential, read),
                 ];
                 shapes.into_iter().flat_map(|shape| [shape.at(1), shape.at(32)]).collect()
             }
@@ -96,7 +110,9 @@ mod tests {
 
     #[test]
     fn each_tier_has_its_cells_once() {
-        for (tier, cells) in [(Tier::Quick, 8), (Tier::Standard, 60), (Tier::Exhaustive, 8 * 7 * 6)] {
+        for (tier, cells) in
+            [(Tier::Probe, 6), (Tier::Quick, 8), (Tier::Standard, 60), (Tier::Exhaustive, 8 * 7 * 6)]
+        {
             let mut all = tier.cells();
             assert_eq!(all.len(), cells, "{tier:?}");
             all.sort();

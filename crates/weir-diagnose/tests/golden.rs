@@ -3,7 +3,7 @@
 
 use weir_diagnose::check::Kind;
 use weir_diagnose::finding::Why;
-use weir_diagnose::hypothesis::Standing;
+use weir_diagnose::hypothesis::{Cause, Standing};
 use weir_diagnose::{Diagnosis, Findings, Grade, Import, Judgement, find, report, table};
 
 const CLUSTER_SHARED_VOLUME: &str = include_str!("golden/cluster-shared-volume.csv");
@@ -65,7 +65,7 @@ fn golden_sequential_write_is_singled_out_from_the_file_share_upward() {
 fn golden_arrival_order_is_inferred_from_depth_and_latency_and_the_two_thread_run_is_asked_for() {
     let (_, findings) = read(CLUSTER_SHARED_VOLUME);
     let [guess] = findings.verdict.hypotheses.as_slice() else { panic!("{:?}", findings.verdict) };
-    assert_eq!((guess.cause.as_str(), guess.standing), ("arrival order", Standing::Open));
+    assert_eq!((guess.cause, guess.standing), (Cause::ArrivalOrder, Standing::Open));
     let grounds = guess.grounds.join("\n");
     assert!(grounds.contains("the queue depth at local disk is unchanged, 8.0 of 8 requests"), "{grounds}");
     assert!(grounds.contains("the latency there rises from 462 µs to 9.87 ms"), "{grounds}");

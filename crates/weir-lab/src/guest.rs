@@ -125,6 +125,10 @@ pub struct GuestConfig {
     pub reconnect_delay: Duration,
     /// How long the guest may take until it answers.
     pub boot_timeout: Duration,
+    /// A Unix socket for QEMU's machine protocol (QMP), made when it starts.
+    pub qmp: Option<PathBuf>,
+    /// Do not boot: wait for a live migration from this address, for example `unix:/tmp/migration`.
+    pub incoming: Option<String>,
 }
 
 impl GuestConfig {
@@ -137,6 +141,8 @@ impl GuestConfig {
             processors: 1,
             reconnect_delay: Duration::from_secs(60),
             boot_timeout: Duration::from_secs(120),
+            qmp: None,
+            incoming: None,
         }
     }
 
@@ -157,6 +163,12 @@ impl GuestConfig {
         command.arg("-kernel").arg(&self.image.kernel).arg("-initrd").arg(&self.image.initramfs);
         // Only what is worth a line in a test's output; a panic ends QEMU.
         command.args(["-append", "console=ttyS0 quiet loglevel=3 panic=-1 tsc=unstable"]);
+        if let Some(socket) = &self.qmp {
+            command.args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())]);
+        }
+        if let Some(address) = &self.incoming {
+            command.args(["-incoming", address]);
+        }
         for (number, disk) in self.disks.iter().enumerate() {
             let node = format!("disk{number}");
             let drive = json!({
@@ -277,7 +289,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU and waits until the guest takes scripts.
+    /// Starts QEMU and waits until the guest takes scripts; one that is to come by migration is not waited for.
     ///
     /// # Errors
     /// [`GuestError::Uri`]; [`GuestError::System`] when QEMU cannot be started; [`GuestError::Ended`] when it gives up (a
@@ -291,7 +303,9 @@ impl Guest {
         let (errors, errors_collector) = Transcript::collect(qemu.stderr.take().expect("asked for a pipe"));
         let collectors = vec![console_collector, errors_collector];
         let mut guest = Guest { qemu, console, errors, collectors, position: 0, scripts: 0 };
-        guest.answer("ready", config.boot_timeout)?;
+        if config.incoming.is_none() {
+            guest.answer("ready", config.boot_timeout)?;
+        }
         Ok(guest)
     }
 

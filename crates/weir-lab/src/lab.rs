@@ -21,6 +21,7 @@ use weir_node::config::{
 use weir_node::units::{Period, Size};
 
 use crate::error::LabError;
+use crate::network::{self, Network};
 use crate::process::{ProcessId, ProcessState, spawn};
 
 /// Most nodes of one lab.
@@ -31,6 +32,10 @@ pub const REGISTRY: &str = "registry";
 
 /// Longest path of a Unix socket, in bytes, with the zero at its end (unix(7)).
 const LONGEST_SOCKET_PATH: usize = 108;
+
+/// Ports of nodes that have an address of their own.
+const PEERS_PORT: u16 = 7420;
+const NBD_PORT: u16 = 10809;
 
 /// How long a process may take to get ready, and to end when asked to.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,6 +49,8 @@ pub struct LabConfig {
     pub program: PathBuf,
     /// Nodes, 1 to [`MOST_NODES`]. They are called `n1`, `n2`, … and listen on 127.0.0.1, 127.0.0.2, ….
     pub nodes: usize,
+    /// A network of its own for the lab, whose links can be cut ([`Lab::network`]). Needs root.
+    pub network: bool,
     /// A node that the registry has not heard for this long counts as gone.
     pub lease_ttl: Duration,
     /// I/O of a silent former owner is taken to have ended after this long.
@@ -72,6 +79,7 @@ impl LabConfig {
             dir: dir.into(),
             program: program.into(),
             nodes: 3,
+            network: false,
             lease_ttl: Duration::from_secs(2),
             fence_grace: Duration::from_secs(10),
             peer_deadline: Duration::from_secs(1),
@@ -168,6 +176,7 @@ pub struct Lab {
     state: State,
     /// Those that this process started: they must be waited for, or they stay as zombies.
     children: HashMap<u32, Child>,
+    network: Option<Network>,
     ends_with_us: bool,
 }
 
@@ -192,10 +201,11 @@ impl Lab {
         }
         let nodes =
             (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect::<Result<Vec<_>, _>>()?;
+        let network = config.network.then(|| make_network(&dir, &nodes)).transpose()?;
         let (child, registry) = start_registry(&config.program, &dir)?;
         let state = State { program: config.program.clone(), registry, nodes };
         let children = HashMap::from([(registry.pid, child)]);
-        let mut lab = Lab { dir, state, children, ends_with_us: true };
+        let mut lab = Lab { dir, state, children, network, ends_with_us: true };
         lab.save()?;
         for index in 0..lab.state.nodes.len() {
             lab.spawn_node(index)?;
@@ -220,12 +230,23 @@ impl Lab {
                 dir.join("lab.json").display()
             ))
         })?;
-        Ok(Lab { dir: dir.to_owned(), state, children: HashMap::new(), ends_with_us: false })
+        let children = HashMap::new();
+        Ok(Lab { dir: dir.to_owned(), state, children, network: None, ends_with_us: false })
     }
 
-    /// Lets the lab go on after this process.
+    /// Lets the lab go on after this process. One with a network ends now: its network is this process's.
     pub fn detach(mut self) {
-        self.ends_with_us = false;
+        self.ends_with_us = self.network.is_some();
+    }
+
+    /// The network between its nodes.
+    ///
+    /// # Errors
+    /// It was not asked for, or the lab was made by another process.
+    pub fn network(&self) -> Result<&Network, LabError> {
+        self.network.as_ref().ok_or_else(|| {
+            LabError::Invalid("this lab has no network of its own; set LabConfig::network".into())
+        })
     }
 
     /// Where it lives.
@@ -437,8 +458,13 @@ impl Lab {
     fn spawn_node(&mut self, index: usize) -> Result<(), LabError> {
         let node = &mut self.state.nodes[index];
         let arguments = [OsStr::new("node"), OsStr::new("--config"), node.config.as_os_str()];
-        let (child, process) = spawn(&self.state.program, &arguments, &node.log)
-            .map_err(LabError::system(format!("starting {}", self.state.program.display())))?;
+        let start = || spawn(&self.state.program, &arguments, &node.log);
+        let started = match &self.network {
+            Some(network) => network.inside(&node.name, start),
+            None => start(),
+        };
+        let (child, process) =
+            started.map_err(LabError::system(format!("starting {}", self.state.program.display())))?;
         node.process = Some(process);
         self.children.insert(process.pid, child);
         let pid_file = self.dir.join(&self.state.nodes[index].name).join("pid");
@@ -491,8 +517,12 @@ fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, Lab
     let name = format!("n{number}");
     let home = dir.join(&name);
     fs::create_dir_all(&home).map_err(LabError::system(format!("creating {}", home.display())))?;
-    let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, number as u8));
-    let (peers, nbd_tcp) = free_ports(address)?;
+    let (peers, nbd_tcp) = if config.network {
+        let address = network::address(number);
+        (SocketAddr::new(address, PEERS_PORT), SocketAddr::new(address, NBD_PORT))
+    } else {
+        free_ports(IpAddr::V4(Ipv4Addr::new(127, 0, 0, number as u8)))?
+    };
     let node = LabNode {
         config: home.join("weir.toml"),
         log: home.join("log"),
@@ -518,7 +548,9 @@ fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, Lab
             .unwrap_or_else(|| format!("rack-{number}")),
         flash: config.flash.of(number, &home),
         state_dir: home,
-        registry: RegistryConfig { socket: registry_socket(dir) },
+        registry: RegistryConfig {
+            socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
+        },
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
         peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
@@ -547,6 +579,16 @@ fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
 
 fn registry_socket(dir: &Path) -> PathBuf {
     dir.join("registry.sock")
+}
+
+/// Where a node of a lab with a network finds the registry.
+fn relay_socket(node: &LabNode) -> PathBuf {
+    node.api.with_file_name("registry.sock")
+}
+
+fn make_network(dir: &Path, nodes: &[LabNode]) -> Result<Network, LabError> {
+    let ways = nodes.iter().map(|node| (node.name.clone(), relay_socket(node))).collect();
+    Network::up(ways, &registry_socket(dir))
 }
 
 fn start_registry(program: &Path, dir: &Path) -> Result<(Child, ProcessId), LabError> {

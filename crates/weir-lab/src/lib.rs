@@ -10,9 +10,12 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod error;
+pub mod fault;
 pub mod guest;
 mod lab;
+pub mod network;
 pub mod process;
+mod relay;
 pub mod volatile_disk;
 
 pub use error::LabError;

@@ -54,7 +54,7 @@ impl Place {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(filesystem.path(), directory.path().join("pool")).unwrap();
         let lab = Lab::up(&config(directory.path().join("lab"))).unwrap();
-        let place = Place { bench: Bench { lab, directory }, filesystem };
+        let place = Place { bench: Bench { lab, directory, medium: Medium::Ram }, filesystem };
         place.create("pool", DISK, policy);
         place.bench.wait_effective();
         place
@@ -141,13 +141,13 @@ impl Place {
 
     /// Ends all processes in good order and starts them again.
     fn restart(self) -> Place {
-        let Place { bench: Bench { lab, directory }, filesystem } = self;
+        let Place { bench: Bench { lab, directory, medium }, filesystem } = self;
         let dir = lab.dir().to_owned();
         lab.down().unwrap();
         let lab = Lab::up(&config(dir)).unwrap();
         let export = Export { on: Some("n1".into()), accept_loss: false };
         lab.any_client().unwrap().export(DISK, &export).unwrap();
-        let place = Place { bench: Bench { lab, directory }, filesystem };
+        let place = Place { bench: Bench { lab, directory, medium }, filesystem };
         place.bench.wait_effective();
         place
     }

@@ -11,27 +11,8 @@ use std::time::Duration;
 
 use common::{Bench, DISK, alone};
 use support::relay::Relay;
+use support::writing::{FILL, GO_ON, KEEP_WRITING, SOON, VERIFY};
 use weir_lab::guest::{Guest, GuestConfig, GuestImage};
-
-/// Longest time for a script of an emulated guest, on a machine that does much else.
-const SOON: Duration = Duration::from_secs(90);
-
-/// Defines `fill PREFIX`: four files with their sums, synced.
-const FILL: &str = "
-    fill() {
-        for file in 1 2 3 4; do
-            dd if=/dev/urandom of=/mnt/$1-$file bs=64k count=8 2>/dev/null || return 1
-        done
-        (cd /mnt && sha256sum $1-* >$1.sums) && sync
-    }
-";
-
-const VERIFY: &str = "
-    set -e
-    cd /mnt
-    for sums in *.sums; do sha256sum -c -s $sums; done
-    ls *.sums | wc -l
-";
 
 fn boot(relay: &Relay) -> Guest {
     // Beside the build's other results, so that it survives from run to run.
@@ -57,27 +38,14 @@ fn a_guest_waits_while_its_disk_moves_to_another_node() {
     let mut guest = boot_with_files(&relay);
 
     // Writing and syncing goes on in the background, and hence is under way when the node dies.
-    let during = format!(
-        "{FILL} (i=0; until [ -f /tmp/enough ]; do fill during-$((i % 3)) || break; i=$((i + 1)); echo $i >/tmp/new && mv /tmp/new /tmp/rounds; done
-        echo $? >/tmp/code) >/dev/null 2>&1 &"
-    );
-    guest.run(&during, SOON).unwrap();
-    guest.run("until [ -s /tmp/rounds ]; do sleep 0.1; done", SOON).unwrap();
+    guest.run(&format!("{FILL}{KEEP_WRITING}"), SOON).unwrap();
     let former = bench.owner();
     bench.lab.kill(&former).unwrap();
     let successor = bench.owner();
     assert_ne!(successor, former);
 
     // It has gone on once two more rounds are complete: the one that was under way, and one after it.
-    let go_on = "
-        set -e
-        seen=$(cat /tmp/rounds)
-        until [ $(cat /tmp/rounds) -ge $((seen + 2)) ]; do [ ! -f /tmp/code ]; sleep 0.1; done
-        touch /tmp/enough
-        until [ -s /tmp/code ]; do sleep 0.1; done
-        exit $(cat /tmp/code)
-    ";
-    guest.run(go_on, SOON).unwrap_or_else(|error| {
+    guest.run(GO_ON, SOON).unwrap_or_else(|error| {
         panic!("{error}\n{} connections, {:#?}{}", relay.forwarded(), bench.disk(), bench.logs())
     });
     assert_eq!(relay.forwarded(), 2, "one connection to each owner");

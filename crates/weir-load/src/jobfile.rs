@@ -259,6 +259,7 @@ impl Section {
                 workload.pattern = match text.split_once(':') {
                     None if text == "random" => Pattern::Plain,
                     Some(("zipf", _)) => text.parse()?,
+                    Some(("zoned", zones)) => hot(zones).ok_or(Refusal::Unsupported)?,
                     _ => return Err(Refusal::Unsupported),
                 }
             }
@@ -337,6 +338,20 @@ impl Section {
         }
         Ok(())
     }
+}
+
+/// Two zones that make up everything: a hot one and the rest.
+fn hot(zones: &str) -> Option<Pattern> {
+    let zone = |text: &str| {
+        text.split_once('/').map(|(requests, range)| (requests.parse().ok(), range.parse().ok()))
+    };
+    let (first, second) = zones.split_once(':')?;
+    let (Some((Some(requests), Some(range))), Some((Some(others), Some(rest)))) = (zone(first), zone(second))
+    else {
+        return None;
+    };
+    let is_whole = |part: u8, rest: u8| (1..=99).contains(&part) && part.checked_add(rest) == Some(100);
+    (is_whole(requests, others) && is_whole(range, rest)).then_some(Pattern::Hot { requests, range })
 }
 
 fn wrong(reason: &str) -> Refusal {

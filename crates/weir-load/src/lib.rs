@@ -5,7 +5,9 @@
 //! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
 //! together and returns a [`summary::Summary`]; [`run::run_steady`] goes on until the target has settled, and
 //! [`prefill::prefill`] comes before. [`report`] writes summaries for other programs and compares them, [`jobfile`]
-//! reads workloads from fio's job files.
+//! reads workloads from fio's job files. [`profile`] watches what a live disk is asked for, and makes loads of it.
+//!
+//! [`submitters`] plays several threads that issue one sequence.
 //!
 //! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
 //! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
@@ -21,14 +23,17 @@ pub mod engine;
 pub mod error;
 pub mod generator;
 pub mod jobfile;
+mod monitor;
 pub mod nbd;
 pub mod pattern;
 mod plan;
 pub mod prefill;
+pub mod profile;
 pub mod report;
 pub mod run;
 pub mod size;
 pub mod steady;
+pub mod submitters;
 pub mod summary;
 pub mod tally;
 pub mod target;

@@ -1,11 +1,11 @@
 //! Runs a workload on a target: one loop for each thread, between a generator and an engine.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use weir_block::Nanos;
+use weir_block::{Nanos, Observe};
 
 use crate::checker::Checker;
 use crate::cpu;
@@ -14,73 +14,13 @@ use crate::device::{Counters, DeviceBytes};
 use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, NullEngine};
 use crate::error::LoadError;
 use crate::generator::{Generator, Io};
+pub use crate::monitor::Monitor;
 use crate::nbd::{Connection, Options};
 use crate::steady::{SteadyState, WINDOW};
 use crate::summary::{Summary, Verification};
 use crate::tally::{IoKind, Tally};
 use crate::target::Target;
 use crate::workload::{Span, Workload, WorkloadError};
-
-/// Lets others watch a load and end it early.
-#[derive(Debug, Default)]
-pub struct Monitor {
-    stop: AtomicBool,
-    ios: AtomicU64,
-    /// Grows when somebody wants to know; a thread that has not seen this number hands in what it has counted.
-    asked: AtomicU32,
-    /// By thread.
-    handed_in: Mutex<Vec<Tally>>,
-}
-
-impl Monitor {
-    /// Nothing seen, nothing stopped.
-    #[must_use]
-    pub fn new() -> Monitor {
-        Monitor::default()
-    }
-
-    /// Ends the load soon; what was counted until then is reported, and marked as incomplete.
-    pub fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the load was told to end.
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    /// Requests answered so far by all threads, the warm-up's included.
-    #[must_use]
-    pub fn ios(&self) -> u64 {
-        self.ios.load(Ordering::Relaxed)
-    }
-
-    /// Asks every thread to hand in what it has counted; each does when its next requests are answered.
-    pub fn ask(&self) {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// What was handed in last, of all threads together. Begins anew when the warm-up ends.
-    #[must_use]
-    pub fn tally(&self) -> Tally {
-        let mut whole = Tally::default();
-        self.parts().iter().for_each(|part| whole.add(part));
-        whole
-    }
-
-    fn hand_in(&self, thread: u32, tally: &Tally) {
-        let mut parts = self.parts();
-        if parts.len() <= thread as usize {
-            parts.resize_with(thread as usize + 1, Tally::default);
-        }
-        parts[thread as usize].clone_from(tally);
-    }
-
-    fn parts(&self) -> MutexGuard<'_, Vec<Tally>> {
-        self.handed_in.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A load that broke off, and what it had measured until then.
 #[derive(Debug, thiserror::Error)]
@@ -409,7 +349,12 @@ impl<E: Engine> Lane<'_, E> {
                 return Ok(());
             }
             let Lane { engine, generator, checker, data, .. } = self;
+            let profiler = self.job.monitor.profiler.as_ref();
+            let mut profiler = profiler.map(|it| it.lock().unwrap_or_else(PoisonError::into_inner));
             generator.issue(now, |io| {
+                if let Some(profiler) = &mut profiler {
+                    profiler.observe(now, io.kind.request(), io.offset, io.length.into());
+                }
                 match (&mut *checker, io.kind) {
                     (Some(checker), _) => checker.before(io, engine.buffer(io.slot, io.length)),
                     (None, IoKind::Write) if E::CARRIES_DATA => {
@@ -419,6 +364,7 @@ impl<E: Engine> Lane<'_, E> {
                 }
                 engine.queue(io);
             });
+            drop(profiler);
             if self.generator.in_flight() == 0 && self.generator.exhausted(now) {
                 return Ok(());
             }

@@ -1,6 +1,7 @@
 //! What a load counted. Tallies merge by addition: over threads, nodes and time.
 
 use hdrhistogram::Histogram;
+use weir_block::RequestKind;
 use weir_block::meter::new_latency_histogram;
 
 /// The kinds of request that a load makes.
@@ -18,6 +19,16 @@ pub enum IoKind {
 impl IoKind {
     /// All kinds, in the order of their tables.
     pub const ALL: [IoKind; 3] = [IoKind::Read, IoKind::Write, IoKind::Flush];
+
+    /// The kind of request that it is to a layer.
+    #[must_use]
+    pub fn request(self) -> RequestKind {
+        match self {
+            IoKind::Read => RequestKind::Read,
+            IoKind::Write => RequestKind::Write,
+            IoKind::Flush => RequestKind::Flush,
+        }
+    }
 
     /// The word that users see.
     #[must_use]

@@ -66,7 +66,7 @@ impl Zipf {
 
 /// Sum of `1 / (rank + 1)^theta` over `width` ranks from `first` on. Runs lie so far out that the integral from
 /// half before to half behind is the sum to one part in a million.
-fn weight(first: u64, width: u64, theta: f64) -> f64 {
+pub(crate) fn weight(first: u64, width: u64, theta: f64) -> f64 {
     let rank = (first + 1) as f64;
     if width == 1 {
         return rank.powf(-theta);

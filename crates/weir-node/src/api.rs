@@ -9,9 +9,12 @@
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
+//! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
+//! | `GET /v1/disks/NAME/profile` | `weir_load::profile::Profile`, since the disk was opened |
+//! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_load::profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
 //! | `GET /v1/events` | list of [`EventView`], oldest first |
 //!
@@ -157,6 +160,9 @@ pub struct DiskView {
     /// How many of them are up in other fault domains.
     #[serde(default)]
     pub outside: u8,
+    /// The node whose clients may use it already, and whose first write moves it there.
+    #[serde(default)]
+    pub follower: Option<String>,
     /// `closed`, `serving`, `waiting`, `unavailable`, or `owned` when another node has to be asked.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
@@ -226,6 +232,15 @@ pub struct Move {
     pub to: String,
 }
 
+/// Lets clients on another node use the disk before it is there. Reads are answered by the owner; the first write moves it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Follow {
+    /// The node; absent: no node any more.
+    #[serde(default)]
+    pub to: Option<String>,
+}
+
 /// What came of a [`Move`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Moved {
@@ -280,6 +295,14 @@ pub struct RunLoad {
     pub layer: LoadLayer,
     /// What.
     pub workload: Workload,
+}
+
+/// Watches what a disk is asked for, from now on and for some time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordProfile {
+    /// Milliseconds, 100 to 604 800 000 (7 days).
+    pub length_ms: u64,
 }
 
 /// Something that happened.

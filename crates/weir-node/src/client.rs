@@ -11,10 +11,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use weir_cluster::records::check_name;
+use weir_load::profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
-    MeterView, Move, Moved, NodeStatus, Resize, RunLoad, SetPolicy, VolumeView,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
+    MeterView, Move, Moved, NodeStatus, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView,
 };
 
 /// Longest answer that is read, in bytes.
@@ -121,6 +122,15 @@ impl Client {
         self.post(&of_disk(name, "/move"), &Move { to: to.to_owned() })
     }
 
+    /// Lets clients on node `to` use a disk before it is there (`None`: on no other node any more), and waits until that
+    /// node is ready to own it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn follow(&self, name: &str, to: Option<&str>) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(name, "/follow"), &Follow { to: to.map(str::to_owned) })
+    }
+
     /// Grows a disk to `size` bytes.
     ///
     /// # Errors
@@ -143,6 +153,24 @@ impl Client {
     /// As [`Client::status`].
     pub fn meters(&self, name: &str) -> Result<Vec<MeterView>, ApiError> {
         self.get(&of_disk(name, "/meters"))
+    }
+
+    /// What a disk that is open on this node was asked for since it was opened.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn profile(&self, name: &str) -> Result<Profile, ApiError> {
+        self.get(&of_disk(name, "/profile"))
+    }
+
+    /// Watches for `length` what a disk that is open on this node is asked for.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn record_profile(&self, name: &str, length: Duration) -> Result<Profile, ApiError> {
+        let length_ms = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        let body = encode(&RecordProfile { length_ms })?;
+        self.call(Method::POST, &of_disk(name, "/profile"), body, self.patience + length)
     }
 
     /// Runs a load on a layer of a disk that is open on this node, and waits for its end.

@@ -1,25 +1,37 @@
 //! The NBD export: which disks clients may choose here, and how they get to the disk's shard.
 
+mod relay;
+
 use std::sync::Arc;
 
+use weir_block::LayerInfo;
 use weir_cluster::records::DiskRecord;
 use weir_export::nbd::{Attach, Client, Directory, ExportInfo, Listed};
 
 use crate::control::Node;
 use crate::control::decide::is_live;
+use crate::operations::Operations;
 use crate::shard::messages::Command;
+use relay::{Relays, may_follow};
 
-/// The disks that are open on this node. Says of the others where they are.
-#[derive(Debug)]
+/// The disks that are open on this node, and those that it follows. Says of the others where they are.
 pub struct Exports {
     node: Arc<Node>,
+    operations: Operations,
+    relays: Arc<Relays>,
 }
 
 impl Exports {
     /// The exports of `node`.
     #[must_use]
-    pub fn new(node: Arc<Node>) -> Exports {
-        Exports { node }
+    pub fn new(node: Arc<Node>, operations: Operations) -> Exports {
+        Exports { node, operations, relays: Arc::default() }
+    }
+
+    /// A disk that another node owns, and whose clients may come here already.
+    fn followed(&self, name: &str) -> Option<LayerInfo> {
+        let record = self.node.world.disk(name)?;
+        may_follow(&record, &self.node.session.node_ref()).then(|| self.node.here.describe(&record))
     }
 
     /// Why a disk cannot be had here, and what to do.
@@ -37,7 +49,10 @@ impl Exports {
             }
             Some(DiskRecord { owner: Some(owner), .. }) if lives(&owner) => {
                 let uris = self.node.uris_on(&owner.node, name).join(" or ");
-                format!("disk {name} is owned by node {} at {uris}", owner.node)
+                format!(
+                    "disk {name} is owned by node {} at {uris}; for a live migration to here, `weir disk follow {name} --to {me}`",
+                    owner.node
+                )
             }
             Some(DiskRecord { owner: Some(owner), .. }) => {
                 format!(
@@ -63,12 +78,10 @@ impl Directory for Exports {
             ("", _) => return Err(format!("{} disks are exported here; name one", all.len())),
             (name, _) => name,
         };
-        match all.get(name) {
-            Some(layer) => Ok(ExportInfo {
-                name: name.to_owned(),
-                description: format!("Weir disk {name}"),
-                layer: *layer,
-            }),
+        match all.get(name).copied().or_else(|| self.followed(name)) {
+            Some(layer) => {
+                Ok(ExportInfo { name: name.to_owned(), description: format!("Weir disk {name}"), layer })
+            }
             None => Err(self.elsewhere(name)),
         }
     }
@@ -76,11 +89,20 @@ impl Directory for Exports {
 
 impl Attach for Exports {
     fn attach(&self, client: Client) {
-        let disk = client.session.export.clone();
-        let command = Command::Attach { disk: disk.clone(), client: Box::new(client) };
-        // A shard that is so far behind would not serve one client more; dropping it disconnects it.
-        if self.node.shards.try_send(&disk, command).is_err() {
-            tracing::warn!(disk, "the shard is too far behind to take a client");
+        if self.node.here.get(&client.session.export).is_some() {
+            attach(&self.node, client);
+        } else {
+            relay::start(Arc::clone(&self.node), self.operations.clone(), &self.relays, client);
         }
+    }
+}
+
+/// Hands a client to the shard of its disk, which is open here.
+pub(crate) fn attach(node: &Node, client: Client) {
+    let disk = client.session.export.clone();
+    let command = Command::Attach { disk: disk.clone(), client: Box::new(client) };
+    // A shard that is so far behind would not serve one client more; dropping it disconnects it.
+    if node.shards.try_send(&disk, command).is_err() {
+        tracing::warn!(disk, "the shard is too far behind to take a client");
     }
 }

@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Move, Resize, RunLoad, SetPolicy,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Follow, Move, RecordProfile, Resize,
+    RunLoad, SetPolicy,
 };
 use crate::operations::Operations;
 
@@ -87,18 +88,26 @@ fn of_disk() -> Router<Operations> {
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Export>| json(ops.export(&name, it).await);
     let move_to =
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Move>| json(ops.move_disk(&name, it).await);
+    let follow =
+        async |State(ops): Ops, Path(name): Name, Body(it): Body<Follow>| json(ops.follow(&name, it).await);
     let resize =
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Resize>| json(ops.resize(&name, it).await);
     let delete =
         async |State(ops): Ops, Path(name): Name, Body(it): Body<Delete>| json(ops.delete(&name, it).await);
     let load =
         async |State(ops): Ops, Path(name): Name, Body(it): Body<RunLoad>| json(ops.load(&name, it).await);
+    let profile = async |State(ops): Ops, Path(name): Name| json(ops.profile(&name).await);
+    let record = async |State(ops): Ops, Path(name): Name, Body(it): Body<RecordProfile>| {
+        json(ops.record_profile(&name, it).await)
+    };
     Router::new()
         .route("/v1/disks/{name}", get(show))
+        .route("/v1/disks/{name}/profile", get(profile).post(record))
         .route("/v1/disks/{name}/meters", get(meters))
         .route("/v1/disks/{name}/policy", post(policy))
         .route("/v1/disks/{name}/export", post(export))
         .route("/v1/disks/{name}/move", post(move_to))
+        .route("/v1/disks/{name}/follow", post(follow))
         .route("/v1/disks/{name}/resize", post(resize))
         .route("/v1/disks/{name}/delete", post(delete))
         .route("/v1/disks/{name}/load", post(load))

@@ -4,6 +4,7 @@
 //! - [`run()`]: a node, from start to stop;
 //! - [`control`]: the control plane: ownership, takeover, configuration;
 //! - [`shard`]: the data path, on threads of its own;
+//! - [`stack`]: where whoever starts a node may put layers around a disk's;
 //! - [`peer`], [`exports`]: who connects, and where to;
 //! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -18,6 +19,7 @@ pub mod operations;
 pub mod peer;
 mod run;
 pub mod shard;
+pub mod stack;
 pub mod units;
 
-pub use run::{NodeError, run};
+pub use run::{NodeError, Setup, run, run_with};

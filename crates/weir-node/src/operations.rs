@@ -12,11 +12,12 @@ use weir_cluster::records::{
     DiskRecord, Medium, NodeRef, Places, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
 };
 use weir_cluster::registry::{RegistryError, Transaction};
+use weir_load::profile::Profile;
 use weir_volume::DirVolume;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export,
-    MeterView, Move, Moved, NodeStatus, NodeView, Resize, RunLoad, SetPolicy, VolumeView,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
+    MeterView, Move, Moved, NodeStatus, NodeView, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView,
 };
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
@@ -30,6 +31,10 @@ const EVENTS: usize = 200;
 
 /// Longest wait for this node's view to show a disk that is in the registry.
 const VIEW_LAG: Duration = Duration::from_secs(10);
+
+/// How long a profile can be recorded.
+const RECORDING: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(7 * 86_400);
 
 /// What the API can do. Cheap to clone.
 #[derive(Clone)]
@@ -216,6 +221,7 @@ impl Operations {
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
             inside: places.inside,
             outside: places.outside,
+            follower: record.follower.as_ref().map(|follower| follower.node.clone()),
             state,
             reason,
             uris,
@@ -299,7 +305,7 @@ impl Operations {
         }
         let message = format!("no node that is up keeps write logs on {medium}");
         Err(ApiError::new(ApiErrorKind::Refused, message)
-            .hint("`weir status --output json` shows what each node offers; its configuration says how much"))
+            .hint("`weir status` shows what each node offers; its configuration says how much"))
     }
 
     /// Changes the requested policy.
@@ -355,6 +361,19 @@ impl Operations {
         let export = Export { on: Some(to.node.clone()), accept_loss: false };
         let disk = self.export(name, export).await?;
         Ok(Moved { from: from.map(|from| from.node), to: to.node, dirty_bytes, disk })
+    }
+
+    /// Lets clients on another node use a disk before it is there.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn follow(&self, name: &str, wanted: Follow) -> Answer<DiskView> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "follow", &wanted).await;
+        }
+        let to = wanted.to.map(|to| self.live_node(&to)).transpose()?;
+        self.ask(name, |done| Request::Follow { to, done }).await?;
+        self.disk(name).await
     }
 
     fn live_node(&self, name: &str) -> Answer<NodeRef> {
@@ -458,9 +477,39 @@ impl Operations {
         }
         let disk = name.to_owned();
         let meters = self.node.shards.ask(name, |answer| Command::Meters { disk, answer }).await?;
-        let closed =
-            || ApiError::new(ApiErrorKind::Refused, format!("disk {name} is closed")).hint("export it first");
-        Ok(meters.ok_or_else(closed)?.iter().map(MeterView::from).collect())
+        Ok(meters.ok_or_else(|| closed(name))?.iter().map(MeterView::from).collect())
+    }
+
+    /// What a disk that is open here was asked for since it was opened.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn profile(&self, name: &str) -> Answer<Profile> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return Err(elsewhere(name, &owner));
+        }
+        let disk = name.to_owned();
+        let profile = self.node.shards.ask(name, |answer| Command::Profile { disk, answer }).await?;
+        profile.map(|profile| *profile).ok_or_else(|| closed(name))
+    }
+
+    /// Watches for some time what a disk that is open here is asked for.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`].
+    pub async fn record_profile(&self, name: &str, wanted: RecordProfile) -> Answer<Profile> {
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return Err(elsewhere(name, &owner));
+        }
+        let length = Duration::from_millis(wanted.length_ms);
+        if !RECORDING.contains(&length) {
+            let message = "a profile is recorded for 100 ms to 7 days".to_owned();
+            return Err(ApiError::new(ApiErrorKind::Invalid, message));
+        }
+        let disk = name.to_owned();
+        let record = |answer| Command::RecordProfile { disk, length, answer };
+        let recorded = self.node.shards.ask(name, record).await?;
+        recorded.map(|profile| *profile).map_err(|reason| ApiError::new(ApiErrorKind::Refused, reason))
     }
 
     /// Runs a load on a layer of a disk that is open here.
@@ -497,14 +546,13 @@ impl Operations {
         Ok(events.into_iter().map(view).collect())
     }
 
-    /// Asks the disk's task. A disk that was made a moment ago may not have reached this node's view, and without being
-    /// there it has no task that lasts.
+    /// Asks the task of a disk that is in the registry, as the caller has seen. One that was made a moment ago may not have reached
+    /// this node's view, and without being there it has no task that lasts.
     async fn ask<T>(
         &self,
         name: &str,
         request: impl FnOnce(oneshot::Sender<Answer<T>>) -> Request,
     ) -> Answer<T> {
-        self.record(name).await?;
         let mut disks = self.node.world.disks.changes();
         let seen = disks.wait_for(|known| known.contains_key(name));
         // Gone again, or the registry is slow to tell: the task says which.
@@ -551,6 +599,10 @@ fn effective(record: &DiskRecord, places: Places) -> String {
 
 fn ownership_error(refusal: ownership::Refusal) -> ApiError {
     ApiError::from(ChangeError::Refused(refusal))
+}
+
+fn closed(name: &str) -> ApiError {
+    ApiError::new(ApiErrorKind::Refused, format!("disk {name} is closed")).hint("export it first")
 }
 
 fn elsewhere(name: &str, owner: &NodeRef) -> ApiError {

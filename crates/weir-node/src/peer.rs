@@ -1,7 +1,8 @@
 //! Connections between nodes: the greeting that says what a connection is for.
 //!
 //! An owner connects to a replica's node, one connection for each disk and replica, and sends one greeting. From then on the
-//! connection belongs to the two shards. The greeting, little-endian:
+//! connection belongs to the two shards. A node that a disk is about to move to connects to its owner in the same way, as a
+//! client of the disk: from the greeting on they speak NBD's transmission phase. The greeting, little-endian:
 //!
 //! | at | bytes | what |
 //! |---|---|---|
@@ -9,14 +10,14 @@
 //! | 8 | 2 | version, 1 |
 //! | 10 | 2 | length of the whole greeting |
 //! | 12 | 1 | length of the disk's name |
-//! | 13 | 1 | length of the owner's name |
-//! | 14 | 1 | length of the replica's name |
-//! | 15 | 1 | 0 |
-//! | 16 | 8 | incarnation of the replica's process |
+//! | 13 | 1 | length of the name of the node that connects |
+//! | 14 | 1 | length of the name of the node that is meant |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation` |
+//! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
 //!
-//! Name and incarnation of the replica are in it because addresses are reused and processes start again: a copy counts
+//! Name and incarnation of who is meant are in it because addresses are reused and processes start again: a copy counts
 //! for the process that has it (P1), so who is greeted as somebody else hangs up.
 
 use std::io;
@@ -34,15 +35,61 @@ const HEADER: usize = 24;
 const CHECKSUM: usize = 4;
 const LONGEST: usize = HEADER + 3 * MAX_NAME + CHECKSUM;
 
-/// What a connection is for.
+/// Who connects to whom, and what for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// The disk whose log is replicated.
+    /// The disk that it is about.
     pub disk: String,
-    /// The node that connects.
+    /// The node that connects: the disk's owner, to replicate.
     pub owner: String,
-    /// The process that is meant.
+    /// The process that is meant: the replica, or the owner of whom the disk is wanted.
     pub replica: NodeRef,
+    /// What for.
+    pub purpose: Purpose,
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The owner of the disk has its log replicated.
+    Replicate,
+    /// Requests of a client of the disk, which has agreed on this ([`weir_export::nbd::Session`]).
+    Client {
+        /// Reads and errors are answered with structured replies.
+        structured_replies: bool,
+        /// The context `base:allocation` is selected.
+        base_allocation: bool,
+    },
+}
+
+impl Purpose {
+    const CLIENT: u8 = 1;
+    const STRUCTURED: u8 = 2;
+    const ALLOCATION: u8 = 4;
+
+    fn encode(self) -> u8 {
+        match self {
+            Purpose::Replicate => 0,
+            Purpose::Client { structured_replies, base_allocation } => {
+                let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+                Self::CLIENT
+                    | bit(structured_replies, Self::STRUCTURED)
+                    | bit(base_allocation, Self::ALLOCATION)
+            }
+        }
+    }
+
+    fn decode(byte: u8) -> Option<Purpose> {
+        let all = Self::CLIENT | Self::STRUCTURED | Self::ALLOCATION;
+        match byte {
+            0 => Some(Purpose::Replicate),
+            byte if byte & Self::CLIENT != 0 && byte & !all == 0 => Some(Purpose::Client {
+                structured_replies: byte & Self::STRUCTURED != 0,
+                base_allocation: byte & Self::ALLOCATION != 0,
+            }),
+            _ => None,
+        }
+    }
 }
 
 /// Why a greeting was not accepted.
@@ -79,7 +126,7 @@ impl Greeting {
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(length as u16).to_le_bytes());
         bytes.extend(names.iter().map(|name| name.len() as u8));
-        bytes.push(0);
+        bytes.push(self.purpose.encode());
         bytes.extend_from_slice(&self.replica.incarnation.to_le_bytes());
         for name in names {
             bytes.extend_from_slice(name.as_bytes());
@@ -113,7 +160,7 @@ fn check_header(header: &[u8]) -> Result<usize, GreetingError> {
     }
     let names: usize = header[12..15].iter().map(|&length| usize::from(length)).sum();
     let length = usize::from(number(10));
-    if length > LONGEST || length != HEADER + names + CHECKSUM || header[15] != 0 {
+    if length > LONGEST || length != HEADER + names + CHECKSUM {
         return Err(GreetingError::Malformed("the lengths do not add up"));
     }
     Ok(length)
@@ -134,7 +181,8 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
     };
     let incarnation = u64::from_le_bytes(content[16..24].try_into().expect("eight bytes"));
     let (disk, owner, replica) = (name(content[12])?, name(content[13])?, name(content[14])?);
-    Ok(Greeting { disk, owner, replica: NodeRef::new(replica, incarnation) })
+    let purpose = Purpose::decode(content[15]).ok_or(GreetingError::Malformed("an unknown purpose"))?;
+    Ok(Greeting { disk, owner, replica: NodeRef::new(replica, incarnation), purpose })
 }
 
 /// Connects to a replica's node and greets it, all within `deadline`. The descriptor is non-blocking.
@@ -162,7 +210,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn example() -> Greeting {
-        Greeting { disk: "db".into(), owner: "n1".into(), replica: NodeRef::new("n2", 7) }
+        let replica = NodeRef::new("n2", 7);
+        Greeting { disk: "db".into(), owner: "n1".into(), replica, purpose: Purpose::Replicate }
     }
 
     fn read(bytes: &[u8]) -> Result<Greeting, GreetingError> {
@@ -178,6 +227,15 @@ mod tests {
         assert_eq!(&bytes[..bytes.len() - 4], golden);
         assert_eq!(bytes[bytes.len() - 4..], crc32c::crc32c(golden).to_le_bytes());
         assert_eq!(read(&bytes).unwrap(), example());
+        for (byte, structured_replies, base_allocation) in
+            [(1, false, false), (3, true, false), (5, false, true), (7, true, true)]
+        {
+            let purpose = Purpose::Client { structured_replies, base_allocation };
+            let greeting = Greeting { purpose, ..example() };
+            assert_eq!(greeting.encode()[15], byte);
+            assert_eq!(read(&greeting.encode()).unwrap(), greeting);
+        }
+        assert!([2, 4, 6, 8, 9, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -18,19 +19,22 @@ use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
-use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
+use weir_export::nbd::{
+    Address, BASE_ALLOCATION_ID, Client as NbdClient, ListenError, Listener, ListenerConfig, Session,
+};
 
 use crate::config::Config;
 use crate::control::disk::{Message, Request, log_medium};
 use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor};
-use crate::exports::Exports;
+use crate::exports::{self, Exports};
 use crate::http;
 use crate::operations::Operations;
-use crate::peer::Greeting;
+use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::Command;
 use crate::shard::{Shard, ShardConfig};
+use crate::stack::{Plain, Wrap};
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
@@ -85,6 +89,34 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
 /// # Errors
 /// The node cannot start. Once it runs, it copes.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+    run_with(config, Setup::default(), shutdown).await
+}
+
+/// What whoever starts a node may choose beyond the configuration.
+#[derive(Clone)]
+pub struct Setup {
+    /// Layers around those of every disk.
+    pub wrap: Arc<dyn Wrap>,
+    /// Where other nodes are told to reach this one for replication, if not where it listens.
+    pub peer_address: Option<SocketAddr>,
+}
+
+impl Default for Setup {
+    /// No layers around any; peers come to where the node listens.
+    fn default() -> Setup {
+        Setup { wrap: Arc::new(Plain), peer_address: None }
+    }
+}
+
+/// As [`run`], set up by whoever starts the node.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    config: Config,
+    setup: Setup,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
     make_state_dir(&config.state_dir)?;
     let peers = TcpListener::bind(config.peers.listen)
         .await
@@ -94,7 +126,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 
     let flash = open_flash(&config).await?;
     let (notices, wanted) = mpsc::channel(NOTICES);
-    let shards = start_shards(&config, flash.clone(), &notices)?;
+    let shards = start_shards(&config, flash.clone(), &setup.wrap, &notices)?;
     drop(notices);
     let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
 
@@ -107,7 +139,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         // Grows with each start, unless the clock is set back by more than the node was down.
         incarnation: wall_clock_ms(),
         flash: flash.as_ref().map(|flash| flash.medium()),
-        peer_address: peers.local_addr().map_err(system("asking for the peers' address"))?,
+        peer_address: match setup.peer_address {
+            Some(address) => address,
+            None => peers.local_addr().map_err(system("asking for the peers' address"))?,
+        },
         nbd_tcp,
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
@@ -147,11 +182,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
     services.spawn(room::keep_told(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
-    let exports = Arc::new(Exports::new(Arc::clone(&node)));
+    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
+    let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
     for listener in listeners {
         services.spawn(listener.run(exports.clone(), exports.clone()));
     }
-    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
     services.spawn(http::serve(api, operations));
 
     shutdown.await;
@@ -213,6 +248,7 @@ async fn open_flash(config: &Config) -> Result<Option<Arc<FlashDevice>>, NodeErr
 fn start_shards(
     config: &Config,
     flash: Option<Arc<FlashDevice>>,
+    wrap: &Arc<dyn Wrap>,
     notices: &mpsc::Sender<crate::shard::messages::Notice>,
 ) -> Result<Vec<Shard>, NodeError> {
     let shard = ShardConfig {
@@ -221,6 +257,7 @@ fn start_shards(
         peer_deadline: config.peers.deadline.0,
         engine: Engine::Auto,
         flash,
+        wrap: Arc::clone(wrap),
     };
     (0..config.resources.shards)
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
@@ -228,7 +265,7 @@ fn start_shards(
         .map_err(system("starting the shards"))
 }
 
-async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<std::net::SocketAddr>), NodeError> {
+async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
     let unix = config.nbd_socket().map(Address::Unix);
     // Whoever writes an address that others reach into the configuration has read what that means.
     let tcp = config.nbd.tcp.iter().map(|&address| Address::Tcp { address, beyond_loopback: true });
@@ -292,7 +329,16 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
         return Err(format!("it looks for {}, and this is {me}", greeting.replica));
     }
     let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
-    let Greeting { disk, owner, .. } = greeting;
+    let Greeting { disk, owner, purpose, .. } = greeting;
+    if let Purpose::Client { structured_replies, base_allocation } = purpose {
+        let session = Session {
+            export: disk,
+            structured_replies,
+            base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
+            flags: 0,
+        };
+        return serve_follower(node, &owner, NbdClient { stream: fd, leftover: Vec::new(), session });
+    }
     let record = match node.world.disk(&disk) {
         Some(record) => record,
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
@@ -302,6 +348,17 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
     let _place = node.room.admit(node, &disk).await?;
     let command = Command::Replicate { disk: disk.clone(), medium, owner, fd, received: Vec::new() };
     node.shards.send(&disk, command).await;
+    Ok(())
+}
+
+/// Takes requests that clients on another node make of a disk which is about to move there.
+fn serve_follower(node: &Node, from: &str, client: NbdClient) -> Result<(), String> {
+    let disk = &client.session.export;
+    let follower = node.world.disk(disk).and_then(|record| record.follower);
+    if follower.is_none_or(|follower| follower.node != from) || node.here.get(disk).is_none() {
+        return Err(format!("{from} does not follow disk {disk}, or it is not open here"));
+    }
+    exports::attach(node, client);
     Ok(())
 }
 

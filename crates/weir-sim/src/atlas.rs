@@ -3,8 +3,8 @@
 //! A fault that no promise covers would only show that the impossible was asked for: two of the two copies of a log lost,
 //! a clock that runs at double speed. So each kind has its limits, and the code that injects it keeps them.
 //!
-//! Faults of a flash medium (torn, lost, misdirected and corrupt writes at rest) are not in it: a log is in RAM so far, and
-//! the first crash takes it. They come with the medium.
+//! The logs of half of the seeds are in RAM, where the first crash takes them, and of the others on flash, where a copy survives
+//! the end of its process and of the power. There a copy counts as lost when its flash is, or what is at rest is damaged.
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,14 @@ pub enum Fault {
     BackingPowerLoss,
     LateWrite,
     Move,
+    CleanRestart,
+    PowerLoss,
+    TornFrame,
+    FlashLost,
+    FlashRot,
+    FlashLostWrite,
+    FlashMisdirected,
+    FlashFailure,
 }
 
 /// How many kinds there are.
@@ -53,15 +61,15 @@ pub struct FaultEntry {
 }
 
 /// The atlas.
-pub const FAULTS: [FaultEntry; 22] = [
+pub const FAULTS: [FaultEntry; 30] = [
     FaultEntry {
         fault: Fault::Crash,
         name: "crash",
         what: "a process ends at once, at any time or right after a takeover or a change of the set, and starts again later \
                without its RAM: owner, log, replica; its connections break, or stay silent until it is back",
         covered_by: "P1, P2, P7; P5 for the backing",
-        limits: "a process that holds the last living complete copy of a set that is committed, or may be, does not crash; \
-                 so at most N under write-back+N, and none under write-back+0",
+        limits: "with logs in RAM, a process that holds the last living complete copy of a set that is committed, or may be, \
+                 does not crash; so at most N under write-back+N, and none under write-back+0. On flash the copy stays",
     },
     FaultEntry {
         fault: Fault::Pause,
@@ -212,6 +220,67 @@ pub const FAULTS: [FaultEntry; 22] = [
         what: "an operator moves the disk to another node at any moment, whatever else goes on",
         covered_by: "P1, P2, P4",
         limits: "none: a move that cannot be had within 2 s is given up",
+    },
+    FaultEntry {
+        fault: Fault::CleanRestart,
+        name: "clean-restart",
+        what: "a process is told to end, waits for the frame that is under way, and starts again at once with its flash",
+        covered_by: "P1, P2, P8",
+        limits: "in seeds whose logs are on flash; as for a crash there",
+    },
+    FaultEntry {
+        fault: Fault::PowerLoss,
+        name: "power-loss",
+        what: "all nodes lose their power at the same moment, half of the time the storage too, and come back one after the \
+               other with what is on their flash",
+        covered_by: "P1, P7, P8",
+        limits: "of each set that is committed, or may be, at least one copy is whole at rest; with logs in RAM that would be \
+                 none",
+    },
+    FaultEntry {
+        fault: Fault::TornFrame,
+        name: "torn-frame",
+        what: "a crash or loss of power leaves any number of the blocks of the frame under way, and of the next block any \
+               number of its 512-byte sectors",
+        covered_by: "P1, P11",
+        limits: "none: one frame is under way at a time, and what is at rest is not touched by the next",
+    },
+    FaultEntry {
+        fault: Fault::FlashLost,
+        name: "flash-lost",
+        what: "a node that has crashed comes back with another flash, or an empty one",
+        covered_by: "P1, P2",
+        limits: "the copy on it counts as lost: somebody else of each set that is committed, or may be, keeps one at rest",
+    },
+    FaultEntry {
+        fault: Fault::FlashRot,
+        name: "flash-rot",
+        what: "a bit flips in a frame at rest: in its header, its table, or its data",
+        covered_by: "P11",
+        limits: "as for flash-lost; and only once a younger frame is at rest, because what rots in the newest one cannot be \
+                 told from a frame that a loss of power has torn, and was not confirmed",
+    },
+    FaultEntry {
+        fault: Fault::FlashLostWrite,
+        name: "flash-lost-write",
+        what: "a frame that the device has reported as written is not there; what was there before is",
+        covered_by: "P11",
+        limits: "as for flash-rot: nobody could tell that the newest one was ever written",
+    },
+    FaultEntry {
+        fault: Fault::FlashMisdirected,
+        name: "flash-misdirected",
+        what: "a frame was written to another place in the ring, over what was there",
+        covered_by: "P11",
+        limits: "as for flash-rot; within its slot",
+    },
+    FaultEntry {
+        fault: Fault::FlashFailure,
+        name: "flash-failure",
+        what: "the flash of a running node takes no write any more; when the node starts again it works again, with what was \
+               at rest, or is another one",
+        covered_by: "P1, P7, P9",
+        limits: "as for flash-lost; after the last fault each node whose flash has failed starts again with another one",
     },
 ];
 

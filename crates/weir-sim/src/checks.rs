@@ -1,10 +1,17 @@
 //! What must hold after every step, and at the end.
 
+use std::iter;
+
 use weir_accel::Log;
 use weir_accel::replica::Replica;
 
 use crate::owner_process::{block_of, newest_first, version_of};
 use crate::world::{BLOCKS, BOUND, CALM, NODES, Process, QUIET, World};
+
+/// Blocks and versions of a log's records, the newest first.
+fn newest_records(log: &Log) -> impl Iterator<Item = (usize, u64)> {
+    newest_first(log).map(|(_, record)| (block_of(record), version_of(log, record)))
+}
 
 impl World {
     /// Whoever may be asked for the disk, now or after a takeover, has all that was acknowledged or seen, and nothing
@@ -16,11 +23,16 @@ impl World {
             return self.fail(|| problem);
         }
         if !record.write_back {
-            if let Some((block, version, floor)) = self.stale_block(None) {
+            if let Some((block, version, floor)) = self.stale_block(iter::empty()) {
                 let what = format!("the backing has version {version} of block {block}, not {floor}");
                 self.fail(|| format!("P1: write-through, and {what}"));
             }
             return;
+        }
+        for holder in record.replicas.iter().chain(&record.owner) {
+            if let Some(problem) = self.check_at_rest(*holder) {
+                return self.fail(|| problem);
+            }
         }
         for replica in record.replicas.clone() {
             if let Some(problem) = self.check_replica(replica) {
@@ -34,7 +46,7 @@ impl World {
             return None;
         }
         match &self.nodes[owner.node].owner {
-            Some(open) => self.stale_block(Some(&open.log)).map(|(block, worst, floor)| {
+            Some(open) => self.stale_block(newest_records(&open.log)).map(|(block, worst, floor)| {
                 format!("the owner n{} has version {worst} of block {block}, not {floor}", owner.node)
             }),
             // Not opened yet.
@@ -44,37 +56,56 @@ impl World {
     }
 
     /// A process that the registry names could take over this moment.
-    fn check_replica(&self, process: Process) -> Option<String> {
-        if !self.is_alive(process) {
+    fn check_replica(&self, named: Process) -> Option<String> {
+        let process = self.process(named.node);
+        if !self.is_alive(process) || !self.stands_for(named, process) {
             return None;
         }
         let node = process.node;
+        let damaged = self.nodes[node].flash.as_ref().is_some_and(|device| device.damaged.is_some());
         let replica = self.nodes[node].replica.as_ref().filter(|replica| replica.is_complete());
         // An owner that has handed the disk over may not know it yet; it becomes a replica when it does.
         let former = self.nodes[node].owner.as_ref().map(|owner| &owner.log);
         let Some(log) = former.or(replica.map(Replica::log)) else {
+            if damaged {
+                return None;
+            }
             return Some(format!("P1: n{node} is in the set and has no complete copy"));
         };
-        self.stale_block(Some(log)).map(|(block, worst, floor)| {
+        self.stale_block(newest_records(log)).map(|(block, worst, floor)| {
             format!("P1: after a takeover by n{node}, block {block} would be version {worst}, not {floor}")
         })
     }
 
-    /// A block that may be read through this log in a version older than it must have, even if the storage loses its
+    /// What a process that the registry names has at rest on its flash: all that would be left of its copy if the power went.
+    fn check_at_rest(&self, holder: Process) -> Option<String> {
+        let node = holder.node;
+        let device = self.nodes[node].flash.as_ref()?;
+        if device.damaged.is_some() || self.registry.flash_of(holder) != Some(device.identity) {
+            return None;
+        }
+        let at_rest = device.found().map(|slot| &slot.at_rest);
+        let complete = at_rest.filter(|found| found.state.is_some_and(|state| state.complete));
+        let Some(found) = complete else {
+            return Some(format!("P1: n{node} is in the set and has no complete copy at rest"));
+        };
+        let newest_first = found.records.iter().rev().map(|record| (record.block, record.version));
+        self.stale_block(newest_first).map(|(block, worst, floor)| {
+            format!("P1: after a loss of power, block {block} on the flash of n{node} would be version {worst}, not {floor}")
+        })
+    }
+
+    /// A block that may be read through these records, the newest first, in a version older than it must have, even if the storage loses its
     /// power: the block, the version, and what it must be at least.
-    fn stale_block(&self, log: Option<&Log>) -> Option<(usize, u64, u64)> {
+    fn stale_block(&self, log: impl Iterator<Item = (usize, u64)>) -> Option<(usize, u64, u64)> {
         let mut versions: [u64; BLOCKS] = std::array::from_fn(|block| self.backing.blocks[block].worst());
-        if let Some(log) = log {
-            let mut seen = [false; BLOCKS];
-            for (_, record) in newest_first(log) {
-                let block = block_of(record);
-                if !std::mem::replace(&mut seen[block], true) {
-                    let version = version_of(log, record);
-                    // What nobody wrote is as bad as nothing (P11).
-                    versions[block] = if self.guest.has_written(block, version) { version } else { 0 };
-                    if seen == [true; BLOCKS] {
-                        break;
-                    }
+        let mut seen = [false; BLOCKS];
+        for (block, version) in log {
+            if !std::mem::replace(&mut seen[block], true) {
+                // What nobody wrote is as bad as nothing (P11).
+                versions[block] = if self.guest.has_written(block, version) { version } else { 0 };
+                if seen == [true; BLOCKS] {
+                    break;
                 }
             }
         }
@@ -185,7 +216,7 @@ impl World {
         } else if let Some(node) = stray.next() {
             Some(format!("n{node} keeps a copy that nobody asks for"))
         } else {
-            let stale = self.stale_block(None);
+            let stale = self.stale_block(iter::empty());
             stale.map(|(block, worst, floor)| {
                 format!("the backing has version {worst} of block {block}, not {floor}")
             })

@@ -5,19 +5,20 @@
 
 use std::time::Duration;
 
-use weir_accel::Log;
 use weir_accel::lineage::Lineage;
 use weir_accel::owner::Event;
 use weir_accel::planted::Bug;
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Hello, RecordHeader};
+use weir_accel::{Layout, Log};
 use weir_block::Nanos;
 use weir_cluster::ownership::OwnerGone;
 use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, former_ends};
 
 use crate::atlas::Fault;
+use crate::flash::Device;
 use crate::owner_process::OwnerProcess;
-use crate::registry::{node_ref, process_of};
+use crate::registry::process_of;
 use crate::world::{FENCE_GRACE, LOG, NODES, OWN_LEASE, Process, Task, World};
 
 impl World {
@@ -40,7 +41,7 @@ impl World {
             Decision::Nothing => self.settle_former(process),
             Decision::WaitUntil(_) | Decision::Unavailable(_) => {}
             Decision::TakeOver(evidence) => self.take_over(process, &evidence),
-            Decision::Disclaim(_) => unreachable!("all copies are in memory"),
+            Decision::Disclaim(evidence) => self.disclaim(process, &evidence),
             Decision::Open => self.open(process),
             Decision::Configure => self.configure(process),
             Decision::LetGo { .. } => self.let_go(process),
@@ -54,7 +55,7 @@ impl World {
     fn decide(&mut self, process: Process) -> Decision {
         let owner_gone_since = self.track_owner(process.node);
         let owner = self.registry.record.owner;
-        let me = node_ref(process);
+        let me = self.registry.node_ref(process);
         let situation = Situation {
             me: &me,
             live: &self.registry.live_nodes(self.now),
@@ -62,7 +63,7 @@ impl World {
                 Some(owner) => Local::Open { epoch: owner.told_epoch },
                 None => Local::Closed,
             },
-            has_copy: false,
+            has_copy: self.has_copy(process),
             owner_stopped: owner.is_some_and(|owner| self.has_stopped(owner)),
             owner_gone_since,
             now: self.now,
@@ -137,20 +138,26 @@ impl World {
 
     /// A copy that no record asks for any more.
     fn forget_replica(&mut self, process: Process) {
-        let record = &self.registry.record;
-        if record.owner == Some(process) || record.replicas.contains(&process) {
+        let counted = self.registry.has_owners_copy(process) || self.registry.is_replica(process);
+        if counted {
             return;
         }
-        let below = record.epoch;
+        let below = self.registry.record.epoch;
         let node = &mut self.nodes[process.node];
         if below == node.forgotten_below || node.owner.is_some() {
             return;
         }
         node.forgotten_below = below;
-        if node.replica.as_ref().is_some_and(|replica| replica.epoch() < below) {
-            self.touched = true;
-            node.replica = None;
-            self.cut_all(|connection| connection.replica == process);
+        match &node.replica {
+            Some(replica) if replica.epoch() < below => {
+                self.touched = true;
+                node.replica = None;
+                self.cut_all(|connection| connection.replica == process);
+                self.retire_store(process.node);
+            }
+            Some(_) => {}
+            // A copy that could not be read when the node started.
+            None => node.flash.iter_mut().for_each(Device::forget),
         }
     }
 
@@ -179,10 +186,29 @@ impl World {
         }
     }
 
+    fn disclaim(&mut self, process: Process, evidence: &OwnerGone) {
+        self.touched = true;
+        let disclaimed = self.registry.disclaim(process, evidence);
+        self.note(|| format!("n{} does not have its copy: {disclaimed:?}", process.node));
+    }
+
+    /// Whether a complete copy is here that this node's flash may vouch for.
+    fn has_copy(&self, process: Process) -> bool {
+        let replica = self.nodes[process.node].replica.as_ref();
+        self.layout() == Layout::Flash && replica.is_some_and(Replica::is_complete)
+    }
+
     /// What the registry says is this process's is opened, with the log of the replica if there may be one.
     fn open(&mut self, process: Process) {
         let record = self.registry.record.clone();
         let former_stopped = self.former_has_ended(process);
+        if !record.write_back {
+            self.nodes[process.node].replica = None;
+            self.retire_store(process.node);
+            if !self.take_store(process.node) {
+                return self.note(|| format!("n{} cannot open the disk: its flash fails", process.node));
+            }
+        }
         let skip_seal = self.planted.has(Bug::SkipSeal);
         let node = &mut self.nodes[process.node];
         let inherited = match (record.write_back, node.replica.take()) {
@@ -200,10 +226,17 @@ impl World {
             self.cut_all(|connection| connection.replica == process);
         }
         self.serial += 1;
-        let owner =
-            OwnerProcess::new(self.serial, record.configuration(), inherited, former_stopped, self.planted);
+        let owner = OwnerProcess::new(
+            self.serial,
+            record.configuration(),
+            inherited,
+            former_stopped,
+            self.planted,
+            self.layout(),
+        );
         self.note(|| format!("n{} opens the disk: {record:?}, log to {}", process.node, owner.log.last()));
         self.nodes[process.node].owner = Some(owner);
+        self.rewound(process.node);
         self.touched = true;
         self.nodes[process.node].connected = [None; NODES];
         self.step(process, Event::Tick);

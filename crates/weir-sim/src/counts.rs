@@ -23,6 +23,12 @@ pub struct Counts {
     pub checkpoints: u64,
     /// Messages that were refused because of their epoch.
     pub refusals: u64,
+    /// Frames of logs on flash.
+    pub frames: u64,
+    /// Logs that were read from flash when a node started.
+    pub recoveries: u64,
+    /// Those that were found damaged.
+    pub damaged: u64,
     /// Longest time from the end of the faults until everything was as requested, drained and quiet.
     pub longest_convergence: Duration,
     /// Faults by kind, in the order of the atlas.
@@ -40,6 +46,9 @@ impl Default for Counts {
             takeovers: 0,
             checkpoints: 0,
             refusals: 0,
+            frames: 0,
+            recoveries: 0,
+            damaged: 0,
             longest_convergence: Duration::ZERO,
             faults: [0; KINDS],
         }
@@ -57,6 +66,9 @@ impl Counts {
         self.takeovers += other.takeovers;
         self.checkpoints += other.checkpoints;
         self.refusals += other.refusals;
+        self.frames += other.frames;
+        self.recoveries += other.recoveries;
+        self.damaged += other.damaged;
         self.longest_convergence = self.longest_convergence.max(other.longest_convergence);
         for (mine, others) in self.faults.iter_mut().zip(other.faults) {
             *mine += others;
@@ -66,7 +78,9 @@ impl Counts {
     /// Whether everything happened that can.
     #[must_use]
     pub fn is_lively(&self) -> bool {
-        let seen = [self.takeovers, self.answers, self.reads, self.checkpoints, self.refusals];
+        let Counts { takeovers, answers, reads, checkpoints, refusals, frames, recoveries, damaged, .. } =
+            *self;
+        let seen = [takeovers, answers, reads, checkpoints, refusals, frames, recoveries, damaged];
         seen.iter().chain(&self.faults).all(|count| *count > 50)
     }
 }

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
+use weir_accel::Layout;
 use weir_block::Nanos;
 
 use crate::atlas::{FAULTS, Fault};
+use crate::flash::Device;
 use crate::registry::Record;
 use crate::world::{
     CALM, Control, FENCE_GRACE, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process, Task, World,
 };
 
 /// Faults that happen by themselves, as often as they are named; the others happen when their occasion comes.
-const BY_THEMSELVES: [Fault; 28] = [
+const BY_THEMSELVES: [Fault; 36] = [
     Fault::Crash,
     Fault::Crash,
     Fault::Crash,
@@ -40,6 +42,15 @@ const BY_THEMSELVES: [Fault; 28] = [
     Fault::BackingFull,
     Fault::BackingSlow,
     Fault::BackingPowerLoss,
+    // On flash.
+    Fault::CleanRestart,
+    Fault::PowerLoss,
+    Fault::PowerLoss,
+    Fault::FlashRot,
+    Fault::FlashLostWrite,
+    Fault::FlashMisdirected,
+    Fault::FlashFailure,
+    Fault::FlashFailure,
 ];
 
 /// Which kinds a run has. Half of the runs have all of them; the others leave some out, because faults hide each other
@@ -90,7 +101,10 @@ impl World {
             return self.calm_down();
         }
         self.after(10_000, 400_000, Task::Fault);
-        let kinds = BY_THEMSELVES.iter().filter(|fault| self.swarm.has(**fault));
+        let on_flash = self.layout() == Layout::Flash;
+        let kinds = BY_THEMSELVES.iter().filter(|fault| {
+            self.swarm.has(**fault) && (on_flash || (**fault as usize) < Fault::CleanRestart as usize)
+        });
         let place = self.rng.usize(..kinds.clone().count().max(1));
         let Some(&fault) = kinds.clone().nth(place) else { return };
         let node = match (self.owner_process(), self.rng.u8(..3)) {
@@ -139,12 +153,22 @@ impl World {
                 self.backing.lose_power(&mut rng);
                 self.touched = true;
             }
+            Fault::CleanRestart => return self.restart_cleanly(node),
+            Fault::PowerLoss => return self.lose_power(),
+            Fault::FlashRot | Fault::FlashLostWrite | Fault::FlashMisdirected => {
+                // When its next frame comes to rest.
+                self.nodes[node].ill = Some(fault);
+                return false;
+            }
+            Fault::FlashFailure => return self.fail_flash(node),
             // These happen on occasion.
             Fault::ConnectFailure
             | Fault::LostAnswer
             | Fault::LeaseLoss
             | Fault::DuplicateNotice
-            | Fault::LateWrite => return false,
+            | Fault::LateWrite
+            | Fault::TornFrame
+            | Fault::FlashLost => return false,
         }
         true
     }
@@ -167,18 +191,29 @@ impl World {
         }
     }
 
-    /// Whether all that was acknowledged survives the end of this node's process.
-    fn may_crash(&self, node: usize) -> bool {
-        let record = &self.registry.record;
+    /// Whether all that was acknowledged survives when this node's copy is lost: at rest, if it is on flash.
+    pub fn may_lose(&self, node: usize) -> bool {
         let process = self.process(node);
+        self.holders_survive(|holder| holder.node != node && self.keeps_copy(holder), process)
+    }
+
+    /// Whether of each set that is committed, or may be, somebody is left (or `process` is of no importance).
+    fn holders_survive(&self, is_left: impl Fn(Process) -> bool, process: Process) -> bool {
+        let record = &self.registry.record;
         let survives = |replicas: &[Process]| {
             let mut holders = record.owner.iter().chain(replicas);
-            let others = holders.clone().any(|holder| *holder != process && self.is_alive(*holder));
-            others || !holders.any(|holder| *holder == process)
+            let left = holders.clone().any(|holder| is_left(*holder));
+            left || !holders.any(|holder| self.stands_for(*holder, process))
         };
         // A change that is on its way to the registry may come into force after its sender's end.
         let mut pending = self.pending.iter().filter(|pending| pending.0 == record.epoch);
         (!record.write_back || survives(&record.replicas)) && pending.all(|(_, replicas)| survives(replicas))
+    }
+
+    /// Whether this node's copy is there again when the node is, or is not needed.
+    fn may_crash(&self, node: usize) -> bool {
+        let on_flash = self.nodes[node].flash.is_some();
+        (on_flash && self.keeps_copy(self.process(node))) || self.may_lose(node)
     }
 
     fn crash(&mut self, node: usize) -> bool {
@@ -186,8 +221,19 @@ impl World {
             return false;
         }
         self.note(|| format!("n{node} crashes"));
-        let process = self.process(node);
         let silently = self.rng.u8(..4) == 0;
+        self.end(node, silently, false);
+        let on_flash = self.nodes[node].flash.is_some();
+        if on_flash && self.may_lose(node) && self.strikes(Fault::FlashLost, 6) {
+            self.renew_flash(node);
+        }
+        self.after(50_000, 2_500_000, Task::Restart { node });
+        true
+    }
+
+    /// The process ends.
+    fn end(&mut self, node: usize, silently: bool, waits: bool) {
+        let process = self.process(node);
         if !silently {
             self.cut_all(|connection| connection.owner == process || connection.replica == process);
         }
@@ -196,8 +242,74 @@ impl World {
         (node_.owner, node_.replica) = (None, None);
         node_.control.clear();
         node_.held.clear();
-        self.after(50_000, 2_500_000, Task::Restart { node });
+        if node_.flash.is_some() {
+            self.end_frames(node, waits);
+            self.touched = true;
+        }
+    }
+
+    /// Another flash, or the same one formatted.
+    fn renew_flash(&mut self, node: usize) {
+        self.serial += 1;
+        // Those of the start are lower.
+        self.nodes[node].flash = Some(Device::new(self.serial + NODES as u64));
+        self.note(|| format!("n{node} has another flash"));
+    }
+
+    /// A process is told to end, and the node starts another one at once.
+    fn restart_cleanly(&mut self, node: usize) -> bool {
+        let possible = self.nodes[node].alive && !self.nodes[node].paused && self.may_crash(node);
+        if possible {
+            self.note(|| format!("n{node} is told to end"));
+            self.end(node, false, true);
+            self.after(1_000, 50_000, Task::Restart { node });
+        }
+        possible
+    }
+
+    /// All nodes lose their power at once, and perhaps the storage too.
+    fn lose_power(&mut self) -> bool {
+        if !self.holders_survive(|holder| self.keeps_copy(holder), self.owner_or_nobody()) {
+            return false;
+        }
+        self.note(|| "all nodes lose their power".into());
+        for node in (0..NODES).filter(|node| self.nodes[*node].alive).collect::<Vec<_>>() {
+            self.end(node, true, false);
+            self.after(50_000, 1_500_000, Task::Restart { node });
+        }
+        if self.rng.bool() {
+            let mut rng = self.rng.fork();
+            self.backing.lose_power(&mut rng);
+        }
         true
+    }
+
+    /// A process that stands for the whole set.
+    fn owner_or_nobody(&self) -> Process {
+        self.registry.record.owner.unwrap_or(Process { node: 0, incarnation: 0 })
+    }
+
+    /// The flash takes no write any more until the node starts again.
+    fn fail_flash(&mut self, node: usize) -> bool {
+        let possible = self.nodes[node].alive && self.may_lose(node);
+        let Some(device) = self.nodes[node].flash.as_mut().filter(|device| possible && !device.failed) else {
+            return false;
+        };
+        device.failed = true;
+        true
+    }
+
+    /// After the last fault, a flash that has failed is replaced, once the node's copy is not the last one.
+    pub fn mend(&mut self, node: usize) {
+        if self.nodes[node].flash.as_ref().is_none_or(|device| !device.failed) {
+            return;
+        }
+        if !self.may_lose(node) {
+            return self.after(100_000, 200_000, Task::Mend { node });
+        }
+        self.end(node, false, false);
+        self.renew_flash(node);
+        self.after(1_000, 50_000, Task::Restart { node });
     }
 
     pub fn restart(&mut self, node: usize) {
@@ -206,7 +318,12 @@ impl World {
         }
         let process = self.process(node);
         self.cut_all(|connection| connection.owner == process || connection.replica == process);
+        let transient = self.nodes[node].flash.as_ref().is_some_and(|device| device.failed);
+        if transient && self.may_lose(node) && self.rng.bool() {
+            self.renew_flash(node);
+        }
         let node_ = &mut self.nodes[node];
+        node_.flash.iter_mut().for_each(|device| device.failed = false);
         (node_.alive, node_.incarnation) = (true, node_.incarnation + 1);
         (node_.connected, node_.owner_gone, node_.forgotten_below) = ([None; NODES], None, 0);
         (node_.reaches, node_.lease) = (true, Nanos(0));
@@ -214,6 +331,8 @@ impl World {
         node_.former_since.clear();
         node_.view = Record::default();
         self.note(|| format!("n{node} starts again"));
+        self.tell_flash(node);
+        self.recover(node);
         let process = self.process(node);
         self.after(0, 50_000, Task::Reconcile { process });
     }
@@ -319,6 +438,7 @@ impl World {
             self.nodes[node].reaches = true;
             self.resume(node);
             self.restart(node);
+            self.mend(node);
         }
         for connection in 0..self.connections.len() {
             self.unblock(connection);

@@ -35,6 +35,7 @@ mod checks;
 mod control;
 mod counts;
 mod faults;
+mod flash;
 mod guest;
 mod history;
 mod many;
@@ -44,6 +45,7 @@ mod owner_process;
 mod registry;
 mod run;
 mod shell;
+mod store;
 mod wishes;
 mod world;
 

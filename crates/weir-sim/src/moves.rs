@@ -38,7 +38,7 @@ impl World {
             return;
         }
         let successor = self.registry.live(to, self.now);
-        let named = successor.filter(|successor| self.registry.record.replicas.contains(successor));
+        let named = successor.filter(|successor| self.registry.is_replica(*successor));
         let mine = self.registry.record.owner == Some(process) && self.registry.record.write_back;
         let (Some(successor), true) = (named, mine && self.reaches_registry(process.node)) else {
             return self.look_again(process, serial, to, until);
@@ -79,12 +79,14 @@ impl World {
     /// The disk is another's: the owner's log stays as a replica if the registry says so.
     pub fn let_go(&mut self, process: Process) {
         self.note(|| format!("n{} lets go", process.node));
-        let keep = self.registry.record.replicas.contains(&process);
+        let keep = self.registry.is_replica(process);
         self.cut_all(|connection| connection.owner == process);
         self.nodes[process.node].former_since.clear();
         self.nodes[process.node].owes_release = self.registry.epoch_as_former(process);
         let Some(owner) = self.nodes[process.node].owner.take() else { return };
-        if keep {
+        if !keep {
+            self.retire_store(process.node);
+        } else {
             let (epoch, lineage) = (owner.owner.configuration().epoch, owner.lineage);
             let mut replica = Replica::of_former_owner(owner.log, epoch, lineage);
             replica.plant(self.planted);

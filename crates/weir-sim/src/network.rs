@@ -17,6 +17,8 @@ pub struct Connection {
     pub open: bool,
     /// The replica has taken this owner's Hello.
     pub greeted: bool,
+    /// What the owner was told is at rest; nothing before its Hello is answered.
+    pub told: Option<Held>,
     to_owner: VecDeque<(Nanos, Message)>,
     to_replica: VecDeque<(Nanos, Message)>,
     /// Nothing moves before this.
@@ -30,6 +32,7 @@ impl Connection {
             replica,
             open: true,
             greeted: false,
+            told: None,
             to_owner: VecDeque::new(),
             to_replica: VecDeque::new(),
             stalled: Nanos(0),
@@ -151,8 +154,7 @@ impl World {
     fn replica_hears(&mut self, connection: usize, message: Message) {
         let Connection { replica: process, open, .. } = self.connections[connection];
         self.touched = true;
-        let node = &mut self.nodes[process.node];
-        if node.owner.is_some() && !self.planted.has(Bug::SkipSeal) {
+        if self.nodes[process.node].owner.is_some() && !self.planted.has(Bug::SkipSeal) {
             return self.cut(connection);
         }
         let verdict = match &message {
@@ -161,9 +163,10 @@ impl World {
                 return;
             }
             _ if !open && !self.connections[connection].greeted => return,
+            Message::Hello(_) if !self.may_attach(process.node) => return self.cut(connection),
             Message::Hello(hello) => self.hello(connection, hello),
             Message::Batch(head, headers, data) if self.connections[connection].greeted => {
-                let Some(replica) = &mut node.replica else { return };
+                let Some(replica) = &mut self.nodes[process.node].replica else { return };
                 replica.batch(head, headers, data)
             }
             _ => {
@@ -172,6 +175,7 @@ impl World {
             }
         };
         match verdict {
+            Ok(Verdict::Taken) if self.nodes[process.node].store.is_some() => self.keep_at_rest(process),
             Ok(Verdict::Taken) => {
                 let confirm = self.confirm(process);
                 self.send(connection, Side::Owner, Message::Confirm(confirm));
@@ -183,7 +187,11 @@ impl World {
             }
             Err(error) => {
                 self.note(|| format!("n{} gives a connection up: {error}", process.node));
-                let injected = matches!(error, WireError::Checksum(_)) && self.corrupted > 0;
+                let injected = match error {
+                    WireError::Checksum(_) => self.corrupted > 0,
+                    WireError::OtherPast => self.nodes[process.node].flash.is_some(),
+                    _ => false,
+                };
                 if !self.is_planted && !injected {
                     self.fail(|| format!("the protocol broke on n{}: {error}", process.node));
                 }
@@ -195,16 +203,19 @@ impl World {
 
     fn hello(&mut self, connection: usize, hello: &Hello) -> Result<Verdict, WireError> {
         let process = self.connections[connection].replica;
-        let planted = self.planted;
-        let node = &mut self.nodes[process.node];
-        let replica = node.replica.get_or_insert_with(|| {
-            let mut replica = Replica::new(Log::new(LOG + (1 << 20), 1).expect("memory"));
+        let (planted, layout) = (self.planted, self.layout());
+        if self.nodes[process.node].replica.is_none() {
+            self.take_store(process.node);
+            let log = Log::with_layout(layout, LOG + (1 << 20), 1).expect("memory");
+            let mut replica = Replica::new(log);
             replica.plant(planted);
-            replica
-        });
+            self.nodes[process.node].replica = Some(replica);
+        }
+        let Some(replica) = &mut self.nodes[process.node].replica else { return Ok(Verdict::Taken) };
         let verdict = replica.hello(hello)?;
         if verdict == Verdict::Taken {
             self.connections[connection].greeted = true;
+            self.rewound(process.node);
             if !planted.has(Bug::IgnoreEpoch) {
                 // One owner at a time.
                 let others = self.connections.iter().enumerate().filter(|(number, other)| {

@@ -7,10 +7,10 @@ use weir_accel::lineage::Lineage;
 use weir_accel::owner::Owner;
 use weir_accel::planted::{Bug, Planted};
 use weir_accel::wire::{Batch, Hello, RecordHeader};
-use weir_accel::{Configuration, Log, Record, RecordKind};
+use weir_accel::{Configuration, Layout, Log, Record, RecordKind};
 use weir_block::Nanos;
 
-use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE};
+use crate::world::{BLOCK, FLASH_RECORDS, LOG, Message, PEER_DEADLINE};
 
 /// Most records in one batch: few, so that many batches are under way.
 const BATCH: usize = 3;
@@ -64,6 +64,7 @@ pub enum Answer {
 
 pub struct OwnerProcess {
     pub serial: u64,
+    layout: Layout,
     pub owner: Owner,
     pub log: Log,
     pub lineage: Lineage,
@@ -99,6 +100,7 @@ impl OwnerProcess {
         inherited: Option<(Log, Lineage)>,
         former_stopped: bool,
         planted: Planted,
+        layout: Layout,
     ) -> OwnerProcess {
         let epoch = configuration.epoch;
         let (log, lineage) = match inherited {
@@ -106,13 +108,17 @@ impl OwnerProcess {
                 let last = log.last();
                 (log, lineage.continued(epoch, last))
             }
-            None => (Log::new(LOG, 1).expect("memory"), Lineage::new(epoch)),
+            None => (Log::with_layout(layout, LOG, 1).expect("memory"), Lineage::new(epoch)),
         };
         let inherited = log.last();
         let (told_epoch, told_policy) = (configuration.epoch, configuration.wanted_replicas);
         let mut owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, PEER_DEADLINE);
+        if layout == Layout::Flash {
+            owner = owner.on_flash();
+        }
         owner.plant(planted);
         OwnerProcess {
+            layout,
             serial,
             owner,
             log,
@@ -202,7 +208,8 @@ impl OwnerProcess {
         let mut data = [0; BLOCK];
         data[..8].copy_from_slice(&version.to_le_bytes());
         let offset = (block * BLOCK) as u64;
-        self.log.has_room(BLOCK as u64, 1).then(|| {
+        let fits = self.layout == Layout::Memory || self.log.last() - self.log.freed() < FLASH_RECORDS;
+        (fits && self.log.has_room(BLOCK as u64, 1)).then(|| {
             self.log.append(RecordKind::Write, offset, BLOCK as u32, &data).expect("has_room said so")
         })
     }
@@ -264,7 +271,7 @@ fn versions(log: &Log, step: &Step) -> Vec<(usize, u64)> {
     versions
 }
 
-fn version_in(data: &[u8]) -> u64 {
+pub fn version_in(data: &[u8]) -> u64 {
     u64::from_le_bytes(data[..8].try_into().expect("a block has more than eight bytes"))
 }
 

@@ -51,6 +51,9 @@ fn summary_json(summary: &Summary) -> Value {
         "takeovers": counts.takeovers,
         "checkpoints": counts.checkpoints,
         "refusals": counts.refusals,
+        "frames": counts.frames,
+        "recoveries": counts.recoveries,
+        "damaged_logs": counts.damaged,
         "longest_convergence_seconds": counts.longest_convergence.as_secs_f64(),
         "faults": faults,
         "violations": violations,
@@ -69,6 +72,9 @@ fn summary_text(summary: &Summary, bug: Option<Bug>) {
         ("takeovers", counts.takeovers),
         ("checkpoints", counts.checkpoints),
         ("refused messages", counts.refusals),
+        ("frames to flash", counts.frames),
+        ("logs recovered", counts.recoveries),
+        ("logs found damaged", counts.damaged),
     ] {
         println!("{what:<21}{number:>14}");
     }

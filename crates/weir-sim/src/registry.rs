@@ -4,8 +4,10 @@
 use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, OwnerGone, Refusal};
-use weir_cluster::placement::Live;
-use weir_cluster::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Source};
+use weir_cluster::placement::{self, Live};
+use weir_cluster::records::{
+    DiskRecord, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Places, Policy, Source,
+};
 
 use crate::world::{BLOCK, BLOCKS, NODES, Process, name, node_of};
 
@@ -19,6 +21,10 @@ pub struct Record {
     /// `N` of the requested policy; `None` for write-through.
     pub wanted: Option<usize>,
     pub former: Vec<Process>,
+    /// Only certain places will do.
+    pub strict: bool,
+    /// Replicas where a strict policy wants none.
+    pub misplaced: Vec<Process>,
     /// A takeover has left fewer copies than are requested, and nothing was changed since.
     pub short: bool,
 }
@@ -30,14 +36,10 @@ impl Record {
             replicas: self.replicas.iter().map(|replica| name(replica.node)).collect(),
             write_back: self.write_back,
             wanted_replicas: self.wanted,
-            strict: false,
-            misplaced: Vec::new(),
+            strict: self.strict,
+            misplaced: self.misplaced.iter().map(|replica| name(replica.node)).collect(),
         }
     }
-}
-
-pub fn node_ref(process: Process) -> NodeRef {
-    NodeRef::new(name(process.node), u64::from(process.incarnation))
 }
 
 pub fn process_of(node: &NodeRef) -> Process {
@@ -45,27 +47,93 @@ pub fn process_of(node: &NodeRef) -> Process {
     Process { node: node_of(&node.node), incarnation }
 }
 
-fn policy(wanted: Option<usize>) -> Policy {
-    wanted.map_or(Policy::WriteThrough, |copies| Policy::WriteBack(copies as u8))
+/// In one of four runs the nodes are in two racks of two, and policies say where the replicas have to be. Every such policy can be
+/// had from every owner when all nodes are there.
+#[derive(Clone, Copy, Debug)]
+pub struct Racks {
+    of: [usize; NODES],
+    inside: bool,
+}
+
+impl Racks {
+    /// Decided beside everything else, so that the other runs stay what they were.
+    pub fn choose(seed: u64) -> Option<Racks> {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let mut of = std::array::from_fn(|node| node % 2);
+        rng.shuffle(&mut of);
+        // Some with logs on flash (even seeds), some with logs in memory.
+        matches!(seed % 8, 0 | 3 | 4).then(|| Racks { of, inside: rng.bool() })
+    }
+
+    fn places(self, copies: usize) -> Places {
+        match (copies, self.inside) {
+            (1, true) => Places { inside: 1, outside: 0 },
+            (1, false) => Places { inside: 0, outside: 1 },
+            (_, true) => Places { inside: 1, outside: 1 },
+            (_, false) => Places { inside: 0, outside: 2 },
+        }
+    }
+}
+
+fn policy(wanted: Option<usize>, racks: Option<Racks>) -> Policy {
+    match (wanted, racks) {
+        (None, _) => Policy::WriteThrough,
+        (Some(copies @ 1..), Some(racks)) => Policy::Strict(racks.places(copies)),
+        (Some(copies), _) => Policy::WriteBack(copies as u8),
+    }
 }
 
 pub struct Registry {
     pub up: bool,
     disk: DiskRecord,
+    pub racks: Option<Racks>,
     pub record: Record,
     /// Former owners that have said that nothing of theirs is under way, and since which epoch they are former.
     pub released: Vec<(Process, u64)>,
     /// Who is registered on each node, and until when its lease stands.
     leases: [(u32, Nanos); NODES],
+    /// The flash of each process, by node and incarnation.
+    flash: [Vec<(u32, u64)>; NODES],
 }
 
 impl Registry {
-    pub fn new(wanted: Option<usize>) -> Registry {
+    pub fn new(wanted: Option<usize>, medium: Medium, racks: Option<Racks>) -> Registry {
         let source = Source::File { name: "disk".into() };
-        let disk =
-            DiskRecord::new("disk", "volume", source, (BLOCKS * BLOCK) as u64, BLOCK as u32, policy(wanted));
+        let (size, policy) = ((BLOCKS * BLOCK) as u64, policy(wanted, racks));
+        let mut disk = DiskRecord::new("disk", "volume", source, size, BLOCK as u32, policy);
+        disk.medium = medium;
         let record = Record { wanted, ..Record::default() };
-        Registry { up: true, disk, record, released: Vec::new(), leases: [(0, Nanos(0)); NODES] }
+        let (released, leases, flash) = (Vec::new(), [(0, Nanos(0)); NODES], Default::default());
+        Registry { up: true, disk, racks, record, released, leases, flash }
+    }
+
+    /// A process begins, with this flash.
+    pub fn has_flash(&mut self, process: Process, identity: u64) {
+        self.flash[process.node].push((process.incarnation, identity));
+    }
+
+    /// The flash that a process has, or had.
+    pub fn flash_of(&self, process: Process) -> Option<u64> {
+        let mut known = self.flash[process.node].iter();
+        known.find(|(incarnation, _)| *incarnation == process.incarnation).map(|(_, identity)| *identity)
+    }
+
+    pub fn node_ref(&self, process: Process) -> NodeRef {
+        let node = NodeRef::new(name(process.node), u64::from(process.incarnation));
+        node.with_flash(self.flash_of(process))
+    }
+
+    /// Whether a process has the copy that another one, which the record names, had.
+    pub fn counts(&self, named: Process, process: Process) -> bool {
+        self.disk.counts(&self.node_ref(named), &self.node_ref(process))
+    }
+
+    pub fn is_replica(&self, process: Process) -> bool {
+        self.disk.is_replica(&self.node_ref(process))
+    }
+
+    pub fn has_owners_copy(&self, process: Process) -> bool {
+        self.disk.has_owners_copy(&self.node_ref(process))
     }
 
     pub fn disk(&self) -> &DiskRecord {
@@ -91,7 +159,36 @@ impl Registry {
     /// Everybody whose lease stands, as the rules want it.
     pub fn live_nodes(&self, now: Nanos) -> Live {
         let live = (0..NODES).filter_map(|node| self.live(node, now));
-        live.map(|process| (name(process.node), node_record(process))).collect()
+        live.map(|process| (name(process.node), self.node_record(process))).collect()
+    }
+
+    /// Where nodes can be reached plays no part here.
+    fn node_record(&self, process: Process) -> NodeRecord {
+        let rack = |racks: Racks| format!("rack-{}", racks.of[process.node]);
+        let flash = self.flash_of(process);
+        let space = MediumSpace { medium: Medium::Flash, bytes: 4, free: 1, log: 1 };
+        NodeRecord {
+            name: name(process.node),
+            incarnation: u64::from(process.incarnation),
+            flash,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+            nbd_tcp: None,
+            nbd_unix: "/nbd".into(),
+            api: "/api".into(),
+            fault_domain: self.racks.map_or_else(|| name(process.node), rack),
+            media: flash.map(|_| space).into_iter().collect(),
+            load: 0,
+        }
+    }
+
+    /// Which replicas of a record the policy does not want where they are.
+    fn misplaced(&self, record: &DiskRecord) -> Vec<Process> {
+        let Some(owner) = &record.owner else { return Vec::new() };
+        let all = [owner].into_iter().chain(&record.replicas).map(process_of);
+        let all = all.map(|process| (name(process.node), self.node_record(process))).collect();
+        let misplaced = placement::misplaced(record.policy, &owner.node, &record.replicas, &all);
+        let is_misplaced = |replica: &&NodeRef| misplaced.contains(&&*replica.node);
+        record.replicas.iter().filter(is_misplaced).map(process_of).collect()
     }
 
     fn replace(&mut self, next: DiskRecord) {
@@ -106,6 +203,8 @@ impl Registry {
             write_back: next.mode == Mode::WriteBack,
             wanted,
             former: next.former.iter().map(|former| process_of(&former.node)).collect(),
+            strict: next.policy.is_strict(),
+            misplaced: self.misplaced(&next),
             short: false,
         };
         self.disk = next;
@@ -119,29 +218,29 @@ impl Registry {
         replicas: &[Process],
         write_back: bool,
     ) -> Result<(), Refusal> {
-        let replicas: Vec<NodeRef> = replicas.iter().copied().map(node_ref).collect();
+        let replicas: Vec<NodeRef> = replicas.iter().map(|replica| self.node_ref(*replica)).collect();
         let mode = if write_back { Mode::WriteBack } else { Mode::WriteThrough };
-        let next = ownership::change_replicas(&self.disk, &node_ref(by), epoch, &replicas, mode, 0)?;
+        let next = ownership::change_replicas(&self.disk, &self.node_ref(by), epoch, &replicas, mode, 0)?;
         self.replace(next);
         Ok(())
     }
 
     pub fn set_policy(&mut self, by: Process, wanted: Option<usize>) -> Result<(), Refusal> {
-        let caller = Caller::Owner { node: &node_ref(by), epoch: self.disk.epoch };
-        let next = ownership::set_policy(&self.disk, caller, policy(wanted))?;
+        let caller = Caller::Owner { node: &self.node_ref(by), epoch: self.disk.epoch };
+        let next = ownership::set_policy(&self.disk, caller, policy(wanted, self.racks))?;
         self.replace(next);
         Ok(())
     }
 
     /// Nobody owns the disk: this process opens it.
     pub fn claim(&mut self, by: Process) {
-        if let Ok(next) = ownership::claim_free(&self.disk, &node_ref(by)) {
+        if let Ok(next) = ownership::claim_free(&self.disk, &self.node_ref(by)) {
             self.replace(next);
         }
     }
 
     pub fn take_over(&mut self, by: Process, evidence: &OwnerGone) -> Result<(), Refusal> {
-        let next = ownership::take_over(&self.disk, &node_ref(by), evidence)?;
+        let next = ownership::take_over(&self.disk, &self.node_ref(by), evidence)?;
         self.replace(next);
         let record = &mut self.record;
         record.short =
@@ -149,9 +248,16 @@ impl Registry {
         Ok(())
     }
 
+    /// A replica finds that it does not have its copy any more.
+    pub fn disclaim(&mut self, by: Process, evidence: &OwnerGone) -> Result<(), Refusal> {
+        let next = ownership::disclaim(&self.disk, &self.node_ref(by), evidence)?;
+        self.replace(next);
+        Ok(())
+    }
+
     /// The owner gives the disk to a replica, and is one in its place.
     pub fn hand_over(&mut self, by: Process, to: Process) -> Result<(), Refusal> {
-        let next = ownership::hand_over(&self.disk, &node_ref(by), self.disk.epoch, &node_ref(to))?;
+        let next = ownership::hand_over(&self.disk, &self.node_ref(by), self.disk.epoch, &self.node_ref(to))?;
         let short = self.record.short;
         self.replace(next);
         self.record.short = short;
@@ -160,7 +266,7 @@ impl Registry {
 
     /// The I/O of all former owners has ended.
     pub fn forget_former(&mut self, by: Process) {
-        let (me, epoch, short) = (node_ref(by), self.disk.epoch, self.record.short);
+        let (me, epoch, short) = (self.node_ref(by), self.disk.epoch, self.record.short);
         let all = self.disk.former.clone();
         let next = all.iter().try_fold(self.disk.clone(), |record, former| {
             ownership::forget_former(&record, &me, epoch, former)
@@ -173,23 +279,7 @@ impl Registry {
 
     /// The epoch since which a process is a former owner, if it is one.
     pub fn epoch_as_former(&self, process: Process) -> Option<u64> {
-        let node = node_ref(process);
+        let node = self.node_ref(process);
         self.disk.former.iter().find(|former| former.node == node).map(|former| former.epoch)
-    }
-}
-
-/// Where nodes can be reached plays no part here.
-fn node_record(process: Process) -> NodeRecord {
-    NodeRecord {
-        name: name(process.node),
-        incarnation: u64::from(process.incarnation),
-        flash: None,
-        peer_address: ([127, 0, 0, 1], 1).into(),
-        nbd_tcp: None,
-        nbd_unix: "/nbd".into(),
-        api: "/api".into(),
-        fault_domain: name(process.node),
-        media: Vec::new(),
-        load: 0,
     }
 }

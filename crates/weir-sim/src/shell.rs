@@ -56,8 +56,8 @@ impl World {
         let Some(owner) = self.owner(process) else { return };
         let serial = owner.serial;
         match effect {
-            Effect::WantPeer { node, exclude, .. } => {
-                self.ask_control(process, Control::WantPeer { serial, node, exclude });
+            Effect::WantPeer { node, connected, exclude } => {
+                self.ask_control(process, Control::WantPeer { serial, node, connected, exclude });
             }
             Effect::Propose { epoch, replicas, write_back } => {
                 self.ask_control(process, Control::Propose { serial, epoch, replicas, write_back });
@@ -125,6 +125,7 @@ impl World {
             self.step(process, Event::Appended(last));
         }
         self.expire(process);
+        self.hear_of_flash(process);
         if self.owner(process).is_some_and(|owner| now >= owner.owner.deadline()) {
             self.step(process, Event::Tick);
         }
@@ -136,6 +137,7 @@ impl World {
             return;
         }
         self.send_batches(process);
+        self.put_to_rest(process);
         if let Some(owner) = self.owner(process)
             && let Destage::BackingOff { until } = owner.destage
             && until <= now

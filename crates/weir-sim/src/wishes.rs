@@ -1,16 +1,20 @@
 //! What an owner asks of its control plane: somebody to replicate to, another configuration, another policy.
 
 use weir_accel::owner::Event;
+use weir_cluster::placement::choose_replicas;
 
 use crate::atlas::Fault;
-use crate::world::{Control, NODES, PEER_DEADLINE, Process, Task, World, node_of};
+use crate::registry::process_of;
+use crate::world::{Control, NODES, PEER_DEADLINE, Process, Task, World, name, node_of};
 
 impl World {
     /// The next thing that the control plane was asked for.
     pub fn control(&mut self, process: Process) {
         let Some(control) = self.nodes[process.node].control.pop_front() else { return };
         match control {
-            Control::WantPeer { serial, node, exclude } => self.want_peer(process, serial, node, &exclude),
+            Control::WantPeer { serial, node, connected, exclude } => {
+                self.want_peer(process, serial, node, &connected, &exclude);
+            }
             Control::Propose { serial, epoch, replicas, write_back } => {
                 self.propose(process, serial, epoch, &replicas, write_back);
             }
@@ -25,7 +29,14 @@ impl World {
         }
     }
 
-    fn want_peer(&mut self, process: Process, serial: u64, node: Option<String>, exclude: &[String]) {
+    fn want_peer(
+        &mut self,
+        process: Process,
+        serial: u64,
+        node: Option<String>,
+        connected: &[String],
+        exclude: &[String],
+    ) {
         let now = self.now;
         // What this node knows of the registry may be old. It must then be as old as what its owner knows: a newer record
         // would not tell that a replica of the owner's set has started again and lost its copy.
@@ -34,7 +45,13 @@ impl World {
             Some(node) => {
                 let live = self.registry.live(node, now);
                 let holder = record.replicas.iter().find(|replica| replica.node == node);
-                live.filter(|live| holder.is_none_or(|holder| holder == live))
+                live.filter(|live| holder.is_none_or(|holder| self.registry.counts(*holder, *live)))
+            }
+            // Where the place matters, the real choice is made.
+            None if self.registry.racks.is_some() => {
+                let (disk, live) = (self.registry.disk(), self.registry.live_nodes(now));
+                let chosen = choose_replicas(disk, &name(process.node), connected, exclude, &live);
+                chosen.first().map(process_of)
             }
             None => {
                 let free = (0..NODES).filter(|node| {

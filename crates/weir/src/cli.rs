@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weir_node::shard::messages::LoadLayer;
-use weir_node::units::{Period, PeriodError, Size};
+use weir_node::units::{Period, Size};
+
+use crate::commands::budget;
+use crate::commands::profile::{self, ProfileCommand};
 
 pub use disk::DiskCommand;
 
@@ -137,6 +140,9 @@ pub enum Command {
         #[arg(long, default_value = "5 s", value_name = "TIME")]
         over: Period,
     },
+    /// What a live disk is asked for, always on: sizes, mix, reuse, working set, miss-ratio curve; and loads made of it.
+    #[command(subcommand, after_long_help = profile::EXAMPLES)]
+    Profile(ProfileCommand),
     /// Print the completion script of a shell.
     ///
     /// For bash, zsh, fish, elvish and PowerShell.
@@ -166,7 +172,8 @@ const DIAGNOSE_EXAMPLES: &str = "\
 The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
 the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every
 other one that the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the
-disk holds, therefore --destroy. Ctrl-C ends it after the run under way; what was measured is kept, and --resume goes on.
+disk holds, therefore --destroy. What the rows give grounds to suspect predicts a number, and is confirmed or rejected by a
+run of its own at the end; without a confirmed cause none is named. Ctrl-C ends it after the run under way; what was measured is kept, and --resume goes on.
 
 --import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's
 fio JSON or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: instead_of, threads,
@@ -343,7 +350,7 @@ pub struct BenchArgs {
     /// Which layer of the disk.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
-    /// A job file of fio instead. An option that is not supported is an error that names it.
+    /// A job file of fio instead, or jobs of `weir profile export`. An option that is not supported is an error that names it.
     #[arg(
         long,
         value_name = "FILE",
@@ -434,6 +441,8 @@ pub struct BenchArgs {
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Tier {
+    /// 6 cells, for a first look: with --runtime '200 ms' and --repeats 2, a few seconds for a layer.
+    Probe,
     /// 8 cells: about 6 minutes for a layer.
     Quick,
     /// 60 cells: about three quarters of an hour for a layer.
@@ -446,18 +455,12 @@ impl Tier {
     /// In the instrument's words.
     pub fn tier(self) -> weir_diagnose::Tier {
         match self {
+            Tier::Probe => weir_diagnose::Tier::Probe,
             Tier::Quick => weir_diagnose::Tier::Quick,
             Tier::Standard => weir_diagnose::Tier::Standard,
             Tier::Exhaustive => weir_diagnose::Tier::Exhaustive,
         }
     }
-}
-
-/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
-fn budget(text: &str) -> Result<Period, PeriodError> {
-    let minutes =
-        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
-    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
 }
 
 #[derive(Debug, Args)]
@@ -495,6 +498,10 @@ pub struct DiagnoseArgs {
     /// Seed of the order of the runs and of the offsets; default: from the clock, and printed.
     #[arg(long)]
     pub seed: Option<u64>,
+    /// Other policies to measure beside the present one, with commas, or "none"; default: all that the nodes allow.
+    /// Without write-back+0 the way to the replicas cannot be told from the log.
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    pub policies: Vec<String>,
     /// Go on with the interrupted measurement beside the report.
     #[arg(long)]
     pub resume: bool,

@@ -53,8 +53,10 @@ fn a_session_with_a_lab() {
     assert!(
         place
             .fails("disk create x --volume pool --size 1GiB --policy write-back+9", 2)
-            .contains("write-back+2")
+            .contains("write-back+N")
     );
+    assert!(place.fails("disk create x --volume pool --size 1GiB --medium flash", 4).contains("no node"));
+    assert!(place.fails("disk create x --volume pool --size 1GiB --medium tape", 2).contains("ram or flash"));
     assert!(place.fails("disk create x --volume none --size 1GiB", 3).contains("weir volume list"));
 
     let uris = place.ok("disk export db");
@@ -65,10 +67,18 @@ fn a_session_with_a_lab() {
     while place.json("disk show db")["effective"] != "write-back+1" {
         std::thread::sleep(Duration::from_millis(50));
     }
+    assert!(place.ok("disk show db").contains("0 in the owner's fault domain, 1 in others"));
+    place.fails("disk follow db", 2);
+    assert_eq!(place.json("disk follow db --to n2")["follower"], "n2");
+    assert_eq!(place.json("disk follow db --stop")["follower"], Value::Null);
     let moved = place.json("disk move db --to n2");
     assert_eq!((&moved["from"], &moved["disk"]["owner"]), (&Value::from("n1"), &Value::from("n2")));
     assert!(place.fails("disk move db --to n9", 3).contains("weir status"));
     assert!(place.ok("disk move db --to n1").contains("moved from n2 to n1"));
+    place.ok("disk policy db write-back+1out");
+    while place.json("disk show db")["effective"] != "write-back+1out" {
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let policy = place.json("disk policy db write-through --node n2");
     assert_eq!(policy["requested"], "write-through");
     assert_eq!(place.json("disk resize db 128MiB")["size"], 128 << 20);

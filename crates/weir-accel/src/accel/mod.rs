@@ -320,7 +320,7 @@ impl<L: Destage> Accel<L> {
             return;
         }
         request.set_tag(self.below_tag(Below::Direct { tag, changes }));
-        self.lower.submit(reactor, request);
+        self.lower.submit_direct(reactor, request);
         self.again = true;
     }
 

@@ -37,7 +37,8 @@ impl<L: Destage> Accel<L> {
         self.look_again = if holds_lease { Nanos::NEVER } else { now + LEASE_POLL };
         let freed = self.log.freed();
         if !self.owner.is_fenced() {
-            self.peers.send(reactor, &self.log, self.identity.epoch, &mut self.events);
+            let hurry = self.owner.is_stuck();
+            self.peers.send(reactor, &self.log, self.identity.epoch, hurry, &mut self.events);
             self.put_to_rest(reactor);
             if holds_lease {
                 self.destage(reactor, now);

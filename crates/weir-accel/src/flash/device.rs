@@ -259,7 +259,7 @@ impl FlashDevice {
     #[must_use]
     pub fn slots(&self) -> (usize, usize) {
         let slots = self.lock();
-        (slots.len(), slots.iter().filter(|slot| slot.taken.is_none()).count())
+        (slots.len(), slots.iter().filter(|slot| slot.taken.is_none() && !slot.leased).count())
     }
 
     /// The disks whose logs are at rest here: name and identity.
@@ -288,7 +288,7 @@ impl FlashDevice {
     pub fn take(self: &Arc<FlashDevice>, disk: &str, disk_id: u64) -> Result<SlotLease, FlashError> {
         let mut slots = self.lock();
         let same = |slot: &Slot| !slot.leased && slot.taken.as_ref().is_some_and(|taken| taken.disk == disk);
-        let free = |slot: &Slot| slot.taken.is_none();
+        let free = |slot: &Slot| slot.taken.is_none() && !slot.leased;
         let number = slots.iter().position(same).or_else(|| slots.iter().position(free));
         let full = || FlashError::Full { path: self.path.clone(), slots: slots.len() };
         let number = number.ok_or_else(full)?;
@@ -376,6 +376,12 @@ impl SlotLease {
 
     /// Gives the slot back: its log is not needed any more.
     pub fn free(self) {
+        self.give_up();
+    }
+
+    /// Its log is not needed any more. The slot stays in these hands, because a write may be under way; but should the process
+    /// end now, the next one must not find this log beside a younger one of the same disk.
+    pub fn give_up(&self) {
         let mut slots = self.device.lock();
         let slot = &mut slots[self.number];
         let generation = slot.generation + 1;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::frame::{Frame, MOST_RECORDS, Place, State, data_room};
 use crate::log::{BLOCK, Log};
 use crate::owner::Held;
+use crate::planted::{Bug, Planted};
 use crate::wire::RecordHeader;
 
 /// Softly, bytes of data in one frame: a larger one would make those who come later wait for too long.
@@ -61,6 +62,7 @@ pub struct Journal {
     headers: Vec<RecordHeader>,
     /// Place in the arena of the first data of the frame in the making.
     pins: Option<u64>,
+    planted: Planted,
 }
 
 impl Journal {
@@ -93,7 +95,14 @@ impl Journal {
             stored: Held::default(),
             headers: Vec::new(),
             pins: None,
+            planted: Planted::default(),
         }
+    }
+
+    /// Plants a bug, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
     }
 
     /// What is certainly at rest.
@@ -116,6 +125,9 @@ impl Journal {
 
     /// The log was cut off or begun anew: what is behind its last record now does not count any more.
     pub fn rewound(&mut self, log: &Log) {
+        if self.planted.has(Bug::ForgetRewind) {
+            return;
+        }
         let last = log.last();
         if log.freed() == last {
             // Nothing of what was there is needed, and numbers may begin again below those that were.

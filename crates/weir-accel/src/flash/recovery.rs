@@ -166,10 +166,9 @@ fn replay(
         let mut at = 0;
         for (sequence, record) in (frame.first..).zip(&frame.records) {
             let length = record.data_length();
-            if sequence > freed {
-                if sequence != log.last() + 1 || log.push(*record, &data[at..at + length]).is_none() {
-                    return Err(RecoveryError::Damaged { number, reason: "the numbers of its records" });
-                }
+            let follows = |log: &Log| sequence == log.last() + 1;
+            if sequence > freed && (!follows(&log) || log.push(*record, &data[at..at + length]).is_none()) {
+                return Err(RecoveryError::Damaged { number, reason: "the numbers of its records" });
             }
             at += data_room(record) as usize;
         }

@@ -24,6 +24,8 @@ pub struct FlashStore {
     /// A frame has come to rest and nobody has asked for what is stored since.
     progressed: bool,
     error: Option<String>,
+    /// The slot is given up; what is still under way means nothing.
+    retired: bool,
     meter: Meter,
 }
 
@@ -68,6 +70,7 @@ impl FlashStore {
             since: Nanos(0),
             progressed: false,
             error: None,
+            retired: false,
             meter: Meter::new(),
         })
     }
@@ -164,12 +167,11 @@ impl FlashStore {
         }
     }
 
-    /// The log is not needed any more: gives the slot back, once nothing is under way. Until then it comes back.
-    pub fn retire(self) -> Option<FlashStore> {
-        if self.header.is_none() && self.journal.is_writing() {
-            return Some(self);
+    /// The log is not needed any more: gives the slot back. Comes back itself until nothing is under way.
+    pub fn retire(mut self) -> Option<FlashStore> {
+        if !std::mem::replace(&mut self.retired, true) {
+            self.lease.give_up();
         }
-        self.lease.free();
-        None
+        (self.header.is_none() && self.journal.is_writing()).then_some(self)
     }
 }

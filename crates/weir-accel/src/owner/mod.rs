@@ -186,7 +186,7 @@ impl Owner {
 
     /// How many replicas are wanted; `None`: write-through, also because this node cannot keep a copy of its own.
     fn wanted(&self) -> Option<usize> {
-        self.configuration.wanted_replicas.filter(|_| self.own != Own::Failed)
+        self.configuration.wanted_replicas.filter(|_| !self.own.has_failed())
     }
 
     /// Nothing after this record can have been acknowledged, by us or by whom the log was inherited from.
@@ -244,7 +244,7 @@ impl Owner {
             "another node owns the disk"
         } else if !self.former_stopped {
             "waiting until the former owner has certainly stopped; destage is held back"
-        } else if self.own == Own::Failed {
+        } else if self.own.has_failed() {
             "this node's flash has failed: effective policy is write-through until the disk moves or the node is mended"
         } else if self.falling {
             "no peer to replicate to: draining, then write-through"
@@ -413,7 +413,8 @@ impl Owner {
     }
 
     fn store_failed(&mut self, reason: &str, effects: &mut Vec<Effect>) {
-        if std::mem::replace(&mut self.own, Own::Failed) != Own::Failed {
+        if let Own::Flash(held) = self.own {
+            self.own = Own::Failed(held);
             let text =
                 format!("the write log's flash on this node fails ({reason}): draining, then write-through");
             effects.push(Effect::Tell("flash-failed", text));
@@ -504,7 +505,8 @@ impl Owner {
     }
 
     /// Whether acknowledging has come to a stop that only a change of configuration ends.
-    fn is_stuck(&self) -> bool {
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
         self.restoring || self.members.iter().any(|member| self.is_needed(member) && !member.connected)
     }
 

@@ -219,6 +219,10 @@ pub struct DiskRecord {
     /// `released/` is struck off by the owner ([`crate::ownership::forget_former`]).
     #[serde(default)]
     pub former: Vec<FormerOwner>,
+    /// The process whose clients may use the disk before it is there: their first write moves it. Ends with the next change of
+    /// owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follower: Option<NodeRef>,
 }
 
 impl DiskRecord {
@@ -246,6 +250,7 @@ impl DiskRecord {
             replicas: Vec::new(),
             mode: Mode::WriteThrough,
             former: Vec::new(),
+            follower: None,
         }
     }
 
@@ -307,6 +312,11 @@ impl DiskRecord {
         if !self.replicas.iter().map(|replica| &*replica.node).chain(owner).all(|node| nodes.insert(node)) {
             return Some("a node is in its configuration twice".into());
         }
+        if let Some(follower) = &self.follower
+            && self.owner.as_ref().is_none_or(|owner| owner.node == follower.node)
+        {
+            return Some("it is followed by its owner, or without one".into());
+        }
         match (self.mode, &self.owner) {
             (Mode::WriteThrough, _) if !self.replicas.is_empty() => {
                 Some("write-through with replicas".into())
@@ -333,7 +343,7 @@ impl Record for DiskRecord {
             }
         }
         let former = self.former.iter().map(|former| &former.node);
-        for node in self.owner.iter().chain(&self.replicas).chain(former) {
+        for node in self.owner.iter().chain(&self.replicas).chain(former).chain(&self.follower) {
             check_name(&node.node)?;
         }
         match self.contradiction() {
@@ -392,9 +402,31 @@ mod tests {
         assert_eq!(disk.effective(), Policy::WriteBack(1));
     }
 
+    /// As the first Weir wrote it. What came later is left out as long as it says nothing.
+    const FIRST: &str = r#"{"v":1,"name":"d","volume":"v","source":{"file":{"name":"d.img"}},"size":1048576,"logical_block":512,"policy":"write-back+1","medium":"ram","owner":{"node":"a","incarnation":7},"epoch":3,"replicas":[{"node":"b","incarnation":8}],"mode":"write-back","former":[]}"#;
+
+    #[test]
+    fn records_of_the_first_version_are_read_and_written() {
+        let mut disk = DiskRecord::decode(FIRST.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(disk.encode()).unwrap(), FIRST);
+        let older = FIRST.replace(r#""medium":"ram","#, "").replace(r#","former":[]"#, "");
+        assert_eq!(DiskRecord::decode(older.as_bytes()).unwrap(), disk);
+        disk.policy = Policy::Strict(Places { inside: 1, outside: 1 });
+        (disk.medium, disk.follower) = (Medium::Flash, Some(NodeRef::new("c", 9)));
+        let text = String::from_utf8(disk.encode()).unwrap();
+        assert!(text.contains(r#""policy":"write-back+1in+1out","medium":"flash""#), "{text}");
+        assert!(text.ends_with(r#""follower":{"node":"c","incarnation":9}}"#), "{text}");
+        assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
+    }
+
     #[test]
     fn contradictions_are_refused() {
-        let spoil: [fn(&mut DiskRecord); 11] = [
+        let spoil: [fn(&mut DiskRecord); 13] = [
+            |disk| disk.follower = Some(NodeRef::new("b", 1)),
+            |disk| {
+                (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
+                disk.follower = Some(NodeRef::new("a", 2));
+            },
             |disk| disk.policy = Policy::Strict(Places::default()),
             |disk| disk.policy = Policy::Strict(Places { inside: 2, outside: 1 }),
             |disk| disk.size = 0,

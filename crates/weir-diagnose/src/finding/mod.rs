@@ -330,7 +330,7 @@ fn usable_rows<'a>(diagnosis: &'a Diagnosis, unused: &mut Vec<Unused>) -> Vec<Us
 
 fn points(diagnosis: &Diagnosis, usable: &[Usable<'_>]) -> Vec<Point> {
     let places =
-        diagnosis.cells.iter().flat_map(|cell| (0..diagnosis.layers.len()).map(move |layer| (cell, layer)));
+        diagnosis.all_cells().flat_map(|cell| (0..diagnosis.layers.len()).map(move |layer| (cell, layer)));
     places.filter_map(|(cell, layer)| point(layer, cell, usable)).collect()
 }
 

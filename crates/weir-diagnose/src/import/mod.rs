@@ -115,7 +115,7 @@ impl Import {
             return Err(wrong(format!("more than {MOST_LAYERS} layers or {MOST_ROWS} rows")));
         }
         let (cell, outcome) = (parsed.cell, RunOutcome::Measured(parsed.measurement));
-        self.rows.push(Row { layer: layer.to_owned(), cell, repeat: 0, outcome });
+        self.rows.push(Row { layer: layer.to_owned(), cell, repeat: 0, outcome, counters: None });
         Ok(self)
     }
 
@@ -148,6 +148,7 @@ impl Import {
             schema: SCHEMA.to_owned(),
             environment,
             cells,
+            follow_ups: Vec::new(),
             layers: self.layers,
             repeats: counts.values().copied().max().unwrap_or(1),
             seed: 0,
@@ -193,7 +194,7 @@ fn cell(
     let block_bytes =
         u32::try_from(block_bytes).map_err(|_| format!("a block of {block_bytes} bytes is too large"))?;
     let shape = Shape { write_through, ..Shape::new(block_bytes, access.0, access.1) };
-    Ok(Cell { shape, queue_depth: depth, threads })
+    Ok(Cell { shape, queue_depth: depth, threads, footprint: None })
 }
 
 /// Reads and writes with this share of reads.

@@ -12,8 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fastrand::Rng;
 
 use crate::cell::Cell;
+use crate::counters::Counters;
 use crate::environment::Environment;
 use crate::finding::{Judgement, find};
+use crate::hypothesis::Ask;
 use crate::result::{Diagnosis, LayerEntry, Measurement, Position, Row, RunOutcome, SCHEMA, check_layers};
 
 /// Repeats unless the caller says otherwise; with fewer nothing is called confirmed.
@@ -27,6 +29,12 @@ const WORTH_REPEATING: u32 = 4;
 
 /// Repeats that a step gets at least when it gets more.
 const FEWEST_MORE: u32 = 2;
+
+/// Times that a run is done which a hypothesis asks for.
+const FOLLOW_UP_REPEATS: u32 = 3;
+
+/// Rounds of such runs: what one round says may raise another question.
+const MOST_ROUNDS: u64 = 3;
 
 /// A layer that can be put under load.
 pub trait Target {
@@ -46,12 +54,24 @@ pub trait Target {
         Ok(())
     }
 
-    /// Runs the cell and blocks until it is done. Starts from a settled state (nothing dirty left from an
-    /// earlier run, space that is read was written before) and leaves warm-up out of what it returns.
+    /// Waits, before a run, until nothing of an earlier one is left: nothing dirty, the policy in effect.
+    ///
+    /// # Errors
+    /// It does not settle; the run is then not tried.
+    fn settle(&mut self) -> Result<(), TargetError> {
+        Ok(())
+    }
+
+    /// Runs the cell and blocks until it is done. Space that is read was written before; leaves warm-up out of what it returns.
     ///
     /// # Errors
     /// The run failed, or was interrupted.
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError>;
+
+    /// What the operating system counted during the last run.
+    fn counters(&mut self) -> Option<Counters> {
+        None
+    }
 }
 
 /// Why a run brought no numbers.
@@ -74,6 +94,8 @@ pub struct Plan {
     pub repeats: u32,
     /// Runs beyond the repeats, for steps that can still not be told: at most so many.
     pub extra_runs: usize,
+    /// Runs beyond these that hypotheses may ask for, to be confirmed or rejected: at most so many.
+    pub follow_ups: usize,
     /// Decides the order of cells and layers; the same seed gives the same order.
     pub seed: u64,
 }
@@ -154,15 +176,18 @@ impl Plan {
     /// These cells, five times each, and as many runs again where they are needed.
     #[must_use]
     pub fn of(cells: Vec<Cell>, seed: u64) -> Plan {
-        Plan { cells, repeats: FEWEST_REPEATS, extra_runs: usize::MAX, seed }
+        Plan { cells, repeats: FEWEST_REPEATS, extra_runs: usize::MAX, follow_ups: usize::MAX, seed }
     }
 
     /// Every run of the planned repeats, for `layers` layers: repeat by repeat, cells shuffled, layers shuffled.
     #[must_use]
     pub fn order(&self, layers: usize) -> Vec<Run> {
+        self.order_of(&(0..layers).collect::<Vec<_>>())
+    }
+
+    fn order_of(&self, all: &[usize]) -> Vec<Run> {
         let mut random = Rng::with_seed(self.seed);
-        let all: Vec<usize> = (0..layers).collect();
-        let wanted: Vec<(Cell, &[usize])> = self.cells.iter().map(|cell| (*cell, all.as_slice())).collect();
+        let wanted: Vec<(Cell, &[usize])> = self.cells.iter().map(|cell| (*cell, all)).collect();
         (1..=self.repeats).flat_map(|repeat| shuffled(&wanted, repeat, &mut random)).collect()
     }
 
@@ -222,12 +247,20 @@ pub fn measure(
         .collect();
     plan.check(&layers)?;
     let mut diagnosis = begin(plan, layers, start)?;
-    let order = plan.order(targets.len());
+    let order = plan.order_of(&diagnosis.layers_compared().collect::<Vec<_>>());
     let planned = order.len();
     let mut complete = run_all(&missing(&diagnosis, order), targets, &mut diagnosis, stop, progress);
     if complete {
         let more = second_stage(plan, &diagnosis, plan.extra_runs.min(planned));
         complete = run_all(&missing(&diagnosis, more), targets, &mut diagnosis, stop, progress);
+    }
+    let mut left = plan.follow_ups;
+    for round in 0..MOST_ROUNDS {
+        let runs = if complete { asked(plan, &mut diagnosis, round, &mut left) } else { Vec::new() };
+        if runs.is_empty() {
+            break;
+        }
+        complete = run_all(&runs, targets, &mut diagnosis, stop, progress);
     }
     diagnosis.interrupted = !complete;
     Ok(diagnosis)
@@ -239,6 +272,7 @@ fn begin(plan: &Plan, layers: Vec<LayerEntry>, start: Start) -> Result<Diagnosis
             schema: SCHEMA.to_owned(),
             environment,
             cells: plan.cells.clone(),
+            follow_ups: Vec::new(),
             layers,
             repeats: plan.repeats,
             seed: plan.seed,
@@ -300,6 +334,25 @@ fn second_stage(plan: &Plan, diagnosis: &Diagnosis, most: usize) -> Vec<Run> {
     (plan.repeats + 1..=last).flat_map(repeat).take(most).collect()
 }
 
+/// The runs that the hypotheses ask for and that are not there yet, three times each, in a random order.
+fn asked(plan: &Plan, diagnosis: &mut Diagnosis, round: u64, left: &mut usize) -> Vec<Run> {
+    let hypotheses = find(diagnosis).verdict.hypotheses;
+    let asks: Vec<Ask> = hypotheses.into_iter().flat_map(|hypothesis| hypothesis.asks).collect();
+    for Ask { cell, .. } in &asks {
+        if !diagnosis.all_cells().any(|known| known == cell) {
+            diagnosis.follow_ups.push(*cell);
+        }
+    }
+    let run = |repeat| asks.iter().map(move |ask| Run { repeat, cell: ask.cell, layer: ask.layer });
+    let mut runs = missing(diagnosis, (1..=FOLLOW_UP_REPEATS).flat_map(run).collect());
+    let mut seen = HashSet::new();
+    runs.retain(|run| seen.insert((run.layer, run.cell, run.repeat)));
+    Rng::with_seed(plan.seed.wrapping_add(2 + round)).shuffle(&mut runs);
+    runs.truncate(*left);
+    *left -= runs.len();
+    runs
+}
+
 /// Whether all were run; if not, it was interrupted.
 fn run_all(
     runs: &[Run],
@@ -315,7 +368,8 @@ fn run_all(
         let stopped = || stop.load(Ordering::Relaxed);
         let outcome = if stopped() { None } else { run_one(&mut *targets[run.layer], &run.cell) };
         let Some(outcome) = outcome.filter(|_| !stopped()) else { return false };
-        diagnosis.rows.push(Row { layer: name, cell: run.cell, repeat: run.repeat, outcome });
+        let counters = targets[run.layer].counters();
+        diagnosis.rows.push(Row { layer: name, cell: run.cell, repeat: run.repeat, outcome, counters });
         let (done, row) = (diagnosis.rows.len(), &diagnosis.rows[diagnosis.rows.len() - 1]);
         progress(Progress::Finished { done, total, row, so_far: diagnosis });
     }
@@ -327,7 +381,7 @@ fn run_one(target: &mut dyn Target, cell: &Cell) -> Option<RunOutcome> {
     if let Err(reason) = target.can_run(cell) {
         return Some(RunOutcome::Skipped(reason));
     }
-    match target.run(cell) {
+    match target.settle().and_then(|()| target.run(cell)) {
         // JSON has no word for such a number, and no finding may rest on one.
         Ok(measurement) if !measurement.is_finite() => {
             Some(RunOutcome::Failed("the run returned a number that is not finite".to_owned()))

@@ -3,7 +3,7 @@ use crate::sample;
 use crate::tier::Tier;
 
 fn quick(seed: u64) -> Plan {
-    Plan { repeats: 3, ..Plan::of(Tier::Quick.cells(), seed) }
+    Plan { repeats: 3, follow_ups: 0, ..Plan::of(Tier::Quick.cells(), seed) }
 }
 
 struct Steady {
@@ -185,7 +185,7 @@ fn scattered(share: f64, extra_runs: usize) -> Diagnosis {
         Box::new(Scattered { name, latency_ns, share, random, runs: 0 }) as Box<dyn Target>
     };
     let mut targets = vec![layer("backing", 50e3, 0.002, 1), layer("export", 56e3, share, 2)];
-    let plan = Plan { extra_runs, ..Plan::of(Tier::Quick.cells(), 9) };
+    let plan = Plan { extra_runs, follow_ups: 0, ..Plan::of(Tier::Quick.cells(), 9) };
     let start = Start::Fresh(sample::environment());
     measure(&plan, &mut targets, start, &AtomicBool::new(false), &mut |_| {}).unwrap()
 }

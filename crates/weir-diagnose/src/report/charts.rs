@@ -50,7 +50,8 @@ pub fn bars(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity) -> V
 fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<Panel> {
     let quantity = findings.quantity(cell);
     let collect = |on_the_way: bool| -> Vec<Bar<'_>> {
-        let layers = diagnosis.layers.iter().enumerate();
+        let layers =
+            diagnosis.layers.iter().enumerate().filter(|(_, layer)| layer.position != Position::Reference);
         let wanted = layers.filter(|(_, layer)| (layer.position == Position::OnTheWay) == on_the_way);
         wanted.filter_map(|(index, layer)| bar(findings, index, layer, cell)).collect()
     };
@@ -114,7 +115,7 @@ fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quan
 fn heading_of_alternatives(diagnosis: &Diagnosis) -> String {
     let replaced = |layer: &LayerEntry| match &layer.position {
         Position::AlternativeTo(name) => Some(name.clone()),
-        Position::OnTheWay => None,
+        Position::OnTheWay | Position::Reference => None,
     };
     let mut names: Vec<String> = diagnosis.layers.iter().filter_map(replaced).collect();
     names.dedup();
@@ -249,11 +250,11 @@ fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option
     let mut drawing = Drawing::default();
     for (layer, entry) in diagnosis.layers.iter().enumerate() {
         let points: Vec<Percentiles<'_>> = of_shape().filter(|(point, ..)| point.layer == layer).collect();
-        if points.is_empty() {
+        if points.is_empty() || entry.position == Position::Reference {
             continue;
         }
         let (class, name) = match &entry.position {
-            Position::OnTheWay => ("name", entry.name.clone()),
+            Position::OnTheWay | Position::Reference => ("name", entry.name.clone()),
             Position::AlternativeTo(_) => ("other", format!("or {}", entry.name)),
         };
         let top = drawing.bottom() + if drawing.bottom() > 0.0 { 12.0 } else { 0.0 };

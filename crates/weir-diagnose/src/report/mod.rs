@@ -162,7 +162,7 @@ mod tests {
             match &mut layer.position {
                 Position::OnTheWay if layer.name == "accel write-back+1" => layer.name = evil.into(),
                 Position::AlternativeTo(other) => *other = evil.into(),
-                Position::OnTheWay => {}
+                Position::OnTheWay | Position::Reference => {}
             }
         }
         diagnosis.rows[0].outcome = RunOutcome::Failed(evil.into());

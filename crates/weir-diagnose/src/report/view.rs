@@ -80,7 +80,7 @@ fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Numbers
     NumbersOfShape {
         title: shape.to_string(),
         depths: cells.iter().map(depth).collect(),
-        rows: diagnosis.layers.iter().enumerate().map(line).collect(),
+        rows: diagnosis.layers_compared().map(|layer| line((layer, &diagnosis.layers[layer]))).collect(),
     }
 }
 
@@ -182,7 +182,8 @@ fn cores(number: usize) -> String {
 }
 
 fn runs(diagnosis: &Diagnosis) -> String {
-    let (layers, cells, repeats) = (diagnosis.layers.len(), diagnosis.cells.len(), diagnosis.repeats);
+    let (layers, cells, repeats) =
+        (diagnosis.layers_compared().count(), diagnosis.cells.len(), diagnosis.repeats);
     let seconds: f64 = diagnosis
         .rows
         .iter()

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::check::Kind;
 use crate::finding::{Difference, Findings, Judgement, Quantity, SUSPICIOUS_FACTOR, Why};
 use crate::format;
-use crate::hypothesis::{self, Hypothesis};
+use crate::hypothesis::{self, Cause, Hypothesis, Standing};
 use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, RunOutcome};
 use crate::stats::PRACTICAL_MARGIN;
@@ -71,12 +71,14 @@ pub struct Step {
 }
 
 /// The statement at the top of the report.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verdict {
     /// How far it can be relied on.
     pub grade: Grade,
     /// The step that is named, from `likely` on.
     pub step: Option<Step>,
+    /// The cause that a run has confirmed, of the step or of the lowest layer's own rate.
+    pub cause: Option<Cause>,
     /// One sentence.
     pub headline: String,
     /// Sentences with the numbers behind it.
@@ -93,12 +95,41 @@ pub struct Verdict {
 #[must_use]
 pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
     let unsteady = unsteady_cells(diagnosis, findings);
-    let mut verdict = statement(diagnosis, findings, &unsteady);
+    let hypotheses = hypothesis::explain(diagnosis, findings);
+    let cause = hypothesis::confirmed(&hypotheses);
+    let mut verdict = match cause {
+        Some(Cause::Generator) => short_of_processor(&hypotheses),
+        _ => statement(diagnosis, findings, &unsteady),
+    };
+    verdict.cause = cause;
+    verdict.evidence.extend(cause.map(|cause| confirmed_by(cause, &hypotheses)));
+    let open = hypotheses.iter().filter(|guess| guess.standing == Standing::Open);
+    verdict.would_change.extend(open.map(|guess| guess.run.clone()));
+    verdict.hypotheses = hypotheses;
     verdict.cautions = cautions(diagnosis, findings, &unsteady);
     if diagnosis.interrupted {
         verdict.would_change.push("The runs that are missing: --resume goes on with them.".to_owned());
     }
     verdict
+}
+
+/// The generator's own run has shown that it, not a layer, set the rate.
+fn short_of_processor(hypotheses: &[Hypothesis]) -> Verdict {
+    let guess = hypotheses.iter().find(|guess| guess.cause == Cause::Generator);
+    Verdict {
+        grade: Grade::GeneratorLimited,
+        headline: "The load generator was the limit, not a layer.".to_owned(),
+        evidence: guess.map(|guess| guess.grounds.clone()).unwrap_or_default(),
+        would_change: vec!["A generator with a processor of its own.".to_owned()],
+        ..Verdict::default()
+    }
+}
+
+/// What was predicted and what was measured.
+fn confirmed_by(cause: Cause, hypotheses: &[Hypothesis]) -> String {
+    let guess = hypotheses.iter().find(|guess| guess.cause == cause);
+    let outcome = guess.and_then(Hypothesis::outcome).unwrap_or_default();
+    format!("Cause, confirmed by a run of its own: {cause}. {outcome}").trim_end().to_owned()
 }
 
 /// Why the measurement as a whole is not to be trusted, if so: a pipeline should not act on it.
@@ -123,7 +154,9 @@ fn unsteady_cells<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Vec<&'a 
     let Some((lowest, _)) = diagnosis.chain().next() else { return Vec::new() };
     let unsteady = |point: &&crate::finding::Point| {
         let width = point.half_width(findings.quantity(&point.cell));
-        point.layer == lowest && width.is_some_and(|width| width > UNSTEADY)
+        point.layer == lowest
+            && diagnosis.cells.contains(&point.cell)
+            && width.is_some_and(|width| width > UNSTEADY)
     };
     findings.points.iter().filter(unsteady).map(|point| &point.cell).collect()
 }
@@ -243,7 +276,6 @@ fn name_step(
         .iter()
         .filter(|step| (step.from, step.to) == (leader.from, leader.to) && step.is_loss())
         .collect();
-    let hypotheses = hypothesis::explain(diagnosis, findings, &losses);
     let word = match grade {
         Grade::Confirmed => "Confirmed",
         _ => "Likely",
@@ -254,16 +286,13 @@ fn name_step(
         name(leader.to),
         only_in(findings, leader, &losses)
     );
-    let decide = hypotheses.iter().filter(|guess| guess.standing == hypothesis::Standing::Open);
-    let would_change = missing.into_iter().chain(decide.map(|guess| guess.run.clone())).collect();
     Verdict {
         grade,
         step: Some(Step { from: leader.from, to: leader.to }),
         headline,
         evidence: evidence(diagnosis, findings, leader),
-        hypotheses,
-        cautions: Vec::new(),
-        would_change,
+        would_change: missing,
+        ..Verdict::default()
     }
 }
 

@@ -30,7 +30,7 @@ fn the_step_that_costs_most_is_named_with_its_numbers() {
     let whole = "The whole way, from backing to nbd export, loses most here: ";
     assert!(evidence.contains(whole) && evidence.contains("(×0.62 ["), "{evidence}");
     assert!(evidence.contains("greatest gain is from backing to accel write-back+1; 8K"), "{evidence}");
-    assert!(verdict.cautions.is_empty() && verdict.would_change.is_empty(), "{verdict:?}");
+    assert!(verdict.cautions.is_empty() && verdict.cause.is_none(), "{verdict:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::protocol::{
 pub const MOST_OPTION_BYTES: u32 = 64 << 10;
 
 /// The number by which `base:allocation` goes in `BLOCK_STATUS` replies.
-const BASE_ALLOCATION_ID: u32 = 1;
+pub const BASE_ALLOCATION_ID: u32 = 1;
 
 /// What a [`Handshake::step`] led to.
 #[derive(Debug, PartialEq, Eq)]

@@ -23,6 +23,6 @@ mod workspace;
 pub use connection::Limits;
 pub use directory::{Directory, ExportInfo, Listed, Session};
 pub use disk::NbdDisk;
-pub use handshake::{Handshake, HandshakeError, MOST_OPTION_BYTES, Step};
+pub use handshake::{BASE_ALLOCATION_ID, Handshake, HandshakeError, MOST_OPTION_BYTES, Step};
 pub use listener::{Address, Attach, Client, ListenError, Listener, ListenerConfig};
 pub use workspace::Workspace;

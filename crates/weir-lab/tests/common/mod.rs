@@ -1,6 +1,8 @@
 //! What the end-to-end tests share: the program, a lab with a disk, and a load that remembers every write.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod rounds;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -63,41 +65,65 @@ pub fn seed() -> u64 {
 pub struct Bench {
     pub lab: Lab,
     pub directory: tempfile::TempDir,
+    /// Where the logs of its disks are.
+    pub medium: Medium,
 }
 
 impl Bench {
     pub fn up(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
         let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("pool")).unwrap();
+        Bench::in_pool(directory, nodes, policy, tune)
+    }
+
+    /// The volume is in `pool`, somewhere else.
+    pub fn up_on(pool: &Path, nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(pool, directory.path().join("pool")).unwrap();
+        Bench::in_pool(directory, nodes, policy, tune)
+    }
+
+    fn in_pool(
+        directory: tempfile::TempDir,
+        nodes: usize,
+        policy: &str,
+        tune: impl FnOnce(&mut LabConfig),
+    ) -> Bench {
         let mut config = LabConfig::new(directory.path().join("lab"), program());
         config.nodes = nodes;
         config.lease_ttl = Duration::from_secs(1);
         tune(&mut config);
         let medium = if matches!(config.flash, LabFlash::None) { Medium::Ram } else { Medium::Flash };
         let lab = Lab::up(&config).unwrap();
-        let pool = directory.path().join("pool");
-        std::fs::create_dir(&pool).unwrap();
-        let client = lab.any_client().unwrap();
-        client.create_volume(&CreateVolume { name: "pool".into(), kind: "dir".into(), path: pool }).unwrap();
-        let disk = CreateDisk {
-            name: DISK.into(),
-            volume: "pool".into(),
-            size: SIZE,
-            logical_block: 512,
-            policy: policy.into(),
-            medium,
-        };
-        client.create_disk(&disk).unwrap();
-        client.export(DISK, &Export::default()).unwrap();
-        let bench = Bench { lab, directory };
+        let volume =
+            CreateVolume { name: "pool".into(), kind: "dir".into(), path: directory.path().join("pool") };
+        lab.any_client().unwrap().create_volume(&volume).unwrap();
+        let bench = Bench { lab, directory, medium };
+        bench.create(DISK, policy);
         bench.wait_effective();
         bench
     }
 
-    /// The disk as its owner shows it.
+    /// A new disk, open on the first node that runs.
+    pub fn create(&self, disk: &str, policy: &str) {
+        let client = self.lab.any_client().unwrap();
+        let wanted = CreateDisk {
+            name: disk.into(),
+            volume: "pool".into(),
+            size: SIZE,
+            logical_block: 512,
+            policy: policy.into(),
+            medium: self.medium,
+        };
+        client.create_disk(&wanted).unwrap();
+        client.export(disk, &Export::default()).unwrap();
+    }
+
+    /// The disk as its owner shows it; the latest one, when a former owner does not know yet.
     pub fn disk(&self) -> Option<DiskView> {
         let running = self.lab.nodes().iter().filter(|node| node.process_state() == ProcessState::Running);
         let views = running.filter_map(|node| node.client().patience(Duration::from_secs(2)).disk(DISK).ok());
-        views.into_iter().find(|view| view.detail.is_some())
+        views.filter(|view| view.detail.is_some()).max_by_key(|view| view.epoch)
     }
 
     pub fn owner(&self) -> String {
@@ -141,8 +167,8 @@ impl Bench {
             self.lab.nodes().iter().map(|node| node.client().patience(Duration::from_millis(300))).collect();
         Box::new(move |_| {
             let views = clients.iter().filter_map(|client| client.disk(DISK).ok());
-            let mut owners = views.filter(|view| view.detail.is_some());
-            owners.next().and_then(|view| view.uris.first()?.parse::<Uri>().ok())
+            let owners = views.filter(|view| view.detail.is_some());
+            owners.max_by_key(|view| view.epoch).and_then(|view| view.uris.first()?.parse::<Uri>().ok())
         })
     }
 

@@ -1,9 +1,13 @@
 //! What some end-to-end tests need beyond `common`: tools to run, a small filesystem of one's own, an address that follows
-//! the disk.
+//! the disk, a load that keeps its latencies and what is measured with it.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod behaviour;
 pub mod filesystem;
+pub mod guest_load;
+pub mod picture;
 pub mod relay;
+pub mod writing;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! Load on a layer, from within its shard.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
 use weir_block::{Buffer, Completion, Layer, LayerInfo, Nanos, Outcome, Payload, Reactor, Request, Tag};
 
@@ -8,6 +9,7 @@ use crate::checker::Checker;
 use crate::data::Data;
 use crate::error::LoadError;
 use crate::generator::{Generator, Io};
+use crate::submitters::{HOLD, Submitters};
 use crate::summary::Summary;
 use crate::tally::IoKind;
 use crate::workload::Workload;
@@ -18,9 +20,11 @@ const LARGEST_LENT: usize = 64 << 10;
 
 /// A load that a shard's loop advances. It never waits.
 ///
+/// A workload of several threads is issued by as many [`Submitters`]: they share its sequence, and its depth is that of
+/// all of them together.
+///
 /// The loop calls [`LayerLoad::pump`] after the layer was advanced, with everything the layer has finished. The
-/// load takes what is its own out of that, and submits what comes next. It ends by itself; its workload has one
-/// thread, the shard's. When it verifies, it judges the reads of the mix; there is no pass over everything at the end.
+/// load takes what is its own out of that, and submits what comes next. It ends by itself. When it verifies, it judges the reads of the mix; there is no pass over everything at the end.
 #[derive(Debug)]
 pub struct LayerLoad {
     generator: Generator,
@@ -36,6 +40,11 @@ pub struct LayerLoad {
     /// Asked for by the generator, not yet taken by the layer. Waiting here counts: a layer that pushes back makes its
     /// clients wait, and a queue that is not kept full would not be the depth that was asked for.
     held: VecDeque<Io>,
+    /// With several submitters: what they have taken and not handed on, and when they will.
+    submitters: Option<Submitters>,
+    taken: BinaryHeap<Reverse<(Nanos, u32)>>,
+    /// By slot, while it is taken.
+    requests: Vec<Option<Io>>,
     checker: Option<Checker>,
     warm_until: Nanos,
     counted_from: Nanos,
@@ -59,7 +68,9 @@ impl LayerLoad {
         now: Nanos,
         tag: impl Fn(u32) -> Tag,
     ) -> Result<LayerLoad, LoadError> {
-        let workload = Workload { threads: 1, ..workload.clone() };
+        let threads = workload.threads.max(1);
+        let depth = workload.queue_depth.saturating_mul(threads);
+        let workload = Workload { threads: 1, queue_depth: depth, ..workload.clone() };
         check(name, &workload, info)?;
         let span = workload.spans(info.size)?[0];
         let tags: Vec<Tag> = (0..workload.queue_depth).map(tag).collect();
@@ -77,6 +88,9 @@ impl LayerLoad {
             data,
             content,
             held: VecDeque::new(),
+            submitters: (threads > 1).then(|| Submitters::new(threads as usize, HOLD, workload.seed)),
+            taken: BinaryHeap::new(),
+            requests: vec![None; workload.queue_depth as usize],
             checker,
             warm_until: now + workload.warmup,
             counted_from: now,
@@ -104,7 +118,19 @@ impl LayerLoad {
             self.counted_from = now;
         }
         while let Some(io) = self.generator.next(now) {
-            self.held.push_back(io);
+            match &mut self.submitters {
+                None => self.held.push_back(io),
+                Some(submitters) => {
+                    self.taken.push(Reverse((submitters.passes_at(now), io.slot)));
+                    self.requests[io.slot as usize] = Some(io);
+                }
+            }
+        }
+        while let Some(&Reverse((at, slot))) = self.taken.peek()
+            && at <= now
+        {
+            self.taken.pop();
+            self.held.extend(self.requests[slot as usize].take());
         }
         while let Some(&io) = self.held.front()
             && self.submit(io, reactor, layer)
@@ -153,7 +179,8 @@ impl LayerLoad {
     /// When [`LayerLoad::pump`] must be called even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        self.generator.wake(self.pumped)
+        let handed_on = self.taken.peek().map_or(Nanos::NEVER, |Reverse((at, _))| *at);
+        self.generator.wake(self.pumped).min(handed_on)
     }
 
     /// Generates nothing any more; what was generated is still submitted and waited for.

@@ -166,9 +166,10 @@ impl Here {
         Here { disks: Mutex::default(), max_transfer: 1 << eighth.ilog2() }
     }
 
-    /// A disk is open, or has changed.
-    pub fn insert(&self, record: &DiskRecord) {
-        let info = LayerInfo {
+    /// What clients are told of a disk, here or where it is about to be.
+    #[must_use]
+    pub fn describe(&self, record: &DiskRecord) -> LayerInfo {
+        LayerInfo {
             size: record.size,
             logical_block: record.logical_block,
             preferred_block: 4096,
@@ -176,7 +177,12 @@ impl Here {
             writable: true,
             fast_zeroes: true,
             discards: true,
-        };
+        }
+    }
+
+    /// A disk is open, or has changed.
+    pub fn insert(&self, record: &DiskRecord) {
+        let info = self.describe(record);
         self.lock().insert(record.name.clone(), info);
     }
 

@@ -1,17 +1,22 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
+use std::time::Duration;
+
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
 use weir_volume::{BackingOptions, FileBacking};
 
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
+use super::profile::DiskProfile;
 use super::{ShardConfig, answer};
+use crate::stack::{Bottom, Top};
 
 /// Rounds of requests in one turn; then commands and events are looked at.
 const ROUNDS_PER_TURN: usize = 16;
@@ -29,7 +34,7 @@ enum Life {
 pub struct Disk {
     pub name: String,
     nbd: NbdDisk,
-    accel: Metered<Accel<FileBacking>>,
+    top: Box<dyn Top>,
     backing_id: OwnerId,
     life: Life,
     done: Vec<Completion>,
@@ -75,7 +80,7 @@ impl Disk {
             open.configuration.clone(),
             inheritance,
             former_stopped,
-            Metered::new("backing", backing),
+            Metered::new("backing", config.wrap.bottom(&open.disk, backing)),
             peers_id,
             store,
         )
@@ -83,7 +88,7 @@ impl Disk {
         Ok(Disk {
             name: open.disk.clone(),
             nbd: NbdDisk::new(reactor, Limits::default()),
-            accel: Metered::new("accel", accel),
+            top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
             life: Life::Serving,
             done: Vec::new(),
@@ -99,13 +104,13 @@ impl Disk {
 
     /// The owner numbers of the layers.
     pub fn layers(&self) -> impl Iterator<Item = OwnerId> + use<> {
-        let accel = self.accel.inner();
+        let accel = self.top.accel().inner();
         [accel.peers_id(), self.backing_id].into_iter().chain(accel.store_id())
     }
 
     /// The accelerator, for what the control plane says.
-    pub fn accel(&mut self) -> &mut Accel<FileBacking> {
-        self.accel.inner_mut()
+    pub fn accel(&mut self) -> &mut Accel<Box<dyn Bottom>> {
+        self.top.accel_mut().inner_mut()
     }
 
     /// Puts a load onto a layer, if nobody is harmed by it.
@@ -118,7 +123,7 @@ impl Disk {
         if let Err(reason) = self.allows_load(layer, workload) {
             return answer(result, Err(reason.into()));
         }
-        self.load = RunningLoad::start(layer, workload, &mut self.accel, result);
+        self.load = RunningLoad::start(layer, workload, self.top.accel_mut(), result);
     }
 
     fn allows_load(&self, layer: LoadLayer, workload: &Workload) -> Result<(), &'static str> {
@@ -128,7 +133,7 @@ impl Disk {
         if self.load.is_some() {
             return Err("a load runs on this disk already; wait for its end");
         }
-        if layer == LoadLayer::Backing && !self.accel.inner().is_clean() {
+        if layer == LoadLayer::Backing && !self.top.accel().inner().is_clean() {
             return Err(
                 "the write log is not empty, so the backing alone is not the disk; wait until it is clean",
             );
@@ -151,7 +156,7 @@ impl Disk {
     }
 
     pub fn on_layer_event(&mut self, reactor: &mut Reactor, event: Event) {
-        self.accel.on_event(reactor, event);
+        self.top.on_event(reactor, event);
     }
 
     /// One turn: take what clients (and a load) ask for, advance the layers, answer.
@@ -162,25 +167,27 @@ impl Disk {
                 break;
             }
         }
-        if self.holding.is_some() && self.accel.inner().may_hand_over() {
+        let size = self.top.info().size;
+        self.top.accel_mut().observer_mut().turn(&self.name, size);
+        if self.holding.is_some() && self.top.accel().inner().may_hand_over() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
     }
 
     /// Nothing more is destaged; answered when nothing of it is under way and the disk may be handed over.
     pub fn hold_destage(&mut self, done: oneshot::Sender<()>) {
-        self.accel.inner_mut().hold_destage();
+        self.accel().hold_destage();
         self.holding = Some(done);
     }
 
     fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
-        self.nbd.pump(reactor, &mut self.accel, workspace);
+        self.nbd.pump(reactor, &mut self.top, workspace);
         if let Some(load) = &mut self.load {
-            load.pump(reactor, &mut self.accel);
+            load.pump(reactor, self.top.accel_mut());
         }
-        self.accel.advance(reactor, &mut self.done);
+        self.top.advance(reactor, &mut self.done);
         if let Some(load) = &mut self.load {
-            load.take(&mut self.accel, &mut self.done);
+            load.take(self.top.accel_mut(), &mut self.done);
             if load.is_over() {
                 self.load = None;
             }
@@ -191,12 +198,14 @@ impl Disk {
 
     /// What the accelerator wants.
     pub fn take_notices(&mut self, out: &mut Vec<AccelNotice>) {
-        self.accel.inner_mut().take_notices(out);
+        self.accel().take_notices(out);
     }
 
     pub fn deadline(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         let load = self.load.as_ref().map_or(Nanos::NEVER, RunningLoad::deadline);
-        self.accel.deadline().min(self.nbd.deadline(&self.accel, reactor, workspace)).min(load)
+        let recording = self.top.accel().observer().deadline();
+        let layers = self.top.deadline().min(self.nbd.deadline(&self.top, reactor, workspace));
+        layers.min(load).min(recording)
     }
 
     /// Begins to close: clients are answered and disconnected, everything is destaged.
@@ -206,7 +215,7 @@ impl Disk {
             Life::LettingGo(_) => answer(done, Err("the disk belongs to another node now".into())),
             Life::Serving => {
                 self.nbd.close(workspace);
-                self.accel.inner_mut().close();
+                self.accel().close();
                 self.stop_load();
                 self.life = Life::Closing(vec![done]);
             }
@@ -226,7 +235,7 @@ impl Disk {
             return None;
         }
         self.nbd.abort(reactor, workspace);
-        let held = self.accel.inner_mut().let_go(reactor);
+        let held = self.accel().let_go(reactor);
         self.stop_load();
         let before = std::mem::replace(&mut self.life, Life::LettingGo(vec![done]));
         if let Life::Closing(waiting) = before {
@@ -255,27 +264,30 @@ impl Disk {
 
     /// Whether the disk has come to its end here: nothing is under way and nobody is connected.
     pub fn is_over(&self) -> bool {
-        let quiet = self.nbd.is_empty() && self.load.is_none() && self.accel.in_flight() == 0;
+        let quiet = self.nbd.is_empty() && self.load.is_none() && self.top.in_flight() == 0;
         match self.life {
             Life::Serving => false,
-            Life::Closing(_) => quiet && self.accel.inner().is_drained(),
-            Life::LettingGo(_) => quiet && self.accel.inner().is_quiet(),
+            Life::Closing(_) => quiet && self.top.accel().inner().is_drained(),
+            Life::LettingGo(_) => quiet && self.top.accel().inner().is_quiet(),
         }
     }
 
     /// Tells those who wait for the end. The flash store, if there is one, is to be retired.
     pub fn finish(mut self) -> Option<FlashStore> {
+        let accel = self.top.accel_mut();
+        accel.observer_mut().end();
+        let store = accel.inner_mut().take_store();
         match self.life {
             Life::Serving => {}
             Life::Closing(waiting) => waiting.into_iter().for_each(|done| answer(done, Ok(()))),
             Life::LettingGo(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
         }
-        self.accel.inner_mut().take_store()
+        store
     }
 
     /// Takes the grown size of the file into account.
     pub fn resize(&mut self, size: u64) -> Result<(), String> {
-        let backing = self.accel.inner_mut().lower_mut().inner_mut();
+        let backing = self.accel().lower_mut().inner_mut();
         match backing.reload_size() {
             Ok(now) if now >= size => Ok(()),
             Ok(now) => Err(format!("the backing has {now} bytes, not {size}")),
@@ -286,12 +298,22 @@ impl Disk {
     /// The meters from the export down.
     pub fn meters(&self) -> Vec<LayerMeter> {
         let mut meters = vec![self.nbd.meter()];
-        self.accel.meters(&mut meters);
+        self.top.meters(&mut meters);
         meters
     }
 
+    /// What the disk was asked for since it was opened here.
+    pub fn profile(&self) -> Box<Profile> {
+        self.top.accel().observer().profile(&self.name, self.top.info().size)
+    }
+
+    /// Watches anew what the disk is asked for.
+    pub fn record_profile(&mut self, length: Duration, asked: oneshot::Sender<Result<Box<Profile>, String>>) {
+        self.top.accel_mut().observer_mut().record(length, asked);
+    }
+
     pub fn status(&self) -> DiskStatus {
-        let status = self.accel.inner().status();
+        let status = self.top.accel().inner().status();
         let state = match self.life {
             Life::Serving if status.reason.is_empty() => "serving",
             Life::Serving => "waiting",
@@ -315,7 +337,7 @@ impl Disk {
             log_bytes: status.log_bytes,
             destage: status.destage,
             clients: self.nbd.connections(),
-            in_flight: self.accel.in_flight(),
+            in_flight: self.top.in_flight(),
         }
     }
 }

@@ -3,18 +3,16 @@
 use tokio::sync::oneshot;
 use weir_accel::Accel;
 use weir_block::{
-    Completion, Event, Layer, LayerInfo, LayerMeter, Metered, Nanos, Reactor, Request, RequestKind, Tag,
+    Completion, Event, Layer, LayerInfo, LayerMeter, Nanos, Reactor, Request, RequestKind, Tag,
 };
 use weir_load::{LayerLoad, Summary, Workload};
-use weir_volume::FileBacking;
 
 use super::answer;
 use super::messages::LoadLayer;
+use crate::stack::{Bottom, DiskAccel};
 
 /// A tag with this bit belongs to a load, the others to NBD clients.
 const LOAD_TAG: u64 = 1 << 63;
-
-type DiskAccel = Metered<Accel<FileBacking>>;
 
 /// A load under way and who waits for its result.
 pub struct RunningLoad {
@@ -83,7 +81,7 @@ impl RunningLoad {
 }
 
 /// The backing below an accelerator whose log is empty.
-struct PastAccel<'a>(&'a mut Accel<FileBacking>);
+struct PastAccel<'a>(&'a mut Accel<Box<dyn Bottom>>);
 
 impl Layer for PastAccel<'_> {
     fn info(&self) -> LayerInfo {

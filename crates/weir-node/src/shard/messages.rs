@@ -8,11 +8,13 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus};
 use weir_block::LayerMeter;
 use weir_export::nbd;
+use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
 
 /// How a disk comes to this node.
@@ -112,6 +114,10 @@ pub enum Command {
     Status { answer: oneshot::Sender<Vec<DiskStatus>> },
     /// The meters of one disk, from the export down.
     Meters { disk: String, answer: oneshot::Sender<Option<Vec<LayerMeter>>> },
+    /// What one disk was asked for since it was opened.
+    Profile { disk: String, answer: oneshot::Sender<Option<Box<Profile>>> },
+    /// Watch for `length` what one disk is asked for; answered when that is over.
+    RecordProfile { disk: String, length: Duration, answer: oneshot::Sender<Result<Box<Profile>, String>> },
     /// Run a load straight onto a layer of an open disk.
     Load {
         disk: String,

@@ -5,6 +5,7 @@ mod disk;
 mod load;
 pub mod messages;
 mod places;
+pub(crate) mod profile;
 mod thread;
 
 use std::io;
@@ -17,13 +18,14 @@ use weir_accel::flash::FlashDevice;
 use weir_block::{Engine, ReactorConfig};
 
 use crate::control::ShardQueue;
+use crate::stack::Wrap;
 use messages::{Command, Notice};
 
 /// Commands that may wait for a shard (P10).
 const COMMANDS: usize = 4096;
 
 /// What every shard of a node is told.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ShardConfig {
     /// Most bytes of buffers for requests under way.
     pub buffer_bytes: usize,
@@ -35,6 +37,8 @@ pub struct ShardConfig {
     pub engine: Engine,
     /// The node's flash device, if it has one.
     pub flash: Option<Arc<FlashDevice>>,
+    /// Puts layers around those of each disk.
+    pub wrap: Arc<dyn Wrap>,
 }
 
 /// A running shard.

@@ -223,6 +223,14 @@ impl ShardThread {
                 let meters = self.find(&disk).map(|one| one.meters());
                 answer(to, meters);
             }
+            Command::Profile { disk, answer: to } => {
+                let profile = self.find(&disk).map(|one| one.profile());
+                answer(to, profile);
+            }
+            Command::RecordProfile { disk, length, answer: to } => match self.find(&disk) {
+                Some(one) => one.record_profile(length, to),
+                None => answer(to, Err("the disk is not open here".into())),
+            },
             Command::Load { disk, layer, workload, answer: to } => match self.find(&disk) {
                 Some(one) => one.start_load(layer, &workload, to),
                 None => answer(to, Err("the disk is not open here".into())),

@@ -67,6 +67,24 @@ pub enum DiskCommand {
         #[arg(long, value_name = "NODE")]
         to: String,
     },
+    /// Let clients on another node use a disk before it is there, for a live migration of its guest.
+    ///
+    /// That node gets a complete copy of the write log (under a strict policy only at the switch-over), and from then on its
+    /// export takes clients of the disk. Their reads are answered by the owner; their first write waits until the disk has
+    /// moved there. So start the target's QEMU with the disk at the export of its own node, and migrate: the disk follows
+    /// when the guest goes on. Ends with the next change of owner.
+    ///
+    /// Example: weir disk follow db --to n2
+    Follow {
+        /// Its name.
+        name: String,
+        /// The node.
+        #[arg(long, value_name = "NODE", required_unless_present = "stop")]
+        to: Option<String>,
+        /// The disk stays where it is; clients on other nodes are refused again.
+        #[arg(long, conflicts_with = "to")]
+        stop: bool,
+    },
     /// Grow a disk, on line.
     Resize {
         /// Its name.

@@ -35,6 +35,9 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
         DiskCommand::Move { name, to } => {
             print(global.output, &any_node(global)?.move_disk(&name, &to)?, moved)
         }
+        DiskCommand::Follow { name, to, stop: _ } => {
+            print(global.output, &any_node(global)?.follow(&name, to.as_deref())?, show)
+        }
         DiskCommand::Resize { name, size } => {
             print(global.output, &any_node(global)?.resize(&name, size.0)?, show)
         }
@@ -112,6 +115,7 @@ pub fn show(disk: &DiskView) -> String {
         ("medium", disk.medium.to_string()),
         ("owner", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())),
         ("replicas", replicas(disk)),
+        ("followed by", disk.follower.clone().unwrap_or_else(|| "nobody".to_owned())),
         ("epoch", disk.epoch.to_string()),
         ("state", disk.state.clone()),
         ("reason", disk.reason.clone()),

@@ -7,11 +7,13 @@ mod diagnose;
 mod disk;
 mod explain;
 mod lab;
+pub mod profile;
 mod status;
 mod top;
 mod volume;
 
 use clap::CommandFactory;
+use weir_node::units::{Period, PeriodError};
 
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
@@ -31,6 +33,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),
         Command::Top { every, count } => top::run(global, every, count),
         Command::Explain { disk, over } => explain::run(global, &disk, over),
+        Command::Profile(command) => profile::run(global, command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);
@@ -38,4 +41,11 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         }
         Command::Demo(arguments) => demo::run(&arguments),
     }
+}
+
+/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
+pub fn budget(text: &str) -> Result<Period, PeriodError> {
+    let minutes =
+        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
+    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
 }

@@ -1,6 +1,7 @@
 //! `weir status` and `weir events`
 
-use weir_node::api::{EventView, NodeStatus};
+use weir_node::api::{EventView, MediumSpace, NodeStatus, NodeView};
+use weir_node::units::about;
 
 use super::disk;
 use crate::cli::Global;
@@ -25,10 +26,12 @@ pub fn status(global: &Global) -> Result<(), Failure> {
 
 fn text(status: &NodeStatus) -> String {
     let nodes = table(
-        &["NODE", "STATE", "FAULT DOMAIN", "PEERS AT"],
-        &[],
+        &["NODE", "STATE", "FAULT DOMAIN", "PEERS AT", "LOGS", "ROOM FOR LOGS"],
+        &[4],
         status.nodes.iter().map(|node| {
-            vec![node.name.clone(), node.state.clone(), node.fault_domain.clone(), node.peer_address.clone()]
+            let logs = if node.media.is_empty() { String::new() } else { node.load.to_string() };
+            let NodeView { name, state, fault_domain, peer_address, .. } = node.clone();
+            vec![name, state, fault_domain, peer_address, logs, room(node)]
         }),
     );
     let disks = if status.disks.is_empty() {
@@ -39,6 +42,15 @@ fn text(status: &NodeStatus) -> String {
     let reasons = status.disks.iter().filter(|disk| !disk.reason.is_empty());
     let reasons: String = reasons.map(|disk| format!("\n{}: {}", disk.name, disk.reason)).collect();
     format!("asked {}, registry {}\n\n{nodes}\n\n{disks}{reasons}", status.node, status.registry)
+}
+
+/// `3.9 GiB of 4 GiB ram`, for each medium.
+fn room(node: &NodeView) -> String {
+    let media = node.media.iter().map(|space| {
+        let MediumSpace { medium, bytes, free, .. } = space;
+        format!("{} of {} {medium}", about(*free), about(*bytes))
+    });
+    media.collect::<Vec<_>>().join(", ")
 }
 
 /// What happened lately.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::ownership;
-use weir_cluster::records::{Mode, NodeRef};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 
-use super::{DiskTask, Message, sleep_until};
+use super::{DiskTask, RETRY, sleep_until};
 use crate::api::{ApiError, ApiErrorKind};
 use crate::control::decide::{Local, is_live};
 use crate::shard::messages::Command;
@@ -21,12 +21,8 @@ const HOLD: Duration = Duration::from_secs(5);
 impl DiskTask {
     /// Gives the disk to `to`. Returns how many bytes were dirty when it changed hands.
     pub(super) async fn move_to(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
-        let record = self.known()?;
-        if record.owner.as_ref() != Some(&self.me) || self.local == Local::Closed {
-            let message = format!("disk {} is not open on {} any more", self.name, self.me.node);
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-        }
-        if record.mode == Mode::WriteThrough || record.replicas.is_empty() {
+        let record = self.owned()?;
+        if !has_copies(&record) {
             // Nobody holds a copy of the log that the successor could go on from: the backing has to do.
             self.release().await?;
             return Ok(0);
@@ -43,10 +39,67 @@ impl DiskTask {
         moved
     }
 
-    /// Waits until `to` is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.
-    async fn prepare(&mut self, to: &NodeRef) -> Result<(), ApiError> {
+    /// Lets clients on `to` use the disk from now on, and has everything ready there for the moment of their first write. `None`:
+    /// nobody any more.
+    pub(super) async fn follow(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
+        let record = self.owned()?;
+        let me = self.me.clone();
+        if to == Some(&me) {
+            let message = format!("disk {} is on {} already", self.name, me.node);
+            return Err(
+                ApiError::new(ApiErrorKind::Refused, message).hint("name the node that its guest goes to")
+            );
+        }
+        // A strict policy is kept to the last: its set changes when the disk moves, and not for as long as it is followed.
+        if to.is_some() && has_copies(&record) && !record.policy.is_strict() {
+            let filled = self.fill(to).await;
+            if filled.is_err() {
+                self.fill(None).await?;
+            }
+            filled?;
+        }
+        self.change(|record| ownership::set_follower(record, &me, record.epoch, to)).await?;
+        match to {
+            Some(to) => {
+                let text = format!("clients on {} may use it; their first write moves it there", to.node);
+                self.event("follow", text);
+            }
+            None => {
+                self.fill(None).await?;
+                self.event("follow", format!("it stays on {}", me.node));
+            }
+        }
+        Ok(())
+    }
+
+    /// A follower that is gone follows no more: another process of its node knows nothing of the disk.
+    pub(super) async fn settle_follower(&mut self, record: &DiskRecord) {
+        let open = matches!(self.local, Local::Open { .. });
+        let Some(follower) = record.follower.clone().filter(|_| open) else { return };
+        if !is_live(&self.node.world.nodes.now(), &follower)
+            && let Err(error) = self.follow(None).await
+        {
+            tracing::debug!(disk = self.name, %error, "the follower is struck off later");
+            self.retry_at = Some(Nanos::now() + RETRY);
+        }
+    }
+
+    /// The record, while this node owns the disk and has it open.
+    fn owned(&mut self) -> Result<DiskRecord, ApiError> {
+        let record = self.known()?;
+        if record.owner.as_ref() != Some(&self.me) || self.local == Local::Closed {
+            let message = format!("disk {} is not open on {} any more", self.name, self.me.node);
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        }
+        Ok(record)
+    }
+
+    /// Waits until `to` is in the replica set. `None`: nobody in particular has to be. Guests go on meanwhile.
+    async fn fill(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
         let disk = self.name.clone();
-        self.send(Command::Successor { disk: disk.clone(), node: Some(to.node.clone()) }).await;
+        let node = to.map(|to| to.node.clone());
+        self.send(Command::Successor { disk: disk.clone(), node }).await;
+        let Some(to) = to else { return Ok(()) };
         let deadline = Nanos::now() + FILL;
         while !self.known()?.is_replica(to) {
             let gone = !is_live(&self.node.world.nodes.now(), to);
@@ -65,13 +118,16 @@ impl DiskTask {
             let look_again = deadline.min(Nanos::now() + Duration::from_millis(100));
             tokio::select! {
                 () = sleep_until(Some(look_again)) => {}
-                Some(message) = self.inbox.recv() => match message {
-                    Message::Notice(notice) => self.on_notice(notice).await,
-                    Message::Peer { node, connection } => self.on_peer(node, connection).await,
-                    Message::Request(request) => self.waiting.insert(0, request),
-                },
+                Some(message) = self.inbox.recv() => self.serve(message).await,
             }
         }
+        Ok(())
+    }
+
+    /// Waits until `to` is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.
+    async fn prepare(&mut self, to: &NodeRef) -> Result<(), ApiError> {
+        let disk = self.name.clone();
+        self.fill(Some(to)).await?;
         let held = self.ask(|done| Command::HoldDestage { disk: disk.clone(), done });
         match tokio::time::timeout(HOLD, held).await {
             Ok(Ok(())) => Ok(()),
@@ -99,4 +155,9 @@ impl DiskTask {
         self.let_go(next.epoch, Some(next)).await;
         Ok(dirty)
     }
+}
+
+/// Whether somebody holds a copy of the log that a new owner can go on from.
+fn has_copies(record: &DiskRecord) -> bool {
+    record.mode == Mode::WriteBack && !record.replicas.is_empty()
 }

@@ -6,6 +6,8 @@
 
 mod handover;
 mod request;
+#[cfg(test)]
+mod tests;
 mod wishes;
 
 use std::collections::HashMap;
@@ -80,6 +82,13 @@ pub enum Request {
         /// Tells when nobody owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
+    /// Let clients on another node use the disk, whose first write moves it there; or nobody any more.
+    Follow {
+        /// The process that is to own it.
+        to: Option<NodeRef>,
+        /// Tells when that process is ready to.
+        done: oneshot::Sender<Result<(), ApiError>>,
+    },
     /// Give ownership to another node.
     Move {
         /// The process that is to own it.
@@ -123,32 +132,37 @@ struct DiskTask {
 
 /// Starts the task of a disk.
 pub fn start(name: &str, node: &Arc<Node>) -> Inbox {
-    let (sender, inbox) = mpsc::channel(INBOX);
-    let task = DiskTask {
-        name: name.to_owned(),
-        me: node.session.node_ref(),
-        node: Arc::clone(node),
-        inbox,
-        outbox: sender.downgrade(),
-        local: Local::Closed,
-        committed: None,
-        arrival: None,
-        retry_at: None,
-        owner_gone: None,
-        former_since: HashMap::new(),
-        connected: HashMap::new(),
-        told_policy: None,
-        told_former: false,
-        forgotten_below: 0,
-        owed_release: None,
-        waiting: Vec::new(),
-        unavailable: false,
-    };
+    let (task, sender) = DiskTask::new(name, node);
     tokio::spawn(task.run());
     sender
 }
 
 impl DiskTask {
+    fn new(name: &str, node: &Arc<Node>) -> (DiskTask, Inbox) {
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let task = DiskTask {
+            name: name.to_owned(),
+            me: node.session.node_ref(),
+            node: Arc::clone(node),
+            inbox,
+            outbox: sender.downgrade(),
+            local: Local::Closed,
+            committed: None,
+            arrival: None,
+            retry_at: None,
+            owner_gone: None,
+            former_since: HashMap::new(),
+            connected: HashMap::new(),
+            told_policy: None,
+            told_former: false,
+            forgotten_below: 0,
+            owed_release: None,
+            waiting: Vec::new(),
+            unavailable: false,
+        };
+        (task, sender)
+    }
+
     async fn run(mut self) {
         let mut changes = self.node.world.changes();
         loop {
@@ -188,12 +202,17 @@ impl DiskTask {
         loop {
             tokio::select! {
                 answer = &mut answered => return answer.map_err(|_| "the node is stopping".to_owned()),
-                Some(message) = self.inbox.recv() => match message {
-                    Message::Notice(notice) => self.on_notice(notice).await,
-                    Message::Peer { node, connection } => self.on_peer(node, connection).await,
-                    Message::Request(request) => self.waiting.insert(0, request),
-                },
+                Some(message) = self.inbox.recv() => self.serve(message).await,
             }
+        }
+    }
+
+    /// Takes a message in the middle of a step: what the disk needs is carried out, what operators want comes afterwards.
+    async fn serve(&mut self, message: Message) {
+        match message {
+            Message::Notice(notice) => self.on_notice(notice).await,
+            Message::Peer { node, connection } => self.on_peer(node, connection).await,
+            Message::Request(request) => self.waiting.insert(0, request),
         }
     }
 
@@ -273,7 +292,10 @@ impl DiskTask {
     async fn carry_out(&mut self, decision: Decision, record: Option<DiskRecord>) -> Option<Nanos> {
         self.note_availability(&decision);
         match (decision, record) {
-            (Decision::Nothing, Some(record)) => return self.settle_former(&record).await,
+            (Decision::Nothing, Some(record)) => {
+                self.settle_follower(&record).await;
+                return self.settle_former(&record).await;
+            }
             (Decision::Nothing | Decision::Unavailable(_), _) => {}
             (Decision::WaitUntil(time), _) => return Some(time),
             (Decision::TakeOver(evidence), Some(record)) => {

@@ -27,6 +27,9 @@ impl DiskTask {
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
             }
+            Request::Follow { to, done } => {
+                let _ = done.send(self.follow(to.as_ref()).await);
+            }
             Request::Move { to, done } => {
                 let _ = done.send(self.move_to(&to).await);
             }

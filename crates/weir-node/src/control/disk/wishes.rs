@@ -86,8 +86,12 @@ impl DiskTask {
     }
 
     fn connect(&self, peer: NodeRef, address: SocketAddr) {
-        let greeting =
-            peer::Greeting { disk: self.name.clone(), owner: self.me.node.clone(), replica: peer.clone() };
+        let greeting = peer::Greeting {
+            disk: self.name.clone(),
+            owner: self.me.node.clone(),
+            replica: peer.clone(),
+            purpose: peer::Purpose::Replicate,
+        };
         let (deadline, outbox) = (self.node.config.peers.deadline.0, self.outbox.clone());
         tokio::spawn(async move {
             let connection = peer::connect(address, &greeting, deadline).await;

@@ -2,7 +2,7 @@
 
 mod compare;
 mod output;
-mod watch;
+pub mod watch;
 
 pub use watch::with_progress;
 
@@ -10,6 +10,7 @@ use std::path::Path;
 
 use weir_load::Arrivals;
 use weir_load::jobfile;
+use weir_load::profile::export::parse_bench;
 use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::target::Target;
@@ -73,6 +74,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     destroy: arguments.destroy,
                     prefill: !arguments.no_prefill,
                     rounds: arguments.steady.then_some(arguments.max_rounds),
+                    profiler: None,
                 }],
                 format,
                 &interrupted,
@@ -86,7 +88,11 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
 fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| Failure::failed(named(&error)))?;
-    let jobs = jobfile::parse(&text).map_err(|error| Failure::usage(named(&error)))?;
+    // What `weir profile export --format bench` wrote is JSON; no job file of fio begins like that.
+    let jobs = match text.trim_start().starts_with('{') {
+        true => parse_bench(&text).map_err(|error| Failure::usage(named(&error)))?,
+        false => jobfile::parse(&text).map_err(|error| Failure::usage(named(&error)))?,
+    };
     let mut groups: Vec<Vec<watch::Job>> = Vec::new();
     for job in jobs {
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
@@ -99,6 +105,7 @@ fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<O
             destroy,
             prefill,
             rounds: None,
+            profiler: None,
         });
     }
     let interrupted = watch::heed_interrupts()?;

@@ -1,14 +1,15 @@
 //! Runs jobs side by side, shows how they go, and keeps what was measured when they are interrupted.
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
 use weir_load::prefill::{Prefill, prefill};
+use weir_load::profile::Profiler;
 use weir_load::report::Interval;
 use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
 use weir_load::summary::{Summary, format_latency};
@@ -40,6 +41,8 @@ pub struct Job {
     pub prefill: bool,
     /// Rounds until a steady state, at most so many; `None` for one run.
     pub rounds: Option<u32>,
+    /// Told of every request.
+    pub profiler: Option<Arc<Mutex<Profiler>>>,
 }
 
 impl Job {
@@ -120,7 +123,8 @@ fn start(
     job: Job,
     sender: Sender<(usize, Result<Summary, Broken>)>,
 ) -> Result<Running, Failure> {
-    let (job, filling, monitor) = (Arc::new(job), Arc::new(Monitor::new()), Arc::new(Monitor::new()));
+    let monitor = job.profiler.as_ref().map_or_else(Monitor::new, |it| Monitor::profiling(Arc::clone(it)));
+    let (job, filling, monitor) = (Arc::new(job), Arc::new(Monitor::new()), Arc::new(monitor));
     let running = Running {
         job: Arc::clone(&job),
         filling: Arc::clone(&filling),

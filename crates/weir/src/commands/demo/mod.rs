@@ -69,6 +69,8 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
         seed: Some(1),
         resume: false,
         report: dir.join("report.html"),
+        policies: None,
+        replicas: Vec::new(),
         thresholds: Vec::new(),
     };
     let outcome = diagnose(&client, LOAD, &settings)?;

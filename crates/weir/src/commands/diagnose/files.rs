@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use weir_diagnose::hypothesis::Cause;
 use weir_diagnose::{Diagnosis, Findings, Grade, Threshold, find, report, table};
 
 use crate::failure::Failure;
@@ -22,6 +23,7 @@ pub struct Outcome {
 #[derive(Serialize)]
 pub struct Summary<'a> {
     grade: Grade,
+    cause: Option<Cause>,
     headline: &'a str,
     report: &'a Path,
     json: PathBuf,
@@ -56,6 +58,7 @@ impl Outcome {
     pub fn summary(&self) -> Summary<'_> {
         Summary {
             grade: self.findings.verdict.grade,
+            cause: self.findings.verdict.cause,
             headline: &self.findings.verdict.headline,
             report: &self.report,
             json: json_of(&self.report),

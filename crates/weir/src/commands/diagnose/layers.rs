@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_diagnose::counters::{Processes, Sample};
 use weir_diagnose::load::{LoadOptions, LoadTarget};
-use weir_diagnose::{Cell, Measurement, Position, Target, TargetError};
+use weir_diagnose::{Cell, Counters, Measurement, Position, Target, TargetError};
 use weir_load::run::Monitor;
 use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
@@ -74,6 +75,51 @@ pub fn layers<'a>(
     layers
 }
 
+/// The same layers, with the operating system's counters of each run.
+pub fn counted<'a>(layers: Vec<Box<dyn Target + 'a>>, processes: &Processes) -> Vec<Box<dyn Target + 'a>> {
+    let one = |target| -> Box<dyn Target + 'a> {
+        Box::new(Counted { target, processes: processes.clone(), last: None })
+    };
+    layers.into_iter().map(one).collect()
+}
+
+/// A layer whose runs are watched.
+struct Counted<'a> {
+    target: Box<dyn Target + 'a>,
+    processes: Processes,
+    last: Option<Counters>,
+}
+
+impl Target for Counted<'_> {
+    fn name(&self) -> &str {
+        self.target.name()
+    }
+
+    fn position(&self) -> Position {
+        self.target.position()
+    }
+
+    fn can_run(&self, cell: &Cell) -> Result<(), String> {
+        self.target.can_run(cell)
+    }
+
+    fn settle(&mut self) -> Result<(), TargetError> {
+        self.target.settle()
+    }
+
+    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+        let (before, began) = (Sample::take(&self.processes), Nanos::now());
+        let measured = self.target.run(cell);
+        let seconds = (Nanos::now() - began).as_secs_f64();
+        self.last = measured.is_ok().then(|| before.until(&Sample::take(&self.processes), seconds));
+        measured
+    }
+
+    fn counters(&mut self) -> Option<Counters> {
+        self.last.take()
+    }
+}
+
 /// A layer inside the owner's process.
 struct Inside<'a> {
     client: &'a Client,
@@ -120,8 +166,11 @@ impl Target for Prepared<'_> {
         self.target.position()
     }
 
+    fn settle(&mut self) -> Result<(), TargetError> {
+        prepare(self.client, &self.disk, &self.policy)
+    }
+
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        prepare(self.client, &self.disk, &self.policy)?;
         self.target.run(cell)
     }
 }

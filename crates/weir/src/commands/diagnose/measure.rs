@@ -8,6 +8,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use weir_block::Nanos;
+use weir_diagnose::counters::Processes;
 use weir_diagnose::load::{LoadOptions, LoadTarget};
 use weir_diagnose::tier::{self, RUNTIME};
 use weir_diagnose::{
@@ -19,7 +20,7 @@ use weir_node::client::Client;
 use weir_node::units::about;
 
 use super::files::{Outcome, check_writable, json_of, replace};
-use super::layers::{exports, layers, other_policies};
+use super::layers::{counted, exports, layers, other_policies};
 use super::{UNSAFE, usage};
 use crate::cli::{DiagnoseArgs, Global};
 use crate::failure::Failure;
@@ -61,6 +62,10 @@ pub struct Settings {
     pub resume: bool,
     /// The report's HTML file; JSON and JUnit go beside it.
     pub report: PathBuf,
+    /// Other policies to measure; `None`: all that the nodes allow.
+    pub policies: Option<Vec<String>>,
+    /// Process ids of other nodes on this machine, whose processor time is watched.
+    pub replicas: Vec<u32>,
     /// What JUnit counts as a failure.
     pub thresholds: Vec<Threshold>,
 }
@@ -78,7 +83,22 @@ impl Settings {
             seed: arguments.seed,
             resume: arguments.resume,
             report: arguments.report.clone(),
+            policies: (!arguments.policies.is_empty())
+                .then(|| arguments.policies.iter().filter(|policy| *policy != "none").cloned().collect()),
+            replicas: Vec::new(),
             thresholds: arguments.fail_on.clone(),
+        }
+    }
+
+    fn other_policies(&self, client: &Client, view: &DiskView) -> Result<Vec<String>, Failure> {
+        let possible = other_policies(client, view)?;
+        let Some(wanted) = &self.policies else { return Ok(possible) };
+        match wanted.iter().find(|policy| !possible.contains(policy)) {
+            Some(policy) => Err(usage(format!(
+                "--policies {policy}: not another policy that the disk can have now; it can have {}",
+                possible.join(", ")
+            ))),
+            None => Ok(wanted.clone()),
         }
     }
 
@@ -151,7 +171,7 @@ pub fn dry_run(global: &Global, client: &Client, disk: &str, settings: &Settings
     let view = open_disk(client, disk)?;
     let range = range(&view)?;
     let (monitor, options) = (Monitor::new(), options(settings, range, RUNTIME, 0));
-    let policies = other_policies(client, &view)?;
+    let policies = settings.other_policies(client, &view)?;
     let targets = layers(client, &view, &options, &policies, exports(&view, &options, &monitor)?);
     let (cells, (runtime, extra)) = (settings.cells(), settings.time(targets.len())?);
     let runs = cells.len() * targets.len() * settings.repeats as usize;
@@ -185,12 +205,14 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
         Start::Resume(earlier) => settings.seed.unwrap_or(earlier.seed),
     };
     // The number of layers decides how long each run may be; the exports are among them.
-    let policies = other_policies(client, &view)?;
+    let policies = settings.other_policies(client, &view)?;
     let count = 2 + policies.len() + view.uris.len();
     let (runtime, extra_runs) = settings.time(count)?;
     same_length(&start, runtime)?;
     let start = with_command(start, seed, settings);
-    let plan = Plan { cells: settings.cells(), repeats: settings.repeats, extra_runs, seed };
+    // Half of what is left of the time for steps that cannot be told, half for causes.
+    let (extra_runs, follow_ups) = (extra_runs - extra_runs / 2, extra_runs / 2);
+    let plan = Plan { cells: settings.cells(), repeats: settings.repeats, extra_runs, follow_ups, seed };
     let (options, monitor) = (options(settings, range, runtime, seed), Monitor::new());
     let exports = exports(&view, &options, &monitor)?;
     announce(&plan, count, runtime);
@@ -199,7 +221,15 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
     if settings.destroy {
         fill(&exports[0], range)?;
     }
+    let alone = LoadTarget::new("generator alone", alone(range), options.clone(), &monitor).as_reference();
+    let processes = Processes {
+        node: Some(client.status()?.pid),
+        replicas: settings.replicas.clone(),
+        generator: Some(std::process::id()),
+    };
     let mut targets = layers(client, &view, &options, &policies, exports);
+    targets.push(Box::new(alone));
+    let mut targets = counted(targets, &processes);
     let diagnosis = go(&plan, &mut targets, start, settings);
     drop(targets);
     // Written before anything else can fail.
@@ -281,7 +311,7 @@ fn announce(plan: &Plan, layers: usize, runtime: Duration) {
         plan.repeats,
         runtime.as_secs_f64(),
         minutes(tier::time_of(runs, runtime)),
-        minutes(tier::time_of(runs + plan.extra_runs, runtime)),
+        minutes(tier::time_of(runs + plan.extra_runs + plan.follow_ups, runtime)),
         plan.seed
     );
 }
@@ -354,6 +384,11 @@ fn interruptible<T>(stop: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<
     let result = work();
     runtime.shutdown_background();
     Ok(result)
+}
+
+/// Nothing to wait for: what the generator can do by itself.
+fn alone(size: u64) -> weir_load::Target {
+    weir_load::Target::Null { size }
 }
 
 /// What all runs have in common.

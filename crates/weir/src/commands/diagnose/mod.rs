@@ -7,9 +7,10 @@ mod layers;
 mod measure;
 
 use weir_diagnose::{Findings, Threshold, verdict};
+use weir_node::client::Client;
 
 use crate::cli::{DiagnoseArgs, Global};
-use crate::cluster::owner_of;
+use crate::cluster::{lab, owner_of};
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -27,7 +28,8 @@ pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
     let outcome = match (&arguments.disk, arguments.import.as_slice()) {
         (Some(disk), []) => {
             let client = owner_of(global, disk)?;
-            let settings = Settings::of(arguments);
+            let replicas = processes_of_others(global, &client)?;
+            let settings = Settings { replicas, ..Settings::of(arguments) };
             if arguments.dry_run {
                 return measure::dry_run(global, &client, disk, &settings).map_err(for_pipelines);
             }
@@ -39,6 +41,14 @@ pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
     let outcome = outcome.map_err(for_pipelines)?;
     print(global.output, &outcome.summary(), |_| outcome.text())?;
     judge(&outcome, &arguments.fail_on)
+}
+
+/// Where the disk is a lab's: the processes of its other nodes.
+fn processes_of_others(global: &Global, owner: &Client) -> Result<Vec<u32>, Failure> {
+    let Ok(lab) = lab(global) else { return Ok(Vec::new()) };
+    let owner = owner.status()?.pid;
+    let processes = lab.nodes().iter().filter_map(|node| node.process);
+    Ok(processes.map(|process| process.pid).filter(|pid| *pid != owner).collect())
 }
 
 /// The exit code of what came out: a measurement that cannot be trusted keeps to no threshold and breaks none.

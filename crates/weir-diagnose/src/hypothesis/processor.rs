@@ -1,0 +1,80 @@
+//! Processor time: who was ready to run and did not, by the scheduler's own count.
+
+use super::{Cause, Hypothesis, Predicted, View, small};
+use crate::cell::{Cell, Direction};
+use crate::format;
+
+/// A thread that waits for a processor for this share of the time is short of it.
+const SHORT: f64 = 0.3;
+
+/// The node's threads, at a layer that does nothing but compute: the accelerator's reads.
+pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
+    let layer = view.diagnosis.chain().nth(1).map(|(layer, _)| layer)?;
+    let wait = |wanted: &dyn Fn(&Cell) -> bool| view.counted(layer, wanted, |counters| counters.node_wait);
+    let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
+    let waited = wait(&planned)?;
+    if waited < SHORT {
+        return None;
+    }
+    let deep = view.deepest(small(Direction::Read))?;
+    let deciding = Cell { queue_depth: deep.queue_depth / 2, ..deep };
+    let measured = wait(&|cell| *cell == deciding);
+    let predicted =
+        Predicted { value: waited, least: waited / 2.0, most: f64::MAX, unit: "share of the time", measured };
+    let name = view.name(layer);
+    let steal = view.counted(layer, planned, |counters| Some(counters.steal)).unwrap_or(0.0);
+    Some(Hypothesis {
+        cause: Cause::Processor,
+        standing: predicted.standing(),
+        grounds: vec![format!(
+            "Under load at {name} the node's busiest thread was ready to run and did not for {} of the time \
+             (the hypervisor took {}).",
+            format::percent(waited),
+            format::percent(steal)
+        )],
+        prediction: format!(
+            "If its processor is shared with something else, it waits in {deciding} too, which touches no storage; \
+             with a processor of its own it would do up to ×{:.1}.",
+            1.0 / (1.0 - waited.min(0.95))
+        ),
+        predicted: Some(predicted),
+        run: format!("{deciding} at {name}, with the scheduler's counters."),
+        asks: view.missing(layer, deciding).into_iter().collect(),
+    })
+}
+
+/// The generator's own threads, and the run that gives it nothing to wait for.
+pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
+    let (highest, reference) = (view.highest()?, view.reference()?);
+    let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
+    let waited = view.counted(highest, planned, |counters| counters.generator_wait)?;
+    if waited < SHORT {
+        return None;
+    }
+    let deciding = view.deepest(small(Direction::Read))?;
+    let share = view.findings.point(reference, &deciding).and_then(|point| Some(point.cpu_share?.median));
+    let predicted = Predicted {
+        value: 1.0 - waited,
+        least: 0.0,
+        most: 1.0 - waited / 2.0,
+        unit: "share of the time",
+        measured: share,
+    };
+    Some(Hypothesis {
+        cause: Cause::Generator,
+        standing: predicted.standing(),
+        grounds: vec![format!(
+            "Loading {}, the generator's busiest thread was ready to run and did not for {} of the time.",
+            view.name(highest),
+            format::percent(waited)
+        )],
+        prediction: format!(
+            "If it is short of processor time, it gets {} of a processor or less also with nothing to wait for, \
+             where it could use all of one.",
+            format::percent(1.0 - waited / 2.0)
+        ),
+        predicted: Some(predicted),
+        run: "The generator against its null engine.".to_owned(),
+        asks: view.missing(reference, deciding).into_iter().collect(),
+    })
+}

@@ -1,0 +1,232 @@
+//! Stacks with a known fault, as functions from a cell to a latency: each must be named, and by its own run.
+
+use std::sync::atomic::AtomicBool;
+
+use super::lowest::SMALL_FOOTPRINT;
+use super::*;
+use crate::plan::{Plan, Start, Target, TargetError, measure};
+use crate::result::Measurement;
+use crate::tier::Tier;
+use crate::{Counters, Grade, find, sample};
+
+/// A layer that is a function: nanoseconds that each I/O of a cell takes.
+struct Played {
+    name: &'static str,
+    position: Position,
+    latency: Latency,
+    counters: Counters,
+    cpu_share: f64,
+}
+
+impl Target for Played {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn position(&self) -> Position {
+        self.position.clone()
+    }
+
+    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+        let measured = sample::measurement(cell, (self.latency)(cell));
+        let cpu_seconds = Some(self.cpu_share * 10.0);
+        Ok(Measurement { cpu_seconds, ..measured })
+    }
+
+    fn counters(&mut self) -> Option<Counters> {
+        Some(self.counters)
+    }
+}
+
+/// Nanoseconds of an I/O that costs `each` and carries its bytes at `rate` a second, of which `at_once` go side by side.
+fn io(cell: &Cell, each: f64, rate: f64, at_once: f64) -> f64 {
+    let bytes = f64::from(cell.shape.block_bytes) * 1e9 / rate;
+    let depth = f64::from(cell.queue_depth);
+    (each + bytes).max(depth * each / at_once).max(depth * bytes)
+}
+
+fn backing(cell: &Cell) -> f64 {
+    io(cell, 3e3, 5e9, 2.0)
+}
+
+fn log(cell: &Cell) -> f64 {
+    io(cell, 3.1e3, 4.9e9, 2.0)
+}
+
+fn replicated(cell: &Cell) -> f64 {
+    if cell.shape.direction == Direction::Read { log(cell) } else { io(cell, 60e3, 1.5e9, 8.0) }
+}
+
+fn export(cell: &Cell) -> f64 {
+    let below = replicated(cell);
+    below + io(cell, 40e3, 2e9, 8.0)
+}
+
+fn alone(cell: &Cell) -> f64 {
+    io(cell, 700.0, 1e12, 1.0)
+}
+
+const ACCEL: &str = "accel write-back+1";
+
+/// A healthy stack: backing, log with a replica, the log alone beside it, the export, and the generator alone.
+fn stack() -> Vec<Played> {
+    let layer = |name, position, latency| Played {
+        name,
+        position,
+        latency,
+        counters: Counters {
+            node_wait: Some(0.02),
+            replica_wait: Some(0.01),
+            generator_wait: Some(0.03),
+            ..Counters::default()
+        },
+        cpu_share: 0.5,
+    };
+    vec![
+        layer("backing", Position::OnTheWay, backing),
+        layer(ACCEL, Position::OnTheWay, replicated),
+        layer("accel write-back+0", Position::AlternativeTo(ACCEL.into()), log),
+        layer("nbd unix", Position::OnTheWay, export),
+        layer("generator alone", Position::Reference, alone),
+    ]
+}
+
+/// Measures it with all follow-ups.
+fn diagnose(stack: Vec<Played>) -> crate::Findings {
+    let mut targets: Vec<Box<dyn Target>> =
+        stack.into_iter().map(|layer| Box::new(layer) as Box<dyn Target>).collect();
+    let plan = Plan { extra_runs: 0, ..Plan::of(Tier::Quick.cells(), 3) };
+    let start = Start::Fresh(sample::environment());
+    let diagnosis = measure(&plan, &mut targets, start, &AtomicBool::new(false), &mut |_| {})
+        .expect("the plan can be run");
+    let text = diagnosis.to_json().unwrap();
+    assert_eq!(crate::Diagnosis::from_json(&text).unwrap(), diagnosis, "follow-ups are part of the document");
+    find(&diagnosis)
+}
+
+fn named(stack: Vec<Played>) -> Option<Cause> {
+    let verdict = diagnose(stack).verdict;
+    let open = verdict.hypotheses.iter().find(|guess| guess.standing == Standing::Open);
+    assert!(open.is_none(), "every run that was asked for was done: {open:?}");
+    if let Some(cause) = verdict.cause {
+        let guess = verdict.hypotheses.iter().find(|guess| guess.cause == cause).unwrap();
+        assert!(guess.outcome().unwrap().contains("Measured"), "{guess:?}");
+        assert!(verdict.evidence.iter().any(|line| line.contains("confirmed by a run")), "{verdict:?}");
+    }
+    verdict.cause
+}
+
+/// What a layer does to a cell.
+type Latency = fn(&Cell) -> f64;
+
+fn with(latencies: &[(usize, Latency)]) -> Vec<Played> {
+    let mut stack = stack();
+    for (layer, latency) in latencies {
+        stack[*layer].latency = *latency;
+    }
+    stack
+}
+
+#[test]
+fn a_healthy_stack_has_no_confirmed_cause() {
+    assert_eq!(named(stack()), None);
+}
+
+#[test]
+fn a_fixed_rate_in_bytes_is_told_from_a_slow_device() {
+    let throttled: Latency = |cell| io(cell, 3e3, 30e6, 32.0);
+    assert_eq!(named(with(&[(0, throttled)])), Some(Cause::Throttled));
+    let slow: Latency = |cell| io(cell, 500e3, 1e9, 32.0);
+    assert_eq!(named(with(&[(0, slow)])), None);
+}
+
+#[test]
+fn an_exhausted_tier_is_found_by_a_smaller_footprint() {
+    let tiered: Latency = |cell| match cell.footprint {
+        Some(SMALL_FOOTPRINT) => backing(cell),
+        _ => io(cell, 500e3, 5e9, 32.0),
+    };
+    assert_eq!(named(with(&[(0, tiered)])), Some(Cause::TierExhausted));
+}
+
+#[test]
+fn one_in_flight_is_told_from_a_slow_layer() {
+    let single: Latency = |cell| io(cell, 43e3, 2e9, 1.0);
+    assert_eq!(named(with(&[(3, single)])), Some(Cause::OneInFlight));
+    let slow: Latency = |cell| io(cell, 200e3, 2e9, 8.0);
+    assert_eq!(named(with(&[(3, slow)])), None);
+}
+
+#[test]
+fn a_long_way_is_told_from_a_narrow_one() {
+    let long: Latency = |cell| match cell.shape.direction {
+        Direction::Read => log(cell),
+        _ => io(cell, 1.1e6, 1.5e9, 128.0),
+    };
+    assert_eq!(named(with(&[(1, long)])), Some(Cause::LinkLatency));
+    let narrow: Latency = |cell| match cell.shape.direction {
+        Direction::Read => log(cell),
+        _ => io(cell, 60e3, 12.5e6, 32.0),
+    };
+    assert_eq!(named(with(&[(1, narrow)])), Some(Cause::LinkBandwidth));
+}
+
+#[test]
+fn lost_order_is_named_and_a_layer_that_is_slow_in_itself_is_not() {
+    const DISK: Latency = |cell| {
+        let writes = cell.shape.pattern == Pattern::Sequential && cell.shape.direction == Direction::Write;
+        match (cell.shape.pattern, writes && cell.threads > 1) {
+            (Pattern::Sequential, false) => io(cell, 60e3, 1e9, 1.0),
+            (Pattern::Sequential, true) => io(cell, 1.2e6, 1e9, 1.0),
+            (Pattern::Random, _) => io(cell, 3.5e6, 1e9, 1.0),
+        }
+    };
+    let disordered: Latency = |cell| match (cell.shape.pattern, cell.shape.direction) {
+        (Pattern::Sequential, Direction::Write) if cell.queue_depth > 1 => io(cell, 1.25e6, 1e9, 1.0),
+        _ => DISK(cell) + 1e3,
+    };
+    assert_eq!(
+        named(with(&[(0, DISK), (1, disordered), (2, DISK), (3, disordered)])),
+        Some(Cause::ArrivalOrder)
+    );
+    // The same loss, and the disk does not mind two threads.
+    let steadfast: Latency = |cell| DISK(&Cell { threads: 1, ..*cell });
+    let found = named(with(&[(0, steadfast), (1, disordered), (2, DISK), (3, disordered)]));
+    assert_eq!(found, None);
+}
+
+#[test]
+fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
+    let waits = |wait: fn(&mut Counters)| {
+        let mut stack = stack();
+        stack.iter_mut().for_each(|layer| wait(&mut layer.counters));
+        stack
+    };
+    assert_eq!(named(waits(|counters| counters.node_wait = Some(0.5))), Some(Cause::Processor));
+    assert_eq!(named(waits(|counters| counters.replica_wait = Some(0.4))), Some(Cause::SlowReplica));
+    // Everybody waits: that is this machine's trouble, not the replica's.
+    let all: fn(&mut Counters) =
+        |counters| (counters.node_wait, counters.replica_wait) = (Some(0.5), Some(0.5));
+    assert_eq!(named(waits(all)), Some(Cause::Processor));
+    let mut short = waits(|counters| counters.generator_wait = Some(0.5));
+    let verdict = diagnose(short).verdict;
+    assert_eq!((verdict.cause, verdict.grade), (Some(Cause::Generator), Grade::GeneratorLimited));
+    // It waits, and yet gets all of a processor when it needs one.
+    short = waits(|counters| counters.generator_wait = Some(0.5));
+    short[4].cpu_share = 0.99;
+    assert_eq!(named(short), None);
+}
+
+#[test]
+fn a_hypothesis_without_its_run_is_open_and_names_no_cause() {
+    let mut stack = with(&[(0, |cell| io(cell, 3e3, 30e6, 32.0))]);
+    let mut targets: Vec<Box<dyn Target>> =
+        stack.drain(..).map(|layer| Box::new(layer) as Box<dyn Target>).collect();
+    let plan = Plan { extra_runs: 0, follow_ups: 0, ..Plan::of(Tier::Quick.cells(), 3) };
+    let start = Start::Fresh(sample::environment());
+    let diagnosis = measure(&plan, &mut targets, start, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    let verdict = find(&diagnosis).verdict;
+    let throttled = verdict.hypotheses.iter().find(|guess| guess.cause == Cause::Throttled).unwrap();
+    assert_eq!((throttled.standing, verdict.cause), (Standing::Open, None));
+    assert!(throttled.outcome().is_none() && verdict.would_change.contains(&throttled.run));
+}

@@ -1,0 +1,117 @@
+//! Measures what guests feel while Weir copes, with real processes, and prints it: `make heal`, `make fill-picture` and
+//! `make neighbours`. Needs root.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use support::behaviour::{Loss, fill_copy, fill_log, lose_replica, neighbours};
+use support::guest_load::Shape;
+use support::picture;
+
+/// Measures what guests feel while Weir copes. Example: `behaviour neighbours --seconds 10 --output json`.
+#[derive(Parser)]
+struct Arguments {
+    /// How to print the figures.
+    #[arg(long, value_enum, default_value = "text", global = true)]
+    output: Output,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// A replica is killed and is cut off, under both policies with replicas: stall, time to restore, throughput. Then a
+    /// replica is added beside live writes.
+    Heal {
+        /// Dirty data to be copied to the replica that is added, in MiB.
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1024))]
+        dirty: u64,
+    },
+    /// A guest that writes faster than the backing takes: latency against time as SVG and CSV.
+    FillPicture {
+        /// How long it writes, in seconds.
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        seconds: u64,
+        /// The picture; the CSV file goes beside it.
+        #[arg(long, default_value = "target/fill.svg")]
+        out: PathBuf,
+    },
+    /// A polite guest without and with a greedy one beside it, on one slow backing.
+    Neighbours {
+        /// Length of each of the two measurements, in seconds.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        seconds: u64,
+    },
+}
+
+fn main() {
+    let Arguments { output, what } = Arguments::parse();
+    let seed = common::seed();
+    match what {
+        What::Heal { dirty } => {
+            for policy in ["write-back+1", "write-back+2"] {
+                for loss in [Loss::Killed, Loss::CutOff] {
+                    print(output, "a replica is lost", &lose_replica(policy, loss, seed));
+                }
+            }
+            for depth in [1, 4, 16] {
+                let shape = Shape { depth, read_percent: 0, rate: None };
+                print(output, "a replica is added", &fill_copy(shape, dirty << 20, seed));
+            }
+        }
+        What::FillPicture { seconds, out } => {
+            let filling = fill_log(Duration::from_secs(seconds), seed);
+            std::fs::write(&out, picture::svg(&filling)).unwrap();
+            std::fs::write(out.with_extension("csv"), picture::csv(&filling)).unwrap();
+            match output {
+                Output::Json => println!("{}", serde_json::to_string(&filling).unwrap()),
+                Output::Text => println!(
+                    "longest time without an answer {:.0} ms; see {} and the CSV file beside it",
+                    filling.longest_stall_ms,
+                    out.display()
+                ),
+            }
+        }
+        What::Neighbours { seconds } => {
+            print(output, "a greedy neighbour", &neighbours(Duration::from_secs(seconds), seed));
+        }
+    }
+}
+
+fn print(output: Output, title: &str, figures: &impl Serialize) {
+    match output {
+        Output::Json => println!("{}", serde_json::to_string(figures).unwrap()),
+        Output::Text => {
+            println!("{title}");
+            list("  ", &serde_json::to_value(figures).unwrap());
+        }
+    }
+}
+
+/// One figure on a line.
+fn list(indent: &str, figures: &serde_json::Value) {
+    for (name, value) in figures.as_object().into_iter().flatten() {
+        match value.as_f64() {
+            _ if value.is_object() => {
+                println!("{indent}{name}");
+                list(&format!("{indent}  "), value);
+            }
+            Some(number) if value.is_f64() => println!("{indent}{name:24} {number:.2}"),
+            _ => println!("{indent}{name:24} {value}"),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Where the faults of a node's disks are set: a switch for each place of each disk.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use weir_block::{Completion, Event, Layer, LayerInfo, LayerMeter, Nanos, Reactor, Request, RequestKind};
+use weir_node::stack::{Bottom, DiskAccel, Top, Wrap};
+use weir_volume::FileBacking;
+
+use super::layer::{Held, Place};
+use super::settings::Switch;
+use super::{Line, Mechanism};
+
+/// A place on the way of a disk's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum At {
+    /// Between the export and the accelerator.
+    Export,
+    /// Between the accelerator and the backing. A load on the backing alone does not pass here.
+    Accel,
+    /// The backing itself.
+    Backing,
+}
+
+/// The switches of all disks of a node. Clones are the same board.
+#[derive(Clone, Debug, Default)]
+pub struct Board(Arc<Mutex<HashMap<(String, At), Switch>>>);
+
+impl Board {
+    /// The switch of one place; it stays when the disk is closed, and is the same when it is opened again.
+    #[must_use]
+    pub fn switch(&self, disk: &str, at: At) -> Switch {
+        let mut switches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        switches.entry((disk.to_owned(), at)).or_default().clone()
+    }
+
+    fn line(&self, disk: &str, at: At) -> Line {
+        // Another sequence for each place, the same each time.
+        Line::new(self.switch(disk, at), 1 + at as u64)
+    }
+}
+
+impl Wrap for Board {
+    fn bottom(&self, disk: &str, backing: FileBacking) -> Box<dyn Bottom> {
+        let mechanism = Mechanism::new(self.switch(disk, At::Backing), backing.info().size);
+        let disk_itself = Held::new(backing, mechanism, Place::Backing);
+        let backing = Held::new(disk_itself, self.line(disk, At::Backing), Place::Backing);
+        Box::new(Held::new(backing, self.line(disk, At::Accel), Place::Between))
+    }
+
+    fn top(&self, disk: &str, accel: DiskAccel) -> Box<dyn Top> {
+        Box::new(HeldTop(Held::new(accel, self.line(disk, At::Export), Place::Between)))
+    }
+}
+
+/// A fault above the accelerator.
+struct HeldTop(Held<DiskAccel, Line>);
+
+impl Top for HeldTop {
+    fn accel(&self) -> &DiskAccel {
+        self.0.inner()
+    }
+
+    fn accel_mut(&mut self) -> &mut DiskAccel {
+        self.0.inner_mut()
+    }
+}
+
+impl Layer for HeldTop {
+    fn info(&self) -> LayerInfo {
+        self.0.info()
+    }
+
+    fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        self.0.has_room(kind, bytes)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.0.submit(reactor, request);
+    }
+
+    fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
+        self.0.on_event(reactor, event);
+    }
+
+    fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        self.0.advance(reactor, done);
+    }
+
+    fn deadline(&self) -> Nanos {
+        self.0.deadline()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn meters(&self, out: &mut Vec<LayerMeter>) {
+        self.0.meters(out);
+    }
+}

@@ -1,0 +1,34 @@
+//! Faults as layers: put between any two others while requests go through them.
+//!
+//! - [`settings`]: which faults there are, and the switch that sets and clears them from another thread;
+//! - [`timing`]: what a fault decides: when a request goes on, in which order, whether it fails;
+//! - [`line`](mod@line): delay, jitter, bandwidth, a limit of requests in flight, dispatchers that lose the order, a fast
+//!   tier of limited size, errors;
+//! - [`disk`]: a *simulated* disk of 15 000 revolutions a minute;
+//! - [`layer`]: the layer that holds requests until then;
+//! - [`relay`]: the way of replication to a node, as something that can be slow;
+//! - [`board`], [`orders`]: the places of a node's disks, and how they are told. `weir-lab-node` is the node that has them;
+//! - [`stack`], [`confusion`]: faults planted one at a time, and what the finder takes each for.
+//!
+//! What decides is pure: it is given the time and draws from a seed, so its tests run in time of their own. What
+//! holds waits by the reactor's deadline. Nothing sleeps.
+
+pub mod board;
+pub mod confusion;
+pub mod disk;
+pub mod layer;
+pub mod line;
+pub mod orders;
+pub mod relay;
+pub mod settings;
+pub mod stack;
+pub mod timing;
+
+pub use board::{At, Board};
+pub use disk::Mechanism;
+pub use layer::Held;
+pub use line::Line;
+pub use orders::Order;
+pub use relay::{LinkFaults, Relay};
+pub use settings::{Faults, FaultsError, Switch, Tier};
+pub use timing::{Fate, Request, Timing};

@@ -1,0 +1,121 @@
+//! Rounds of faults under a load that remembers every write, and the judgement after each (P1, P2, P4, P7, P9).
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use weir_lab::LabConfig;
+use weir_load::verify::History;
+use weir_load::verifying::VerifyingLoad;
+
+use super::{Bench, DISK, alone, new_history, seed};
+
+/// Longest stall that a load may see, on a machine that does much else (the target on a quiet one is 2 s).
+pub const LONGEST_STALL: Duration = Duration::from_secs(10);
+
+/// Where the log and its replicas are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    Ram,
+}
+
+/// What rounds are made on.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub nodes: usize,
+    pub policy: &'static str,
+    pub medium: Medium,
+    /// A network of the lab's own, to be cut.
+    pub network: bool,
+}
+
+impl Setup {
+    fn tune(self, config: &mut LabConfig) {
+        config.network = self.network;
+        match self.medium {
+            Medium::Ram => {}
+        }
+    }
+}
+
+/// How many rounds a test makes: `otherwise`, unless `WEIR_ROUNDS` says how many all tests of rounds together are to make,
+/// of which this one gets `of_forty` out of forty.
+pub fn rounds(otherwise: u64, of_forty: u64) -> u64 {
+    let all: Option<u64> = std::env::var("WEIR_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    all.map_or(otherwise, |all| (all * of_forty).div_ceil(40))
+}
+
+/// What happened in the rounds of one test.
+#[derive(Debug, Default)]
+struct Score {
+    rounds: u64,
+    acknowledged: u64,
+    unknown: u64,
+    checked: u64,
+    longest_stall: Duration,
+}
+
+impl Score {
+    /// Judges every block of the disk.
+    fn judge(&mut self, bench: &Bench, mut load: VerifyingLoad, seed: u64) -> History {
+        let mixed = load.found().clone();
+        assert_eq!(mixed.mismatches, 0, "seed {seed}, read under load: {:#?}{}", mixed.first, bench.logs());
+        let all = load.check_all().unwrap();
+        assert_eq!(all.mismatches, 0, "seed {seed}: {:#?}{}", all.first, bench.logs());
+        let progress = load.progress();
+        assert!(progress.acknowledged() > 100, "the load did nothing to speak of");
+        assert!(
+            progress.longest_stall() < LONGEST_STALL,
+            "stalled for {:?}{}",
+            progress.longest_stall(),
+            bench.logs()
+        );
+        assert_eq!(progress.failed(), 0, "a guest saw an error (P9){}", bench.logs());
+        self.rounds += 1;
+        self.acknowledged += progress.acknowledged();
+        self.unknown += progress.unknown();
+        self.checked += all.checked;
+        self.longest_stall = self.longest_stall.max(progress.longest_stall());
+        load.into_history()
+    }
+}
+
+/// Some time from `from_ms` to `to_ms` milliseconds.
+pub fn some_time(random: &mut Rng, from_ms: u64, to_ms: u64) -> Duration {
+    Duration::from_millis(random.u64(from_ms..to_ms))
+}
+
+/// Rounds on one lab and one history: `disturb` does harm to a node under load, every block is judged, `restore` brings
+/// the node back.
+pub fn run_rounds(
+    what: &str,
+    setup: Setup,
+    rounds: u64,
+    disturb: impl Fn(&mut Bench, &mut Rng, VerifyingLoad) -> (VerifyingLoad, String),
+    restore: impl Fn(&mut Bench, &str),
+) {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let mut bench = Bench::up(setup.nodes, setup.policy, |config| setup.tune(config));
+    let (mut score, mut history) = (Score::default(), new_history(seed));
+    for _ in 0..rounds {
+        let load = bench.load(history, random.u64(..));
+        let (load, node) = disturb(&mut bench, &mut random, load);
+        history = score.judge(&bench, load, seed);
+        restore(&mut bench, &node);
+        bench.wait_effective();
+    }
+    bench.check_backing(&mut history);
+    eprintln!("{what}, {}, {:?}: {score:?}", setup.policy, setup.medium);
+}
+
+/// The former owner has let the disk go, says where it is now, and is a node like others again.
+pub fn refused(bench: &mut Bench, former: &str) {
+    let client = bench.lab.client(former).unwrap();
+    let error = client.export(DISK, &weir_node::api::Export::default()).unwrap_err();
+    assert!(error.message.contains("is owned by"), "{error:?}");
+    let let_go =
+        client.events().unwrap().into_iter().any(|event| event.node == former && event.kind == "let-go");
+    assert!(let_go, "no event tells of it{}", bench.logs());
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.reason.is_empty()));
+}

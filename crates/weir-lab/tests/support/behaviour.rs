@@ -1,0 +1,332 @@
+//! What guests feel while Weir copes: a replica is lost, a copy is filled beside live writes, a log fills, a neighbour is
+//! greedy.
+
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_lab::LabConfig;
+use weir_load::nbd::Uri;
+use weir_node::api::DiskView;
+use weir_node::config::{LeaseConfig, PeersConfig, ResourcesConfig};
+use weir_node::units::Size;
+
+use super::await_some;
+use super::filesystem::{SmallFilesystem, Throttle};
+use super::guest_load::{GuestLoad, REQUEST, Shape, Timeline, Window};
+use crate::common::{Bench, DISK, SIZE, SOON};
+
+const MIB: u64 = 1 << 20;
+
+/// A guest with a queue, which only writes: what a lost replica hurts most.
+const WRITER: Shape = Shape { depth: 16, read_percent: 0, rate: None };
+
+/// All as `weir node` has it without a configuration.
+fn defaults(config: &mut LabConfig) {
+    let LeaseConfig { ttl, fence_grace } = LeaseConfig::default();
+    (config.lease_ttl, config.fence_grace) = (ttl.0, fence_grace.0);
+    config.peer_deadline = PeersConfig::default().deadline.0;
+    let ResourcesConfig { shards, buffers, log, logs } = ResourcesConfig::default();
+    (config.shards, config.buffers, config.log, config.logs) = (shards, buffers, log, logs);
+}
+
+/// How a replica is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Loss {
+    /// Its process ends: the owner is told by the kernel.
+    Killed,
+    /// Its network ends: nobody is told.
+    CutOff,
+}
+
+/// What came of a lost replica.
+#[derive(Debug, Serialize)]
+pub struct Healed {
+    pub policy: String,
+    pub loss: Loss,
+    /// In the log when the replica was lost.
+    pub dirty_bytes: u64,
+    pub longest_stall_ms: f64,
+    /// From the loss until the requested policy was in effect again, on complete copies.
+    pub restored_ms: f64,
+    /// Answers of a second before the loss, and in as long a time after the stall.
+    pub iops_before: f64,
+    pub iops_after: f64,
+}
+
+/// A replica is lost under load, with default settings; nodes are enough to replace it.
+pub fn lose_replica(policy: &str, loss: Loss, seed: u64) -> Healed {
+    const BEFORE: Duration = Duration::from_secs(2);
+    let nodes = if policy == "write-back+2" { 4 } else { 3 };
+    let mut bench = Bench::up(nodes, policy, |config| {
+        defaults(config);
+        config.network = true;
+    });
+    let victim = bench.wait_effective().replicas[0].clone();
+    // Those who know nothing better would be asked for long.
+    let owner = bench.lab.client(&bench.owner()).unwrap();
+    let load = GuestLoad::start(&uri(&bench, DISK), WRITER, seed);
+    let began = Nanos::now();
+    thread::sleep(BEFORE);
+    let dirty_bytes = detail(&bench).0;
+    let lost = Nanos::now();
+    match loss {
+        Loss::Killed => bench.lab.kill(&victim).unwrap(),
+        Loss::CutOff => {
+            let network = bench.lab.network().unwrap();
+            network.cut(network.everything(&victim)).unwrap();
+        }
+    }
+    let is_whole = |view: &DiskView| {
+        !view.replicas.contains(&victim) && view.effective == policy && view.state == "serving"
+    };
+    await_some(SOON, || owner.disk(DISK).ok().filter(is_whole), || bench.logs());
+    let restored = Nanos::now();
+    thread::sleep(BEFORE);
+    let timeline = load.finish();
+    Healed {
+        policy: policy.into(),
+        loss,
+        dirty_bytes,
+        longest_stall_ms: ms(timeline.longest_stall()),
+        restored_ms: ms(restored - lost),
+        iops_before: timeline.rate(began, lost),
+        iops_after: timeline.rate(restored, restored + BEFORE),
+    }
+}
+
+/// What came of a copy that was filled beside live writes.
+#[derive(Debug, Serialize)]
+pub struct Filled {
+    /// To be copied at the beginning; what the guest wrote meanwhile comes on top.
+    pub dirty_bytes: u64,
+    pub took_ms: f64,
+    pub longest_stall_ms: f64,
+    pub iops_before: f64,
+    pub iops_during: f64,
+    pub iops_after: f64,
+    /// Answers during the copy, as a share of those before it and of those after it, when there is one replica more.
+    pub kept_of_before: f64,
+    pub kept_of_after: f64,
+    pub p99_before_us: f64,
+    pub p99_during_us: f64,
+    /// Share of the log in use at the end. Beyond a half, writes are admitted more slowly, whoever copies what.
+    pub log_used: f64,
+}
+
+/// A disk with a large log and `dirty` bytes in it, in front of a backing that takes hardly anything gets one more replica.
+pub fn fill_copy(shape: Shape, dirty: u64, seed: u64) -> Filled {
+    let filesystem = SmallFilesystem::mount(2 * SIZE);
+    let bench = Bench::up_on(&filesystem.path(), 3, "write-back+1", |config| {
+        defaults(config);
+        config.log = Size(4 << 30);
+    });
+    let throttle = throttle(&bench, &filesystem, MIB);
+    let load = GuestLoad::start(&uri(&bench, DISK), Shape { rate: None, ..WRITER }, seed);
+    while detail(&bench).0 < dirty {
+        thread::sleep(Duration::from_millis(20));
+    }
+    load.finish();
+    let load = GuestLoad::start(&uri(&bench, DISK), shape, seed + 1);
+    thread::sleep(Duration::from_millis(300));
+    let before = Nanos::now();
+    thread::sleep(Duration::from_millis(1500));
+    let dirty_bytes = detail(&bench).0;
+    let began = Nanos::now();
+    bench.lab.any_client().unwrap().set_policy(DISK, "write-back+2").unwrap();
+    bench.wait(|view| view.effective == "write-back+2");
+    let ended = Nanos::now();
+    thread::sleep(Duration::from_millis(1500));
+    let after = Nanos::now();
+    let log_used = detail(&bench).1;
+    let timeline = load.finish();
+    drop(throttle);
+    let (iops_before, iops_during) = (timeline.rate(before, began), timeline.rate(began, ended));
+    let iops_after = timeline.rate(ended, after);
+    Filled {
+        dirty_bytes,
+        took_ms: ms(ended - began),
+        longest_stall_ms: ms(timeline.longest_stall()),
+        iops_before,
+        iops_during,
+        iops_after,
+        kept_of_before: iops_during / iops_before,
+        kept_of_after: iops_during / iops_after,
+        p99_before_us: us(timeline.percentile(before, began, 99.0)),
+        p99_during_us: us(timeline.percentile(began, ended, 99.0)),
+        log_used,
+    }
+}
+
+/// A guest's latency beside the fill of its log, every [`STEP`].
+#[derive(Debug, Serialize)]
+pub struct Filling {
+    /// Bytes that the backing takes in a second.
+    pub backing: u64,
+    pub longest_stall_ms: f64,
+    pub steps: Vec<Step>,
+}
+
+/// Width of the windows of [`fill_log`].
+pub const STEP: Duration = Duration::from_millis(100);
+
+/// One window of [`Filling`].
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Step {
+    pub start_ms: f64,
+    pub iops: f64,
+    pub median_ms: f64,
+    pub p99_ms: f64,
+    pub longest_ms: f64,
+    /// Share of the log in use at the end of the window, 0 to 1.
+    pub log_used: f64,
+}
+
+/// A guest writes faster than the backing takes, from an empty log on, for `lasts`.
+pub fn fill_log(lasts: Duration, seed: u64) -> Filling {
+    let (filesystem, bench) = on_small_filesystem();
+    allocate(&bench, DISK, seed);
+    let throttle = throttle(&bench, &filesystem, SLOW);
+    let load = GuestLoad::start(&uri(&bench, DISK), Shape { depth: 8, ..WRITER }, seed + 1);
+    let began = Nanos::now();
+    let mut used = Vec::new();
+    while Nanos::now() < began + lasts {
+        thread::sleep(began + STEP * (used.len() as u32 + 1) - Nanos::now());
+        used.push(detail(&bench).1);
+    }
+    let timeline = load.finish();
+    drop(throttle);
+    let windows = timeline.windows(began, began + STEP * used.len() as u32, STEP);
+    let step = |(window, log_used): (Window, f64)| Step {
+        start_ms: ms(window.start),
+        iops: window.answers as f64 / STEP.as_secs_f64(),
+        median_ms: ms(window.median),
+        p99_ms: ms(window.p99),
+        longest_ms: ms(window.longest),
+        log_used,
+    };
+    Filling {
+        backing: SLOW,
+        longest_stall_ms: ms(timeline.longest_stall()),
+        steps: windows.into_iter().zip(used).map(step).collect(),
+    }
+}
+
+/// What a polite guest felt without and with a greedy one beside it.
+#[derive(Debug, Serialize)]
+pub struct Neighbours {
+    pub alone: Felt,
+    pub beside: Felt,
+    /// The greedy one's share of its log in use, at the end.
+    pub greedy_log_used: f64,
+    pub greedy_bytes_per_second: f64,
+    pub polite_dirty_bytes: u64,
+}
+
+/// Latencies of one guest.
+#[derive(Debug, Serialize)]
+pub struct Felt {
+    pub iops: f64,
+    pub median_us: f64,
+    pub p99_us: f64,
+    pub longest_stall_ms: f64,
+}
+
+/// Two disks on one node, one shard and one slow backing. One guest asks for little; the other one writes as fast as it can,
+/// measured for `lasts` from when its log is nearly full.
+pub fn neighbours(lasts: Duration, seed: u64) -> Neighbours {
+    const GREEDY: &str = "d2";
+    let (filesystem, bench) = on_small_filesystem();
+    bench.create(GREEDY, "write-back+1");
+    for disk in [DISK, GREEDY] {
+        allocate(&bench, disk, seed);
+    }
+    let throttle = throttle(&bench, &filesystem, SLOW);
+    let polite = Shape { depth: 4, read_percent: 30, rate: Some(200) };
+    let felt = |from: Nanos, load: GuestLoad| {
+        let (to, timeline) = (Nanos::now(), load.finish());
+        let stall = Timeline { answers: timeline.between(from, to).to_vec() }.longest_stall();
+        Felt {
+            iops: timeline.rate(from, to),
+            median_us: us(timeline.percentile(from, to, 50.0)),
+            p99_us: us(timeline.percentile(from, to, 99.0)),
+            longest_stall_ms: ms(stall),
+        }
+    };
+    let load = GuestLoad::start(&uri(&bench, DISK), polite, seed + 1);
+    let began = Nanos::now();
+    thread::sleep(lasts);
+    let alone = felt(began, load);
+
+    let greedy = GuestLoad::start(&uri(&bench, GREEDY), Shape { depth: 32, ..WRITER }, seed + 2);
+    let client = bench.lab.client("n1").unwrap();
+    let log_used = || {
+        let detail = client.disk(GREEDY).unwrap().detail.unwrap();
+        detail.log_used_bytes as f64 / detail.log_bytes as f64
+    };
+    await_some(SOON, || (log_used() > 0.8).then_some(()), || bench.logs());
+    let load = GuestLoad::start(&uri(&bench, DISK), polite, seed + 3);
+    let began = Nanos::now();
+    thread::sleep(lasts);
+    let polite_dirty_bytes = detail(&bench).0;
+    let beside = felt(began, load);
+    let ended = Nanos::now();
+    let greedy_log_used = log_used();
+    let rate = greedy.finish().rate(began, ended);
+    drop(throttle);
+    Neighbours {
+        alone,
+        beside,
+        greedy_log_used,
+        greedy_bytes_per_second: rate * f64::from(REQUEST),
+        polite_dirty_bytes,
+    }
+}
+
+/// Bytes that the slow backing takes in a second.
+const SLOW: u64 = 6 * MIB;
+
+/// Two nodes with default settings whose volume is a filesystem of its own.
+fn on_small_filesystem() -> (SmallFilesystem, Bench) {
+    let filesystem = SmallFilesystem::mount(4 * SIZE);
+    let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", defaults);
+    (filesystem, bench)
+}
+
+/// Writes most of the disk, and waits until it is in the backing: otherwise the filesystem's journal would take its part of the
+/// slow device.
+fn allocate(bench: &Bench, disk: &str, seed: u64) {
+    let load = GuestLoad::start(&uri(bench, disk), WRITER, seed);
+    thread::sleep(Duration::from_secs(1));
+    load.finish();
+    let client = bench.lab.client("n1").unwrap();
+    let clean = || (client.disk(disk).ok()?.detail?.dirty_bytes == 0).then_some(());
+    await_some(SOON, clean, || bench.logs());
+}
+
+fn throttle(bench: &Bench, filesystem: &SmallFilesystem, rate: u64) -> Throttle {
+    let processes = bench.lab.nodes().iter().map(|node| node.process.unwrap().pid);
+    filesystem
+        .throttle(rate, processes)
+        .expect("the kernel has cgroup v1's blkio.throttle, which this measures with")
+}
+
+fn uri(bench: &Bench, disk: &str) -> Uri {
+    Uri::unix(&bench.lab.node(&bench.owner()).unwrap().nbd_unix, disk)
+}
+
+/// Dirty bytes, and the share of the log in use.
+fn detail(bench: &Bench) -> (u64, f64) {
+    let detail = bench.wait(|_| true).detail.unwrap();
+    (detail.dirty_bytes, detail.log_used_bytes as f64 / detail.log_bytes as f64)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}

@@ -1,0 +1,77 @@
+//! How others watch a load, and end it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::profile::Profiler;
+use crate::tally::Tally;
+
+/// Lets others watch a load and end it early.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    pub(crate) stop: AtomicBool,
+    pub(crate) ios: AtomicU64,
+    /// Grows when somebody wants to know; a thread that has not seen this number hands in what it has counted.
+    pub(crate) asked: AtomicU32,
+    /// By thread.
+    handed_in: Mutex<Vec<Tally>>,
+    /// Told of every request of all threads.
+    pub(crate) profiler: Option<Arc<Mutex<Profiler>>>,
+}
+
+impl Monitor {
+    /// Nothing seen, nothing stopped.
+    #[must_use]
+    pub fn new() -> Monitor {
+        Monitor::default()
+    }
+
+    /// As [`Monitor::new`], and `profiler` is told of every request that is made, the warm-up's included. The threads of a
+    /// load (and of others with the same profiler) take turns for that, so this is for loads whose rate is known.
+    #[must_use]
+    pub fn profiling(profiler: Arc<Mutex<Profiler>>) -> Monitor {
+        Monitor { profiler: Some(profiler), ..Monitor::default() }
+    }
+
+    /// Ends the load soon; what was counted until then is reported, and marked as incomplete.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the load was told to end.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Requests answered so far by all threads, the warm-up's included.
+    #[must_use]
+    pub fn ios(&self) -> u64 {
+        self.ios.load(Ordering::Relaxed)
+    }
+
+    /// Asks every thread to hand in what it has counted; each does when its next requests are answered.
+    pub fn ask(&self) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was handed in last, of all threads together. Begins anew when the warm-up ends.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        let mut whole = Tally::default();
+        self.parts().iter().for_each(|part| whole.add(part));
+        whole
+    }
+
+    pub(crate) fn hand_in(&self, thread: u32, tally: &Tally) {
+        let mut parts = self.parts();
+        if parts.len() <= thread as usize {
+            parts.resize_with(thread as usize + 1, Tally::default);
+        }
+        parts[thread as usize].clone_from(tally);
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<Tally>> {
+        self.handed_in.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

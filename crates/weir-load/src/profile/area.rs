@@ -1,0 +1,90 @@
+//! Where the random requests of a load go.
+
+use super::BLOCK;
+use super::export::Share;
+use super::fit::{Demand, Fit, fit};
+use super::record::{Class, Direction, Part, Profile};
+use super::view::hit_ratio;
+use crate::size::Size;
+use crate::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
+
+/// Random offsets are multiples of the largest power of two that this share of them are multiples of.
+const ALIGNED: f64 = 0.95;
+
+/// Sizes of a cache at which the curve is looked at, and the smallest of them in blocks.
+const SIZES: u32 = 32;
+const SMALLEST: f64 = 8.0;
+
+/// A range, and how its places are asked for.
+pub(super) struct Area {
+    fit: Fit,
+    unit: u64,
+    start: u64,
+}
+
+impl Area {
+    /// For some of the random requests, behind the first `start` bytes.
+    pub fn of(profile: &Profile, random: &[&Share], start: u64) -> Area {
+        let unit = random.iter().map(|share| alignment(profile, share.direction)).min().unwrap_or(BLOCK);
+        Area { fit: fit(&demand(profile, random, unit)), unit, start: start.next_multiple_of(unit) }
+    }
+
+    /// Every job gets the same places, whatever its largest size: the distribution then means the same blocks.
+    pub fn workload(&self, share: &Share, base: Workload) -> Workload {
+        Workload {
+            access: match share.direction {
+                Direction::Read => Access::RandRead,
+                Direction::Write => Access::RandWrite,
+            },
+            pattern: self.fit.pattern,
+            alignment: Some(Size(self.unit)),
+            offset: Size(self.start),
+            size: Some(Size((self.fit.places - 1) * self.unit + base.block_size.0)),
+            ..base
+        }
+    }
+}
+
+/// The largest power of two that nearly all random offsets are multiples of.
+fn alignment(profile: &Profile, direction: Direction) -> u64 {
+    let counts = &profile.kind(direction).alignments;
+    let total = counts.total();
+    let mut unit = u64::from(SECTOR);
+    for &(power, _) in &counts.0 {
+        if total - counts.below(power) >= total * ALIGNED {
+            unit = power;
+        }
+    }
+    // Few places can all be multiples of more by chance: the most frequent size says what is meant. Reuse is a matter of
+    // blocks, so no place is smaller.
+    let sizes = &profile.kind(direction).random.sizes.0;
+    let frequent = sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(BLOCK, |&(size, _)| size);
+    unit.min(1 << frequent.trailing_zeros()).max(BLOCK)
+}
+
+fn demand(profile: &Profile, random: &[&Share], unit: u64) -> Demand {
+    let sum = |of: fn(&Part) -> f64| random.iter().map(|share| of(&share.part)).sum::<f64>();
+    let requests = sum(|part| part.requests as f64).max(1.0);
+    let references = sum(|part| part.blocks as f64).max(1.0);
+    let blocks = references / requests;
+    let reach = (blocks * BLOCK as f64 / unit as f64).max(1.0);
+    let blocks = blocks / reach;
+    let parts = || random.iter().map(|share| &share.part);
+    let all: f64 = Class::ALL
+        .iter()
+        .flat_map(|&class| Direction::ALL.map(|direction| profile.kind(direction).part(class).curve.cold))
+        .sum();
+    let used = sum(|part| part.curve.cold);
+    let disk = profile.disk_bytes.unwrap_or(1 << 50);
+    let cache =
+        |step: u32| SMALLEST * (all.max(SMALLEST * 2.0) / SMALLEST).powf(f64::from(step) / f64::from(SIZES));
+    Demand {
+        requests,
+        used: (used / blocks).clamp(1.0, requests * reach),
+        most: (disk / unit).saturating_sub(u64::from(LARGEST_BLOCK) / unit).max(1),
+        blocks,
+        reach,
+        others: (all - used).max(0.0) / requests,
+        curve: (0..=SIZES).map(cache).map(|blocks| (blocks, hit_ratio(parts(), blocks))).collect(),
+    }
+}

@@ -1,0 +1,484 @@
+//! Loads that ask for about what a profile shows: for `weir bench`, and as a job file of fio.
+//!
+//! Reads and writes, random and sequential ones, are a job each, with their own rate and mix of sizes. The random ones get
+//! the distribution whose miss-ratio curve and working set are closest: one for both, so that writes hit what reads read,
+//! or one for each, whatever a rehearsal finds closer. What this cannot reproduce is said in [`Export::notes`].
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::BLOCK;
+use super::area::Area;
+use super::record::{Class, Direction, Part, Profile};
+use super::{Settings, rehearse};
+use crate::arrivals::Arrivals;
+use crate::jobfile::Job;
+use crate::pattern::{BlockMix, Pattern};
+use crate::size::Size;
+use crate::target::Target;
+use crate::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
+
+/// Number of the layout of [`Jobs`].
+const JOBS_VERSION: u32 = 1;
+
+/// Parts with less than this share of the requests are not worth a job; their requests are made at random places.
+const SMALLEST_PART: f64 = 0.005;
+
+/// Requests that may wait for their answers.
+const DEPTH: u32 = 64;
+
+/// Profiles of more requests are not rehearsed: it would take seconds.
+const REHEARSED: u64 = 1_000_000;
+
+/// Ranges of their own must be better than a common one by so much: half a point.
+const MARGIN: f64 = 0.005;
+
+/// Hits that are further off are worth a note.
+const FAR: f64 = 0.05;
+
+/// Below it, requests come as if by a clock.
+const REGULAR: f64 = 0.5;
+
+/// Above it, requests come in bursts that independent arrivals do not show.
+const BURSTY: f64 = 3.0;
+
+/// A load made of a profile.
+#[derive(Clone, Debug)]
+pub struct Export {
+    /// What runs at once.
+    pub jobs: Vec<Job>,
+    /// What is different from what was watched, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// The document that `weir bench --jobs` reads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Jobs {
+    version: u32,
+    jobs: Vec<NamedWorkload>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamedWorkload {
+    name: String,
+    target: String,
+    workload: Workload,
+}
+
+/// Why there is no load.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Nothing was asked for.
+    #[error("the profile shows neither reads nor writes: there is nothing to ask for")]
+    Empty,
+    /// The disk is smaller than what was used of it.
+    #[error("the target has no room for what was used: it needs at least the working set, and 32 MiB")]
+    NoRoom,
+    /// A document that is none.
+    #[error("it is not a list of jobs that `weir profile export --format bench` wrote: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another layout.
+    #[error("it is a list of jobs of version {0}, and this program reads version {JOBS_VERSION}")]
+    Version(u32),
+    /// A job that is not possible.
+    #[error("job {name}: {error}")]
+    Job {
+        /// Which.
+        name: String,
+        /// Why.
+        error: String,
+    },
+}
+
+/// What was asked for of one direction in one way.
+pub(super) struct Share {
+    pub direction: Direction,
+    class: Class,
+    requests: f64,
+    pub part: Part,
+}
+
+/// Makes a load of `profile` for `target`, as long as was watched or for `runtime`.
+///
+/// # Errors
+/// Nothing was asked for.
+pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> Result<Export, ExportError> {
+    let mut notes = Vec::new();
+    if profile.requests() == 0 {
+        return Err(ExportError::Empty);
+    }
+    let shares = shares(profile);
+    let base = base(profile, runtime, &mut notes);
+    let plan = |layout| assemble(profile, target, &shares, &base, layout);
+    let together = plan(Layout::Together);
+    // Writes may go where reads do, or not: what comes closer in a rehearsal is taken.
+    let off = |jobs: &[Job]| distance(profile, jobs).unwrap_or(f64::INFINITY);
+    let mut jobs = together.ok_or(ExportError::NoRoom)?;
+    if profile.requests() <= REHEARSED {
+        let mut least = off(&jobs);
+        if let Some(apart) = plan(Layout::Apart) {
+            let other = off(&apart);
+            if other < least - MARGIN {
+                (jobs, least) = (apart, other);
+            }
+        }
+        if least > FAR && least.is_finite() {
+            notes.push(format!(
+                "hits in caches of up to the working set are {:.0} points off on average: no distribution that a load can have \
+                 comes closer",
+                least * 100.0
+            ));
+        }
+    }
+    what_is_missing(profile, &mut notes);
+    Ok(Export { jobs, notes })
+}
+
+/// Where random reads and writes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// One range and one distribution for both: writes hit what reads read.
+    Together,
+    /// A range and a distribution for each.
+    Apart,
+}
+
+/// The jobs; `None` when the disk has no room for them.
+fn assemble(
+    profile: &Profile,
+    target: &Target,
+    shares: &[Share],
+    base: &Workload,
+    layout: Layout,
+) -> Option<Vec<Job>> {
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut add = |class: &str, share: &Share, workload: Workload| {
+        let name = format!("{class}-{}", share.direction.name());
+        jobs.push(Job { name, target: target.clone(), workload, group: 0 });
+    };
+    let of = |class: Class| shares.iter().filter(move |share| share.class == class);
+    let random: Vec<&Share> = of(Class::Random).collect();
+    let areas: Vec<&[&Share]> = match layout {
+        Layout::Together if random.is_empty() => Vec::new(),
+        Layout::Together => vec![&random],
+        Layout::Apart if random.len() < 2 => return None,
+        Layout::Apart => random.chunks(1).collect(),
+    };
+    let mut end = 0;
+    for shares in areas {
+        let area = Area::of(profile, shares, end);
+        for share in shares {
+            let workload = area.workload(share, rated(profile, share, base));
+            end = end.max(workload.offset.0 + workload.size.map_or(0, |size| size.0));
+            add("random", share, workload);
+        }
+    }
+    if profile.disk_bytes.is_some_and(|disk| end > disk) {
+        return None;
+    }
+    for share in of(Class::Sequential) {
+        let (workload, after) = sequential(profile, share, rated(profile, share, base), end);
+        end = after;
+        add("sequential", share, workload);
+    }
+    for share in of(Class::Strided) {
+        add("strided", share, strided(profile, share, rated(profile, share, base)));
+    }
+    Some(jobs)
+}
+
+/// How far the hits of what `jobs` ask for, and what a log absorbs of it, are from what was watched: the mean over caches
+/// and logs of up to the working set, of all requests and of each direction, 0 to 1. `None` when the jobs are not possible.
+fn distance(profile: &Profile, jobs: &[Job]) -> Option<f64> {
+    let end = |job: &Job| job.workload.offset.0 + job.workload.size.map_or(0, |size| size.0);
+    let mut jobs = jobs.to_vec();
+    if profile.seconds > 0.0 {
+        // A shorter load is compared as if it were as long.
+        jobs.iter_mut().for_each(|job| job.workload.runtime = Some(Duration::from_secs_f64(profile.seconds)));
+    }
+    let size = jobs.iter().map(end).max()?;
+    let heard = rehearse(&jobs, size, Settings::default()).ok()?;
+    let caches = [64, 32, 16, 8, 4, 2, 1].map(|divisor| profile.working_set.bytes as u64 / divisor);
+    let off = |of| {
+        let each = caches.map(|cache| (profile.hit_ratio(cache, of) - heard.hit_ratio(cache, of)).abs());
+        each.iter().sum::<f64>() / caches.len() as f64
+    };
+    let absorbed = caches.map(|log| (profile.absorbed_by_bytes(log) - heard.absorbed_by_bytes(log)).abs());
+    let absorbed = absorbed.iter().sum::<f64>() / caches.len() as f64;
+    Some((off(None) + off(Some(Direction::Read)) + off(Some(Direction::Write)) + absorbed) / 4.0)
+}
+
+/// The parts that get a job. Small ones, and steps that are not regular enough, go to the random requests of their direction.
+fn shares(profile: &Profile) -> Vec<Share> {
+    let all = profile.requests() as f64;
+    let mut shares = Vec::new();
+    for direction in Direction::ALL {
+        let kind = profile.kind(direction);
+        let mut random = Share {
+            direction,
+            class: Class::Random,
+            requests: kind.random.requests as f64,
+            part: kind.random.clone(),
+        };
+        for class in [Class::Sequential, Class::Strided] {
+            let part = kind.part(class).clone();
+            let requests = part.requests as f64;
+            let fits = class == Class::Sequential || stride(profile, direction).is_some();
+            if requests >= all * SMALLEST_PART && fits {
+                shares.push(Share { direction, class, requests, part });
+            } else {
+                random.requests += requests;
+                random.part.sizes.add(&part.sizes);
+            }
+        }
+        if random.requests >= all * SMALLEST_PART {
+            shares.push(random);
+        }
+    }
+    shares
+}
+
+/// The step of most strided requests, if the load can make it: forward, and a multiple of the one size.
+fn stride(profile: &Profile, direction: Direction) -> Option<(u64, u64)> {
+    let kind = profile.kind(direction);
+    let &(distance, count) = kind.strides.first()?;
+    let &(size, of_size) = kind.strided.sizes.0.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let distance = u64::try_from(distance).ok()?;
+    let most = kind.strided.requests as f64 * 0.5;
+    (count as f64 >= most && of_size >= most && distance.is_multiple_of(size)).then_some((distance, size))
+}
+
+/// What all jobs have in common.
+fn base(profile: &Profile, runtime: Option<Duration>, notes: &mut Vec<String>) -> Workload {
+    let watched =
+        (profile.seconds > 0.0).then(|| Duration::from_millis((profile.seconds * 1000.0).ceil() as u64));
+    if let (Some(runtime), Some(watched)) = (runtime, watched)
+        && runtime.as_secs_f64() < watched.as_secs_f64() * 0.9
+    {
+        notes.push(format!(
+            "the load is shorter than what was watched ({runtime:?} instead of {watched:?}): it uses fewer distinct blocks, \
+             and a larger share of its requests are first uses"
+        ));
+    }
+    if watched.is_none() {
+        notes.push(
+            "the times of the requests are not known: the load asks for as much as the target takes".into(),
+        );
+    }
+    let arrivals = match profile.dispersion() {
+        _ if watched.is_none() => Arrivals::Fixed,
+        Some(dispersion) if dispersion < REGULAR => Arrivals::Fixed,
+        _ => Arrivals::Poisson,
+    };
+    Workload { queue_depth: DEPTH, runtime: runtime.or(watched), arrivals, ..Workload::default() }
+}
+
+/// As much as this part was asked for: a rate, or where times are not known, its bytes.
+fn rated(profile: &Profile, share: &Share, base: &Workload) -> Workload {
+    let mut workload = base.clone();
+    if profile.seconds > 0.0 {
+        workload.rate = Some(((share.requests / profile.seconds).round() as u64).max(1));
+    } else {
+        let bytes: f64 = share.part.sizes.0.iter().map(|&(size, count)| size as f64 * count).sum();
+        workload.bytes = Some(Size((bytes as u64).max(u64::from(SECTOR))));
+    }
+    let mix = mix(&share.part);
+    workload.block_size = mix.largest();
+    workload.mix = (mix.shares().len() > 1).then_some(mix);
+    if share.direction == Direction::Write && profile.flushes > 0 {
+        let writes = profile.write.requests() as f64 / profile.flushes as f64;
+        workload.flush_every = Some((writes.round() as u64).max(1));
+    }
+    // Each job draws numbers of its own.
+    workload.seed = 1 + 3 * share.direction as u64 + share.class as u64;
+    workload
+}
+
+/// The sizes in whole percent, by largest remainder; what is less than half a percent goes to the others.
+fn mix(part: &Part) -> BlockMix {
+    let largest = u64::from(LARGEST_BLOCK);
+    let sizes: Vec<(u64, f64)> =
+        part.sizes.0.iter().map(|&(size, count)| (size.min(largest), count)).collect();
+    let total: f64 = sizes.iter().map(|&(_, count)| count).sum();
+    let exact: Vec<f64> = sizes.iter().map(|&(_, count)| count / total * 100.0).collect();
+    let mut percent: Vec<u8> = exact.iter().map(|share| share.floor() as u8).collect();
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()));
+    let left = 100 - percent.iter().map(|&share| u32::from(share)).sum::<u32>();
+    for &index in order.iter().cycle().take(if sizes.is_empty() { 0 } else { left as usize }) {
+        percent[index] += 1;
+    }
+    let shares: Vec<(Size, u8)> = sizes
+        .iter()
+        .zip(percent)
+        .filter(|&(_, percent)| percent > 0)
+        .map(|(&(size, _), percent)| (Size(size), percent))
+        .collect();
+    let text: Vec<String> = shares.iter().map(|(size, percent)| format!("{size}:{percent}")).collect();
+    text.join(",").parse().unwrap_or_else(|_| BlockMix::of(Size(BLOCK)))
+}
+
+/// One stream over as much as was used, behind the random requests if there is room; and where it ends.
+fn sequential(profile: &Profile, share: &Share, base: Workload, behind: u64) -> (Workload, u64) {
+    let disk = profile.disk_bytes.unwrap_or(u64::MAX);
+    let smallest = base.mix.as_ref().map_or(base.block_size, BlockMix::smallest).0;
+    let (Part { blocks, curve, .. }, largest) = (&share.part, base.block_size.0);
+    let used = curve.cold * BLOCK as f64 * (*blocks as f64 / curve.weight.max(1.0)).min(1.0);
+    let length = (used as u64).max(largest * 16).min(disk) / largest * largest;
+    let behind = behind.div_ceil(smallest) * smallest;
+    let fits = behind.checked_add(length).is_some_and(|end| end <= disk);
+    let offset = if fits { behind } else { 0 };
+    let access = match share.direction {
+        Direction::Read => Access::Read,
+        Direction::Write => Access::Write,
+    };
+    let workload = Workload { access, offset: Size(offset), size: Some(Size(length.max(largest))), ..base };
+    (workload, offset + length)
+}
+
+fn strided(profile: &Profile, share: &Share, base: Workload) -> Workload {
+    let (distance, size) = stride(profile, share.direction).unwrap_or((BLOCK, BLOCK));
+    let used = (share.part.curve.cold * BLOCK as f64) as u64 / size * distance;
+    let length = used.max(distance * 16).min(profile.disk_bytes.unwrap_or(u64::MAX));
+    Workload {
+        access: match share.direction {
+            Direction::Read => Access::Read,
+            Direction::Write => Access::Write,
+        },
+        pattern: Pattern::Stride { bytes: Size(distance) },
+        block_size: Size(size),
+        mix: None,
+        size: Some(Size(length.max(size))),
+        ..base
+    }
+}
+
+fn what_is_missing(profile: &Profile, notes: &mut Vec<String>) {
+    if let Some(dispersion) = profile.dispersion().filter(|&dispersion| dispersion > BURSTY) {
+        notes.push(format!(
+            "requests came in bursts (their number in 100 ms varies {dispersion:.0} times as much as that of independent ones); \
+             the load spreads them evenly over the time"
+        ));
+    }
+    let gone = profile.write_zeroes + profile.discards;
+    if gone > 0 {
+        notes.push(format!("{gone} requests to write zeroes or to discard are left out"));
+    }
+    let lost: f64 = profile.requests() as f64 * SMALLEST_PART;
+    for direction in Direction::ALL {
+        let requests = profile.kind(direction).requests() as f64;
+        if requests > 0.0 && requests < lost {
+            notes.push(format!("the few {}s ({requests}) are left out", direction.name()));
+        }
+    }
+}
+
+impl Export {
+    /// The document that `weir bench --jobs` reads.
+    #[must_use]
+    pub fn to_bench(&self) -> String {
+        let named = |job: &Job| NamedWorkload {
+            name: job.name.clone(),
+            target: job.target.to_string(),
+            workload: job.workload.clone(),
+        };
+        let jobs = Jobs { version: JOBS_VERSION, jobs: self.jobs.iter().map(named).collect() };
+        serde_json::to_string_pretty(&jobs).expect("workloads have no keys that JSON lacks")
+    }
+
+    /// A job file of fio.
+    #[must_use]
+    pub fn to_fio(&self, source: &str) -> String {
+        let mut text = format!("; what `weir profile` saw of {}\n", source.replace(['\n', '\r'], " "));
+        for note in &self.notes {
+            let _ = writeln!(text, "; {note}");
+        }
+        text.push_str("[global]\ndirect=1\nnorandommap\nrandrepeat=1\n");
+        if let Some(job) = self.jobs.first() {
+            text.push_str(&match &job.target {
+                Target::Null { .. } => "ioengine=null\n".to_owned(),
+                Target::Path(path) => format!("ioengine=libaio\nfilename={}\n", path.display()),
+                Target::Nbd(uri) => format!("ioengine=nbd\nuri={uri}\n"),
+            });
+        }
+        for job in &self.jobs {
+            fio_section(&mut text, job);
+        }
+        text
+    }
+}
+
+fn fio_section(text: &mut String, job: &Job) {
+    let Workload { access, pattern, block_size, .. } = job.workload;
+    let workload = &job.workload;
+    let mut line = |option: &str, value: &dyn std::fmt::Display| {
+        let _ = writeln!(text, "{option}={value}");
+    };
+    let step = match pattern {
+        Pattern::Stride { bytes } => format!(":{}", bytes.0 - block_size.0),
+        _ => String::new(),
+    };
+    line(&format!("\n[{}]\nrw", job.name), &format!("{access}{step}"));
+    match &workload.mix {
+        None => line("bs", &block_size.0),
+        Some(mix) => {
+            let shares = mix.shares().iter().map(|(size, percent)| format!("{}/{percent}", size.0));
+            line("bssplit", &shares.collect::<Vec<_>>().join(":"));
+        }
+    }
+    if let Some(unit) = workload.alignment {
+        line("blockalign", &unit.0);
+    }
+    match pattern {
+        Pattern::Zipf { .. } => line("random_distribution", &pattern),
+        Pattern::Hot { requests, range } => {
+            let zones = format!("zoned:{requests}/{range}:{}/{}", 100 - requests, 100 - range);
+            line("random_distribution", &zones);
+        }
+        _ => {}
+    }
+    if workload.offset.0 > 0 {
+        line("offset", &workload.offset.0);
+    }
+    if let Some(size) = workload.size {
+        line("size", &size.0);
+    }
+    line("iodepth", &workload.queue_depth);
+    if let Some(rate) = workload.rate {
+        line("rate_iops", &rate);
+        line("rate_process", &if workload.arrivals == Arrivals::Poisson { "poisson" } else { "linear" });
+    }
+    if let Some(runtime) = workload.runtime {
+        line("runtime", &format!("{}ms", runtime.as_millis()));
+        line("time_based", &1);
+    }
+    if let Some(bytes) = workload.bytes {
+        line("io_size", &bytes.0);
+    }
+    if let Some(writes) = workload.flush_every {
+        line("fdatasync", &writes);
+    }
+    line("randseed", &workload.seed);
+}
+
+/// Reads what [`Export::to_bench`] wrote.
+///
+/// # Errors
+/// It is something else, or a job is not possible.
+pub fn parse_bench(text: &str) -> Result<Vec<Job>, ExportError> {
+    let jobs: Jobs = serde_json::from_str(text)?;
+    if jobs.version != JOBS_VERSION {
+        return Err(ExportError::Version(jobs.version));
+    }
+    let job = |NamedWorkload { name, target, workload }: NamedWorkload| {
+        let wrong = |error: String| ExportError::Job { name: name.clone(), error };
+        workload.validate().map_err(|error| wrong(error.to_string()))?;
+        let target = target.parse().map_err(|error: crate::LoadError| wrong(error.to_string()))?;
+        Ok(Job { name, target, workload, group: 0 })
+    };
+    jobs.jobs.into_iter().map(job).collect()
+}

@@ -1,0 +1,442 @@
+//! A profile as numbers: what is written to files, sent over the API, and merged.
+
+use serde::{Deserialize, Serialize};
+
+use super::buckets::Spread;
+
+/// Number of the layout; a reader that knows another one says so and does not guess.
+pub const VERSION: u32 = 1;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Out of the disk.
+    Read,
+    /// Into the disk.
+    Write,
+}
+
+impl Direction {
+    /// Both.
+    pub const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
+
+    /// The word that users see.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        }
+    }
+}
+
+/// Where a request goes relative to earlier ones of its direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Neither of the others.
+    Random,
+    /// Where one of the last 16 streams had ended.
+    Sequential,
+    /// At the same distance from the request before as that one from its predecessor.
+    Strided,
+}
+
+impl Class {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Class; Class::COUNT] = [Class::Random, Class::Sequential, Class::Strided];
+}
+
+/// Stack distances: for each reference to a block, how many other blocks were used since it was last used.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// References as estimated from the sample. How far they are from the exact number corrects the curve.
+    pub weight: f64,
+    /// Of these, to blocks that had not been used before.
+    pub cold: f64,
+    /// The others by stack distance in blocks, buckets 3 % wide.
+    pub distances: Spread,
+}
+
+impl Curve {
+    fn add(&mut self, other: &Curve) {
+        self.weight += other.weight;
+        self.cold += other.cold;
+        self.distances.add(&other.distances);
+    }
+}
+
+/// The requests of one direction and class.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Requests.
+    pub requests: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// References to blocks of 4 KiB: each request counts once for every block that it touches.
+    pub blocks: u64,
+    /// Requests by length in bytes: exact up to 128 KiB, then 6 % wide.
+    pub sizes: Spread,
+    /// Stack distances of its references (from the sample), in the stream of all requests.
+    pub curve: Curve,
+}
+
+impl Part {
+    fn add(&mut self, other: &Part) {
+        self.requests += other.requests;
+        self.bytes += other.bytes;
+        self.blocks += other.blocks;
+        self.sizes.add(&other.sizes);
+        self.curve.add(&other.curve);
+    }
+}
+
+/// The requests of one direction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KindProfile {
+    /// Those at random places.
+    pub random: Part,
+    /// Those where a stream had ended.
+    pub sequential: Part,
+    /// Those in equal steps.
+    pub strided: Part,
+    /// Sequential runs by their number of requests: powers of two.
+    pub runs: Spread,
+    /// The most frequent steps in bytes, with a lower bound of how often they were seen. At most 4.
+    pub strides: Vec<(i64, u64)>,
+    /// Random requests by the largest power of two, up to 1 MiB, that divides their offset in bytes.
+    pub alignments: Spread,
+}
+
+impl KindProfile {
+    /// The part of a class.
+    #[must_use]
+    pub fn part(&self, class: Class) -> &Part {
+        match class {
+            Class::Random => &self.random,
+            Class::Sequential => &self.sequential,
+            Class::Strided => &self.strided,
+        }
+    }
+
+    pub(super) fn part_mut(&mut self, class: Class) -> &mut Part {
+        match class {
+            Class::Random => &mut self.random,
+            Class::Sequential => &mut self.sequential,
+            Class::Strided => &mut self.strided,
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        Class::ALL.into_iter().map(|class| self.part(class))
+    }
+
+    /// Requests of all classes.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.parts().map(|part| part.requests).sum()
+    }
+
+    /// Bytes of all classes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.parts().map(|part| part.bytes).sum()
+    }
+
+    /// References to blocks of all classes.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.parts().map(|part| part.blocks).sum()
+    }
+
+    /// Requests of all classes by length in bytes.
+    #[must_use]
+    pub fn sizes(&self) -> Spread {
+        let mut all = Spread::default();
+        self.parts().for_each(|part| all.add(&part.sizes));
+        all
+    }
+
+    fn add(&mut self, other: &KindProfile) {
+        for class in Class::ALL {
+            self.part_mut(class).add(other.part(class));
+        }
+        self.runs.add(&other.runs);
+        for &(distance, count) in &other.strides {
+            match self.strides.iter_mut().find(|known| known.0 == distance) {
+                Some(known) => known.1 += count,
+                None => self.strides.push((distance, count)),
+            }
+        }
+        self.strides.sort_by_key(|&(distance, count)| (std::cmp::Reverse(count), distance));
+        self.strides.truncate(4);
+        self.alignments.add(&other.alignments);
+    }
+}
+
+/// When requests of all kinds came.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// Distances between requests by nanoseconds, 25 % wide.
+    pub gaps_ns: Spread,
+    /// Bursts (ended by a pause of 10 ms) by their number of requests: powers of two.
+    pub bursts: Spread,
+    /// Seconds that the bursts lasted.
+    pub burst_seconds: f64,
+    /// Stretches of 100 ms that were counted.
+    pub ticks: u64,
+    /// Requests in them, squared and added up.
+    pub tick_squares: f64,
+    /// Most requests in one of them.
+    pub tick_peak: u64,
+    /// Seconds in which there was a request.
+    pub active_seconds: u64,
+}
+
+/// What one hour of the day (UTC) saw, over all days.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Hour {
+    /// Seconds of it that were watched.
+    pub watched_seconds: f64,
+    /// Seconds of it in which there was a request.
+    pub active_seconds: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+}
+
+/// What the references to blocks found, in blocks (from the sample).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reuse {
+    /// Reads of blocks that had neither been read nor written.
+    pub first_reads: f64,
+    /// Reads of blocks whose last use was a read.
+    pub re_reads: f64,
+    /// Reads of blocks whose last use was a write.
+    pub reads_after_write: f64,
+    /// Writes of blocks that had not been written.
+    pub new_writes: f64,
+    /// Writes of blocks that had been written.
+    pub overwrites: f64,
+}
+
+/// Distinct blocks used, in bytes (from the sample).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkingSet {
+    /// Over all the time.
+    pub bytes: f64,
+    /// Length of an interval in seconds.
+    pub interval_seconds: f64,
+    /// Intervals before the first that is kept.
+    pub skipped: u64,
+    /// In each whole interval: the last 240.
+    pub over_time: Vec<f64>,
+}
+
+/// How soon written blocks are written again (from the sample): what a write log would absorb.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WriteBack {
+    /// Overwritten blocks by the blocks that were written since their last write, 6 % wide.
+    pub after_blocks: Spread,
+    /// Overwritten blocks by the milliseconds since their last write, 6 % wide.
+    pub after_ms: Spread,
+}
+
+/// How the sample was at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// The share of all blocks that was looked at, 0 to 1.
+    pub rate: f64,
+    /// Blocks in it.
+    pub blocks: u64,
+}
+
+/// What a disk was asked for in a stretch of time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Number of this layout.
+    pub version: u32,
+    /// What was watched: `disk db`, or the name of a trace.
+    pub source: String,
+    /// Bytes of the disk; absent when nobody knows.
+    pub disk_bytes: Option<u64>,
+    /// Seconds that were watched; 0 when the times of the requests are not known.
+    pub seconds: f64,
+    /// Reads.
+    pub read: KindProfile,
+    /// Writes.
+    pub write: KindProfile,
+    /// Requests to make a range read as zeroes.
+    pub write_zeroes: u64,
+    /// Requests that give space back.
+    pub discards: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// When requests came.
+    pub arrival: Arrival,
+    /// By hour of the day (UTC), 24 of them; empty when the time of day is not known.
+    pub hours: Vec<Hour>,
+    /// What references to blocks found.
+    pub reuse: Reuse,
+    /// Distinct blocks used.
+    pub working_set: WorkingSet,
+    /// How soon written blocks are written again.
+    pub write_back: WriteBack,
+    /// How the sample was.
+    pub sampling: Sampling,
+}
+
+/// Why a text is not a profile that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// Not JSON, or something is missing.
+    #[error("it is not a profile: {0}; `weir profile record` and `weir profile import` write profiles")]
+    Json(#[from] serde_json::Error),
+    /// Another layout.
+    #[error("it is a profile of version {0}, and this program reads version {VERSION}")]
+    Version(u64),
+    /// Numbers that no profiler writes.
+    #[error("the profile's {0} cannot be: the file is damaged")]
+    Unsound(&'static str),
+}
+
+impl Profile {
+    /// Reads a profile. Fields that are not known are ignored, those that are missing are an error.
+    ///
+    /// # Errors
+    /// It is none, or of another version, or damaged.
+    pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u64,
+        }
+        let found: Versioned = serde_json::from_str(text)?;
+        if found.version != u64::from(VERSION) {
+            return Err(ProfileError::Version(found.version));
+        }
+        let profile: Profile = serde_json::from_str(text)?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// The part of a direction.
+    #[must_use]
+    pub fn kind(&self, direction: Direction) -> &KindProfile {
+        match direction {
+            Direction::Read => &self.read,
+            Direction::Write => &self.write,
+        }
+    }
+
+    pub(super) fn kind_mut(&mut self, direction: Direction) -> &mut KindProfile {
+        match direction {
+            Direction::Read => &mut self.read,
+            Direction::Write => &mut self.write,
+        }
+    }
+
+    fn check(&self) -> Result<(), ProfileError> {
+        let is_amount = |amount: f64| amount.is_finite() && amount >= 0.0;
+        let mut spreads = vec![
+            ("arrivals", &self.arrival.gaps_ns),
+            ("bursts", &self.arrival.bursts),
+            ("overwrites", &self.write_back.after_blocks),
+            ("ages of overwrites", &self.write_back.after_ms),
+        ];
+        for kind in [&self.read, &self.write] {
+            spreads.extend([("runs", &kind.runs), ("alignments", &kind.alignments)]);
+            for part in kind.parts() {
+                spreads.extend([("sizes", &part.sizes), ("stack distances", &part.curve.distances)]);
+                if !is_amount(part.curve.weight) || !is_amount(part.curve.cold) {
+                    return Err(ProfileError::Unsound("references"));
+                }
+                if part.sizes.0.iter().any(|&(size, _)| size == 0 || size % 512 != 0) {
+                    return Err(ProfileError::Unsound("sizes"));
+                }
+            }
+        }
+        if let Some((name, _)) = spreads.iter().find(|(_, spread)| !spread.is_sound()) {
+            return Err(ProfileError::Unsound(name));
+        }
+        let Reuse { first_reads, re_reads, reads_after_write, new_writes, overwrites } = self.reuse;
+        let amounts = [first_reads, re_reads, reads_after_write, new_writes, overwrites, self.seconds];
+        let set = self.working_set.over_time.iter().copied();
+        let others = [self.working_set.bytes, self.working_set.interval_seconds, self.arrival.tick_squares];
+        if !amounts.into_iter().chain(others).chain(set).all(is_amount) {
+            return Err(ProfileError::Unsound("counts"));
+        }
+        match self.hours.len() {
+            0 | super::HOURS => Ok(()),
+            _ => Err(ProfileError::Unsound("hours")),
+        }
+    }
+
+    /// Adds a later stretch of time. Nobody remembers blocks from one stretch to the next: first uses of each stretch are
+    /// first uses of the sum, and the curves are those of a cache that begins each stretch empty.
+    pub fn add(&mut self, later: &Profile) {
+        self.seconds += later.seconds;
+        self.disk_bytes = self.disk_bytes.max(later.disk_bytes);
+        if self.source != later.source {
+            self.source = format!("{}, {}", self.source, later.source);
+        }
+        self.read.add(&later.read);
+        self.write.add(&later.write);
+        self.write_zeroes += later.write_zeroes;
+        self.discards += later.discards;
+        self.flushes += later.flushes;
+        self.add_arrival(&later.arrival);
+        self.hours.resize(self.hours.len().max(later.hours.len()), Hour::default());
+        for (mine, theirs) in self.hours.iter_mut().zip(&later.hours) {
+            mine.watched_seconds += theirs.watched_seconds;
+            mine.active_seconds += theirs.active_seconds;
+            mine.reads += theirs.reads;
+            mine.writes += theirs.writes;
+            mine.bytes += theirs.bytes;
+        }
+        self.add_reuse(later);
+    }
+
+    fn add_arrival(&mut self, later: &Arrival) {
+        let arrival = &mut self.arrival;
+        arrival.gaps_ns.add(&later.gaps_ns);
+        arrival.bursts.add(&later.bursts);
+        arrival.burst_seconds += later.burst_seconds;
+        arrival.ticks += later.ticks;
+        arrival.tick_squares += later.tick_squares;
+        arrival.tick_peak = arrival.tick_peak.max(later.tick_peak);
+        arrival.active_seconds += later.active_seconds;
+    }
+
+    fn add_reuse(&mut self, later: &Profile) {
+        let (reuse, theirs) = (&mut self.reuse, &later.reuse);
+        reuse.first_reads += theirs.first_reads;
+        reuse.re_reads += theirs.re_reads;
+        reuse.reads_after_write += theirs.reads_after_write;
+        reuse.new_writes += theirs.new_writes;
+        reuse.overwrites += theirs.overwrites;
+        self.write_back.after_blocks.add(&later.write_back.after_blocks);
+        self.write_back.after_ms.add(&later.write_back.after_ms);
+        let (set, theirs) = (&mut self.working_set, &later.working_set);
+        // The largest stretch is a lower bound of the sum.
+        set.bytes = set.bytes.max(theirs.bytes);
+        if set.interval_seconds == theirs.interval_seconds {
+            set.over_time.extend(&theirs.over_time);
+        } else {
+            set.skipped += set.over_time.len() as u64;
+            set.over_time.clone_from(&theirs.over_time);
+            set.interval_seconds = theirs.interval_seconds;
+        }
+        let surplus = set.over_time.len().saturating_sub(super::reuse::POINTS);
+        set.over_time.drain(..surplus);
+        set.skipped += surplus as u64;
+        self.sampling.rate = self.sampling.rate.min(later.sampling.rate);
+        self.sampling.blocks = self.sampling.blocks.max(later.sampling.blocks);
+    }
+}

@@ -1,0 +1,50 @@
+//! Loads in imagined time: what a profiler would see of them on a target that answers at once.
+
+use std::time::Duration;
+
+use weir_block::{Nanos, Observe};
+
+use super::{Profile, Profiler, Settings};
+use crate::generator::Generator;
+use crate::jobfile::Job;
+use crate::workload::WorkloadError;
+
+/// What requests cost where nothing else decides when they come.
+const STEP: Duration = Duration::from_micros(1);
+
+/// Runs `jobs` at once on a target of `size` bytes that does not exist, and profiles what they ask for.
+///
+/// # Errors
+/// A job is not possible on such a target.
+pub fn rehearse(jobs: &[Job], size: u64, settings: Settings) -> Result<Profile, WorkloadError> {
+    let mut generators = Vec::new();
+    for job in jobs {
+        for (thread, span) in (0..).zip(job.workload.spans(size)?) {
+            generators.push(Generator::new(&job.workload, span, thread, Nanos(0))?);
+        }
+    }
+    let settings = Settings { sampled_per_second: u32::MAX, ..settings };
+    let mut profiler = Profiler::new(settings, Nanos(0), Duration::ZERO);
+    let mut now = Nanos(0);
+    loop {
+        let mut wake = Nanos::NEVER;
+        for generator in &mut generators {
+            if let Some(io) = generator.next(now) {
+                profiler.observe(now, io.kind.request(), io.offset, io.length.into());
+                generator.complete(io.slot, now, true);
+            }
+            if !generator.exhausted(now) {
+                // Without a rate it always has a next one.
+                wake = wake.min(match generator.wake(now) {
+                    Nanos::NEVER => now + STEP,
+                    paced => paced.max(now),
+                });
+            }
+        }
+        if wake == Nanos::NEVER {
+            break;
+        }
+        now = wake;
+    }
+    Ok(profiler.profile(now, "rehearsal"))
+}

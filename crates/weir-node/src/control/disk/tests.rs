@@ -1,0 +1,105 @@
+//! The task of a disk on a node whose shard is played: it does at once what it is told.
+
+use weir_cluster::Embedded;
+use weir_cluster::events::Events;
+use weir_cluster::membership::{NodeSession, SessionConfig};
+use weir_cluster::records::{NodeRecord, Source};
+use weir_cluster::registry::Registry;
+
+use super::*;
+use crate::config::Config;
+use crate::control::node::{Here, Journal};
+use crate::control::shards::ShardQueue;
+use crate::control::world::World;
+use crate::control::{LogRoom, Shards};
+
+fn record_of(name: &str) -> NodeRecord {
+    NodeRecord {
+        flash: None,
+        name: name.into(),
+        incarnation: 1,
+        peer_address: ([127, 0, 0, 1], 1).into(),
+        nbd_tcp: None,
+        nbd_unix: "/a".into(),
+        api: "/b".into(),
+        fault_domain: "default".into(),
+        media: Vec::new(),
+        load: 0,
+    }
+}
+
+/// Node `a`, a registry, and what the shard was told.
+async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
+    let registry: Arc<dyn Registry> = Arc::new(Embedded::open(&directory.join("registry")).unwrap());
+    let session =
+        NodeSession::start(registry.clone(), record_of("a"), SessionConfig::default()).await.unwrap();
+    let (commands, mut queue) = mpsc::channel(16);
+    let (told, heard) = mpsc::channel(64);
+    tokio::spawn(async move {
+        while let Some(command) = queue.recv().await {
+            let _ = told.send(format!("{command:?}")).await;
+            if let Command::LetGo { done, .. } = command {
+                let _ = done.send(());
+            }
+        }
+    });
+    let node = Node {
+        flash: None,
+        config: Config::parse("name = \"a\"", std::path::Path::new("weir.toml")).unwrap(),
+        world: World::start(&registry).await.unwrap(),
+        journal: Journal::start(Events::new(registry.clone(), session.node_ref())),
+        registry,
+        session,
+        shards: Shards::new(vec![ShardQueue::new(commands, || {})]),
+        here: Here::new(64 << 20),
+        room: LogRoom::default(),
+    };
+    (Arc::new(node), heard)
+}
+
+/// A disk of `a`, after `former`, in the registry and in the node's view of it.
+async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord)) -> DiskRecord {
+    let source = Source::File { name: "d".into() };
+    let mut record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+    (record.owner, record.epoch) = (Some(NodeRef::new("a", 1)), 3);
+    change(&mut record);
+    node.registry.transact(record.create(keys::disk("d"))).await.unwrap();
+    let mut disks = node.world.disks.changes();
+    disks.wait_for(|known| known.contains_key("d")).await.unwrap();
+    record
+}
+
+/// P4: who was silent before this node let the disk go may have owned it since, and written.
+#[tokio::test]
+async fn letting_go_forgets_how_long_former_owners_were_silent() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let former = FormerOwner { node: NodeRef::new("c", 1), epoch: 2 };
+    let record = disk_of_a(&node, |record| record.former = vec![former]).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let first = task.former_ends(&record).expect("c may still write");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(task.former_ends(&record), Some(first), "it counts from when it was first seen");
+    let theirs = DiskRecord { owner: Some(NodeRef::new("c", 1)), epoch: 4, ..record.clone() };
+    task.let_go(4, Some(theirs)).await;
+    assert_eq!(task.local, Local::Closed);
+    let again = task.former_ends(&record).expect("c may still write");
+    assert!(again >= first + Duration::from_millis(20), "the whole grace from now on");
+}
+
+#[tokio::test]
+async fn a_follower_that_is_gone_is_struck_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let record = disk_of_a(&node, |record| record.follower = Some(NodeRef::new("b", 1))).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.settle_follower(&record).await;
+    assert_eq!(task.record().unwrap().follower, record.follower, "not by who does not have it open");
+    task.local = Local::Open { epoch: 3 };
+    task.settle_follower(&record).await;
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert_eq!((now.follower, now.epoch), (None, 3));
+    let command = told.recv().await.unwrap();
+    assert!(command.contains("Successor") && command.contains("None"), "{command}");
+}

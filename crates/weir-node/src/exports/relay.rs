@@ -1,0 +1,453 @@
+//! A client that is here before its disk is: the guest's new home in a live migration.
+//!
+//! QEMU opens the disk on the target while the guest still runs on the source, reads a little (a first sector, for the disk's
+//! geometry), and writes once the source has stopped for good. So reads are answered by the owner, and the first request
+//! that changes data moves the disk here; it waits meanwhile, and is then the first that this node serves. That nothing
+//! before it can move the disk keeps a target that only looks from taking it away from a guest that writes.
+//!
+//! One request at a time: there are few of them, and none is on the way of a guest that runs.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::AddressFamily;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use weir_cluster::records::{DiskRecord, NodeRef};
+use weir_export::nbd::protocol::{
+    ChunkHeader, LARGEST_PAYLOAD, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    SimpleReply, command, reply_flag,
+};
+use weir_export::nbd::{Client, Session};
+use zerocopy::FromBytes;
+
+use crate::api::Move;
+use crate::control::Node;
+use crate::operations::Operations;
+use crate::peer::{self, Greeting, Purpose};
+
+/// Clients that wait for their disk on one node; further ones are turned away (P10).
+const MOST_RELAYS: usize = 256;
+
+/// Replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
+const MOST_REPLIES: usize = 4;
+
+/// Pause before the owner is asked again, after it did not answer or the disk could not be moved.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Longest reply, in bytes: the largest payload, in as many chunks as there may be blocks of 4 KiB.
+const LONGEST_REPLY: usize = LARGEST_PAYLOAD as usize + (LARGEST_PAYLOAD as usize / 4096 + 2) * 64;
+
+/// Longest time for a disk to be nobody's before it counts as closed.
+const ON_ITS_WAY: Duration = Duration::from_secs(10);
+
+/// Most bytes received ahead of what is worked off.
+const AHEAD: usize = 4096;
+
+const HEADER: usize = size_of::<RequestHeader>();
+
+/// What bounds all relays of a node.
+#[derive(Debug)]
+pub struct Relays {
+    clients: Arc<Semaphore>,
+    replies: Semaphore,
+}
+
+impl Default for Relays {
+    fn default() -> Relays {
+        Relays { clients: Arc::new(Semaphore::new(MOST_RELAYS)), replies: Semaphore::new(MOST_REPLIES) }
+    }
+}
+
+/// Whether clients on this node may use a disk that another node owns.
+pub fn may_follow(record: &DiskRecord, me: &NodeRef) -> bool {
+    record.follower.as_ref() == Some(me)
+}
+
+/// Serves a client until its disk is here, then hands it to the disk's shard.
+pub fn start(node: Arc<Node>, operations: Operations, relays: &Arc<Relays>, client: Client) {
+    let Ok(place) = Arc::clone(&relays.clients).try_acquire_owned() else {
+        return tracing::warn!(
+            disk = client.session.export,
+            "too many clients wait for disks of other nodes"
+        );
+    };
+    let relays = Arc::clone(relays);
+    tokio::spawn(async move {
+        let _place = place;
+        let disk = client.session.export.clone();
+        match Relay::new(node, operations, client) {
+            Ok(relay) => {
+                if let Err(error) = relay.run(&relays).await {
+                    tracing::debug!(disk, %error, "a client that waited for its disk is disconnected");
+                }
+            }
+            Err(error) => tracing::warn!(disk, %error, "a client cannot be served"),
+        }
+    });
+}
+
+struct Relay {
+    node: Arc<Node>,
+    operations: Operations,
+    me: NodeRef,
+    stream: Stream,
+    /// Received and not worked off.
+    received: Vec<u8>,
+    session: Session,
+    owner: Option<(NodeRef, TcpStream)>,
+}
+
+/// Where the disk is, as far as a client that waits for it may know.
+enum Whereabouts {
+    /// Open on this node.
+    Here,
+    /// Owned by this process, which this node follows.
+    Followed(NodeRef),
+    /// Being opened here, or owned by nobody: one in write-through is, for a moment, when it moves.
+    OnItsWay,
+    /// Not where this node's clients may go.
+    Elsewhere,
+}
+
+/// What is next for a client.
+enum Next {
+    /// It has gone, or may not be served here any more.
+    End,
+    /// The disk is here.
+    Here,
+}
+
+impl Relay {
+    fn new(node: Arc<Node>, operations: Operations, client: Client) -> io::Result<Relay> {
+        let Client { stream, leftover, session } = client;
+        let (me, stream) = (node.session.node_ref(), Stream::new(stream)?);
+        Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
+    }
+
+    async fn run(mut self, relays: &Relays) -> io::Result<()> {
+        match self.relay(relays).await? {
+            Next::End => {}
+            Next::Here => {
+                let (stream, leftover) = (self.stream.into_fd()?, self.received);
+                super::attach(&self.node, Client { stream, leftover, session: self.session });
+            }
+        }
+        Ok(())
+    }
+
+    async fn relay(&mut self, relays: &Relays) -> io::Result<Next> {
+        loop {
+            let Some(header) = self.next_request().await? else { return Ok(Next::End) };
+            let changes = match header.command.get() {
+                command::READ | command::FLUSH | command::CACHE | command::BLOCK_STATUS => false,
+                command::DISC => return Ok(Next::End),
+                // Also what is not known: the shard answers it.
+                _ => true,
+            };
+            if changes || self.is_here() {
+                return Ok(self.move_here().await);
+            }
+            let _place = relays.replies.acquire().await.map_err(io::Error::other)?;
+            // Worked off once it is answered: should the disk come here before, the shard answers it.
+            match self.ask_owner(&header).await {
+                Ok(reply) => {
+                    self.received.drain(..HEADER);
+                    self.send(&reply).await?;
+                }
+                Err(next) => return Ok(next),
+            }
+        }
+    }
+
+    /// The request that is next, left where it is; `None` when the client has gone.
+    async fn next_request(&mut self) -> io::Result<Option<RequestHeader>> {
+        while self.received.len() < HEADER {
+            if self.receive().await? == 0 {
+                return Ok(None);
+            }
+        }
+        let header = RequestHeader::read_from_prefix(&self.received).map(|(header, _)| header);
+        let header = header.map_err(|_| io::ErrorKind::InvalidData)?;
+        if header.magic != REQUEST_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a request without its magic"));
+        }
+        Ok(Some(header))
+    }
+
+    fn is_here(&self) -> bool {
+        self.node.here.get(&self.session.export).is_some()
+    }
+
+    fn whereabouts(&self) -> Whereabouts {
+        if self.is_here() {
+            return Whereabouts::Here;
+        }
+        let Some(record) = self.node.world.disk(&self.session.export) else { return Whereabouts::Elsewhere };
+        let follows = may_follow(&record, &self.me);
+        match record.owner {
+            Some(owner) if follows => Whereabouts::Followed(owner),
+            Some(owner) if owner != self.me => Whereabouts::Elsewhere,
+            _ => Whereabouts::OnItsWay,
+        }
+    }
+
+    /// Waits while the disk is on its way, but not for one that was closed instead.
+    async fn settled(&self) -> Whereabouts {
+        let mut changes = self.node.world.changes();
+        let deadline = tokio::time::Instant::now() + ON_ITS_WAY;
+        loop {
+            match self.whereabouts() {
+                Whereabouts::OnItsWay if tokio::time::Instant::now() < deadline => {
+                    // What is open here tells nobody when it changes.
+                    let _ = tokio::time::timeout(RETRY, changes.next()).await;
+                }
+                Whereabouts::OnItsWay => return Whereabouts::Elsewhere,
+                known => return known,
+            }
+        }
+    }
+
+    /// Has the disk moved here, for as long as this node follows it (P9).
+    async fn move_here(&mut self) -> Next {
+        let disk = self.session.export.clone();
+        self.owner = None;
+        loop {
+            match self.settled().await {
+                Whereabouts::Here => return Next::Here,
+                Whereabouts::Elsewhere | Whereabouts::OnItsWay => return Next::End,
+                Whereabouts::Followed(_) => {}
+            }
+            let wanted = Move { to: self.me.node.clone() };
+            if let Err(error) = self.operations.move_disk(&disk, wanted).await {
+                tracing::info!(disk, %error, "cannot have the disk moved here yet");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// The owner's whole reply, whoever the owner is by then.
+    async fn ask_owner(&mut self, header: &RequestHeader) -> Result<Vec<u8>, Next> {
+        loop {
+            let owner = match self.settled().await {
+                Whereabouts::Here => return Err(Next::Here),
+                Whereabouts::Elsewhere | Whereabouts::OnItsWay => return Err(Next::End),
+                Whereabouts::Followed(owner) => owner,
+            };
+            let mut changes = self.node.world.changes();
+            let answered = tokio::select! {
+                answered = self.exchange(&owner, header) => answered,
+                // It may be another's by now, and who owned it may never answer.
+                () = changes.next() => Err(io::Error::other("the cluster has changed")),
+            };
+            match answered {
+                Ok(reply) => return Ok(reply),
+                Err(error) => {
+                    tracing::debug!(disk = self.session.export, %owner, %error, "the owner is asked again");
+                    self.owner = None;
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn exchange(&mut self, owner: &NodeRef, header: &RequestHeader) -> io::Result<Vec<u8>> {
+        let mut stream = match self.owner.take() {
+            Some((known, stream)) if known == *owner => stream,
+            _ => self.connect(owner).await?,
+        };
+        stream.write_all(&self.received[..HEADER]).await?;
+        let reply = read_reply(&mut stream, header).await?;
+        self.owner = Some((owner.clone(), stream));
+        Ok(reply)
+    }
+
+    async fn connect(&self, owner: &NodeRef) -> io::Result<TcpStream> {
+        let address = self.node.world.nodes.now().get(&owner.node).map(|record| record.peer_address);
+        let address = address.ok_or_else(|| io::Error::other("the owner is gone"))?;
+        let greeting = Greeting {
+            disk: self.session.export.clone(),
+            owner: self.me.node.clone(),
+            replica: owner.clone(),
+            purpose: Purpose::Client {
+                structured_replies: self.session.structured_replies,
+                base_allocation: self.session.base_allocation.is_some(),
+            },
+        };
+        let fd = peer::connect(address, &greeting, self.node.config.peers.deadline.0).await?;
+        TcpStream::from_std(fd.into())
+    }
+
+    async fn receive(&mut self) -> io::Result<usize> {
+        let mut bytes = [0; AHEAD];
+        let count = self.stream.io().read(&mut bytes).await?;
+        self.received.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.io().write_all(bytes).await
+    }
+}
+
+/// A client's socket, of either kind.
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+impl Stream {
+    fn new(fd: OwnedFd) -> io::Result<Stream> {
+        if rustix::net::sockopt::socket_domain(&fd)? == AddressFamily::UNIX {
+            UnixStream::from_std(fd.into()).map(Stream::Unix)
+        } else {
+            TcpStream::from_std(fd.into()).map(Stream::Tcp)
+        }
+    }
+
+    fn io(&mut self) -> &mut dyn Io {
+        match self {
+            Stream::Unix(stream) => stream,
+            Stream::Tcp(stream) => stream,
+        }
+    }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        match self {
+            Stream::Unix(stream) => stream.into_std().map(OwnedFd::from),
+            Stream::Tcp(stream) => stream.into_std().map(OwnedFd::from),
+        }
+    }
+}
+
+/// One whole reply, as it is on the wire: a simple one, or chunks up to the one that is marked as the last.
+async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHeader) -> io::Result<Vec<u8>> {
+    let mut reply = Vec::new();
+    loop {
+        let start = reply.len();
+        extend(stream, &mut reply, size_of::<SimpleReply>()).await?;
+        let (simple, _) =
+            SimpleReply::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a reply"))?;
+        match simple.magic.get() {
+            SIMPLE_REPLY_MAGIC => {
+                if simple.cookie != request.cookie {
+                    return Err(wrong("a reply to another request"));
+                }
+                let has_data = simple.error.get() == 0 && request.command.get() == command::READ;
+                let length = if has_data { request.length.get() as usize } else { 0 };
+                extend(stream, &mut reply, length).await?;
+                return Ok(reply);
+            }
+            STRUCTURED_REPLY_MAGIC => {
+                extend(stream, &mut reply, size_of::<ChunkHeader>() - size_of::<SimpleReply>()).await?;
+                let (chunk, _) =
+                    ChunkHeader::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a chunk"))?;
+                if chunk.cookie != request.cookie {
+                    return Err(wrong("a reply to another request"));
+                }
+                extend(stream, &mut reply, chunk.length.get() as usize).await?;
+                if chunk.flags.get() & reply_flag::DONE != 0 {
+                    return Ok(reply);
+                }
+            }
+            _ => return Err(wrong("not a reply")),
+        }
+    }
+}
+
+async fn extend(stream: &mut (impl AsyncRead + Unpin), reply: &mut Vec<u8>, length: usize) -> io::Result<()> {
+    let start = reply.len();
+    if start + length > LONGEST_REPLY {
+        return Err(wrong("a reply that is longer than any"));
+    }
+    reply.resize(start + length, 0);
+    stream.read_exact(&mut reply[start..]).await.map(drop)
+}
+
+fn wrong(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    fn request(command: u16) -> RequestHeader {
+        RequestHeader {
+            magic: REQUEST_MAGIC.into(),
+            flags: 0.into(),
+            command: command.into(),
+            cookie: 7.into(),
+            offset: 0.into(),
+            length: 512.into(),
+        }
+    }
+
+    fn simple(error: u32, cookie: u64) -> Vec<u8> {
+        let (magic, error, cookie) = (SIMPLE_REPLY_MAGIC.into(), error.into(), cookie.into());
+        SimpleReply { magic, error, cookie }.as_bytes().to_vec()
+    }
+
+    fn chunk(flags: u16, cookie: u64, content: &[u8]) -> Vec<u8> {
+        let header = ChunkHeader {
+            magic: STRUCTURED_REPLY_MAGIC.into(),
+            flags: flags.into(),
+            kind: 1.into(),
+            cookie: cookie.into(),
+            length: (content.len() as u32).into(),
+        };
+        [header.as_bytes(), content].concat()
+    }
+
+    /// The reply, and how many bytes behind it were left alone.
+    fn read(bytes: &[u8], command: u16) -> io::Result<(Vec<u8>, usize)> {
+        let mut rest = bytes;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(read_reply(&mut rest, &request(command))).map(|reply| (reply, rest.len()))
+    }
+
+    #[test]
+    fn a_reply_is_taken_whole_and_nothing_behind_it() {
+        let data = [simple(0, 7), vec![9; 512]].concat();
+        let chunks = [chunk(0, 7, &[1; 600]), chunk(reply_flag::DONE, 7, &[])].concat();
+        for (reply, asked) in [
+            (data, command::READ),
+            (simple(5, 7), command::READ),
+            (simple(0, 7), command::FLUSH),
+            (chunks.clone(), command::READ),
+            (chunks, command::BLOCK_STATUS),
+        ] {
+            let (read, left) = read(&[&reply[..], b"more"].concat(), asked).unwrap();
+            assert_eq!((read, left), (reply, 4));
+        }
+    }
+
+    #[test]
+    fn what_is_no_reply_is_told() {
+        let long = ChunkHeader {
+            length: u32::MAX.into(),
+            ..ChunkHeader::read_from_bytes(&chunk(0, 7, &[])).unwrap()
+        };
+        let half = [simple(0, 7), vec![9; 511]].concat();
+        for bad in [simple(0, 8), chunk(1, 8, &[]), half, vec![0; 64], long.as_bytes().to_vec(), Vec::new()] {
+            assert!(read(&bad, command::READ).is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), structured: bool) {
+            let head = if structured { chunk(0, 7, &[]) } else { simple(0, 7) };
+            let _ = read(&[&head[..], &bytes].concat(), command::READ);
+            let _ = read(&bytes, command::READ);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `weir profile replay`
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_load::Target;
+use weir_load::jobfile::Job;
+use weir_load::prefill::prefill;
+use weir_load::profile::compare::{Row, compare};
+use weir_load::profile::export::{Export, export};
+use weir_load::profile::{Profile, Profiler, Settings};
+use weir_load::run::Monitor;
+use weir_load::summary::Summary;
+use weir_load::workload::{Access, Workload};
+
+use crate::cli::{BenchFormat, Output};
+use crate::commands::bench::watch;
+use crate::failure::Failure;
+use crate::output::{print, table};
+
+/// What a replay has shown.
+#[derive(Serialize)]
+struct Replay {
+    /// Figure by figure.
+    rows: Vec<Row>,
+    /// What is different from what was watched, and why.
+    notes: Vec<String>,
+    /// The profile of what the load has made.
+    replay: Profile,
+    /// How the target did.
+    loads: Vec<Summary>,
+}
+
+/// Runs the load, watches what it makes, and prints both profiles.
+pub fn run(
+    output: Output,
+    mut original: Profile,
+    target: &Target,
+    length: Option<Duration>,
+    destroy: bool,
+) -> Result<(), Failure> {
+    // The load has to fit where it is aimed at. A file that does not exist will be as large as it needs to be.
+    let looking = Workload { access: Access::Read, size: None, ..Workload::default() };
+    if let Ok(size) = target.prepare(&looking, false)
+        && size > 0
+    {
+        original.disk_bytes = Some(original.disk_bytes.unwrap_or(size).min(size));
+    }
+    let Export { jobs, mut notes } = export(&original, target, length).map_err(Failure::refused)?;
+    prepare(&jobs, destroy)?;
+    let interrupted = watch::heed_interrupts()?;
+    let interval = Duration::from_secs_f64(original.working_set.interval_seconds.clamp(1.0, 3600.0));
+    let settings = Settings { interval, ..Settings::default() };
+    let start = Nanos::now();
+    let profiler = Arc::new(Mutex::new(Profiler::new(settings, start, Duration::ZERO)));
+    let watched = jobs.into_iter().map(|Job { name, target, workload, .. }| watch::Job {
+        name: Some(name),
+        target,
+        workload,
+        destroy: true,
+        prefill: false,
+        rounds: None,
+        profiler: Some(Arc::clone(&profiler)),
+    });
+    let (loads, failure) = watch::run(watched.collect(), BenchFormat::Text, &interrupted)?;
+    let ran = loads.iter().map(|load| load.runtime_seconds).fold(0.0, f64::max);
+    let end = start + Duration::from_secs_f64(ran);
+    let replay = profiler.lock().unwrap_or_else(PoisonError::into_inner).profile(end, &target.to_string());
+    let late: u64 = loads.iter().map(|load| load.never_made).sum();
+    if late > 0 {
+        notes.push(format!("the target is too slow: {late} requests were due and never made"));
+    }
+    let errors: u64 = loads.iter().map(Summary::errors).sum();
+    let shown = Replay { rows: compare(&original, &replay), notes, replay, loads };
+    print(output, &shown, text)?;
+    match failure {
+        Some(failure) => Err(failure),
+        None if errors > 0 => Err(Failure::failed(format!("{errors} requests failed"))),
+        None => Ok(()),
+    }
+}
+
+/// Finds out whether the target may be used before anything is written, then writes what was never written: the time
+/// for that is not the load's.
+fn prepare(jobs: &[Job], destroy: bool) -> Result<(), Failure> {
+    let writes = jobs.iter().any(|job| job.workload.access.writes());
+    // The largest range first: a file that does not exist yet is made as large as the last job needs.
+    let mut order: Vec<&Job> = jobs.iter().collect();
+    order.sort_by_key(|job| {
+        let end = job.workload.offset.0 + job.workload.size.map_or(0, |size| size.0);
+        (std::cmp::Reverse(job.workload.access.writes()), std::cmp::Reverse(end))
+    });
+    for job in &order {
+        job.target.prepare(&job.workload, destroy).map_err(Failure::failed)?;
+    }
+    for job in &order {
+        prefill(&job.target, &job.workload, destroy || writes, &Monitor::new()).map_err(Failure::failed)?;
+    }
+    Ok(())
+}
+
+fn text(replay: &Replay) -> String {
+    let figure = |value: f64| match value.abs() {
+        large if large >= 1000.0 => format!("{value:.0}"),
+        _ => format!("{value:.1}"),
+    };
+    let row = |row: &Row| {
+        let difference = row.difference.map_or_else(|| "-".to_owned(), |value| format!("{value:+.1}"));
+        vec![row.name.clone(), figure(row.original), figure(row.replay), difference]
+    };
+    let rows = replay.rows.iter().map(row);
+    let mut text = table(&["FIGURE", "ORIGINAL", "REPLAY", "DIFFERENCE, %"], &[1, 2, 3], rows);
+    for load in &replay.loads {
+        let name = load.name.as_deref().unwrap_or_default();
+        text.push_str(&format!("\nload: {name}: {}", load.workload));
+    }
+    for note in &replay.notes {
+        text.push_str(&format!("\nnote: {note}"));
+    }
+    text
+}
