@@ -13,7 +13,7 @@ use crate::common::{DISK, alone, seed};
 use crate::guest::Plugged;
 use crate::mounted::{Kind, Mounted};
 use crate::site::{Plan, Site};
-use crate::{cuts, survivors};
+use crate::{cuts, happens, survivors};
 
 /// What a guest has saved: files that fsync was answered for, the directory's fsync too.
 #[derive(Debug, Default)]
@@ -79,6 +79,8 @@ fn survives(kind: Kind, plan: &Plan) {
         let already = saved.files;
         let gave_up = thread::scope(|scope| {
             let saving = scope.spawn(|| saved.save(&at));
+            // When a file has been begun, the one before it was saved.
+            happens(|| saving.is_finished() || at.join(format!("saved{}", already + 1)).exists());
             thread::sleep(before);
             // Judged after the cut: the scope ends when the guest does, and it ends with its disk.
             let gave_up = saving.is_finished();

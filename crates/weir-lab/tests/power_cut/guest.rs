@@ -28,9 +28,14 @@ impl Plugged {
         // In the foreground, so that its process is known. One connection, as QEMU has.
         let mut command = Command::new("nbdfuse");
         command.args(["--connections", "1"]).arg(at.join("nbd")).arg(uri.to_string()).stdin(Stdio::null());
+        // It tells of every cut, which is no news; when it cannot start, that is.
+        let log = at.with_extension("log");
+        command.stderr(fs::File::create(&log).unwrap());
         let mut plugged = Plugged { device: None, nbdfuse: command.spawn().unwrap(), at: at.to_owned() };
         let there = || fs::metadata(at.join("nbd")).ok().filter(|file| file.len() > 0);
-        await_some(SOON, there, || format!("nbdfuse does not show {uri}"));
+        let said =
+            || format!("nbdfuse does not show {uri}: {}", fs::read_to_string(&log).unwrap_or_default());
+        await_some(SOON, there, said);
         plugged.device = Some(LoopDevice::attach(&at.join("nbd")).unwrap());
         plugged
     }

@@ -4,7 +4,12 @@
 //! makes (default 2), `WEIR_SEED` replays.
 #![allow(clippy::unwrap_used)]
 
+use std::thread;
+use std::time::Duration;
+
+use common::SOON;
 use fastrand::Rng;
+use weir_block::Nanos;
 use weir_lab::volatile_disk::Survivors;
 
 #[path = "../common/mod.rs"]
@@ -30,4 +35,17 @@ fn cuts() -> u64 {
 /// Half of the cuts leave nothing that was not flushed, the others what chance leaves.
 fn survivors(random: &mut Rng) -> Survivors {
     if random.bool() { Survivors::None } else { Survivors::Some { seed: random.u64(..) } }
+}
+
+/// Waits until something has happened; false when it has not for too long. Does not panic, as those who wait have threads to
+/// end first.
+fn happens(mut look: impl FnMut() -> bool) -> bool {
+    let deadline = Nanos::now() + SOON;
+    while !look() {
+        if Nanos::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    true
 }

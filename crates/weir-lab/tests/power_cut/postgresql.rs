@@ -15,7 +15,7 @@ use crate::guest::Plugged;
 use crate::mounted::{Kind, Mounted};
 use crate::server::{Inserter, Server};
 use crate::site::{Plan, Site};
-use crate::{cuts, survivors};
+use crate::{cuts, happens, survivors};
 
 /// Clients that keep a record of what was answered.
 const CLIENTS: u32 = 3;
@@ -81,6 +81,9 @@ fn survives(plan: &Plan) {
         let gave_up = thread::scope(|scope| {
             let inserting: Vec<_> =
                 inserters.iter_mut().map(|inserter| scope.spawn(|| inserter.run(&home))).collect();
+            // One commit more than there are clients, and one of them has had its answer.
+            let committed = || server.query("SELECT count(*) FROM answered").parse();
+            happens(|| committed().is_ok_and(|committed: u64| committed > already + u64::from(CLIENTS)));
             thread::sleep(before);
             // Judged after the cut: the scope ends when the clients do, and they end with the server.
             let gave_up = inserting.iter().any(|client| client.is_finished());
