@@ -210,7 +210,9 @@ pub enum WireError {
     #[error("record {0} does not match its checksum")]
     Checksum(u64),
     /// What a node has found on its flash is complete, may be counted by the registry, and is of another past.
-    #[error("this node's copy of the log is of another past; it is given up when the registry does not count it any more")]
+    #[error(
+        "this node's copy of the log is of another past; it is given up when the registry does not count it any more"
+    )]
     OtherPast,
 }
 

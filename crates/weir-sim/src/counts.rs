@@ -78,7 +78,8 @@ impl Counts {
     /// Whether everything happened that can.
     #[must_use]
     pub fn is_lively(&self) -> bool {
-        let Counts { takeovers, answers, reads, checkpoints, refusals, frames, recoveries, damaged, .. } = *self;
+        let Counts { takeovers, answers, reads, checkpoints, refusals, frames, recoveries, damaged, .. } =
+            *self;
         let seen = [takeovers, answers, reads, checkpoints, refusals, frames, recoveries, damaged];
         seen.iter().chain(&self.faults).all(|count| *count > 50)
     }

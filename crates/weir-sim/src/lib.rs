@@ -51,6 +51,6 @@ mod world;
 
 pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};
 pub use counts::Counts;
-pub use many::{Finding, Summary, find, many};
+pub use many::{Finding, Progress, Summary, find, many};
 pub use run::{Run, run};
 pub use weir_accel::planted::Bug;
