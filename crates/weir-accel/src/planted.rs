@@ -58,11 +58,15 @@ pub enum Bug {
     ConfirmUnstored,
     /// A log on flash is cut off, and its journal does not notice (P1).
     ForgetRewind,
+    /// A log at rest of which a part is damaged is taken for a complete one (P11).
+    TakeDamaged,
+    /// A node that has started again keeps a copy that the registry does not count any more (P1).
+    KeepUncounted,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 26] = [
+    pub const ALL: [Bug; 28] = [
         Bug::AcknowledgeOneCopyShort,
         Bug::BelieveBeforeCommit,
         Bug::ForgetDoubt,
@@ -89,6 +93,8 @@ impl Bug {
         Bug::CountUnstored,
         Bug::ConfirmUnstored,
         Bug::ForgetRewind,
+        Bug::TakeDamaged,
+        Bug::KeepUncounted,
     ];
 
     /// Its name in commands and reports.
@@ -121,6 +127,8 @@ impl Bug {
             Bug::CountUnstored => "count-unstored",
             Bug::ConfirmUnstored => "confirm-unstored",
             Bug::ForgetRewind => "forget-rewind",
+            Bug::TakeDamaged => "take-damaged",
+            Bug::KeepUncounted => "keep-uncounted",
         }
     }
 }

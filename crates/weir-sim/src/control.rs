@@ -139,7 +139,8 @@ impl World {
     /// A copy that no record asks for any more.
     fn forget_replica(&mut self, process: Process) {
         let counted = self.registry.has_owners_copy(process) || self.registry.is_replica(process);
-        if counted {
+        let keeps = self.planted.has(Bug::KeepUncounted) && self.layout() == Layout::Flash;
+        if counted || keeps {
             return;
         }
         let below = self.registry.record.epoch;
@@ -226,13 +227,17 @@ impl World {
             self.cut_all(|connection| connection.replica == process);
         }
         self.serial += 1;
+        let medium = match self.layout() {
+            Layout::Memory => (Layout::Memory, u64::MAX),
+            Layout::Flash => (Layout::Flash, self.flash_records),
+        };
         let owner = OwnerProcess::new(
             self.serial,
             record.configuration(),
             inherited,
             former_stopped,
             self.planted,
-            self.layout(),
+            medium,
         );
         self.note(|| format!("n{} opens the disk: {record:?}, log to {}", process.node, owner.log.last()));
         self.nodes[process.node].owner = Some(owner);

@@ -1,9 +1,9 @@
 //! The simulator: a small cluster in virtual time, with everything that goes wrong decided by a seed.
 //!
 //! **What is real** and what is not. Real are the protocol cores ([`weir_accel::owner`], [`weir_accel::replica`], the log,
-//! [`weir_accel::checkpoint`]), the control plane's [`decide`](weir_node::control::decide) and the rules by which the
+//! [`weir_accel::checkpoint`]), a flash log's journal and recovery ([`weir_accel::flash`]), the control plane's [`decide`](weir_node::control::decide) and the rules by which the
 //! registry's record changes ([`weir_cluster::ownership`]). Played here are what surrounds them: time, connections, the
-//! registry's leases and answers, the backing, guests, and a shell that drives the cores as `weir_accel::Accel` does.
+//! registry's leases and answers, the backing, flash devices (those of even seeds; the logs of odd ones are in RAM), guests, and a shell that drives the cores as `weir_accel::Accel` does.
 //!
 //! **A run** has two phases. First [faults](FAULTS), some tens of them within six virtual seconds; after every step that
 //! changed a copy, the promises are checked on all that could be asked for the disk, now or after a takeover. Then the
@@ -24,7 +24,7 @@
 //! | P8 | what write-through has acknowledged survives a loss of power; FLUSH requests themselves are the shell's business and not simulated |
 //! | P9 | when the faults have stopped, nobody waits any more within a bound |
 //! | P10 | no core asks to be woken at a time that has passed, and a settled cluster is quiet; the sizes of queues are the shell's |
-//! | P11 | a record that was spoiled on its way is in no copy |
+//! | P11 | a record that was spoiled on its way is in no copy; a log on flash is found as it was at rest, or found damaged |
 //!
 //! **That the checker can fail** is shown by [bugs](Bug) planted in the cores: [`find()`] counts the seeds that find one.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -51,6 +51,6 @@ mod world;
 
 pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};
 pub use counts::Counts;
-pub use many::{Finding, Summary, find, many};
+pub use many::{Finding, Progress, Summary, find, many};
 pub use run::{Run, run};
 pub use weir_accel::planted::Bug;

@@ -6,9 +6,12 @@ mod print;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use clap::Parser;
-use weir_sim::{Bug, FAULTS, Finding, Summary, find, many, run};
+use weir_block::Nanos;
+use weir_sim::{Bug, FAULTS, Finding, Progress, Summary, find, many, run};
 
 use cli::{Cli, Command, Output};
 
@@ -20,7 +23,8 @@ fn main() -> ExitCode {
         Command::Run { seed, bug, trace } => one(seed, bug, trace),
         Command::Many { seeds, from, threads, bug, output } => {
             let end = from.saturating_add(seeds);
-            let summary = many(from..end, threads, bug, false, &|done| progress(done, seeds));
+            let told = Mutex::new((0, Nanos::now()));
+            let summary = many(from..end, threads, bug, false, &|done| progress(done, seeds, &told));
             report(&summary, bug, output)
         }
         Command::Bugs { seeds, threads, output } => {
@@ -61,9 +65,23 @@ fn report(summary: &Summary, bug: Option<Bug>, output: Output) -> bool {
     summary.violations.is_empty()
 }
 
-/// On the error stream, so that the report can be piped, and only for somebody who looks.
-fn progress(done: u64, seeds: u64) {
+/// A line in a pipe or a file comes after so many seeds, or after that time.
+const SEEDS_PER_LINE: u64 = 10_000;
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+
+/// How far it is, on the error stream, so that the report can be piped. For somebody who looks, one line that changes; otherwise
+/// a line now and then, so that a run which is cut off has said something. `told` is what the last line said, and when.
+fn progress(done: &Progress, seeds: u64, told: &Mutex<(u64, Nanos)>) {
+    let Progress { seeds: so_far, virtual_time, violations, first } = done;
+    let hours = virtual_time.as_secs_f64() / 3600.0;
+    let first = first.map(|seed| format!(", the first with seed {seed}")).unwrap_or_default();
+    let line = format!("{so_far} of {seeds} seeds, {hours:.1} virtual hours, {violations} violations{first}");
     if std::io::stderr().is_terminal() {
-        eprint!("\r{done} of {seeds} seeds\x1b[K{}", if done < seeds { "" } else { "\n" });
+        return eprint!("\r{line}\x1b[K{}", if *so_far < seeds { "" } else { "\n" });
+    }
+    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+    if *so_far >= told.0 + SEEDS_PER_LINE || Nanos::now() >= told.1 + LONGEST_SILENCE {
+        *told = (*so_far, Nanos::now());
+        eprintln!("{line}");
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::run::run;
 use weir_accel::planted::Bug;
@@ -23,19 +24,33 @@ pub struct Summary {
     pub violations: Vec<(u64, String)>,
 }
 
+/// How far many seeds are.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Seeds that are done.
+    pub seeds: u64,
+    /// Their virtual time.
+    pub virtual_time: Duration,
+    /// Promises that were broken.
+    pub violations: u64,
+    /// The first seed that was seen to break one.
+    pub first: Option<u64>,
+}
+
 /// Runs `seeds` on `threads` threads. Ends early after the first violation if `stop` says so. `progress` is called now
-/// and then with the number of seeds that are done.
+/// and then, by one thread at a time.
 pub fn many(
     seeds: Range<u64>,
     threads: usize,
     bug: Option<Bug>,
     stop: bool,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &(dyn Fn(&Progress) + Sync),
 ) -> Summary {
     // Thousands of logs of which a few KiB are used each: zeroing huge pages for them is a fifth of the time. Refusal costs
     // only that.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
-    let (next, done, stopped) = (AtomicU64::new(seeds.start), AtomicU64::new(0), AtomicBool::new(false));
+    let (next, done, stopped) =
+        (AtomicU64::new(seeds.start), Mutex::new(Progress::default()), AtomicBool::new(false));
     let total = Mutex::new(Summary::default());
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
@@ -46,6 +61,7 @@ pub fn many(
                     if first >= seeds.end {
                         break;
                     }
+                    let (time, found) = (own.counts.virtual_time, own.violations.len());
                     for seed in first..seeds.end.min(first + PORTION) {
                         own.take(seed, bug);
                         if stop && !own.violations.is_empty() {
@@ -54,7 +70,12 @@ pub fn many(
                         }
                     }
                     let portion = seeds.end.min(first + PORTION) - first;
-                    progress(done.fetch_add(portion, Ordering::Relaxed) + portion);
+                    let mut done = done.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    done.seeds += portion;
+                    done.virtual_time += own.counts.virtual_time - time;
+                    done.violations += (own.violations.len() - found) as u64;
+                    done.first = done.first.or(own.violations.get(found).map(|violation| violation.0));
+                    progress(&done);
                 }
                 total.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).add(own);
             });

@@ -10,7 +10,7 @@ use weir_accel::wire::{Batch, Hello, RecordHeader};
 use weir_accel::{Configuration, Layout, Log, Record, RecordKind};
 use weir_block::Nanos;
 
-use crate::world::{BLOCK, FLASH_RECORDS, LOG, Message, PEER_DEADLINE};
+use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE};
 
 /// Most records in one batch: few, so that many batches are under way.
 const BATCH: usize = 3;
@@ -64,7 +64,8 @@ pub enum Answer {
 
 pub struct OwnerProcess {
     pub serial: u64,
-    layout: Layout,
+    /// A log on flash takes so many at once.
+    most_records: u64,
     pub owner: Owner,
     pub log: Log,
     pub lineage: Lineage,
@@ -100,7 +101,7 @@ impl OwnerProcess {
         inherited: Option<(Log, Lineage)>,
         former_stopped: bool,
         planted: Planted,
-        layout: Layout,
+        (layout, most_records): (Layout, u64),
     ) -> OwnerProcess {
         let epoch = configuration.epoch;
         let (log, lineage) = match inherited {
@@ -118,7 +119,7 @@ impl OwnerProcess {
         }
         owner.plant(planted);
         OwnerProcess {
-            layout,
+            most_records,
             serial,
             owner,
             log,
@@ -208,7 +209,7 @@ impl OwnerProcess {
         let mut data = [0; BLOCK];
         data[..8].copy_from_slice(&version.to_le_bytes());
         let offset = (block * BLOCK) as u64;
-        let fits = self.layout == Layout::Memory || self.log.last() - self.log.freed() < FLASH_RECORDS;
+        let fits = self.log.last() - self.log.freed() < self.most_records;
         (fits && self.log.has_room(BLOCK as u64, 1)).then(|| {
             self.log.append(RecordKind::Write, offset, BLOCK as u32, &data).expect("has_room said so")
         })

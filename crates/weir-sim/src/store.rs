@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use weir_accel::flash::frame::State;
 use weir_accel::flash::journal::Journal;
-use weir_accel::flash::recovery::recover;
+use weir_accel::flash::recovery::recover_planted;
 use weir_accel::owner::Event;
 use weir_accel::replica::Replica;
 use weir_accel::wire::Confirm;
@@ -16,7 +16,7 @@ use weir_cluster::records::Medium;
 use crate::atlas::Fault;
 use crate::flash::{AtRest, Damage, Device, FLASH_BLOCK, Stored};
 use crate::owner_process::{block_of, version_of};
-use crate::world::{FLASH_RING, LOG, Message, Process, Side, Task, World};
+use crate::world::{LOG, Message, Process, RING_SLACK, Side, Task, World};
 
 /// A frame under way.
 struct Writing {
@@ -82,17 +82,22 @@ impl World {
         if self.registry.disk().medium == Medium::Flash { Layout::Flash } else { Layout::Memory }
     }
 
+    /// Blocks of the ring where a log is at rest: two for each record, as many again where the ring ends, and some more.
+    fn ring_blocks(&self) -> usize {
+        3 * self.flash_records as usize + RING_SLACK
+    }
+
     /// A place for a new log, if this medium needs one. Whether there is one.
     pub fn take_store(&mut self, node: usize) -> bool {
         self.serial += u64::from(self.layout() == Layout::Flash);
-        let (id, planted) = (self.serial, self.planted);
+        let (id, planted, blocks) = (self.serial, self.planted, self.ring_blocks());
         let node = &mut self.nodes[node];
         let Some(device) = &mut node.flash else { return true };
         if device.failed {
             return false;
         }
-        let slot = device.take(FLASH_RING);
-        let mut journal = Journal::new(device.slots[slot].instance, (FLASH_RING * FLASH_BLOCK) as u64);
+        let slot = device.take(blocks);
+        let mut journal = Journal::new(device.slots[slot].instance, (blocks * FLASH_BLOCK) as u64);
         journal.plant(planted);
         node.store = Some(Store { id, slot, journal, writing: None, failed: false, progressed: false });
         true
@@ -274,8 +279,8 @@ impl World {
             if !slot.taken {
                 continue;
             }
-            let ring = (FLASH_RING * FLASH_BLOCK) as u64;
-            let found = recover(&slot.ring, slot.instance, ring, LOG + (1 << 20));
+            let ring = (self.ring_blocks() * FLASH_BLOCK) as u64;
+            let found = recover_planted(&slot.ring, slot.instance, ring, LOG + (1 << 20), planted);
             self.counts.recoveries += 1;
             match found {
                 Ok(None) if device.damaged.is_none() && (slot.at_rest.state.is_some()) => {
@@ -311,7 +316,7 @@ impl World {
                 Err(error) => {
                     damaged = true;
                     self.counts.damaged += 1;
-                    if device.damaged.is_none() && !self.is_planted {
+                    if device.damaged.is_none() {
                         self.fail(|| {
                             format!(
                                 "P11: n{node} finds its flash damaged, and nothing was done to it: {error}"

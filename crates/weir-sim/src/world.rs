@@ -28,10 +28,10 @@ pub const BLOCKS: usize = 6;
 pub const BLOCK: usize = 512;
 /// Bytes of a log.
 pub const LOG: u64 = 2 << 20;
-/// Most records in a log on flash, and blocks of the ring where it is at rest: two for each record, and some for what is cut off
-/// and for what only says that the epoch is another.
-pub const FLASH_RECORDS: u64 = 24;
-pub const FLASH_RING: usize = 96;
+/// Most records in a log on flash, by seed: few, so that rings are full now and then, and go round often.
+pub const FLASH_RECORDS: [u64; 2] = [6, 24];
+/// Blocks of a ring for what is cut off, and for frames that only say that the epoch is another.
+pub const RING_SLACK: usize = 14;
 
 pub const PEER_DEADLINE: Duration = Duration::from_millis(300);
 /// How long the registry keeps a process that is silent, and how long a process believes in its own lease.
@@ -286,6 +286,8 @@ pub struct World {
     pub touched: bool,
     pub trace: Option<Vec<String>>,
     pub counts: Counts,
+    /// Most records in a log, if it is on flash.
+    pub flash_records: u64,
 }
 
 impl World {
@@ -352,6 +354,7 @@ impl World {
             touched: false,
             trace: traced.then(Vec::new),
             counts: Counts::default(),
+            flash_records: FLASH_RECORDS[(seed / 2 % 2) as usize],
         };
         for node in 0..NODES {
             let process = world.process(node);

@@ -10,6 +10,7 @@ use std::io;
 use super::frame::{Frame, State, data_room};
 use super::journal::Journal;
 use crate::log::{BLOCK, LARGEST_RECORD, Layout, Log, checksum};
+use crate::planted::{Bug, Planted};
 
 /// Bytes read at once while looking for frames.
 const CHUNK: u64 = 1 << 20;
@@ -61,6 +62,20 @@ pub fn recover(
     ring: u64,
     log_bytes: u64,
 ) -> Result<Option<Recovered>, RecoveryError> {
+    recover_planted(device, instance, ring, log_bytes, Planted::default())
+}
+
+/// As [`recover`], with a bug that is planted, so that the checks can show that they find it.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_planted(
+    device: &impl ReadAt,
+    instance: u64,
+    ring: u64,
+    log_bytes: u64,
+    planted: Planted,
+) -> Result<Option<Recovered>, RecoveryError> {
     let mut frames = find(device, instance, ring)?;
     let mut data = Vec::new();
     let newest = loop {
@@ -82,8 +97,16 @@ pub fn recover(
             _ => {}
         }
     };
-    let needed = needed(&frames, &newest)?;
-    let log = replay(device, ring, log_bytes, &needed, &newest, &mut data)?;
+    let needed = match needed(&frames, &newest) {
+        Err(_) if planted.has(Bug::TakeDamaged) => vec![newest.clone()],
+        needed => needed?,
+    };
+    let log = match replay(device, ring, log_bytes, &needed, &newest, &mut data) {
+        Err(RecoveryError::Damaged { .. }) if planted.has(Bug::TakeDamaged) => {
+            Log::with_layout(Layout::Flash, log_bytes, newest.state.freed + 1)?
+        }
+        log => log?,
+    };
     let spans: VecDeque<(u64, u64)> = needed
         .iter()
         .map(|frame| (frame.place.position, frame.first + frame.records.len() as u64 - 1))
@@ -166,8 +189,9 @@ fn replay(
         let mut at = 0;
         for (sequence, record) in (frame.first..).zip(&frame.records) {
             let length = record.data_length();
-            let follows = |log: &Log| sequence == log.last() + 1;
-            if sequence > freed && (!follows(&log) || log.push(*record, &data[at..at + length]).is_none()) {
+            if sequence > freed
+                && (sequence != log.last() + 1 || log.push(*record, &data[at..at + length]).is_none())
+            {
                 return Err(RecoveryError::Damaged { number, reason: "the numbers of its records" });
             }
             at += data_room(record) as usize;
