@@ -52,9 +52,9 @@ fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option
 
 /// Two flash devices beside the backing.
 fn devices(path: &Path) -> [Arc<FlashDevice>; 2] {
-    ["a", "b"].map(|node| {
+    [("a", 11), ("b", 12)].map(|(node, number)| {
         let path = path.with_file_name(format!("flash-{node}"));
-        FlashDevice::open(&path, device_bytes(1, LOG), LOG, fastrand::u64(..)).unwrap()
+        FlashDevice::open(&path, device_bytes(1, LOG), LOG, number).unwrap()
     })
 }
 

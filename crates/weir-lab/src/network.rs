@@ -2,7 +2,7 @@
 //! to another can be cut, one direction at a time.
 //!
 //! The nodes' Unix sockets (API, NBD, registry) do not belong to a network and work as ever, so tests reach every node
-//! whatever is cut. The way to the registry leads through a relay ([`crate::relay`]) and is cut there. Through it the
+//! whatever is cut. The way to the registry leads through a relay (`relay.rs`) and is cut there. Through it the
 //! registry cannot see the end of a node's process: it learns of it as in a cluster of several machines, by the lease.
 //!
 //! Needs root, iproute2 and nftables. A namespace is named after the process that made it (`weir-PID-START-…`); whoever makes the
