@@ -339,6 +339,9 @@ fn what_is_not_a_profile_is_refused_with_a_reason() {
         ("{", "[", "not a profile"),
         ("\"seconds\":", "\"seconds\":-", "counts cannot be"),
         ("[[65536,", "[[65537,", "sizes cannot be"),
+        ("\"seconds\":", "\"seconds\":1e300,\"second\":", "counts cannot be"),
+        ("\"disk_bytes\":null", "\"disk_bytes\":18446744073709551615", "size of the disk cannot be"),
+        ("\"requests\":", "\"requests\":9999999999999999", "requests cannot be"),
         ("\"flushes\":0", "\"flushes\":\"x\"", "not a profile"),
     ] {
         assert!(text.contains(from), "{from} in {text}");

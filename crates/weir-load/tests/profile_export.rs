@@ -158,3 +158,26 @@ fn reads_and_writes_of_different_blocks_come_back() {
     (pages.workload.offset, pages.workload.size) = (Size(1 << 30), Some(Size(64 << 20)));
     comes_back(&[table, pages], 6.0);
 }
+
+#[test]
+fn damaged_numbers_and_slow_disks_make_no_harm() {
+    let mut profiler = Profiler::new(Settings::default(), Nanos(0), Duration::ZERO);
+    for request in 0..200u64 {
+        profiler.observe(Nanos(request * 10_000_000_000), RequestKind::Read, request % 7 * 4096, 4096);
+    }
+    let slow = profiler.profile(Nanos(2_000_000_000_000), "x");
+    let exported = export(&slow, &target(), None).unwrap();
+    assert!(exported.notes.join("\n").contains("fewer than one a second (0.0"), "{:?}", exported.notes);
+
+    let mut odd = profile(&[job("read", "4k", "stride:64k", 100, 5)]);
+    odd.read.strides = vec![(0, 3_000)];
+    odd.read.alignments.0 = vec![(5_001, 1.0)];
+    odd.read.random.curve.distances.0 = vec![(1 << 50, 3.0), (u64::MAX, 1.0)];
+    odd.disk_bytes = Some(1 << 60);
+    assert!(odd.hit_ratio(u64::MAX, None) <= 1.0 && odd.cache_for(0.5, None).is_none_or(|bytes| bytes > 0));
+    if let Ok(exported) = export(&odd, &target(), None) {
+        assert!(!exported.to_fio("x").is_empty() && !exported.to_bench().is_empty());
+    }
+    odd.disk_bytes = Some(0);
+    let _ = export(&odd, &target(), None);
+}

@@ -58,6 +58,14 @@ impl Scale {
     }
 }
 
+/// More than any disk is asked for: a million requests a second for three years.
+pub(crate) const MOST: f64 = 1e14;
+
+/// Whether a number read from outside can be an amount.
+pub(crate) fn is_amount(amount: f64) -> bool {
+    (0.0..=MOST).contains(&amount)
+}
+
 /// Rounded to hundredths: estimates are no better, and short numbers are read back as they were written.
 pub(crate) fn hundredths(amount: f64) -> f64 {
     (amount * 100.0).round() / 100.0
@@ -109,7 +117,7 @@ impl Spread {
     /// Whether it is in order and made of amounts that can be.
     pub(crate) fn is_sound(&self) -> bool {
         self.0.windows(2).all(|pair| pair[0].0 < pair[1].0)
-            && self.0.iter().all(|&(_, amount)| amount.is_finite() && amount >= 0.0)
+            && self.0.iter().all(|&(_, amount)| is_amount(amount))
     }
 }
 

@@ -29,7 +29,7 @@ const SMALLEST_PART: f64 = 0.005;
 /// Requests that may wait for their answers.
 const DEPTH: u32 = 64;
 
-/// Profiles of more requests are not rehearsed: it would take seconds.
+/// Profiles of more requests (or of so many seconds with one) are not rehearsed: it would take seconds.
 const REHEARSED: u64 = 1_000_000;
 
 /// Ranges of their own must be better than a common one by so much: half a point.
@@ -118,7 +118,8 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
     // Writes may go where reads do, or not: what comes closer in a rehearsal is taken.
     let off = |jobs: &[Job]| distance(profile, jobs).unwrap_or(f64::INFINITY);
     let mut jobs = together.ok_or(ExportError::NoRoom)?;
-    if profile.requests() <= REHEARSED {
+    slow_jobs(profile, &shares, &mut notes);
+    if profile.requests() <= REHEARSED && profile.seconds <= REHEARSED as f64 {
         let mut least = off(&jobs);
         if let Some(apart) = plan(Layout::Apart) {
             let other = off(&apart);
@@ -247,7 +248,7 @@ fn stride(profile: &Profile, direction: Direction) -> Option<(u64, u64)> {
     let kind = profile.kind(direction);
     let &(distance, count) = kind.strides.first()?;
     let &(size, of_size) = kind.strided.sizes.0.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let distance = u64::try_from(distance).ok()?;
+    let distance = u64::try_from(distance).ok().filter(|&distance| distance > 0)?;
     let most = kind.strided.requests as f64 * 0.5;
     (count as f64 >= most && of_size >= most && distance.is_multiple_of(size)).then_some((distance, size))
 }
@@ -342,8 +343,9 @@ fn sequential(profile: &Profile, share: &Share, base: Workload, behind: u64) -> 
 
 fn strided(profile: &Profile, share: &Share, base: Workload) -> Workload {
     let (distance, size) = stride(profile, share.direction).unwrap_or((BLOCK, BLOCK));
-    let used = (share.part.curve.cold * BLOCK as f64) as u64 / size * distance;
-    let length = used.max(distance * 16).min(profile.disk_bytes.unwrap_or(u64::MAX));
+    let used = (share.part.curve.cold * BLOCK as f64) as u64 / size;
+    let used = used.saturating_mul(distance);
+    let length = used.max(distance.saturating_mul(16)).min(profile.disk_bytes.unwrap_or(u64::MAX));
     Workload {
         access: match share.direction {
             Direction::Read => Access::Read,
@@ -354,6 +356,17 @@ fn strided(profile: &Profile, share: &Share, base: Workload) -> Workload {
         mix: None,
         size: Some(Size(length.max(size))),
         ..base
+    }
+}
+
+/// Rates are whole numbers, at least one request a second.
+fn slow_jobs(profile: &Profile, shares: &[Share], notes: &mut Vec<String>) {
+    for share in shares.iter().filter(|share| share.requests < profile.seconds * 0.9) {
+        notes.push(format!(
+            "{}s were fewer than one a second ({:.3}); the load has one a second of them",
+            share.direction.name(),
+            share.requests / profile.seconds
+        ));
     }
 }
 

@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::buckets::Spread;
+use super::buckets::{MOST, Spread, is_amount};
 
 /// Number of the layout; a reader that knows another one says so and does not guess.
 pub const VERSION: u32 = 1;
+
+/// No disk is larger, in bytes: 1 EiB.
+const LARGEST_DISK: u64 = 1 << 60;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -343,7 +346,6 @@ impl Profile {
     }
 
     fn check(&self) -> Result<(), ProfileError> {
-        let is_amount = |amount: f64| amount.is_finite() && amount >= 0.0;
         let mut spreads = vec![
             ("arrivals", &self.arrival.gaps_ns),
             ("bursts", &self.arrival.bursts),
@@ -354,6 +356,10 @@ impl Profile {
             spreads.extend([("runs", &kind.runs), ("alignments", &kind.alignments)]);
             for part in kind.parts() {
                 spreads.extend([("sizes", &part.sizes), ("stack distances", &part.curve.distances)]);
+                let counts = [part.requests, part.blocks, part.bytes / super::BLOCK];
+                if counts.iter().any(|&count| count > MOST as u64) {
+                    return Err(ProfileError::Unsound("requests"));
+                }
                 if !is_amount(part.curve.weight) || !is_amount(part.curve.cold) {
                     return Err(ProfileError::Unsound("references"));
                 }
@@ -366,11 +372,18 @@ impl Profile {
             return Err(ProfileError::Unsound(name));
         }
         let Reuse { first_reads, re_reads, reads_after_write, new_writes, overwrites } = self.reuse;
-        let amounts = [first_reads, re_reads, reads_after_write, new_writes, overwrites, self.seconds];
-        let set = self.working_set.over_time.iter().copied();
-        let others = [self.working_set.bytes, self.working_set.interval_seconds, self.arrival.tick_squares];
-        if !amounts.into_iter().chain(others).chain(set).all(is_amount) {
+        let amounts = [first_reads, re_reads, reads_after_write, new_writes, overwrites];
+        let others =
+            [self.seconds, self.working_set.interval_seconds, self.working_set.bytes / super::BLOCK as f64];
+        let set = self.working_set.over_time.iter().map(|bytes| bytes / super::BLOCK as f64);
+        if !amounts.into_iter().chain(others).chain(set).all(is_amount)
+            || !self.arrival.tick_squares.is_finite()
+            || [self.write_zeroes, self.discards, self.flushes].iter().any(|&count| count > MOST as u64)
+        {
             return Err(ProfileError::Unsound("counts"));
+        }
+        if self.disk_bytes.is_some_and(|bytes| bytes > LARGEST_DISK) {
+            return Err(ProfileError::Unsound("size of the disk"));
         }
         match self.hours.len() {
             0 | super::HOURS => Ok(()),

@@ -208,7 +208,7 @@ pub(super) fn hit_ratio<'a>(parts: impl Iterator<Item = &'a Part>, blocks: f64) 
             }
             let end = DISTANCES.floor(DISTANCES.bucket(floor) + 1);
             // Within a bucket, distances are taken as evenly spread. A distance below the size is a hit.
-            hits += amount * ((blocks - floor as f64) / (end - floor).max(1) as f64).min(1.0);
+            hits += amount * ((blocks - floor as f64) / end.saturating_sub(floor).max(1) as f64).min(1.0);
         }
     }
     if blocks < 1.0 { 0.0 } else { share(hits, exact).clamp(0.0, 1.0) }
