@@ -5,7 +5,7 @@ use std::io;
 
 use proptest::prelude::*;
 
-use super::device::ring_bytes;
+use super::device::{FlashDevice, device_bytes, ring_bytes};
 use super::frame::State;
 use super::journal::Journal;
 use super::recovery::{ReadAt, Recovered, RecoveryError, recover};
@@ -281,4 +281,23 @@ fn a_frame_under_way_does_not_change() {
         rig.journal.written();
         rig.log.pin(None);
     }
+}
+
+/// With a frame under way in a slot that is given up, the disk gets another one; whoever opens the device next finds only that.
+#[test]
+fn a_log_that_is_given_up_is_not_found_beside_a_younger_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("flash");
+    let open = || FlashDevice::open(&path, device_bytes(2, LOG), LOG, 7).unwrap();
+    let device = open();
+    let old = device.take("disk", 1).unwrap();
+    old.give_up();
+    let young = device.take("disk", 1).unwrap();
+    assert_ne!(old.start(), young.start(), "a write may be under way there");
+    assert!(device.take("other", 2).is_err(), "and nobody else gets it either");
+    let instance = young.instance();
+    drop((old, young, device));
+    let device = open();
+    assert_eq!(device.disks(), [("disk".to_owned(), 1)]);
+    assert_eq!(device.find("disk").unwrap().instance(), instance);
 }
