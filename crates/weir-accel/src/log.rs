@@ -195,7 +195,7 @@ impl Log {
         self.capacity
     }
 
-    /// Whether `bytes` of data, cut into `records` of which all but the last are [`LARGEST_RECORD`] long, certainly fit.
+    /// Whether `bytes` of data, cut into `records` of which all but the last are 1 MiB long, certainly fit.
     #[must_use]
     pub fn has_room(&self, bytes: u64, records: u64) -> bool {
         // At most one record's length is lost where the ring ends, and the last record is rounded up.
@@ -221,7 +221,7 @@ impl Log {
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
     ///
     /// # Panics
-    /// When a write's data is not `length` bytes or larger than [`LARGEST_RECORD`].
+    /// When a write's data is not `length` bytes or larger than 1 MiB.
     pub fn append(&mut self, kind: RecordKind, offset: u64, length: u32, data: &[u8]) -> Option<u64> {
         let sequence = self.last() + 1;
         let checksum = checksum(sequence, offset, length, kind, data);

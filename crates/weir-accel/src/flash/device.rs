@@ -4,8 +4,8 @@
 //!
 //! | where | what |
 //! |---|---|
-//! | block 0 | [`Superblock`], 4096 bytes |
-//! | from block 1 | two [`SlotHeader`]s of 4096 bytes for each slot; the intact one of the higher generation counts |
+//! | block 0 | the superblock, 4096 bytes |
+//! | from block 1 | two slot headers of 4096 bytes for each slot; the intact one of the higher generation counts |
 //! | from the next MiB | the rings of the slots, each `ring` bytes ([`super::frame`]) |
 //!
 //! Opened, formatted and given out in slots by plain blocking calls: that happens when a node starts and when a disk comes or

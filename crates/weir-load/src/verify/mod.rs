@@ -1,6 +1,6 @@
 //! Data that says what it is, and the memory of what was written.
 //!
-//! A verified block carries a stamp in each of its 512-byte sectors ([`mod@stamp`]): whose it is, where it
+//! A verified block carries a stamp in each of its 512-byte sectors (`stamp.rs`): whose it is, where it
 //! belongs, which version of the block it is, and checksums. A [`History`] remembers for every block which
 //! versions were issued and which was acknowledged last. Together they tell a lost write from a stale one, a
 //! torn from a misplaced one, and a foreign block from a corrupt one ([`Fault`]).
