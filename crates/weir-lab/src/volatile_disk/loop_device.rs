@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
+    /// What the kernel calls its file: the device's number alone may be somebody else's by now.
+    file: String,
 }
 
 impl LoopDevice {
@@ -30,7 +32,10 @@ impl LoopDevice {
     pub fn attach(file: &Path) -> Result<LoopDevice, LabError> {
         let shown =
             losetup(["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), file.as_os_str()])?;
-        Ok(LoopDevice { path: PathBuf::from(shown.trim()) })
+        let path = PathBuf::from(shown.trim());
+        let file = backing_file(&path)
+            .ok_or_else(|| LabError::Invalid(format!("{} was taken away at once", path.display())))?;
+        Ok(LoopDevice { path, file })
     }
 
     /// `/dev/loop` and a number.
@@ -60,9 +65,14 @@ impl LoopDevice {
     }
 
     fn is_attached(&self) -> bool {
-        let name = self.path.file_name().unwrap_or_default();
-        fs::exists(Path::new("/sys/block").join(name).join("loop")).unwrap_or(false)
+        backing_file(&self.path).is_some_and(|file| file == self.file)
     }
+}
+
+/// The file of a loop device; `None` when it has none (`loop/backing_file` in sysfs).
+fn backing_file(device: &Path) -> Option<String> {
+    let name = device.file_name()?;
+    fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
 }
 
 impl Drop for LoopDevice {
