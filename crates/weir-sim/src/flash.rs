@@ -111,7 +111,7 @@ impl AtRest {
     fn take(&mut self, bytes: &[u8]) {
         let (header, data) = bytes.split_at(FLASH_BLOCK);
         let frame = Frame::decode(header).expect("made by the journal");
-        let data = data.chunks(FLASH_BLOCK).map(|data| version_in(data));
+        let data = data.chunks(FLASH_BLOCK).map(version_in);
         let records = (frame.first..).zip(&frame.records).zip(data).map(|((sequence, record), version)| {
             Stored { sequence, block: record.offset as usize / BLOCK, version }
         });
