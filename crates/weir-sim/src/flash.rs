@@ -97,6 +97,16 @@ pub struct AtRest {
 }
 
 impl AtRest {
+    /// In words, for a report.
+    pub fn last(&self) -> String {
+        let last = self.records.back().map_or(0, |record| record.sequence);
+        format!(
+            "{} records up to {last} in epoch {}",
+            self.records.len(),
+            self.state.map_or(0, |state| state.epoch)
+        )
+    }
+
     /// A frame is there.
     fn take(&mut self, bytes: &[u8]) {
         let (header, data) = bytes.split_at(FLASH_BLOCK);

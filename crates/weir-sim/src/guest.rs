@@ -151,6 +151,10 @@ impl World {
         let current = self.guest.server == Some((process, serial));
         match kind {
             _ if current && session != self.guest.session => {}
+            // It waits at the export until there is room.
+            RequestKind::Write if self.owner(process).is_some_and(|owner| owner.is_full()) => {
+                self.after(500, 5_000, Task::Request { process, serial, request });
+            }
             RequestKind::Read => self.read(process, serial, id, block),
             RequestKind::Write => self.write(process, serial, id, block),
         }

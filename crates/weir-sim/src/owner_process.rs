@@ -204,13 +204,17 @@ impl OwnerProcess {
         self.channels.iter().any(behind)
     }
 
+    /// Whether it holds as many records as it may.
+    pub fn is_full(&self) -> bool {
+        self.log.last() - self.log.freed() >= self.most_records
+    }
+
     /// Logs a write; the number of its record, or `None` when the log is full.
     pub fn append(&mut self, block: usize, version: u64) -> Option<u64> {
         let mut data = [0; BLOCK];
         data[..8].copy_from_slice(&version.to_le_bytes());
         let offset = (block * BLOCK) as u64;
-        let fits = self.log.last() - self.log.freed() < self.most_records;
-        (fits && self.log.has_room(BLOCK as u64, 1)).then(|| {
+        (!self.is_full() && self.log.has_room(BLOCK as u64, 1)).then(|| {
             self.log.append(RecordKind::Write, offset, BLOCK as u32, &data).expect("has_room said so")
         })
     }

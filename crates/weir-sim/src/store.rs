@@ -291,11 +291,10 @@ impl World {
                     let found = at_rest(&recovered.log, recovered.state);
                     let whole = found == slot.at_rest || Some(&found) == slot.torn.as_ref();
                     if !whole {
-                        let (expected, damaged) = (slot.at_rest.clone(), device.damaged);
+                        let (there, due) = (found.last(), slot.at_rest.last());
                         self.fail(|| {
                             format!(
-                                "P11: n{node} finds {found:?} on its flash and takes it for whole (damaged: {damaged:?}), where \
-                                 {expected:?} was at rest"
+                                "P11: n{node} takes the log on its flash for whole, {there}, where {due} was at rest"
                             )
                         });
                     }

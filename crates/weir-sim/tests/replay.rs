@@ -15,7 +15,8 @@ fn text(output: &Output) -> &str {
 
 #[test]
 fn the_same_seed_gives_the_same_trace() {
-    for seed in [7, 8, 9] {
+    // Odd: logs in RAM; even: on flash.
+    for seed in [7, 9, 2, 4] {
         let first = run(seed, None, true);
         assert!(first.trace.len() > 500, "a run of some length");
         assert_eq!(first.trace, run(seed, None, true).trace);
