@@ -33,9 +33,15 @@ impl Lineage {
     }
 
     /// The lineage of an owner that in `epoch` goes on from a log of this lineage, whose last record is `last`.
+    ///
+    /// The log may be a copy that lacks some of what its former owner had itself inherited: of that, too, only what is there
+    /// goes on. (The simulator found what comes of it otherwise: a third node keeps a record that the new owner has not, and
+    /// takes the next one of that number for it.)
     #[must_use]
     pub fn continued(self, epoch: u64, last: u64) -> Lineage {
-        Lineage { epoch, ancestors: [Ancestor { lineage: self.epoch, last }, self.ancestors[0]] }
+        let Ancestor { lineage, last: inherited } = self.ancestors[0];
+        let before = Ancestor { lineage, last: inherited.min(last) };
+        Lineage { epoch, ancestors: [Ancestor { lineage: self.epoch, last }, before] }
     }
 
     /// The last record that logs of two lineages certainly have in common, if they have the same past; that of a lineage
@@ -71,6 +77,12 @@ mod tests {
         let sibling = second.continued(9, 110);
         assert_eq!((third.shares_with(sibling), sibling.shares_with(third)), (Some(110), Some(110)));
         assert_eq!(first.shares_with(Lineage::default()), None);
+        let shorter = second.continued(8, 90);
+        assert_eq!(
+            shorter.shares_with(first),
+            Some(90),
+            "it lacks some of what its former owner had inherited"
+        );
         assert_eq!(Lineage::new(4).continued(5, 0).shares_with(Lineage::default()), None);
     }
 }

@@ -273,6 +273,7 @@ impl World {
         self.serial += u64::from(self.layout() == Layout::Flash);
         let (id, planted) = (self.serial, self.planted);
         let Some(mut device) = self.nodes[node].flash.take() else { return };
+        // Also a copy that was being filled in place of a damaged one: it is none yet.
         let mut damaged = false;
         for place in 0..device.slots.len() {
             let slot = &mut device.slots[place];
@@ -298,6 +299,7 @@ impl World {
                             )
                         });
                     }
+                    damaged |= !recovered.state.complete;
                     slot.at_rest = found;
                     slot.torn = None;
                     slot.leased = true;
