@@ -324,6 +324,7 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     loop {
         tokio::time::sleep(pause).await;
         if !shared.is_trusted() && !hears(&shared).await {
+            shared.set_state(SessionState::Unconfirmed);
             pause = soon;
             continue;
         }

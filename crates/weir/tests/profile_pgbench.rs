@@ -157,7 +157,12 @@ fn pgbench_is_profiled_and_replayed() {
     rows.iter().for_each(|row| println!("{row}"));
     let of = |name: &str| rows.iter().find(|row| row["name"].as_str().unwrap().contains(name)).unwrap();
     assert!(of("IOPS")["original"].as_f64().unwrap() > 100.0, "{}", of("IOPS"));
-    for row in rows {
+    // How much is overwritten soon depends on when the database writes its checkpoints, which a replay does not know.
+    let promised = rows.iter().filter(|row| {
+        let name = row["name"].as_str().unwrap();
+        !name.contains("working set, MiB") && !name.contains("absorbed")
+    });
+    for row in promised {
         let difference = row["difference"].as_f64().unwrap_or(0.0);
         assert!(difference.abs() <= 10.0, "{row} in {:#}", Value::from(rows.clone()));
     }

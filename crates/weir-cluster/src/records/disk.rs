@@ -164,6 +164,10 @@ impl FromStr for Medium {
     }
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// What is in effect, beside what was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -190,7 +194,7 @@ pub struct DiskRecord {
     pub name: String,
     /// Drawn at random when the disk was made: tells it from an earlier one of its name, whose log may still be at rest
     /// somewhere. 0 for a disk of a Weir that knew no flash.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
     /// The volume it is in.
     pub volume: String,

@@ -29,7 +29,8 @@ fn head(profile: &Profile) -> Vec<(&'static str, String)> {
     let sampling = profile.sampling;
     let sample = match sampling.rate {
         rate if rate >= 1.0 => format!("every block that was used ({})", sampling.blocks),
-        rate => format!("{} blocks, 1 of {:.0}", sampling.blocks, 1.0 / rate),
+        rate if rate > 0.0 => format!("{} blocks, 1 of {:.0}", sampling.blocks, 1.0 / rate),
+        _ => "none".to_owned(),
     };
     let watched = match profile.seconds {
         0.0 => "times are not known".to_owned(),
