@@ -99,7 +99,7 @@ impl Peer {
 
 /// Bytes that are no frame, or a frame around any meta and data.
 fn garbage(source: &mut Source<'_>, peer: &mut Peer) {
-    let (framed, kind) = (source.byte() % 4 > 0, u16::from(source.byte() % 6));
+    let (framed, kind) = (source.byte() % 4 > 0, u16::from(source.byte() % 8));
     let (meta, data) = (usize::from(source.byte()), usize::from(source.byte()));
     let meta = source.bytes(meta).to_vec();
     let data = source.bytes(data).to_vec();
@@ -107,6 +107,7 @@ fn garbage(source: &mut Source<'_>, peer: &mut Peer) {
 }
 
 fn hello(source: &mut Source<'_>, peer: &mut Peer) {
+    let counted = u32::from(source.byte() % 3).into();
     let mut number = || source.number().into();
     let hello = Hello {
         epoch: number(),
@@ -116,6 +117,8 @@ fn hello(source: &mut Source<'_>, peer: &mut Peer) {
         before_lineage: number(),
         before_last: number(),
         freed: number(),
+        counted,
+        zero: 0.into(),
     };
     peer.frame(MessageKind::Hello as u16, hello.as_bytes(), &[]);
 }

@@ -119,13 +119,13 @@ impl Peers {
         &self.meter
     }
 
-    /// A connection to `node` stands: introduce ourselves.
+    /// A connection to `node`, whose copy the registry counts or does not, stands: introduce ourselves.
     pub fn connect(
         &mut self,
         reactor: &mut Reactor,
         node: String,
         fd: OwnedFd,
-        identity: Identity,
+        (identity, counted): (Identity, bool),
         log: &Log,
     ) -> io::Result<()> {
         self.drop_peer(reactor, &node);
@@ -133,7 +133,7 @@ impl Peers {
         self.next_slot = slot.wrapping_add(1);
         let token = Token { owner: self.owner, slot };
         let mut channel = Channel::new(fd, token, Some(log.region().clone()), &[], reactor)?;
-        let hello = Hello::new(identity.epoch, identity.lineage, log.freed());
+        let hello = Hello::new(identity.epoch, identity.lineage, log.freed(), counted);
         channel.queue(MessageKind::Hello as u16, hello.as_bytes(), &[]);
         let told = (identity.epoch, log.freed());
         self.peers.push(Peer {

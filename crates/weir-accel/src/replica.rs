@@ -26,8 +26,6 @@ pub struct Replica {
     complete: bool,
     /// Taken over by this node: obeys nobody any more.
     sealed: bool,
-    /// Found on flash, and no owner has recognised it since.
-    found: bool,
     planted: Planted,
 }
 
@@ -41,7 +39,6 @@ impl Replica {
             lineage: Lineage::default(),
             complete: false,
             sealed: false,
-            found: false,
             planted: Planted::default(),
         }
     }
@@ -56,7 +53,7 @@ impl Replica {
     #[must_use]
     pub fn recovered(log: Log, state: State) -> Replica {
         let State { epoch, lineage, complete, .. } = state;
-        Replica { epoch, lineage, complete, found: true, ..Replica::new(log) }
+        Replica { epoch, lineage, complete, ..Replica::new(log) }
     }
 
     /// The complete log of an owner that has handed the disk over: its successor may go on from it.
@@ -116,12 +113,11 @@ impl Replica {
         }
         let (lineage, freed) = (hello.lineage(), wire::sequence(hello.freed)?);
         let shared = lineage.shares_with(self.lineage);
-        if shared.is_none() && self.found && self.complete {
+        if shared.is_none() && hello.counted.get() == 1 && self.complete {
             // An owner that has started again and again since we met is a stranger. As long as the registry counts this copy it
             // must not be thrown away (P1); the owner drains its log and changes the set, then this node forgets the copy.
             return Err(WireError::OtherPast);
         }
-        self.found = false;
         self.epoch = self.epoch.max(epoch);
         self.sealed = false;
         if let Some(last) = shared.filter(|_| !self.planted.has(Bug::KeepUninherited)) {
@@ -224,7 +220,7 @@ mod tests {
     fn hello(epoch: u64, lineage: u64, inherited: (u64, u64), freed: u64) -> Hello {
         let ancestor = Ancestor { lineage: inherited.0, last: inherited.1 };
         let lineage = Lineage { epoch: lineage, ancestors: [ancestor, Ancestor::default()] };
-        Hello::new(epoch, lineage, freed)
+        Hello::new(epoch, lineage, freed, false)
     }
 
     fn batch(epoch: u64, first: u64, freed: u64, fills: &[u8]) -> (Batch, Vec<RecordHeader>, Vec<u8>) {
@@ -297,7 +293,8 @@ mod tests {
         let state = replica.state();
         let (log, _) = std::mem::replace(&mut replica, filled()).into_log();
         let mut found = Replica::recovered(log, state);
-        assert_eq!(found.hello(&hello(9, 9, (8, 20), 2)), Err(WireError::OtherPast));
+        let counted = Hello { counted: 1.into(), ..hello(9, 9, (8, 20), 2) };
+        assert_eq!(found.hello(&counted), Err(WireError::OtherPast));
         assert_eq!((found.epoch(), found.log().last(), found.is_complete()), (5, 3, true));
         assert_eq!(found.hello(&hello(9, 9, (5, 3), 0)), Ok(Verdict::Taken), "one that it knows");
     }
@@ -317,10 +314,10 @@ mod tests {
         let mut replica = filled();
         let own = Lineage::new(5);
         let next = own.continued(6, 2).continued(7, 9);
-        assert_eq!(replica.hello(&Hello::new(7, next, 1)), Ok(Verdict::Taken));
+        assert_eq!(replica.hello(&Hello::new(7, next, 1, false)), Ok(Verdict::Taken));
         assert_eq!((replica.log().last(), replica.is_complete()), (2, true));
         let mut replica = filled();
-        assert_eq!(replica.hello(&Hello::new(8, next.continued(8, 9), 1)), Ok(Verdict::Taken));
+        assert_eq!(replica.hello(&Hello::new(8, next.continued(8, 9), 1, false)), Ok(Verdict::Taken));
         assert!(!replica.is_complete(), "more than two generations: everything anew");
     }
 }

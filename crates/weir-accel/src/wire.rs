@@ -21,8 +21,9 @@ pub const SEQUENCE_LIMIT: u64 = 1 << 61;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum MessageKind {
-    /// Owner to replica, first on every connection: [`Hello`]. (1 was a Hello that knew one ancestor only.)
-    Hello = 5,
+    /// Owner to replica, first on every connection: [`Hello`]. (1 was a Hello that knew one ancestor only, 5 one that did not
+    /// say whether the copy counts.)
+    Hello = 6,
     /// Replica to owner, the answer to a Hello and to every batch: [`Confirm`].
     Confirm = 2,
     /// Owner to replica: [`Batch`], its [`RecordHeader`]s, and their data behind each other.
@@ -40,7 +41,7 @@ impl MessageKind {
     }
 }
 
-/// An owner introduces itself and the log that it wants to replicate. 56 bytes.
+/// An owner introduces itself and the log that it wants to replicate. 64 bytes.
 ///
 /// | offset | size | field |
 /// |---|---|---|
@@ -51,6 +52,8 @@ impl MessageKind {
 /// | 32 | 8 | lineage before that one, 0 if none is known |
 /// | 40 | 8 | last record inherited from that |
 /// | 48 | 8 | last record freed: the copy begins behind it |
+/// | 56 | 4 | 1 when the registry counts the replica's copy, else 0 |
+/// | 60 | 4 | zero |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
@@ -68,12 +71,17 @@ pub struct Hello {
     pub before_last: U64,
     /// See the table.
     pub freed: U64,
+    /// See the table.
+    pub counted: U32,
+    /// Zero.
+    pub zero: U32,
 }
 
 impl Hello {
-    /// From an owner in `epoch` with a log of this lineage that has freed its records up to `freed`.
+    /// From an owner in `epoch` with a log of this lineage that has freed its records up to `freed`, to a node whose copy the
+    /// registry counts or does not.
     #[must_use]
-    pub fn new(epoch: u64, lineage: Lineage, freed: u64) -> Hello {
+    pub fn new(epoch: u64, lineage: Lineage, freed: u64, counted: bool) -> Hello {
         let [inherited, before] = lineage.ancestors;
         Hello {
             epoch: epoch.into(),
@@ -83,6 +91,8 @@ impl Hello {
             before_lineage: before.lineage.into(),
             before_last: before.last.into(),
             freed: freed.into(),
+            counted: u32::from(counted).into(),
+            zero: 0.into(),
         }
     }
 
@@ -291,13 +301,13 @@ mod tests {
 
     #[test]
     fn golden_layouts() {
-        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [56, 32, 32]);
+        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [64, 32, 32]);
         assert_eq!([size_of::<RecordHeader>(), size_of::<Refuse>()], [20, 8]);
-        let hello = Hello::new(7, Lineage::new(1).continued(2, 10).continued(3, 20), 15);
+        let hello = Hello::new(7, Lineage::new(1).continued(2, 10).continued(3, 20), 15, true);
         #[rustfmt::skip]
         assert_eq!(hello.as_bytes(), [
             7,0,0,0,0,0,0,0, 3,0,0,0,0,0,0,0, 2,0,0,0,0,0,0,0, 20,0,0,0,0,0,0,0,
-            1,0,0,0,0,0,0,0, 10,0,0,0,0,0,0,0, 15,0,0,0,0,0,0,0,
+            1,0,0,0,0,0,0,0, 10,0,0,0,0,0,0,0, 15,0,0,0,0,0,0,0, 1,0,0,0, 0,0,0,0,
         ]);
         assert_eq!(hello.lineage(), Lineage::new(1).continued(2, 10).continued(3, 20));
         let head =

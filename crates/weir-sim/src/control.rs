@@ -295,7 +295,7 @@ impl World {
 fn unsealed(epoch: u64, lineage: Lineage, log: &Log) -> Replica {
     let mut replica = Replica::new(Log::new(LOG, 1).expect("memory"));
     let freed = log.freed();
-    replica.hello(&Hello::new(epoch, lineage, freed)).expect("valid");
+    replica.hello(&Hello::new(epoch, lineage, freed, false)).expect("valid");
     let records: Vec<_> = log.range(0, log.last()).collect();
     let headers: Vec<_> = records.iter().map(|(_, record)| RecordHeader::of(record)).collect();
     let data: Vec<u8> = records.iter().flat_map(|(_, record)| log.data(record)).copied().collect();

@@ -10,7 +10,7 @@ use weir_accel::wire::{Batch, Hello, RecordHeader};
 use weir_accel::{Configuration, Layout, Log, Record, RecordKind};
 use weir_block::Nanos;
 
-use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE};
+use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE, name};
 
 /// Most records in one batch: few, so that many batches are under way.
 const BATCH: usize = 3;
@@ -147,7 +147,8 @@ impl OwnerProcess {
         let told = (epoch, self.log.freed());
         let channel = Channel { node, connection, joined: false, since: now, next: 0, told, complete: false };
         self.channels.push(channel);
-        Message::Hello(Hello::new(epoch, self.lineage, self.log.freed()))
+        let counted = self.owner.configuration().replicas.contains(&name(node));
+        Message::Hello(Hello::new(epoch, self.lineage, self.log.freed(), counted))
     }
 
     /// The first confirmation says where to begin.

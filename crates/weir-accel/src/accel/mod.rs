@@ -193,7 +193,8 @@ impl<L: Destage> Accel<L> {
         if self.gone || self.owner.is_fenced() {
             return;
         }
-        if let Err(error) = self.peers.connect(reactor, node, fd, self.identity, &self.log) {
+        let counted = self.owner.configuration().replicas.contains(&node);
+        if let Err(error) = self.peers.connect(reactor, node, fd, (self.identity, counted), &self.log) {
             tracing::warn!(%error, "connection to a peer cannot be used");
             self.events.push(OwnerEvent::PeerUnavailable);
         }

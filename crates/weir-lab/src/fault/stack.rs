@@ -17,8 +17,8 @@ pub const DISK: &str = "d1";
 /// The disk's size, in bytes.
 pub const SIZE: u64 = 64 << 20;
 
-/// The write log of each node, in bytes: small, so that it is soon empty between two runs.
-const LOG: u64 = 4 << 20;
+/// The write log of each node, in bytes: as small as may be, so that it is soon empty between two runs.
+const LOG: u64 = 64 << 20;
 
 /// A lab with the disk [`DISK`] open on its first node. Ends, and leaves nothing, when dropped.
 #[derive(Debug)]
