@@ -16,7 +16,7 @@ fn text(output: &Output) -> &str {
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     // Odd: logs in RAM; even: on flash.
-    for seed in [7, 9, 2, 4] {
+    for seed in [7, 9, 2, 6] {
         let first = run(seed, None, true);
         assert!(first.trace.len() > 500, "a run of some length");
         assert_eq!(first.trace, run(seed, None, true).trace);
