@@ -182,7 +182,7 @@ fn events(reactor: &mut Reactor) -> Vec<Event> {
 /// The adversary is an owner, or several.
 fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
     let id = reactor.new_owner();
-    let mut host = ReplicaHost::new(id, LOG).expect("memory");
+    let mut host = ReplicaHost::new(id, LOG, None).expect("memory");
     let mut peers: Vec<Peer> = Vec::new();
     for _ in 0..STEPS {
         if source.is_empty() {
@@ -210,13 +210,13 @@ fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
         }
         for event in events(reactor) {
             if event.token.owner == id {
-                host.on_event(&event);
+                host.on_event(event);
             }
         }
         while host.advance(reactor) {}
         check(host.replica().log());
     }
-    let Inheritance::Replica { log, .. } = host.inherit(reactor) else {
+    let (Inheritance::Replica { log, .. }, _) = host.inherit(reactor) else {
         unreachable!("a host has a replica")
     };
     check(&log);
@@ -300,7 +300,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
     };
     let lower = Metered::new("backing", Nothing::default());
     let config = AccelConfig::standalone(LOG);
-    let mut accel = Accel::new(config, configuration, Inheritance::Nothing, true, lower, id).expect("memory");
+    let mut accel = Accel::new(config, configuration, Inheritance::Nothing, true, lower, id, None).expect("memory");
     let (mut peers, mut done, mut confirmed): (Vec<Peer>, Vec<Completion>, bool) = Default::default();
     let mut next = 0;
     for _ in 0..STEPS {
