@@ -182,7 +182,7 @@ fn events(reactor: &mut Reactor) -> Vec<Event> {
 /// The adversary is an owner, or several.
 fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
     let id = reactor.new_owner();
-    let mut host = ReplicaHost::new(id, LOG, None).expect("memory");
+    let mut host = ReplicaHost::new(id, LOG, None, source.number()).expect("memory");
     let mut peers: Vec<Peer> = Vec::new();
     for _ in 0..STEPS {
         if source.is_empty() {
@@ -191,9 +191,7 @@ fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
         match source.byte() % 8 {
             0 => {
                 let (peer, fd) = Peer::new();
-                let length = usize::from(source.byte() % 8);
-                let early = source.bytes(length).to_vec();
-                host.attach(reactor, "adversary".into(), fd, &early).expect("a socket");
+                host.attach(reactor, "adversary".into(), fd).expect("a socket");
                 peers.push(peer);
             }
             1 => drop(peers.pop()),

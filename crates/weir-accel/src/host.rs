@@ -50,14 +50,20 @@ pub struct ReplicaHost {
 }
 
 impl ReplicaHost {
-    /// A replica with an empty log, in memory or on flash; events of its connections go to `owner`.
+    /// A replica with an empty log, in memory or on flash; events of its connections go to `owner`. `known_epoch` is that of
+    /// the disk's record: owners below begin nothing here ([`Replica::new`]).
     ///
     /// # Errors
     /// No memory for the log's arena.
-    pub fn new(owner: OwnerId, log_bytes: u64, store: Option<FlashStore>) -> io::Result<ReplicaHost> {
+    pub fn new(
+        owner: OwnerId,
+        log_bytes: u64,
+        store: Option<FlashStore>,
+        known_epoch: u64,
+    ) -> io::Result<ReplicaHost> {
         let layout = if store.is_some() { Layout::Flash } else { Layout::Memory };
         let log = Log::with_layout(layout, log_bytes.max(AccelConfig::SMALLEST_LOG), 1)?;
-        Ok(ReplicaHost::holding(owner, Replica::new(log), store))
+        Ok(ReplicaHost::holding(owner, Replica::new(log, known_epoch), store))
     }
 
     /// A replica that there is already; events of its connections go to `owner`.
@@ -90,17 +96,11 @@ impl ReplicaHost {
         self.sessions.iter().any(|session| session.greeted && !session.ended)
     }
 
-    /// An owner (or who thinks that it is) has connected. `received` was read from the connection already.
+    /// An owner (or who thinks that it is) has connected.
     ///
     /// # Errors
     /// The connection cannot be used.
-    pub fn attach(
-        &mut self,
-        reactor: &mut Reactor,
-        node: String,
-        fd: OwnedFd,
-        received: &[u8],
-    ) -> io::Result<()> {
+    pub fn attach(&mut self, reactor: &mut Reactor, node: String, fd: OwnedFd) -> io::Result<()> {
         if let Some(error) = self.store_error() {
             return Err(io::Error::other(format!("this node's flash has failed: {error}")));
         }
@@ -111,7 +111,7 @@ impl ReplicaHost {
         }
         let slot = self.next_slot;
         self.next_slot = self.next_slot.wrapping_add(1);
-        let channel = Channel::new(fd, Token { owner: self.owner, slot }, None, received, reactor)?;
+        let channel = Channel::new(fd, Token { owner: self.owner, slot }, None, &[], reactor)?;
         self.sessions.push(Session { slot, node, channel, greeted: false, told: None, ended: false });
         Ok(())
     }

@@ -21,6 +21,8 @@ pub struct Replica {
     log: Log,
     /// The highest epoch seen; everything below is refused (P2).
     epoch: u64,
+    /// An empty copy is not begun for an owner below this.
+    begins_at: u64,
     lineage: Lineage,
     /// Holds every record that was live when the owner said so, and all that followed.
     complete: bool,
@@ -30,12 +32,17 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// A replica with an empty log.
+    /// A replica with an empty log. `known_epoch` is that of the disk's record when it is made.
+    ///
+    /// An empty copy has seen no epoch, but its node may have had another one, now lost or unreadable, that the registry
+    /// counts. A stale owner that filled this one would leave something that looks like it and lacks what was acknowledged
+    /// since (P1, P2).
     #[must_use]
-    pub fn new(log: Log) -> Replica {
+    pub fn new(log: Log, known_epoch: u64) -> Replica {
         Replica {
             log,
             epoch: 0,
+            begins_at: known_epoch,
             lineage: Lineage::default(),
             complete: false,
             sealed: false,
@@ -53,13 +60,13 @@ impl Replica {
     #[must_use]
     pub fn recovered(log: Log, state: State) -> Replica {
         let State { epoch, lineage, complete, .. } = state;
-        Replica { epoch, lineage, complete, ..Replica::new(log) }
+        Replica { epoch, lineage, complete, ..Replica::new(log, 0) }
     }
 
     /// The complete log of an owner that has handed the disk over: its successor may go on from it.
     #[must_use]
     pub fn of_former_owner(log: Log, epoch: u64, lineage: Lineage) -> Replica {
-        Replica { epoch, lineage, complete: true, ..Replica::new(log) }
+        Replica { epoch, lineage, complete: true, ..Replica::new(log, 0) }
     }
 
     /// The records.
@@ -110,6 +117,10 @@ impl Replica {
         let epoch = hello.epoch.get();
         if self.refuses(epoch) {
             return Ok(Verdict::Refused(self.epoch));
+        }
+        // Not a refusal, which would end the owner: it may be the right one whose own change of the record is news to it still.
+        if epoch < self.begins_at && self.epoch == 0 && !self.planted.has(Bug::IgnoreEpoch) {
+            return Err(WireError::Outdated { epoch, known: self.begins_at });
         }
         let (lineage, freed) = (hello.lineage(), wire::sequence(hello.freed)?);
         let shared = lineage.shares_with(self.lineage);
@@ -243,7 +254,7 @@ mod tests {
     }
 
     fn filled() -> Replica {
-        let mut replica = Replica::new(Log::new(2 << 20, 1).expect("memory"));
+        let mut replica = Replica::new(Log::new(2 << 20, 1).expect("memory"), 5);
         assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Ok(Verdict::Taken));
         let (head, headers, data) = batch(5, 1, 0, &[1, 2, 3]);
         assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Taken));
@@ -272,6 +283,15 @@ mod tests {
         assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Refused(5)));
         assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Ok(Verdict::Refused(5)));
         assert_eq!(replica.hello(&hello(6, 6, (5, 3), 0)), Ok(Verdict::Taken));
+    }
+
+    #[test]
+    fn an_empty_copy_is_not_begun_for_an_owner_that_is_over() {
+        let mut replica = Replica::new(Log::new(2 << 20, 1).expect("memory"), 7);
+        let outdated = Err(WireError::Outdated { epoch: 6, known: 7 });
+        assert_eq!(replica.hello(&hello(6, 6, (0, 0), 0)), outdated);
+        assert_eq!((replica.epoch(), replica.is_complete()), (0, false));
+        assert_eq!(replica.hello(&hello(7, 7, (0, 0), 0)), Ok(Verdict::Taken));
     }
 
     #[test]

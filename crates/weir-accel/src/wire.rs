@@ -224,6 +224,14 @@ pub enum WireError {
         "this node's copy of the log is of another past; it is given up when the registry does not count it any more"
     )]
     OtherPast,
+    /// An empty copy is to be begun for an owner whose epoch is over already, as the registry's record says.
+    #[error("an owner of epoch {epoch} wants a new copy, and the registry was at epoch {known} before")]
+    Outdated {
+        /// The owner's.
+        epoch: u64,
+        /// The record's, as this node has last heard it.
+        known: u64,
+    },
 }
 
 impl RecordHeader {

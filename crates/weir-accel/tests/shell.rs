@@ -580,10 +580,10 @@ fn flood(host: &mut ReplicaHost, reactor: &mut Reactor, stream: &mut UnixStream,
 fn who_does_not_take_answers_is_not_listened_to() {
     let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
     let id = reactor.new_owner();
-    let mut host = ReplicaHost::new(id, LOG, None).unwrap();
+    let mut host = ReplicaHost::new(id, LOG, None, 0).unwrap();
     let (mut stream, theirs) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
-    host.attach(&mut reactor, "adversary".into(), theirs.into(), &[]).unwrap();
+    host.attach(&mut reactor, "adversary".into(), theirs.into()).unwrap();
     let mut hello = Hello::new_zeroed();
     (hello.epoch, hello.lineage) = (1.into(), 1.into());
     let mut bytes = Vec::new();

@@ -93,7 +93,7 @@ impl Pair {
     fn start_host(&mut self) {
         self.host_id = self.reactor.new_owner();
         let store = self.empty_store(1);
-        self.host = Some(ReplicaHost::new(self.host_id, LOG, store).unwrap());
+        self.host = Some(ReplicaHost::new(self.host_id, LOG, store, 0).unwrap());
     }
 
     /// What a node finds on its flash when it starts again.
@@ -154,7 +154,7 @@ impl Pair {
                 let (ours, theirs) = UnixStream::pair().unwrap();
                 accel.peer_connected(&mut self.reactor, "b".into(), OwnedFd::from(ours));
                 let host = self.host.as_mut().unwrap();
-                host.attach(&mut self.reactor, "a".into(), OwnedFd::from(theirs), &[]).unwrap();
+                host.attach(&mut self.reactor, "a".into(), OwnedFd::from(theirs)).unwrap();
             }
             AccelNotice::WantPeer { .. } => accel.peer_unavailable(String::new()),
             AccelNotice::WantConfiguration { epoch, replicas, write_back } => {

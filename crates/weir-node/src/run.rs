@@ -343,10 +343,10 @@ async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
         Some(record) => record,
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
     };
-    let medium = log_medium(&record);
+    let (medium, known_epoch) = (log_medium(&record), record.epoch);
     // Held until the shard has been told, so that no other log is promised the same room.
     let _place = node.room.admit(node, &disk).await?;
-    let command = Command::Replicate { disk: disk.clone(), medium, owner, fd, received: Vec::new() };
+    let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, fd };
     node.shards.send(&disk, command).await;
     Ok(())
 }

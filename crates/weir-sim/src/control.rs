@@ -293,7 +293,7 @@ impl World {
 
 /// A replica with the same content that does not know of the takeover.
 fn unsealed(epoch: u64, lineage: Lineage, log: &Log) -> Replica {
-    let mut replica = Replica::new(Log::new(LOG, 1).expect("memory"));
+    let mut replica = Replica::new(Log::new(LOG, 1).expect("memory"), 0);
     let freed = log.freed();
     replica.hello(&Hello::new(epoch, lineage, freed, false)).expect("valid");
     let records: Vec<_> = log.range(0, log.last()).collect();

@@ -164,6 +164,7 @@ impl World {
             }
             _ if !open && !self.connections[connection].greeted => return,
             Message::Hello(_) if !self.may_attach(process.node) => return self.cut(connection),
+            Message::Hello(_) if self.known_epoch(process.node).is_none() => return self.cut(connection),
             Message::Hello(hello) => self.hello(connection, hello),
             Message::Batch(head, headers, data) if self.connections[connection].greeted => {
                 let Some(replica) = &mut self.nodes[process.node].replica else { return };
@@ -189,6 +190,7 @@ impl World {
                 self.note(|| format!("n{} gives a connection up: {error}", process.node));
                 let injected = match error {
                     WireError::Checksum(_) => self.corrupted > 0,
+                    WireError::Outdated { .. } => true,
                     WireError::OtherPast => self.nodes[process.node].flash.is_some(),
                     _ => false,
                 };
@@ -207,7 +209,8 @@ impl World {
         if self.nodes[process.node].replica.is_none() {
             self.take_store(process.node);
             let log = Log::with_layout(layout, LOG + (1 << 20), 1).expect("memory");
-            let mut replica = Replica::new(log);
+            let known_epoch = self.known_epoch(process.node).unwrap_or(u64::MAX);
+            let mut replica = Replica::new(log, known_epoch);
             replica.plant(planted);
             self.nodes[process.node].replica = Some(replica);
         }
@@ -229,6 +232,14 @@ impl World {
             }
         }
         Ok(verdict)
+    }
+
+    /// The epoch of the record as this node knows it: one that has heard nothing since it started asks the registry.
+    fn known_epoch(&self, node: usize) -> Option<u64> {
+        match self.nodes[node].view.epoch {
+            0 => self.reaches_registry(node).then_some(self.registry.record.epoch),
+            epoch => Some(epoch),
+        }
     }
 
     fn confirm(&self, process: Process) -> Confirm {

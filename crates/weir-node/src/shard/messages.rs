@@ -96,8 +96,8 @@ pub enum Command {
     PeerConnected { disk: String, node: String, fd: OwnedFd },
     /// No connection to `node` can be had (or no node at all, when `node` is empty).
     PeerUnavailable { disk: String, node: String, reason: String },
-    /// An owner has connected to this node to replicate `disk` here. `received` is what was read beyond the greeting.
-    Replicate { disk: String, medium: LogMedium, owner: String, fd: OwnedFd, received: Vec<u8> },
+    /// An owner has connected to this node to replicate `disk` here. `known_epoch` is that of the disk's record.
+    Replicate { disk: String, medium: LogMedium, known_epoch: u64, owner: String, fd: OwnedFd },
     /// A log of this disk is at rest on this node's flash: read it, and keep it as a replica.
     Recover { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// Whether a complete copy of the disk's log is here, as a replica.

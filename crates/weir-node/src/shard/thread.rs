@@ -195,8 +195,8 @@ impl ShardThread {
                     one.accel().peer_connected(&mut self.reactor, node, fd);
                 }
             }
-            Command::Replicate { disk, medium, owner, fd, received } => {
-                self.replicate(disk, medium, owner, fd, &received);
+            Command::Replicate { disk, medium, known_epoch, owner, fd } => {
+                self.replicate(disk, medium, known_epoch, owner, fd);
             }
             Command::Recover { disk, done } => {
                 let recovered = self.recover(disk);

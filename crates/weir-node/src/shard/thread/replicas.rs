@@ -182,28 +182,29 @@ impl ShardThread {
         &mut self,
         disk: String,
         medium: LogMedium,
+        known_epoch: u64,
         owner: String,
         fd: OwnedFd,
-        received: &[u8],
     ) {
         if self.find(&disk).is_some_and(|one| !one.is_let_go()) {
             // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
             tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
             return;
         }
-        let slot = match self.replica_of(&disk).map_or_else(|| self.new_replica(&disk, medium), Ok) {
+        let found = self.replica_of(&disk);
+        let slot = match found.map_or_else(|| self.new_replica(&disk, medium, known_epoch), Ok) {
             Ok(slot) => slot,
             Err(error) => return tracing::error!(disk, error, "this node cannot keep a replica"),
         };
-        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd, received) {
+        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd) {
             tracing::warn!(%error, "replication connection cannot be used");
         }
     }
 
-    fn new_replica(&mut self, disk: &str, medium: LogMedium) -> Result<usize, String> {
+    fn new_replica(&mut self, disk: &str, medium: LogMedium, known_epoch: u64) -> Result<usize, String> {
         let store = self.empty_store(disk, medium)?;
         let id = self.reactor.new_owner();
-        let host = ReplicaHost::new(id, self.config.log_bytes, store)
+        let host = ReplicaHost::new(id, self.config.log_bytes, store, known_epoch)
             .map_err(|error| format!("no memory for a replica's log: {error}"))?;
         Ok(self.keep(disk.to_owned(), host, id))
     }
