@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
-use support::behaviour::{Loss, fill_copy, fill_log, lose_replica, neighbours};
+use support::behaviour::{Backlog, Loss, fill_copy, fill_log, lose_replica, neighbours};
 use support::guest_load::Shape;
 use support::picture;
 
@@ -65,8 +65,11 @@ fn main() {
         What::Heal { dirty } => {
             for policy in ["write-back+1", "write-back+2"] {
                 for loss in [Loss::Killed, Loss::CutOff] {
-                    print(output, "a replica is lost", &lose_replica(policy, loss, seed));
+                    let lost = lose_replica(policy, loss, Backlog::Whatever, seed);
+                    print(output, "a replica is lost", &lost);
                 }
+                let lost = lose_replica(policy, Loss::Killed, Backlog::Large(20 << 20), seed);
+                print(output, "a replica is lost, and a third of the log has to be copied", &lost);
             }
             for depth in [1, 4, 16] {
                 let shape = Shape { depth, read_percent: 0, rate: None };

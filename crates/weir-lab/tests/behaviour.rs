@@ -8,36 +8,44 @@ mod support;
 use std::time::Duration;
 
 use common::{alone, seed};
-use support::behaviour::{Filling, Loss, fill_copy, fill_log, lose_replica, neighbours};
+use support::behaviour::{Backlog, Filling, Healed, Loss, fill_copy, fill_log, lose_replica, neighbours};
 use support::guest_load::Shape;
 
 /// Longest stall after the loss of a replica, in milliseconds. Default settings take a silent one for lost after 1 s.
 const LONGEST_STALL: f64 = 2000.0;
 
-fn a_lost_replica(policy: &str, loss: Loss) {
+fn a_lost_replica(policy: &str, loss: Loss, backlog: Backlog) -> Healed {
     let _turn = alone();
-    let healed = lose_replica(policy, loss, seed());
+    let healed = lose_replica(policy, loss, backlog, seed());
     eprintln!("{healed:?}");
     assert!(healed.longest_stall_ms < LONGEST_STALL, "{healed:?}");
     assert!(healed.dirty_bytes > 0, "there was something to copy: {healed:?}");
     if loss == Loss::CutOff {
         assert!(healed.longest_stall_ms > 500.0, "nobody noticed: {healed:?}");
     }
+    healed
 }
 
 #[test]
 fn a_killed_replica_is_replaced() {
-    a_lost_replica("write-back+1", Loss::Killed);
+    a_lost_replica("write-back+1", Loss::Killed, Backlog::Whatever);
 }
 
 #[test]
 fn a_replica_that_is_cut_off_is_replaced() {
-    a_lost_replica("write-back+1", Loss::CutOff);
+    a_lost_replica("write-back+1", Loss::CutOff, Backlog::Whatever);
 }
 
 #[test]
 fn one_of_two_replicas_that_is_cut_off_is_replaced() {
-    a_lost_replica("write-back+2", Loss::CutOff);
+    a_lost_replica("write-back+2", Loss::CutOff, Backlog::Whatever);
+}
+
+/// A third of the log has to be copied before writes go on; the guest hardly feels it.
+#[test]
+fn a_replica_with_a_large_backlog_is_replaced() {
+    let healed = a_lost_replica("write-back+1", Loss::Killed, Backlog::Large(20 << 20));
+    assert!(healed.dirty_bytes > 16 << 20 && healed.kept > 0.7, "{healed:?}");
 }
 
 /// The guest goes on while a copy is filled; which part of its throughput it keeps depends on who else uses the machine.

@@ -51,23 +51,48 @@ pub struct Healed {
     pub longest_stall_ms: f64,
     /// From the loss until the requested policy was in effect again, on complete copies.
     pub restored_ms: f64,
-    /// Answers of a second before the loss, and in as long a time after the stall.
+    /// Answers of a second before the loss, in the two seconds that begin with it, and in two after the copy.
     pub iops_before: f64,
+    pub iops_around: f64,
     pub iops_after: f64,
+    /// Of what was answered before the loss, the part that was in the two seconds that begin with it: stall, copy and all.
+    pub kept: f64,
+}
+
+/// What is in the log when a replica is lost.
+#[derive(Clone, Copy, Debug)]
+pub enum Backlog {
+    /// What a guest leaves there that writes as fast as it can.
+    Whatever,
+    /// At least so many bytes, in front of a backing that takes hardly anything; the guest writes at a steady rate, so that the
+    /// log does not become so full meanwhile that writes are admitted more slowly.
+    Large(u64),
 }
 
 /// A replica is lost under load, with default settings; nodes are enough to replace it.
-pub fn lose_replica(policy: &str, loss: Loss, seed: u64) -> Healed {
+pub fn lose_replica(policy: &str, loss: Loss, backlog: Backlog, seed: u64) -> Healed {
     const BEFORE: Duration = Duration::from_secs(2);
     let nodes = if policy == "write-back+2" { 4 } else { 3 };
-    let mut bench = Bench::up(nodes, policy, |config| {
+    let filesystem = SmallFilesystem::mount(2 * SIZE);
+    let mut bench = Bench::up_on(&filesystem.path(), nodes, policy, |config| {
         defaults(config);
         config.network = true;
     });
     let victim = bench.wait_effective().replicas[0].clone();
     // Those who know nothing better would be asked for long.
     let owner = bench.lab.client(&bench.owner()).unwrap();
-    let load = GuestLoad::start(&uri(&bench, DISK), WRITER, seed);
+    let _throttle = match backlog {
+        Backlog::Whatever => None,
+        Backlog::Large(_) => Some(throttle(&bench, &filesystem, MIB)),
+    };
+    let shape = match backlog {
+        Backlog::Whatever => WRITER,
+        Backlog::Large(bytes) => {
+            fill_to(&bench, bytes, seed + 1);
+            Shape { rate: Some(500), ..WRITER }
+        }
+    };
+    let load = GuestLoad::start(&uri(&bench, DISK), shape, seed);
     let began = Nanos::now();
     thread::sleep(BEFORE);
     let dirty_bytes = detail(&bench).0;
@@ -86,15 +111,27 @@ pub fn lose_replica(policy: &str, loss: Loss, seed: u64) -> Healed {
     let restored = Nanos::now();
     thread::sleep(BEFORE);
     let timeline = load.finish();
+    let (iops_before, iops_around) = (timeline.rate(began, lost), timeline.rate(lost, lost + BEFORE));
     Healed {
         policy: policy.into(),
         loss,
         dirty_bytes,
         longest_stall_ms: ms(timeline.longest_stall()),
         restored_ms: ms(restored - lost),
-        iops_before: timeline.rate(began, lost),
+        iops_before,
+        iops_around,
         iops_after: timeline.rate(restored, restored + BEFORE),
+        kept: iops_around / iops_before,
     }
+}
+
+/// Writes until so much is dirty.
+fn fill_to(bench: &Bench, dirty: u64, seed: u64) {
+    let load = GuestLoad::start(&uri(bench, DISK), WRITER, seed);
+    while detail(bench).0 < dirty {
+        thread::sleep(Duration::from_millis(20));
+    }
+    load.finish();
 }
 
 /// What came of a copy that was filled beside live writes.
@@ -124,11 +161,7 @@ pub fn fill_copy(shape: Shape, dirty: u64, seed: u64) -> Filled {
         config.log = Size(4 << 30);
     });
     let throttle = throttle(&bench, &filesystem, MIB);
-    let load = GuestLoad::start(&uri(&bench, DISK), Shape { rate: None, ..WRITER }, seed);
-    while detail(&bench).0 < dirty {
-        thread::sleep(Duration::from_millis(20));
-    }
-    load.finish();
+    fill_to(&bench, dirty, seed);
     let load = GuestLoad::start(&uri(&bench, DISK), shape, seed + 1);
     thread::sleep(Duration::from_millis(300));
     let before = Nanos::now();
