@@ -43,6 +43,8 @@ fn all_killed(nodes: usize, policy: &str, order: &[&str]) {
         history = load.into_history();
         bench.wait_effective();
     }
+    let detail = bench.wait(|view| view.owner.is_some()).detail.unwrap();
+    assert!(detail.destage.flash_bytes > 0, "the flash was written to: {detail:?}");
     bench.check_backing(&mut history);
 }
 

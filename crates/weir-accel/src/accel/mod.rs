@@ -391,6 +391,7 @@ impl<L: Destage> Accel<L> {
             checkpoint_age_ms: self.destager.completed_at().map(|at| ms(now - at)),
             destaged_bytes: self.destager.destaged(),
             coalesced_bytes: self.destager.coalesced(),
+            flash_bytes: self.store.as_ref().map_or(0, |store| store.meter().kind(RequestKind::Write).bytes),
             depth: self.destager.depth(),
         }
     }

@@ -65,6 +65,51 @@ pub struct DestageStatus {
     pub destaged_bytes: u64,
     /// Of those, bytes that need not be written because they were overwritten within their checkpoint.
     pub coalesced_bytes: u64,
+    /// Bytes written to this node's flash for this disk since it was opened here: records, and what frames them.
+    pub flash_bytes: u64,
     /// Writes that a checkpoint keeps in flight.
     pub depth: usize,
+}
+
+impl DestageStatus {
+    /// Bytes of the log for each byte that was written to the backing, 1 or more: what coalescing saves. Absent before
+    /// anything was written, and while all was overwritten.
+    #[must_use]
+    pub fn coalescing_ratio(&self) -> Option<f64> {
+        let written = self.destaged_bytes.checked_sub(self.coalesced_bytes).filter(|written| *written > 0)?;
+        Some(self.destaged_bytes as f64 / written as f64)
+    }
+
+    /// Bytes written to this node's flash for each byte of the log, of which `dirty` are not destaged. Absent without
+    /// either.
+    #[must_use]
+    pub fn flash_write_amplification(&self, dirty: u64) -> Option<f64> {
+        let logged = self.destaged_bytes + dirty;
+        (self.flash_bytes > 0 && logged > 0).then(|| self.flash_bytes as f64 / logged as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_absent_before_there_is_anything_to_compare() {
+        let none = DestageStatus::default();
+        assert_eq!((none.coalescing_ratio(), none.flash_write_amplification(0)), (None, None));
+        let all_overwritten = DestageStatus { destaged_bytes: 9, coalesced_bytes: 9, ..none };
+        assert_eq!(all_overwritten.coalescing_ratio(), None);
+    }
+
+    #[test]
+    fn a_byte_of_the_log_costs_the_backing_less_and_the_flash_more() {
+        let some = DestageStatus {
+            destaged_bytes: 300,
+            coalesced_bytes: 100,
+            flash_bytes: 600,
+            ..Default::default()
+        };
+        assert_eq!(some.coalescing_ratio(), Some(1.5));
+        assert_eq!(some.flash_write_amplification(100), Some(1.5));
+    }
 }

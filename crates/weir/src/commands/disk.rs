@@ -140,6 +140,13 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         about(destage.destaged_bytes),
         about(destage.coalesced_bytes)
     );
+    // What the backing gets for each byte that guests wrote is the inverse of the coalescing ratio.
+    let amplification = |flash: Option<f64>| {
+        let backing = destage.coalescing_ratio().map(|ratio| format!("{:.2} to the storage", 1.0 / ratio));
+        let flash = flash.map(|ratio| format!("{ratio:.2} to this node's flash"));
+        let known: Vec<String> = backing.into_iter().chain(flash).collect();
+        if known.is_empty() { "nothing written yet".to_owned() } else { known.join(", ") }
+    };
     let of = |used: u64, all: u64| format!("{} of {}", about(used), about(all));
     vec![
         (
@@ -154,6 +161,13 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ("time to clean", time(destage.time_to_clean_ms, "unknown: nothing reaches the storage")),
         ("last checkpoint", time(destage.checkpoint_age_ms, "none yet")),
         ("destage", rate),
+        (
+            "coalescing",
+            destage
+                .coalescing_ratio()
+                .map_or_else(|| "nothing written yet".to_owned(), |ratio| format!("{ratio:.2} : 1")),
+        ),
+        ("write amplification", amplification(destage.flash_write_amplification(detail.dirty_bytes))),
         ("clients", detail.clients.to_string()),
         ("in flight", detail.in_flight.to_string()),
     ]
