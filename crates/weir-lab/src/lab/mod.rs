@@ -1,10 +1,12 @@
 //! The lab: one registry and several nodes, each a process of its own.
 
+mod config;
+mod start;
+
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::net::UnixStream;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
@@ -15,13 +17,12 @@ use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
 use weir_node::api::{ApiErrorKind, NodeStatus};
 use weir_node::client::Client;
-use weir_node::config::{
-    ApiConfig, Config, FlashConfig, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
-};
-use weir_node::units::{Period, Size};
 
+use self::config::prepare;
+pub use self::config::{LabConfig, LabFlash};
+use self::start::{make_network, start_registry, wait_until};
 use crate::error::LabError;
-use crate::network::{self, Network};
+use crate::network::Network;
 use crate::process::{ProcessId, ProcessState, spawn};
 
 /// Most nodes of one lab.
@@ -30,92 +31,8 @@ pub const MOST_NODES: usize = 16;
 /// What stands for the registry where a node can be named.
 pub const REGISTRY: &str = "registry";
 
-/// Longest path of a Unix socket, in bytes, with the zero at its end (unix(7)).
-const LONGEST_SOCKET_PATH: usize = 108;
-
-/// Ports of nodes that have an address of their own.
-const PEERS_PORT: u16 = 7420;
-const NBD_PORT: u16 = 10809;
-
 /// How long a process may take to get ready, and to end when asked to.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// What a lab is to be like.
-#[derive(Clone, Debug)]
-pub struct LabConfig {
-    /// Where its state, sockets and logs go. Created when missing.
-    pub dir: PathBuf,
-    /// The `weir` program.
-    pub program: PathBuf,
-    /// Nodes, 1 to [`MOST_NODES`]. They are called `n1`, `n2`, … and listen on 127.0.0.1, 127.0.0.2, ….
-    pub nodes: usize,
-    /// A network of its own for the lab, whose links can be cut ([`Lab::network`]). Needs root.
-    pub network: bool,
-    /// A node that the registry has not heard for this long counts as gone.
-    pub lease_ttl: Duration,
-    /// I/O of a silent former owner is taken to have ended after this long.
-    pub fence_grace: Duration,
-    /// A replica that has not answered for this long is replaced.
-    pub peer_deadline: Duration,
-    /// Threads for I/O, per node.
-    pub shards: usize,
-    /// Memory for requests under way, per shard.
-    pub buffers: Size,
-    /// Memory for each write log; not less than 64 MiB.
-    pub log: Size,
-    /// Memory for all write logs of a node together.
-    pub logs: Size,
-    /// The nodes' flash media.
-    pub flash: LabFlash,
-    /// What the nodes share the fate of, by number; further ones are each in a domain of its own.
-    pub fault_domains: Vec<String>,
-}
-
-impl LabConfig {
-    /// Three nodes with short time-outs.
-    #[must_use]
-    pub fn new(dir: impl Into<PathBuf>, program: impl Into<PathBuf>) -> LabConfig {
-        LabConfig {
-            dir: dir.into(),
-            program: program.into(),
-            nodes: 3,
-            network: false,
-            lease_ttl: Duration::from_secs(2),
-            fence_grace: Duration::from_secs(10),
-            peer_deadline: Duration::from_secs(1),
-            shards: 1,
-            buffers: Size(64 << 20),
-            log: Size(64 << 20),
-            logs: Size(4 << 30),
-            flash: LabFlash::None,
-            fault_domains: Vec::new(),
-        }
-    }
-}
-
-/// Where the nodes of a lab have their flash media.
-#[derive(Clone, Debug, Default)]
-pub enum LabFlash {
-    /// They have none.
-    #[default]
-    None,
-    /// A file of this size in each node's directory.
-    Files(Size),
-    /// These files or devices, by the nodes' numbers; further nodes have none.
-    Devices(Vec<PathBuf>),
-}
-
-impl LabFlash {
-    fn of(&self, number: usize, home: &Path) -> FlashConfig {
-        let none = FlashConfig::default();
-        match self {
-            LabFlash::None => none,
-            LabFlash::Files(size) => FlashConfig { path: Some(home.join("flash")), size: *size },
-            LabFlash::Devices(paths) => FlashConfig { path: paths.get(number - 1).cloned(), ..none },
-        }
-    }
-}
-
 /// One node of a lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabNode {
@@ -510,129 +427,4 @@ impl Drop for Lab {
             let _ = fs::remove_file(self.dir.join("lab.json"));
         }
     }
-}
-
-/// Directory, free ports and configuration file of one node.
-fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, LabError> {
-    let name = format!("n{number}");
-    let home = dir.join(&name);
-    fs::create_dir_all(&home).map_err(LabError::system(format!("creating {}", home.display())))?;
-    let (peers, nbd_tcp) = if config.network {
-        let address = network::address(number);
-        (SocketAddr::new(address, PEERS_PORT), SocketAddr::new(address, NBD_PORT))
-    } else {
-        free_ports(IpAddr::V4(Ipv4Addr::new(127, 0, 0, number as u8)))?
-    };
-    let node = LabNode {
-        config: home.join("weir.toml"),
-        log: home.join("log"),
-        api: home.join("api.sock"),
-        nbd_unix: home.join("nbd.sock"),
-        nbd_tcp,
-        process: None,
-        name: name.clone(),
-    };
-    if node.api.as_os_str().len() >= LONGEST_SOCKET_PATH {
-        let reason = format!(
-            "{} is too long for the path of a socket; choose a shorter directory",
-            node.api.display()
-        );
-        return Err(LabError::Invalid(reason));
-    }
-    let settings = Config {
-        name: name.clone(),
-        fault_domain: config
-            .fault_domains
-            .get(number - 1)
-            .cloned()
-            .unwrap_or_else(|| format!("rack-{number}")),
-        flash: config.flash.of(number, &home),
-        state_dir: home,
-        registry: RegistryConfig {
-            socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
-        },
-        lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
-        peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
-        nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
-        api: ApiConfig { socket: Some(node.api.clone()) },
-        resources: ResourcesConfig {
-            shards: config.shards,
-            buffers: config.buffers,
-            log: config.log,
-            logs: config.logs,
-        },
-    };
-    let text = toml::to_string(&settings).map_err(|error| LabError::Invalid(error.to_string()))?;
-    Config::parse(&text, &node.config).map_err(|error| LabError::Invalid(error.to_string()))?;
-    fs::write(&node.config, text).map_err(LabError::system(format!("writing {}", node.config.display())))?;
-    Ok(node)
-}
-
-/// Two ports that are free at present. Held together while they are chosen, so that they differ.
-fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
-    let listen =
-        || TcpListener::bind((address, 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
-    let none = || LabError::system(format!("finding a free port on {address}"));
-    let ((first, _held), (second, _)) = (listen().map_err(none())?, listen().map_err(none())?);
-    Ok((first, second))
-}
-
-fn registry_socket(dir: &Path) -> PathBuf {
-    dir.join("registry.sock")
-}
-
-/// Where a node of a lab with a network finds the registry.
-fn relay_socket(node: &LabNode) -> PathBuf {
-    node.api.with_file_name("registry.sock")
-}
-
-fn make_network(dir: &Path, nodes: &[LabNode]) -> Result<Network, LabError> {
-    let ways = nodes.iter().map(|node| (node.name.clone(), relay_socket(node))).collect();
-    Network::up(ways, &registry_socket(dir))
-}
-
-fn start_registry(program: &Path, dir: &Path) -> Result<(Child, ProcessId), LabError> {
-    let (socket, file, log) = (registry_socket(dir), dir.join("registry.db"), dir.join("registry.log"));
-    let arguments = [
-        OsStr::new("registry"),
-        OsStr::new("--socket"),
-        socket.as_os_str(),
-        OsStr::new("--file"),
-        file.as_os_str(),
-    ];
-    let (mut child, process) = spawn(program, &arguments, &log)
-        .map_err(LabError::system(format!("starting {}", program.display())))?;
-    match wait_until(process, "the registry", &log, || UnixStream::connect(&socket).is_ok()) {
-        Ok(()) => Ok((child, process)),
-        Err(error) => {
-            // It is of no use to anybody, and nobody else knows of it.
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(error)
-        }
-    }
-}
-
-/// Polls until `ready`, the end of the process, or the end of our patience.
-fn wait_until(process: ProcessId, what: &str, log: &Path, ready: impl Fn() -> bool) -> Result<(), LabError> {
-    let deadline = Nanos::now() + PATIENCE;
-    while !ready() {
-        let reason = if process.state() == ProcessState::Gone {
-            "its process has ended".to_owned()
-        } else if Nanos::now() > deadline {
-            format!("it is not ready after {} s", PATIENCE.as_secs())
-        } else {
-            thread::sleep(Duration::from_millis(10));
-            continue;
-        };
-        return Err(LabError::Start { what: what.to_owned(), reason, log: log.to_owned(), tail: tail(log) });
-    }
-    Ok(())
-}
-
-/// The last lines of a log.
-fn tail(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<_> = text.lines().collect();
-    lines[lines.len().saturating_sub(12)..].join("\n")
 }

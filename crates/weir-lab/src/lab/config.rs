@@ -1,0 +1,164 @@
+//! What a lab is to be like, and the configuration of each node that follows.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use weir_node::config::{
+    ApiConfig, Config, FlashConfig, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+};
+use weir_node::units::{Period, Size};
+
+use super::LabNode;
+use super::start::{registry_socket, relay_socket};
+use crate::error::LabError;
+use crate::network;
+
+/// Longest path of a Unix socket, in bytes, with the zero at its end (unix(7)).
+const LONGEST_SOCKET_PATH: usize = 108;
+
+/// Ports of nodes that have an address of their own.
+const PEERS_PORT: u16 = 7420;
+const NBD_PORT: u16 = 10809;
+
+/// What a lab is to be like.
+#[derive(Clone, Debug)]
+pub struct LabConfig {
+    /// Where its state, sockets and logs go. Created when missing.
+    pub dir: PathBuf,
+    /// The `weir` program.
+    pub program: PathBuf,
+    /// Nodes, 1 to [`MOST_NODES`]. They are called `n1`, `n2`, … and listen on 127.0.0.1, 127.0.0.2, ….
+    pub nodes: usize,
+    /// A network of its own for the lab, whose links can be cut ([`Lab::network`]). Needs root.
+    pub network: bool,
+    /// A node that the registry has not heard for this long counts as gone.
+    pub lease_ttl: Duration,
+    /// I/O of a silent former owner is taken to have ended after this long.
+    pub fence_grace: Duration,
+    /// A replica that has not answered for this long is replaced.
+    pub peer_deadline: Duration,
+    /// Threads for I/O, per node.
+    pub shards: usize,
+    /// Memory for requests under way, per shard.
+    pub buffers: Size,
+    /// Memory for each write log; not less than 64 MiB.
+    pub log: Size,
+    /// Memory for all write logs of a node together.
+    pub logs: Size,
+    /// The nodes' flash media.
+    pub flash: LabFlash,
+    /// What the nodes share the fate of, by number; further ones are each in a domain of its own.
+    pub fault_domains: Vec<String>,
+}
+
+impl LabConfig {
+    /// Three nodes with short time-outs.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, program: impl Into<PathBuf>) -> LabConfig {
+        LabConfig {
+            dir: dir.into(),
+            program: program.into(),
+            nodes: 3,
+            network: false,
+            lease_ttl: Duration::from_secs(2),
+            fence_grace: Duration::from_secs(10),
+            peer_deadline: Duration::from_secs(1),
+            shards: 1,
+            buffers: Size(64 << 20),
+            log: Size(64 << 20),
+            logs: Size(4 << 30),
+            flash: LabFlash::None,
+            fault_domains: Vec::new(),
+        }
+    }
+}
+
+/// Where the nodes of a lab have their flash media.
+#[derive(Clone, Debug, Default)]
+pub enum LabFlash {
+    /// They have none.
+    #[default]
+    None,
+    /// A file of this size in each node's directory.
+    Files(Size),
+    /// These files or devices, by the nodes' numbers; further nodes have none.
+    Devices(Vec<PathBuf>),
+}
+
+impl LabFlash {
+    fn of(&self, number: usize, home: &Path) -> FlashConfig {
+        let none = FlashConfig::default();
+        match self {
+            LabFlash::None => none,
+            LabFlash::Files(size) => FlashConfig { path: Some(home.join("flash")), size: *size },
+            LabFlash::Devices(paths) => FlashConfig { path: paths.get(number - 1).cloned(), ..none },
+        }
+    }
+}
+
+/// Directory, free ports and configuration file of one node.
+pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, LabError> {
+    let name = format!("n{number}");
+    let home = dir.join(&name);
+    fs::create_dir_all(&home).map_err(LabError::system(format!("creating {}", home.display())))?;
+    let (peers, nbd_tcp) = if config.network {
+        let address = network::address(number);
+        (SocketAddr::new(address, PEERS_PORT), SocketAddr::new(address, NBD_PORT))
+    } else {
+        free_ports(IpAddr::V4(Ipv4Addr::new(127, 0, 0, number as u8)))?
+    };
+    let node = LabNode {
+        config: home.join("weir.toml"),
+        log: home.join("log"),
+        api: home.join("api.sock"),
+        nbd_unix: home.join("nbd.sock"),
+        nbd_tcp,
+        process: None,
+        name: name.clone(),
+    };
+    if node.api.as_os_str().len() >= LONGEST_SOCKET_PATH {
+        let reason = format!(
+            "{} is too long for the path of a socket; choose a shorter directory",
+            node.api.display()
+        );
+        return Err(LabError::Invalid(reason));
+    }
+    let settings = Config {
+        name: name.clone(),
+        fault_domain: config
+            .fault_domains
+            .get(number - 1)
+            .cloned()
+            .unwrap_or_else(|| format!("rack-{number}")),
+        flash: config.flash.of(number, &home),
+        state_dir: home,
+        registry: RegistryConfig {
+            socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
+        },
+        lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
+        peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
+        nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
+        api: ApiConfig { socket: Some(node.api.clone()) },
+        resources: ResourcesConfig {
+            shards: config.shards,
+            buffers: config.buffers,
+            log: config.log,
+            logs: config.logs,
+        },
+    };
+    let text = toml::to_string(&settings).map_err(|error| LabError::Invalid(error.to_string()))?;
+    Config::parse(&text, &node.config).map_err(|error| LabError::Invalid(error.to_string()))?;
+    fs::write(&node.config, text).map_err(LabError::system(format!("writing {}", node.config.display())))?;
+    Ok(node)
+}
+
+/// Two ports that are free at present. Held together while they are chosen, so that they differ.
+fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
+    let listen =
+        || TcpListener::bind((address, 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let none = || LabError::system(format!("finding a free port on {address}"));
+    let ((first, _held), (second, _)) = (listen().map_err(none())?, listen().map_err(none())?);
+    Ok((first, second))
+}
