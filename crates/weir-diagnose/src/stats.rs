@@ -57,6 +57,12 @@ impl LogSample {
         let error = (self.variance / self.count).sqrt();
         (t_quantile(self.count - 1.0, 0.5 + CONFIDENCE / 2.0) * error).exp() - 1.0
     }
+
+    /// The standard deviation of the logarithms: about the share by which repeats differ.
+    #[must_use]
+    pub fn deviation(&self) -> f64 {
+        self.variance.sqrt()
+    }
 }
 
 /// The ratio of two samples, `after` over `before`.

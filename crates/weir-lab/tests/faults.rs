@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{alone, program};
-use weir_lab::fault::confusion::{self, Case, Plant, Programs};
+use weir_lab::fault::confusion::{self, Case, Judged, Plant, Programs};
 use weir_lab::fault::orders::Order;
 use weir_lab::fault::stack::{DISK, Stack};
 use weir_lab::fault::{At, Faults, LinkFaults};
@@ -104,10 +104,10 @@ fn the_finder_names_what_was_planted() {
     let true_of_the_machine = |case: &Case| {
         case.load_average > processors && ["processor", "generator"].contains(&case.named.as_str())
     };
-    let fine = |case: &Case| case.right || true_of_the_machine(case);
+    let fine = |case: &Case| case.judged == Judged::Right || true_of_the_machine(case);
     eprintln!("{}", confusion::matrix(&cases));
     assert!(cases.iter().all(fine), "{cases:#?}");
-    assert!(cases[0].right, "{cases:#?}");
+    assert!(cases[0].judged == Judged::Right, "{cases:#?}");
     assert!(cases[0].headline.contains("from backing to accel"), "{cases:#?}");
 }
 

@@ -168,8 +168,7 @@ Examples:
   weir bench compare before.json after.json
   weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
 
-const DIAGNOSE_EXAMPLES: &str = "\
-The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
+const DIAGNOSE_EXAMPLES: &str = r#"The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
 the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every
 other one that the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the
 disk holds, therefore --destroy. What the rows give grounds to suspect predicts a number, and is confirmed or rejected by a
@@ -178,6 +177,26 @@ run of its own at the end; without a confirmed cause none is named. Ctrl-C ends 
 --import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's
 fio JSON or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: instead_of, threads,
 write_through, mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, max_us, ios, errors, runtime_s. The same cell again is a repeat.
+
+--stack measures any layers that can be opened and lead to the same storage. They must have one size; with --destroy a marker
+is written at the lowest and must be read at each other, else it is refused. For example:
+
+  # stack.toml: layers from the bottom up
+  [[layer]]
+  name = "array"                            # unique
+  target = "/dev/nvme1n1"                   # a file, a block device, nbd://…, nbd+unix://…
+  device = "nvme1n1"                        # optional: the block device whose statistics are watched
+
+  [[layer]]
+  name = "share"
+  target = "nbd://10.0.0.7:10809/array"
+  interface = "eth1"                        # optional: the network interface whose bytes are watched
+  pids = [4711]                             # optional: processes whose processor time is watched
+
+  [[layer]]
+  name = "write log"
+  disk = "db"                               # a layer inside the node that has the disk open
+  at = "accel"                              # backing or accel
 
 Thresholds for --fail-on: likely, confirmed (a layer is named with that grade), inconclusive, rejected (a row cannot be used),
 loss:FACTOR (a step is shown to lose at least so much; the near end of its interval counts).
@@ -189,14 +208,15 @@ Exit codes:
   4  usage: arguments, or a file that cannot be read; or something has to happen first
   5  the cluster does not answer
   6  measured but not to be trusted: interrupted, generator-limited, most rows unusable, or it failed on the way
-  7  refused for safety: clients are connected to the disk
+  7  refused for safety: clients are connected to the disk, or the layers of a stack do not lead to the same storage
 
 Examples:
   weir diagnose --disk scratch --destroy --dry-run
   weir diagnose --disk scratch --destroy --budget 10m
   weir diagnose --disk scratch --destroy --tier standard --report scratch.html --fail-on confirmed,loss:1.5
+  weir diagnose --stack stack.toml --destroy --budget 10m
   weir diagnose --import lab-book.csv
-  weir diagnose --import disk=local.json share=share.json guest=guest.xml";
+  weir diagnose --import disk=local.json share=share.json guest=guest.xml"#;
 
 #[derive(Debug, Args)]
 pub struct NodeArgs {
@@ -466,14 +486,17 @@ impl Tier {
 #[derive(Debug, Args)]
 pub struct DiagnoseArgs {
     /// The disk.
-    #[arg(long, value_name = "NAME", required_unless_present = "import")]
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["import", "stack"])]
     pub disk: Option<String>,
+    /// Measure the layers that this file describes, from the bottom up; see below.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["disk", "policies"])]
+    pub stack: Option<PathBuf>,
     /// Read rows instead of measuring: tables, and layers measured by fio or DiskSpd, from the bottom up.
     #[arg(
         long,
         value_name = "FILE|LAYER=FILE",
         num_args = 1..,
-        conflicts_with_all = ["disk", "destroy", "budget", "runtime", "resume", "dry_run", "seed"]
+        conflicts_with_all = ["disk", "stack", "destroy", "budget", "runtime", "resume", "dry_run", "seed", "without", "more", "trace"]
     )]
     pub import: Vec<String>,
     /// Yes, overwrite what the disk holds. Without it only reads are measured.
@@ -502,6 +525,18 @@ pub struct DiagnoseArgs {
     /// Without write-back+0 the way to the replicas cannot be told from the log.
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     pub policies: Vec<String>,
+    /// Leave out the layers whose names begin like this, with commas, such as "nbd tcp".
+    #[arg(long, value_name = "LAYER", value_delimiter = ',')]
+    pub without: Vec<String>,
+    /// Further runs for steps that can still not be told, at most; default: half as many as planned. The runs that suspicions
+    /// ask for are not among them.
+    #[arg(long, value_name = "RUNS")]
+    pub more: Option<usize>,
+    /// Trace the requests of this block device, such as nvme1n1: times from arrival to dispatch and from there to completion,
+    /// lower addresses after higher ones, submitting threads. Needs root and bpftrace; without them /proc/diskstats is used,
+    /// and the result says so.
+    #[arg(long, value_name = "DEVICE")]
+    pub trace: Option<String>,
     /// Go on with the interrupted measurement beside the report.
     #[arg(long)]
     pub resume: bool,

@@ -372,6 +372,13 @@ impl Point {
         };
         LogSample::of(values).map(|sample| sample.half_width())
     }
+
+    /// The standard deviation of the logarithm of the repeats' IOPS: about the share by which they differ. `None` with a
+    /// single repeat.
+    #[must_use]
+    pub fn deviation(&self) -> Option<f64> {
+        LogSample::of(&self.iops_of_repeats).map(|sample| sample.deviation())
+    }
 }
 
 fn quantity(points: &[Point], cell: &Cell) -> Quantity {

@@ -2,6 +2,7 @@
 //! log alone and the log with replicas is the hop and nothing else; the hop to a client, over a socket of the same
 //! machine, says what a hop costs at least.
 
+use super::processor::is_foreign;
 use super::{Ask, Cause, Hypothesis, Predicted, Standing, View, small};
 use crate::cell::{Cell, Direction, Pattern, Shape};
 use crate::format;
@@ -15,8 +16,18 @@ const LONG_NS: f64 = 500e3;
 /// The loss of replicated writes at full depth that is worth a run.
 const WORTH_ASKING: f64 = 3.0;
 
-/// A prediction of a latency, or of a rate, holds within this factor.
+/// A prediction of a latency holds within this factor.
 const HOLDS: f64 = 1.5;
+
+/// A rate in bytes holds within this one: a narrow way carries the same whatever the size; processors that copy do not.
+const SAME_RATE: f64 = 1.25;
+
+/// Who waits for a way is not busy: a thread that is on a processor, or ready to be, for this share of the time does not
+/// wait for anything else.
+const BUSY: f64 = 0.7;
+
+/// Processors' worth of time that must be idle, so that a replica's waiting is its own trouble and not the whole machine's.
+const IDLE: f64 = 0.15;
 
 /// A replica's thread that waits for a processor for this share of the time is short of it.
 const SHORT: f64 = 0.2;
@@ -58,6 +69,7 @@ pub(super) fn latency(view: &View<'_>) -> Option<Hypothesis> {
     let predicted = Predicted { value, least: value / HOLDS, most: value * HOLDS, unit: "ns", measured };
     Some(Hypothesis {
         cause: Cause::LinkLatency,
+        layer: Some(with),
         standing: predicted.standing(),
         grounds: vec![format!(
             "A 4K write takes {} with replicas and {} without: the hop costs {}, one to a client {}.",
@@ -86,12 +98,21 @@ fn deep_loss(view: &View<'_>) -> Option<(Pair, Cell, f64, f64)> {
 /// As many bytes a second in small writes as in large ones.
 pub(super) fn bandwidth(view: &View<'_>) -> Option<Hypothesis> {
     let (Pair { with, .. }, deep, replicated, alone) = deep_loss(view)?;
+    let busy = |counters: &crate::Counters| {
+        let replica = counters.replica_busy.unwrap_or(0.0) + counters.replica_wait.unwrap_or(0.0);
+        Some((counters.node_busy.unwrap_or(0.0) + counters.node_wait.unwrap_or(0.0)).max(replica))
+    };
+    if view.counted(with, |cell| *cell == deep, busy).is_some_and(|busy| busy >= BUSY) {
+        return None;
+    }
     let deciding = larger(deep.queue_depth);
     let value = replicated * f64::from(deep.shape.block_bytes) / f64::from(deciding.shape.block_bytes);
     let measured = view.iops(with, &deciding);
-    let predicted = Predicted { value, least: value / HOLDS, most: value * HOLDS, unit: "IOPS", measured };
+    let (least, most) = (value / SAME_RATE, value * SAME_RATE);
+    let predicted = Predicted { value, least, most, unit: "IOPS", measured };
     Some(Hypothesis {
         cause: Cause::LinkBandwidth,
+        layer: Some(with),
         standing: predicted.standing(),
         grounds: vec![format!(
             "{deep}: {} IOPS with replicas, {} without; {} MiB/s go to each replica.",
@@ -117,7 +138,9 @@ pub(super) fn slow_replica(view: &View<'_>) -> Option<Hypothesis> {
     let waited = share(deep)?;
     // What makes this node wait as well is not the replica's own trouble.
     let here = view.counted(with, |one| *one == deep, |counters| counters.node_wait).unwrap_or(0.0);
-    if waited < SHORT || here > waited / 2.0 {
+    let idle =
+        view.counted(with, |one| *one == deep, |counters| Some(counters.idle_processors)).unwrap_or(0.0);
+    if waited < SHORT || here > waited / 2.0 || idle < IDLE || !is_foreign(view, with, |one| *one == deep) {
         return None;
     }
     let deciding = Cell { queue_depth: 8, ..deep };
@@ -132,6 +155,7 @@ pub(super) fn slow_replica(view: &View<'_>) -> Option<Hypothesis> {
     let standing = if asks.is_empty() { predicted.standing() } else { Standing::Open };
     Some(Hypothesis {
         cause: Cause::SlowReplica,
+        layer: None,
         standing,
         grounds: vec![format!(
             "In {deep} a thread of a replica's node was ready to run and did not for {} of the time; this node's for {}.",

@@ -42,6 +42,7 @@ pub(super) fn throttled(view: &View<'_>) -> Option<Hypothesis> {
     let name = view.name(lowest);
     Some(Hypothesis {
         cause: Cause::Throttled,
+        layer: Some(lowest),
         standing: predicted.standing(),
         grounds: vec![format!(
             "{name} carries {} MiB/s in {few} and {} MiB/s in {many}: as many bytes, whatever the size.",
@@ -75,6 +76,7 @@ pub(super) fn tier_exhausted(view: &View<'_>) -> Option<Hypothesis> {
     let name = view.name(lowest);
     Some(Hypothesis {
         cause: Cause::TierExhausted,
+        layer: Some(lowest),
         standing: predicted.standing(),
         grounds: vec![format!(
             "A single 4K random read takes {} at {name}: it may come from behind a tier that is too small.",

@@ -3,13 +3,15 @@
 //!
 //! Everything here is pure: it is given rows and counters. A hypothesis whose run is missing asks for it
 //! ([`Hypothesis::asks`]) and is `open`; when the run is among the rows, its number supports or rejects the guess. It
-//! names a cause, never a layer: that is the verdict's, with the grade that the repeats allow.
+//! says whose doing it would be; which step costs most is the verdict's, with the grade that the repeats allow.
 
 mod hop;
 mod lowest;
 mod order;
 mod processor;
 mod queue;
+mod split;
+mod variance;
 
 #[cfg(test)]
 mod tests;
@@ -21,14 +23,16 @@ use serde::Serialize;
 use crate::cell::{Cell, Direction, Pattern, Shape};
 use crate::finding::{Difference, Findings};
 use crate::format;
-use crate::result::{Diagnosis, Position};
+use crate::result::{Diagnosis, Measurement, Position, RunOutcome};
 
-/// What a cost may come from. Of several that are confirmed the first is named. A replica without processor time looks
-/// like a long way to it, so it comes before that; processor time of this machine comes last, because it makes
+/// What a cost may come from. Of several that are confirmed the first is named. A device that varies comes before all that
+/// is held against it; a replica without processor time looks like a long way to it, so it comes before that; processor time of this machine comes last, because it makes
 /// everything slower and no other guess's number come true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
+    /// The lowest layer itself varies from one repeat to the next.
+    DeviceVariance,
     /// A replica's node gets too little of a processor.
     SlowReplica,
     /// A layer passes a sequence on in another order.
@@ -37,6 +41,8 @@ pub enum Cause {
     TierExhausted,
     /// A fixed number of bytes a second.
     Throttled,
+    /// A layer makes several requests of one.
+    SplitRequests,
     /// The way to the replicas carries few bytes a second.
     LinkBandwidth,
     /// A layer has one request in flight, however many wait.
@@ -58,6 +64,8 @@ impl fmt::Display for Cause {
             Cause::ArrivalOrder => "arrival order",
             Cause::OneInFlight => "one request in flight",
             Cause::TierExhausted => "a fast tier is exhausted",
+            Cause::DeviceVariance => "the device varies",
+            Cause::SplitRequests => "requests are split",
             Cause::Throttled => "a fixed rate in bytes",
             Cause::LinkBandwidth => "bandwidth of the way to the replicas",
             Cause::LinkLatency => "latency of the way to the replicas",
@@ -95,7 +103,7 @@ pub struct Predicted {
     pub least: f64,
     /// The most that supports it.
     pub most: f64,
-    /// `IOPS`, `ns`, `share of the time`.
+    /// `IOPS`, `ns`, `share of the time`, `share of the rate`.
     pub unit: &'static str,
     /// What the run measured; absent while it is missing.
     pub measured: Option<f64>,
@@ -116,6 +124,9 @@ impl Predicted {
 pub struct Hypothesis {
     /// The cause.
     pub cause: Cause,
+    /// Place in [`Diagnosis::layers`] of the layer whose doing it would be; absent where the cause is a process that is
+    /// short of processor time.
+    pub layer: Option<usize>,
     /// Whether the deciding run is there, and what it said.
     pub standing: Standing,
     /// Sentences with the numbers that it rests on.
@@ -150,7 +161,7 @@ impl Hypothesis {
         let number = |value: f64| match predicted.unit {
             "ns" => format::duration(value),
             "IOPS" => format!("{} IOPS", format::whole(value)),
-            _ => format!("{} of the time", format::percent(value)),
+            share => format!("{} {}", format::percent(value), share.trim_start_matches("share ")),
         };
         Some(format!("Predicted: {}. Measured: {}.", number(predicted.value), number(predicted.measured?)))
     }
@@ -161,6 +172,7 @@ impl Hypothesis {
 pub fn explain(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Hypothesis> {
     let view = View { diagnosis, findings };
     let guesses = [
+        variance::device(&view),
         processor::generator(&view),
         processor::node(&view),
         hop::slow_replica(&view),
@@ -168,17 +180,18 @@ pub fn explain(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Hypothesis> {
         queue::one_in_flight(&view),
         lowest::tier_exhausted(&view),
         lowest::throttled(&view),
+        split::split(&view),
         hop::bandwidth(&view),
         hop::latency(&view),
     ];
     guesses.into_iter().flatten().collect()
 }
 
-/// The cause that a run has confirmed. Of several, the first in the order of [`Cause`].
+/// The hypothesis that a run has confirmed. Of several, the first in the order of [`Cause`].
 #[must_use]
-pub fn confirmed(hypotheses: &[Hypothesis]) -> Option<Cause> {
+pub fn confirmed(hypotheses: &[Hypothesis]) -> Option<&Hypothesis> {
     let supported = hypotheses.iter().filter(|guess| guess.standing == Standing::Supported);
-    supported.map(|guess| guess.cause).min()
+    supported.min_by_key(|guess| guess.cause)
 }
 
 /// The rows and findings, as hypotheses look at them.
@@ -247,8 +260,28 @@ impl View<'_> {
     ) -> Option<f64> {
         let name = self.name(layer);
         let rows = self.diagnosis.rows.iter().filter(|row| row.layer == name && wanted(&row.cell));
-        let mut values: Vec<f64> = rows.filter_map(|row| value(row.counters.as_ref()?)).collect();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied()
+        middle(rows.filter_map(|row| value(row.counters.as_ref()?)))
     }
+
+    /// The middle of what runs of a cell measured, whether a finding may rest on them or not.
+    fn measured(
+        &self,
+        layer: usize,
+        cell: &Cell,
+        value: impl Fn(&Measurement) -> Option<f64>,
+    ) -> Option<f64> {
+        let name = self.name(layer);
+        let rows = self.diagnosis.rows.iter().filter(|row| row.layer == name && row.cell == *cell);
+        middle(rows.filter_map(|row| match &row.outcome {
+            RunOutcome::Measured(measurement) => value(measurement),
+            _ => None,
+        }))
+    }
+}
+
+/// The middle value; of an even number the upper one.
+fn middle(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }

@@ -65,6 +65,7 @@ fn ask_for_the_others(view: &View<'_>, loss: &Difference, asks: Vec<Ask>) -> Hyp
     let shape = loss.cell.shape;
     Hypothesis {
         cause: Cause::ArrivalOrder,
+        layer: Some(loss.to),
         standing: Standing::Open,
         grounds: vec![format!(
             "{shape} loses a factor of {:.1} at {to}; reads and random writes of the same size and depth were not measured.",
@@ -105,10 +106,38 @@ fn grounds(
             format::duration(depth * 1e9 / before),
             format::duration(queue_below * 1e9 / after)
         ),
-        "The same requests, as many at a time, each taking longer: they arrive in another order. It is inferred from \
-         rates; a meter at the lower layer would show it directly."
-            .to_owned(),
+        "The same requests, as many at a time, each taking longer: they arrive in another order.".to_owned(),
+        arrivals(view, loss),
     ]
+}
+
+/// What the device's tracepoints say of the order, or that nobody looked.
+fn arrivals(view: &View<'_>, loss: &Difference) -> String {
+    let share = |layer| {
+        view.counted(
+            layer,
+            |cell| *cell == loss.cell,
+            |counters| {
+                let traced = counters.traced.filter(|traced| traced.arrivals > 0)?;
+                Some(traced.inversions as f64 / traced.arrivals as f64)
+            },
+        )
+    };
+    let submitters = |layer| {
+        view.counted(layer, |cell| *cell == loss.cell, |counters| Some(counters.traced?.submitters as f64))
+    };
+    match (share(loss.from), share(loss.to), submitters(loss.to)) {
+        (Some(before), Some(after), Some(threads)) => format!(
+            "Seen at the device: {} of the requests came for a lower address than the one before when {} was loaded, from \
+             {threads:.0} threads, and {} when {} was.",
+            format::percent(after),
+            view.name(loss.to),
+            format::percent(before),
+            view.name(loss.from)
+        ),
+        _ => "It is inferred from rates; tracepoints at the device (--trace) would show it directly."
+            .to_owned(),
+    }
 }
 
 /// The run that decides: the same sequence at the lower layer, issued by two.
@@ -123,6 +152,7 @@ fn decide(view: &View<'_>, loss: &Difference, deciding: Cell, grounds: Vec<Strin
     let predicted = Predicted { value: after, least: 0.0, most, unit: "IOPS", measured };
     Hypothesis {
         cause: Cause::ArrivalOrder,
+        layer: Some(loss.to),
         standing: predicted.standing(),
         grounds,
         prediction: format!(

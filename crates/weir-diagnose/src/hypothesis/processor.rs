@@ -7,13 +7,24 @@ use crate::format;
 /// A thread that waits for a processor for this share of the time is short of it.
 const SHORT: f64 = 0.3;
 
+/// Processors' worth of time that others use, or that is idle while one waits: half of one. With less of either the wait is
+/// for our own threads: the machine is small, and nobody is in the way.
+const FOREIGN: f64 = 0.5;
+
+/// Who waits at a layer in these cells waits for others, or although there is a processor (it is kept from it), and not for
+/// our own threads. Where nobody has counted, nothing is known.
+pub(super) fn is_foreign(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
+    let worth = |counters: &crate::Counters| Some(counters.foreign_processors.max(counters.idle_processors));
+    view.counted(layer, wanted, worth).is_some_and(|worth| worth >= FOREIGN)
+}
+
 /// The node's threads, at a layer that does nothing but compute: the accelerator's reads.
 pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
     let layer = view.diagnosis.chain().nth(1).map(|(layer, _)| layer)?;
     let wait = |wanted: &dyn Fn(&Cell) -> bool| view.counted(layer, wanted, |counters| counters.node_wait);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = wait(&planned)?;
-    if waited < SHORT {
+    if waited < SHORT || !is_foreign(view, layer, planned) {
         return None;
     }
     let deep = view.deepest(small(Direction::Read))?;
@@ -25,6 +36,7 @@ pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
     let steal = view.counted(layer, planned, |counters| Some(counters.steal)).unwrap_or(0.0);
     Some(Hypothesis {
         cause: Cause::Processor,
+        layer: None,
         standing: predicted.standing(),
         grounds: vec![format!(
             "Under load at {name} the node's busiest thread was ready to run and did not for {} of the time \
@@ -48,11 +60,12 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
     let (highest, reference) = (view.highest()?, view.reference()?);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = view.counted(highest, planned, |counters| counters.generator_wait)?;
-    if waited < SHORT {
+    if waited < SHORT || !is_foreign(view, highest, planned) {
         return None;
     }
     let deciding = view.deepest(small(Direction::Read))?;
-    let share = view.findings.point(reference, &deciding).and_then(|point| Some(point.cpu_share?.median));
+    // Also of rows that no finding rests on: a generator that is short of its processor does not keep its queue full.
+    let share = view.measured(reference, &deciding, |run| Some(run.cpu_seconds? / run.runtime_seconds?));
     let predicted = Predicted {
         value: 1.0 - waited,
         least: 0.0,
@@ -62,6 +75,7 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
     };
     Some(Hypothesis {
         cause: Cause::Generator,
+        layer: None,
         standing: predicted.standing(),
         grounds: vec![format!(
             "Loading {}, the generator's busiest thread was ready to run and did not for {} of the time.",

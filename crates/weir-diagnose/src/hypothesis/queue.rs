@@ -34,6 +34,7 @@ pub(super) fn one_in_flight(view: &View<'_>) -> Option<Hypothesis> {
         let name = view.name(loss.to);
         Some(Hypothesis {
             cause: Cause::OneInFlight,
+            layer: Some(loss.to),
             standing: predicted.standing(),
             grounds: vec![format!(
                 "{name} does {} IOPS with one request in flight and {} with {}: a queue does not help it, while the \

@@ -16,6 +16,8 @@ struct Played {
     latency: Latency,
     counters: Counters,
     cpu_share: f64,
+    /// Of the queue depth, so much is in flight.
+    in_flight: f64,
 }
 
 impl Target for Played {
@@ -30,7 +32,8 @@ impl Target for Played {
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
         let measured = sample::measurement(cell, (self.latency)(cell));
         let cpu_seconds = Some(self.cpu_share * 10.0);
-        Ok(Measurement { cpu_seconds, ..measured })
+        let mean_ns = measured.mean_ns.map(|mean| mean * self.in_flight);
+        Ok(Measurement { cpu_seconds, mean_ns, ..measured })
     }
 
     fn counters(&mut self) -> Option<Counters> {
@@ -78,9 +81,13 @@ fn stack() -> Vec<Played> {
             node_wait: Some(0.02),
             replica_wait: Some(0.01),
             generator_wait: Some(0.03),
+            // One other process computes all the time, and some time is left.
+            foreign_processors: 1.0,
+            idle_processors: 0.3,
             ..Counters::default()
         },
         cpu_share: 0.5,
+        in_flight: 1.0,
     };
     vec![
         layer("backing", Position::OnTheWay, backing),
@@ -172,6 +179,58 @@ fn a_long_way_is_told_from_a_narrow_one() {
 }
 
 #[test]
+fn who_is_busy_does_not_wait_for_a_way() {
+    let copying: Latency = |cell| match cell.shape.direction {
+        Direction::Read => log(cell),
+        _ => io(cell, 60e3, 150e6, 32.0),
+    };
+    let mut stack = with(&[(1, copying)]);
+    assert_eq!(named(with(&[(1, copying)])), Some(Cause::LinkBandwidth));
+    stack[1].counters.replica_busy = Some(0.9);
+    assert_eq!(named(stack), None);
+}
+
+/// The same cell takes so many times longer from one repeat to the next: a disk that has its moods.
+fn moody(cell: &Cell) -> f64 {
+    thread_local!(static RUNS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
+    let run = RUNS.replace(RUNS.get() + 1);
+    backing(cell) * [1.0, 3.0, 9.0][run as usize % 3]
+}
+
+#[test]
+fn a_device_that_varies_is_named_when_the_generator_does_not() {
+    let two: Latency = |cell| moody(cell) + 100.0;
+    let verdict = diagnose(with(&[(0, moody), (1, two), (2, two)])).verdict;
+    assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::DeviceVariance), Some(0)), "{verdict:?}");
+    // The machine varies, and with it the generator alone.
+    assert_eq!(named(with(&[(0, moody), (1, two), (2, two), (4, moody)])), None);
+    // The layer above is steady: it does not stand on what varies.
+    assert_eq!(named(with(&[(0, moody)])), None);
+}
+
+#[test]
+fn split_requests_are_told_from_a_slow_layer() {
+    const PIECES: f64 = 16.0;
+    // As many pieces at once below, whatever their size.
+    let below: Latency = |cell| io(cell, 500e3, 50e9, 8.0);
+    let split: Latency = |cell| {
+        let pieces = (f64::from(cell.shape.block_bytes) / 16384.0).max(1.0);
+        io(&Cell { queue_depth: cell.queue_depth * pieces as u32, ..*cell }, 500e3, 50e9, 8.0)
+    };
+    let counted = |latency: Latency| {
+        let mut stack = with(&[(0, below), (1, below), (2, below), (3, latency)]);
+        stack[3].counters.requests_below = Some(PIECES);
+        stack
+    };
+    let verdict = diagnose(counted(split)).verdict;
+    assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::SplitRequests), Some(3)), "{verdict:?}");
+    let slow: Latency = |cell| io(cell, 500e3, 50e9, 1.5);
+    assert_eq!(named(counted(slow)), None);
+    // Not counted, not guessed.
+    assert_eq!(named(with(&[(0, below), (1, below), (2, below), (3, split)])), None);
+}
+
+#[test]
 fn lost_order_is_named_and_a_layer_that_is_slow_in_itself_is_not() {
     const DISK: Latency = |cell| {
         let writes = cell.shape.pattern == Pattern::Sequential && cell.shape.direction == Direction::Write;
@@ -208,9 +267,20 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     let all: fn(&mut Counters) =
         |counters| (counters.node_wait, counters.replica_wait) = (Some(0.5), Some(0.5));
     assert_eq!(named(waits(all)), Some(Cause::Processor));
+    // Nobody else is there: three of our own on two processors wait for each other.
+    let own: fn(&mut Counters) = |counters| {
+        (counters.node_wait, counters.replica_wait, counters.generator_wait) =
+            (Some(0.3), Some(0.7), Some(0.5));
+        (counters.foreign_processors, counters.idle_processors) = (0.1, 0.2);
+    };
+    assert_eq!(named(waits(own)), None);
     let mut short = waits(|counters| counters.generator_wait = Some(0.5));
     let verdict = diagnose(short).verdict;
     assert_eq!((verdict.cause, verdict.grade), (Some(Cause::Generator), Grade::GeneratorLimited));
+    // Short of it, it does not keep its queue full either, and its rows cannot be used: what it got counts all the same.
+    short = waits(|counters| counters.generator_wait = Some(0.5));
+    short[4].in_flight = 0.5;
+    assert_eq!(named(short), Some(Cause::Generator));
     // It waits, and yet gets all of a processor when it needs one.
     short = waits(|counters| counters.generator_wait = Some(0.5));
     short[4].cpu_share = 0.99;

@@ -79,6 +79,9 @@ pub struct Verdict {
     pub step: Option<Step>,
     /// The cause that a run has confirmed, of the step or of the lowest layer's own rate.
     pub cause: Option<Cause>,
+    /// Place in [`Diagnosis::layers`] of the layer whose doing that is; absent without a cause, and where it is a process
+    /// that is short of processor time.
+    pub cause_layer: Option<usize>,
     /// One sentence.
     pub headline: String,
     /// Sentences with the numbers behind it.
@@ -96,13 +99,14 @@ pub struct Verdict {
 pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
     let unsteady = unsteady_cells(diagnosis, findings);
     let hypotheses = hypothesis::explain(diagnosis, findings);
-    let cause = hypothesis::confirmed(&hypotheses);
-    let mut verdict = match cause {
-        Some(Cause::Generator) => short_of_processor(&hypotheses),
+    let confirmed = hypothesis::confirmed(&hypotheses);
+    let mut verdict = match confirmed {
+        Some(guess) if guess.cause == Cause::Generator => short_of_processor(guess),
         _ => statement(diagnosis, findings, &unsteady),
     };
-    verdict.cause = cause;
-    verdict.evidence.extend(cause.map(|cause| confirmed_by(cause, &hypotheses)));
+    verdict.cause = confirmed.map(|guess| guess.cause);
+    verdict.cause_layer = confirmed.and_then(|guess| guess.layer);
+    verdict.evidence.extend(confirmed.map(|guess| confirmed_by(diagnosis, guess)));
     let open = hypotheses.iter().filter(|guess| guess.standing == Standing::Open);
     verdict.would_change.extend(open.map(|guess| guess.run.clone()));
     verdict.hypotheses = hypotheses;
@@ -114,22 +118,21 @@ pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
 }
 
 /// The generator's own run has shown that it, not a layer, set the rate.
-fn short_of_processor(hypotheses: &[Hypothesis]) -> Verdict {
-    let guess = hypotheses.iter().find(|guess| guess.cause == Cause::Generator);
+fn short_of_processor(guess: &Hypothesis) -> Verdict {
     Verdict {
         grade: Grade::GeneratorLimited,
         headline: "The load generator was the limit, not a layer.".to_owned(),
-        evidence: guess.map(|guess| guess.grounds.clone()).unwrap_or_default(),
+        evidence: guess.grounds.clone(),
         would_change: vec!["A generator with a processor of its own.".to_owned()],
         ..Verdict::default()
     }
 }
 
 /// What was predicted and what was measured.
-fn confirmed_by(cause: Cause, hypotheses: &[Hypothesis]) -> String {
-    let guess = hypotheses.iter().find(|guess| guess.cause == cause);
-    let outcome = guess.and_then(Hypothesis::outcome).unwrap_or_default();
-    format!("Cause, confirmed by a run of its own: {cause}. {outcome}").trim_end().to_owned()
+fn confirmed_by(diagnosis: &Diagnosis, guess: &Hypothesis) -> String {
+    let layer = guess.layer.map_or(String::new(), |layer| format!(", at {}", diagnosis.layers[layer].name));
+    let outcome = guess.outcome().unwrap_or_default();
+    format!("Cause, confirmed by a run of its own: {}{layer}. {outcome}", guess.cause).trim_end().to_owned()
 }
 
 /// Why the measurement as a whole is not to be trusted, if so: a pipeline should not act on it.

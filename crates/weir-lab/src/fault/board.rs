@@ -10,6 +10,7 @@ use weir_volume::FileBacking;
 
 use super::layer::{Held, Place};
 use super::settings::Switch;
+use super::split::Split;
 use super::{Line, Mechanism};
 
 /// A place on the way of a disk's requests.
@@ -51,24 +52,25 @@ impl Wrap for Board {
     }
 
     fn top(&self, disk: &str, accel: DiskAccel) -> Box<dyn Top> {
-        Box::new(HeldTop(Held::new(accel, self.line(disk, At::Export), Place::Between)))
+        let held = Held::new(accel, self.line(disk, At::Export), Place::Between);
+        Box::new(FaultyTop(Split::new(held, self.switch(disk, At::Export))))
     }
 }
 
 /// A fault above the accelerator.
-struct HeldTop(Held<DiskAccel, Line>);
+struct FaultyTop(Split<Held<DiskAccel, Line>>);
 
-impl Top for HeldTop {
+impl Top for FaultyTop {
     fn accel(&self) -> &DiskAccel {
-        self.0.inner()
+        self.0.inner().inner()
     }
 
     fn accel_mut(&mut self) -> &mut DiskAccel {
-        self.0.inner_mut()
+        self.0.inner_mut().inner_mut()
     }
 }
 
-impl Layer for HeldTop {
+impl Layer for FaultyTop {
     fn info(&self) -> LayerInfo {
         self.0.info()
     }

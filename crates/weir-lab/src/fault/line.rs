@@ -38,6 +38,14 @@ pub struct Line {
     /// Absent where nobody loses the order.
     dispatchers: Option<Submitters>,
     tier: Contents,
+    phase: Phase,
+}
+
+/// The phase of a moody device.
+#[derive(Debug, Default)]
+struct Phase {
+    slow: bool,
+    until: Nanos,
 }
 
 impl Line {
@@ -57,12 +65,14 @@ impl Line {
             link_free: Nanos(0),
             dispatchers: None,
             tier: Contents::default(),
+            phase: Phase::default(),
         }
     }
 
     fn heed_switch(&mut self) {
         if let Some(faults) = self.switch.changed(&mut self.seen) {
             self.faults = faults;
+            self.phase = Phase::default();
             let mean = Duration::from_micros(faults.hold_us);
             self.dispatchers =
                 (faults.dispatchers > 1).then(|| Submitters::new(faults.dispatchers, mean, self.rng.u64(..)));
@@ -84,13 +94,27 @@ impl Line {
         let Faults { delay_us, jitter_us, bandwidth, tier, .. } = self.faults;
         let jitter = if jitter_us == 0 { 0 } else { self.rng.u64(0..=jitter_us) };
         let miss = tier.filter(|tier| !self.tier.has(request, *tier)).map_or(0, |tier| tier.miss_us);
-        let mut at = (now + Duration::from_micros(delay_us + jitter + miss)).max(self.last);
+        let mood = self.mood(now);
+        let mut at = (now + Duration::from_micros(delay_us + jitter + miss) + mood).max(self.last);
         if bandwidth > 0 {
             self.link_free = at.max(self.link_free) + time_of(request.bytes, bandwidth);
             at = self.link_free;
         }
         self.last = at;
         self.dispatched(at)
+    }
+
+    /// What the phase of a moody device adds now.
+    fn mood(&mut self, now: Nanos) -> Duration {
+        let Some(moods) = self.faults.moods else { return Duration::ZERO };
+        while self.phase.until <= now {
+            let mean = Duration::from_millis(moods.mean_ms.max(1));
+            // The inverse of the exponential distribution; 1 - f64 is never 0.
+            let length = mean.mul_f64(-(1.0 - self.rng.f64()).ln()) + Duration::from_micros(1);
+            let from = if self.phase.until == Nanos(0) { now } else { self.phase.until };
+            self.phase = Phase { slow: !self.phase.slow, until: from + length };
+        }
+        Duration::from_micros(if self.phase.slow { moods.slow_us } else { 0 })
     }
 
     fn dispatched(&mut self, at: Nanos) -> Nanos {
@@ -166,6 +190,7 @@ impl Contents {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault::settings::Moods;
     use weir_block::RequestKind;
 
     const US: u64 = 1000;
@@ -236,6 +261,18 @@ mod tests {
         let added = |(key, at, _): &(usize, u64, Fate)| at / US - *key as u64 * 50;
         assert!(out.iter().all(|one| (100..=500).contains(&added(one))));
         assert!(out.iter().any(|one| added(one) < 200) && out.iter().any(|one| added(one) > 400));
+    }
+
+    #[test]
+    fn moods_last_for_phases_and_not_for_requests() {
+        let faults = Faults { moods: Some(Moods { mean_ms: 100, slow_us: 700 }), ..Faults::default() };
+        // Ten seconds, a request each millisecond.
+        let out = play(&mut line(faults), &stream(10_000, 1000));
+        let slow: Vec<bool> = out.iter().map(|(key, at, _)| at / US - *key as u64 * 1000 >= 700).collect();
+        let share = slow.iter().filter(|slow| **slow).count();
+        assert!((3000..7000).contains(&share), "{share}");
+        let changes = slow.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert!((60..160).contains(&changes), "{changes} phases of 100 ms in ten seconds");
     }
 
     #[test]

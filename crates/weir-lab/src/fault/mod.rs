@@ -3,9 +3,10 @@
 //! - [`settings`]: which faults there are, and the switch that sets and clears them from another thread;
 //! - [`timing`]: what a fault decides: when a request goes on, in which order, whether it fails;
 //! - [`line`](mod@line): delay, jitter, bandwidth, a limit of requests in flight, dispatchers that lose the order, a fast
-//!   tier of limited size, errors;
+//!   tier of limited size, moods, errors;
 //! - [`disk`]: a *simulated* disk of 15 000 revolutions a minute;
 //! - [`layer`]: the layer that holds requests until then;
+//! - [`split`]: the layer that makes several of one;
 //! - [`relay`]: the way of replication to a node, as something that can be slow;
 //! - [`board`], [`orders`]: the places of a node's disks, and how they are told. `weir-lab-node` is the node that has them;
 //! - [`stack`], [`confusion`]: faults planted one at a time, and what the finder takes each for.
@@ -21,6 +22,7 @@ pub mod line;
 pub mod orders;
 pub mod relay;
 pub mod settings;
+pub mod split;
 pub mod stack;
 pub mod timing;
 
@@ -30,5 +32,6 @@ pub use layer::Held;
 pub use line::Line;
 pub use orders::Order;
 pub use relay::{LinkFaults, Relay};
-pub use settings::{Faults, FaultsError, Switch, Tier};
+pub use settings::{Faults, FaultsError, Moods, Switch, Tier};
+pub use split::Split;
 pub use timing::{Fate, Request, Timing};

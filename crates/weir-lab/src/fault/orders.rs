@@ -100,6 +100,9 @@ fn carry_out(line: &str, board: &Board, relay: &Relay) -> Result<(), String> {
             if faults.simulated_disk && at != At::Backing {
                 return Err("a simulated disk can only be the backing".to_owned());
             }
+            if faults.split > 0 && at != At::Export {
+                return Err("requests can only be split at the export".to_owned());
+            }
             board.switch(&disk, at).set(faults);
         }
         Order::Link(faults) => relay.set(faults),
@@ -129,6 +132,8 @@ mod tests {
         let disk = Faults { simulated_disk: true, ..Faults::default() };
         let refused = send(&socket, &order(At::Export, disk)).unwrap_err().to_string();
         assert!(refused.contains("only be the backing"), "{refused}");
+        let split = Faults { split: 4096, ..Faults::default() };
+        assert!(send(&socket, &order(At::Backing, split)).unwrap_err().to_string().contains("at the export"));
         let much = Faults { dispatchers: 1000, ..Faults::default() };
         let refused = send(&socket, &order(At::Accel, much)).unwrap_err().to_string();
         assert!(refused.contains("dispatchers is 1000"), "{refused}");

@@ -31,6 +31,10 @@ pub struct Faults {
     pub hold_us: u64,
     /// A small fast tier in front of something slower.
     pub tier: Option<Tier>,
+    /// Phases in which everything takes longer, and phases in which it does not.
+    pub moods: Option<Moods>,
+    /// Reads and writes of more bytes go on in pieces of so many; at the export alone. 0: they stay whole.
+    pub split: u32,
     /// Of a million requests, so many fail without reaching the layer below.
     pub errors_per_million: u32,
     /// The simulated disk: only where there is one (at the backing).
@@ -46,6 +50,17 @@ pub struct Tier {
     pub bytes: u64,
     /// What a request that is not in it takes longer.
     pub miss_us: u64,
+}
+
+/// A device that is now fast, now slow, as one is that collects its garbage: the length of each phase is drawn from an
+/// exponential distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moods {
+    /// Mean length of a phase, in milliseconds.
+    pub mean_ms: u64,
+    /// What a request takes longer in every other phase, in microseconds.
+    pub slow_us: u64,
 }
 
 /// An order that cannot be carried out.
@@ -72,6 +87,8 @@ impl Faults {
             ("jitter_us", self.jitter_us, LONGEST_US),
             ("hold_us", self.hold_us, LONGEST_US),
             ("tier.miss_us", miss, LONGEST_US),
+            ("moods.slow_us", self.moods.map_or(0, |moods| moods.slow_us), LONGEST_US),
+            ("moods.mean_ms", self.moods.map_or(0, |moods| moods.mean_ms), LONGEST_US / 1000),
             ("dispatchers", self.dispatchers as u64, MOST_DISPATCHERS as u64),
             ("errors_per_million", u64::from(self.errors_per_million), 1_000_000),
         ] {

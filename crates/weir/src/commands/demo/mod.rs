@@ -63,7 +63,9 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
         destroy: true,
         cells: weir_diagnose::Tier::Quick.cells(),
         repeats: weir_diagnose::plan::FEWEST_REPEATS,
-        more: false,
+        more: Some(0),
+        follow_ups: false,
+        without: Vec::new(),
         runtime: arguments.runtime.0,
         budget: None,
         seed: Some(1),
@@ -71,6 +73,7 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
         report: dir.join("report.html"),
         policies: None,
         replicas: Vec::new(),
+        trace: None,
         thresholds: Vec::new(),
     };
     let outcome = diagnose(&client, LOAD, &settings)?;

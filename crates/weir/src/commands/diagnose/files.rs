@@ -24,6 +24,8 @@ pub struct Outcome {
 pub struct Summary<'a> {
     grade: Grade,
     cause: Option<Cause>,
+    /// The layer whose doing the cause is.
+    layer: Option<&'a str>,
     headline: &'a str,
     report: &'a Path,
     json: PathBuf,
@@ -59,6 +61,7 @@ impl Outcome {
         Summary {
             grade: self.findings.verdict.grade,
             cause: self.findings.verdict.cause,
+            layer: self.findings.verdict.cause_layer.map(|layer| self.diagnosis.layers[layer].name.as_str()),
             headline: &self.findings.verdict.headline,
             report: &self.report,
             json: json_of(&self.report),

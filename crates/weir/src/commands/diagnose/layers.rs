@@ -1,16 +1,18 @@
-//! The layers of a disk, from the bottom: the backing, the accelerator under each policy, the exports.
+//! A disk as a subject: its layers from the bottom: the backing, the accelerator under each policy, the exports.
 
 use std::time::Duration;
 
-use weir_block::Nanos;
-use weir_diagnose::counters::{Processes, Sample};
+use weir_block::{Nanos, RequestKind};
+use weir_diagnose::counters::{Watch, Watched};
 use weir_diagnose::load::{LoadOptions, LoadTarget};
-use weir_diagnose::{Cell, Counters, Measurement, Position, Target, TargetError};
+use weir_diagnose::{Cell, Counters, Direction, Measurement, Position, Target, TargetError};
 use weir_load::run::Monitor;
 use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
+use super::measure::{Settings, Subject, open_disk};
+use super::{UNSAFE, usage};
 use crate::failure::Failure;
 
 /// The policy with the most replicas is `write-back+2`.
@@ -19,8 +21,83 @@ const MOST_REPLICAS: usize = 2;
 /// Longest wait for what earlier runs left dirty, and for a policy.
 const SETTLE: Duration = Duration::from_secs(60);
 
+/// A disk that is open on a node.
+pub struct Disk<'a> {
+    client: &'a Client,
+    view: DiskView,
+    /// Other policies that are measured beside the present one.
+    policies: Vec<String>,
+    watched: Watched,
+}
+
+impl<'a> Disk<'a> {
+    /// Looks at the disk, and which other policies of those that are wanted it can have.
+    pub fn open(client: &'a Client, disk: &str, settings: &Settings) -> Result<Disk<'a>, Failure> {
+        let view = open_disk(client, disk)?;
+        let policies = wanted_policies(client, &view, settings.policies.as_deref())?;
+        let watched = Watched {
+            node: vec![client.status()?.pid],
+            replicas: settings.replicas.clone(),
+            generator: Some(std::process::id()),
+            ..Watched::default()
+        };
+        Ok(Disk { client, view, policies, watched })
+    }
+
+    /// Nobody else loads it now.
+    pub fn is_alone(&self) -> Result<(), Failure> {
+        match self.view.detail.as_ref().map(|detail| detail.clients) {
+            Some(clients @ 1..) => {
+                let disk = &self.view.name;
+                let message = format!(
+                    "{clients} clients are connected to disk {disk}; their load would be measured with ours"
+                );
+                Err(Failure { code: UNSAFE, message })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives it back the policy that it was found with.
+    pub fn restore(&self) -> Result<(), Failure> {
+        self.client.set_policy(&self.view.name, &self.view.requested)?;
+        Ok(())
+    }
+}
+
+impl Subject for Disk<'_> {
+    fn name(&self) -> &str {
+        &self.view.name
+    }
+
+    fn node(&self) -> String {
+        self.view.owner.clone().unwrap_or_default()
+    }
+
+    fn size(&self) -> u64 {
+        self.view.size
+    }
+
+    fn layers<'b>(
+        &'b self,
+        options: &LoadOptions,
+        monitor: &'b Monitor,
+    ) -> Result<Vec<Box<dyn Target + 'b>>, Failure> {
+        let exports = exports(&self.view, options, monitor)?;
+        let layers = layers(self.client, &self.view, options, &self.policies, exports);
+        Ok(counted(layers, &self.watched, self.client, &self.view.name))
+    }
+
+    fn fill(&self, options: &LoadOptions, monitor: &Monitor) -> Result<(), Failure> {
+        let exports = exports(&self.view, options, monitor)?;
+        let first =
+            exports.first().ok_or_else(|| Failure::refused("the disk has no export to fill it through"))?;
+        first.prefill().map_err(Failure::failed)
+    }
+}
+
 /// The exports, the first on the way, others in its place.
-pub fn exports<'a>(
+fn exports<'a>(
     view: &DiskView,
     options: &LoadOptions,
     monitor: &'a Monitor,
@@ -37,8 +114,25 @@ pub fn exports<'a>(
     Ok(exports)
 }
 
+/// The other policies that are to be measured: those of `wanted`, or all that the disk can have.
+fn wanted_policies(
+    client: &Client,
+    view: &DiskView,
+    wanted: Option<&[String]>,
+) -> Result<Vec<String>, Failure> {
+    let possible = other_policies(client, view)?;
+    let Some(wanted) = wanted else { return Ok(possible) };
+    match wanted.iter().find(|policy| !possible.contains(policy)) {
+        Some(policy) => Err(usage(format!(
+            "--policies {policy}: not another policy that the disk can have now; it can have {}",
+            possible.join(", ")
+        ))),
+        None => Ok(wanted.to_vec()),
+    }
+}
+
 /// The policies that the disk can have with the nodes that are up, other than the one that it has.
-pub fn other_policies(client: &Client, view: &DiskView) -> Result<Vec<String>, Failure> {
+fn other_policies(client: &Client, view: &DiskView) -> Result<Vec<String>, Failure> {
     let peers = client.status()?.nodes.iter().filter(|node| node.state == "up").count().saturating_sub(1);
     let write_back = (0..=peers.min(MOST_REPLICAS)).map(|replicas| format!("write-back+{replicas}"));
     let all = std::iter::once("write-through".to_owned()).chain(write_back);
@@ -46,7 +140,7 @@ pub fn other_policies(client: &Client, view: &DiskView) -> Result<Vec<String>, F
 }
 
 /// The layers, from the bottom. Each waits, before it runs, for what an earlier one left dirty, and for its policy.
-pub fn layers<'a>(
+fn layers<'a>(
     client: &'a Client,
     view: &DiskView,
     options: &LoadOptions,
@@ -75,18 +169,58 @@ pub fn layers<'a>(
     layers
 }
 
-/// The same layers, with the operating system's counters of each run.
-pub fn counted<'a>(layers: Vec<Box<dyn Target + 'a>>, processes: &Processes) -> Vec<Box<dyn Target + 'a>> {
-    let one = |target| -> Box<dyn Target + 'a> {
-        Box::new(Counted { target, processes: processes.clone(), last: None })
+/// The same layers, with the operating system's counters of each run, and those of the disk's meters.
+fn counted<'a>(
+    layers: Vec<Box<dyn Target + 'a>>,
+    watched: &Watched,
+    client: &'a Client,
+    disk: &'a str,
+) -> Vec<Box<dyn Target + 'a>> {
+    let one = |target: Box<dyn Target + 'a>| -> Box<dyn Target + 'a> {
+        let meters = between(target.name()).map(|between| Meters { client, disk, between });
+        Box::new(Counted { target, watched: watched.clone(), meters, last: None })
     };
     layers.into_iter().map(one).collect()
+}
+
+/// The meters of a layer and of the one below: what comes to the second for each request of the first, the layer has made
+/// of it.
+fn between(layer: &str) -> Option<[&'static str; 2]> {
+    if layer.starts_with("nbd ") {
+        Some(["export", "accel"])
+    } else if layer.starts_with("accel ") {
+        Some(["accel", "backing"])
+    } else {
+        None
+    }
+}
+
+/// Two meters of a disk.
+struct Meters<'a> {
+    client: &'a Client,
+    disk: &'a str,
+    between: [&'static str; 2],
+}
+
+impl Meters<'_> {
+    /// Reads that have come to each so far.
+    fn reads(&self) -> Option<[u64; 2]> {
+        let meters = self.client.meters(self.disk).ok()?;
+        let reads = |layer| {
+            let meter = meters.iter().find(|meter| meter.layer == layer)?;
+            let reads = meter.kinds.iter().find(|kind| kind.kind == RequestKind::Read);
+            Some(reads.map_or(0, |reads| reads.arrivals))
+        };
+        let [here, below] = self.between;
+        Some([reads(here)?, reads(below)?])
+    }
 }
 
 /// A layer whose runs are watched.
 struct Counted<'a> {
     target: Box<dyn Target + 'a>,
-    processes: Processes,
+    watched: Watched,
+    meters: Option<Meters<'a>>,
     last: Option<Counters>,
 }
 
@@ -108,10 +242,17 @@ impl Target for Counted<'_> {
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        let (before, began) = (Sample::take(&self.processes), Nanos::now());
+        // Of writes, what comes below is the log's business, and comes when it likes.
+        let meters = self.meters.as_ref().filter(|_| cell.shape.direction == Direction::Read);
+        let earlier = meters.and_then(Meters::reads);
+        let (watch, began) = (Watch::begin(&self.watched), Nanos::now());
         let measured = self.target.run(cell);
-        let seconds = (Nanos::now() - began).as_secs_f64();
-        self.last = measured.is_ok().then(|| before.until(&Sample::take(&self.processes), seconds));
+        let counters = watch.end((Nanos::now() - began).as_secs_f64());
+        let requests_below = earlier.zip(meters.and_then(Meters::reads)).and_then(|(earlier, later)| {
+            let [here, below] = [0, 1].map(|place| later[place].saturating_sub(earlier[place]));
+            (here > 0).then(|| below as f64 / here as f64)
+        });
+        self.last = measured.is_ok().then_some(Counters { requests_below, ..counters });
         measured
     }
 
@@ -121,13 +262,19 @@ impl Target for Counted<'_> {
 }
 
 /// A layer inside the owner's process.
-struct Inside<'a> {
-    client: &'a Client,
-    disk: String,
-    layer: LoadLayer,
-    name: String,
-    position: Position,
-    options: LoadOptions,
+pub struct Inside<'a> {
+    /// Of the owner.
+    pub client: &'a Client,
+    /// The disk.
+    pub disk: String,
+    /// The layer.
+    pub layer: LoadLayer,
+    /// Its name in the measurement.
+    pub name: String,
+    /// Where it stands.
+    pub position: Position,
+    /// What all runs have in common.
+    pub options: LoadOptions,
 }
 
 impl Target for Inside<'_> {
@@ -177,7 +324,7 @@ impl Target for Prepared<'_> {
 
 /// Has the policy in effect, and waits until the log is empty and nobody is connected: no run pays for what an
 /// earlier one left.
-fn prepare(client: &Client, disk: &str, policy: &str) -> Result<(), TargetError> {
+pub fn prepare(client: &Client, disk: &str, policy: &str) -> Result<(), TargetError> {
     let failed = |error: weir_node::api::ApiError| TargetError::Failed(error.to_string());
     let deadline = Nanos::now() + SETTLE;
     loop {

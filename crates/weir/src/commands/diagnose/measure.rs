@@ -1,4 +1,4 @@
-//! The measurement of a disk: how much, how long, and that nothing of it is lost.
+//! The measurement of a disk or of a described stack: how much, how long, and that nothing of it is lost.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use weir_block::Nanos;
-use weir_diagnose::counters::Processes;
+use weir_diagnose::counters::Tracer;
 use weir_diagnose::load::{LoadOptions, LoadTarget};
 use weir_diagnose::tier::{self, RUNTIME};
 use weir_diagnose::{
@@ -20,8 +20,8 @@ use weir_node::client::Client;
 use weir_node::units::about;
 
 use super::files::{Outcome, check_writable, json_of, replace};
-use super::layers::{counted, exports, layers, other_policies};
-use super::{UNSAFE, usage};
+use super::layers::Disk;
+use super::{trace, usage};
 use crate::cli::{DiagnoseArgs, Global};
 use crate::failure::Failure;
 use crate::output::print;
@@ -50,8 +50,12 @@ pub struct Settings {
     pub cells: Vec<Cell>,
     /// Runs of each cell on each layer.
     pub repeats: u32,
-    /// Whether steps that cannot be told get more.
-    pub more: bool,
+    /// Runs for steps that cannot be told, at most; `None`: as many as fit.
+    pub more: Option<usize>,
+    /// Whether hypotheses get the runs that they ask for.
+    pub follow_ups: bool,
+    /// Layers whose names begin like this are left out.
+    pub without: Vec<String>,
     /// Time for each run, unless a budget shortens it.
     pub runtime: Duration,
     /// Time for everything.
@@ -66,6 +70,8 @@ pub struct Settings {
     pub policies: Option<Vec<String>>,
     /// Process ids of other nodes on this machine, whose processor time is watched.
     pub replicas: Vec<u32>,
+    /// A block device whose requests are traced, by its name in `/sys/class/block`.
+    pub trace: Option<String>,
     /// What JUnit counts as a failure.
     pub thresholds: Vec<Threshold>,
 }
@@ -77,7 +83,9 @@ impl Settings {
             destroy: arguments.destroy,
             cells: arguments.tier.tier().cells(),
             repeats: arguments.repeats,
-            more: true,
+            more: arguments.more,
+            follow_ups: true,
+            without: arguments.without.clone(),
             runtime: arguments.runtime.as_ref().map_or(RUNTIME, |period| period.0),
             budget: arguments.budget.as_ref().map(|period| period.0),
             seed: arguments.seed,
@@ -86,20 +94,34 @@ impl Settings {
             policies: (!arguments.policies.is_empty())
                 .then(|| arguments.policies.iter().filter(|policy| *policy != "none").cloned().collect()),
             replicas: Vec::new(),
+            trace: arguments.trace.clone(),
             thresholds: arguments.fail_on.clone(),
         }
     }
 
-    fn other_policies(&self, client: &Client, view: &DiskView) -> Result<Vec<String>, Failure> {
-        let possible = other_policies(client, view)?;
-        let Some(wanted) = &self.policies else { return Ok(possible) };
-        match wanted.iter().find(|policy| !possible.contains(policy)) {
-            Some(policy) => Err(usage(format!(
-                "--policies {policy}: not another policy that the disk can have now; it can have {}",
-                possible.join(", ")
-            ))),
-            None => Ok(wanted.clone()),
+    /// Runs for steps that cannot be told, and runs that hypotheses may ask for: half of what is left each.
+    fn shares(&self, left: usize) -> (usize, usize) {
+        let more = (left - left / 2).min(self.more.unwrap_or(usize::MAX));
+        (more, if self.follow_ups { left / 2 } else { 0 })
+    }
+
+    /// The layers that are not left out.
+    fn wanted<'a>(
+        &self,
+        mut layers: Vec<Box<dyn Target + 'a>>,
+    ) -> Result<Vec<Box<dyn Target + 'a>>, Failure> {
+        for start in &self.without {
+            let count = layers.len();
+            layers.retain(|layer| !layer.name().starts_with(start.as_str()));
+            if layers.len() == count {
+                let names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
+                return Err(usage(format!(
+                    "--without {start}: no layer begins so; there are {}",
+                    names.join(", ")
+                )));
+            }
         }
+        Ok(layers)
     }
 
     fn cells(&self) -> Vec<Cell> {
@@ -114,7 +136,7 @@ impl Settings {
         }
         let runs = self.cells().len() * layers * self.repeats as usize;
         let Some(budget) = self.budget else {
-            return Ok((self.runtime, if self.more { runs } else { 0 }));
+            return Ok((self.runtime, runs));
         };
         let runtime = tier::runtime_within(budget.mul_f64(PLANNED_SHARE), runs, self.runtime).map_err(|least| {
             let least = least.div_f64(PLANNED_SHARE);
@@ -126,7 +148,34 @@ impl Settings {
         })?;
         let left = budget.saturating_sub(tier::time_of(runs, runtime)).as_secs_f64();
         let more = (left / tier::time_of(1, runtime).as_secs_f64()) as usize;
-        Ok((runtime, if self.more { more.min(runs) } else { 0 }))
+        Ok((runtime, more.min(runs)))
+    }
+}
+
+/// What is measured: layers that lead to the same storage.
+pub trait Subject {
+    /// The disk's name, or the stack's.
+    fn name(&self) -> &str;
+
+    /// The node that measures, or has the disk.
+    fn node(&self) -> String;
+
+    /// Bytes.
+    fn size(&self) -> u64;
+
+    /// The layers, those on the way from the bottom up.
+    fn layers<'a>(
+        &'a self,
+        options: &LoadOptions,
+        monitor: &'a Monitor,
+    ) -> Result<Vec<Box<dyn Target + 'a>>, Failure>;
+
+    /// Writes the whole range once, so that nothing measures holes.
+    fn fill(&self, options: &LoadOptions, monitor: &Monitor) -> Result<(), Failure>;
+
+    /// What is taken on trust.
+    fn caution(&self, _destroy: bool) -> Option<&'static str> {
+        None
     }
 }
 
@@ -167,78 +216,77 @@ impl Intent {
 }
 
 /// Says what would be done.
-pub fn dry_run(global: &Global, client: &Client, disk: &str, settings: &Settings) -> Result<(), Failure> {
-    let view = open_disk(client, disk)?;
-    let range = range(&view)?;
+pub fn dry_run(global: &Global, subject: &dyn Subject, settings: &Settings) -> Result<(), Failure> {
+    let range = range(subject)?;
     let (monitor, options) = (Monitor::new(), options(settings, range, RUNTIME, 0));
-    let policies = settings.other_policies(client, &view)?;
-    let targets = layers(client, &view, &options, &policies, exports(&view, &options, &monitor)?);
+    let targets = settings.wanted(subject.layers(&options, &monitor)?)?;
     let (cells, (runtime, extra)) = (settings.cells(), settings.time(targets.len())?);
     let runs = cells.len() * targets.len() * settings.repeats as usize;
+    let (more, follow_ups) = settings.shares(extra);
     let intent = Intent {
         cells: cells.iter().map(Cell::to_string).collect(),
         layers: targets.iter().map(|target| target.name().to_owned()).collect(),
         repeats: settings.repeats,
         runs,
-        extra_runs_at_most: extra,
+        extra_runs_at_most: more + follow_ups,
         bytes_overwritten: if settings.destroy { range } else { 0 },
         bytes_range: range,
         seconds_per_run: runtime.as_secs_f64(),
         seconds: tier::time_of(runs, runtime).as_secs_f64(),
-        seconds_at_most: tier::time_of(runs + extra, runtime).as_secs_f64(),
+        seconds_at_most: tier::time_of(runs + more + follow_ups, runtime).as_secs_f64(),
     };
     print(global.output, &intent, Intent::text)
 }
 
 /// Measures a disk through the API of its owner and writes the report.
 pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outcome, Failure> {
-    let view = open_disk(client, disk)?;
-    if let Some(clients @ 1..) = view.detail.as_ref().map(|detail| detail.clients) {
-        let message =
-            format!("{clients} clients are connected to disk {disk}; their load would be measured with ours");
-        return Err(Failure { code: UNSAFE, message });
-    }
-    let range = range(&view)?;
-    let start = start(disk, &view, settings)?;
+    let disk = Disk::open(client, disk, settings)?;
+    disk.is_alone()?;
+    let outcome = conduct(&disk, settings);
+    // Whatever became of it.
+    disk.restore().and(outcome)
+}
+
+/// Measures the subject's layers and writes the report.
+pub fn conduct(subject: &dyn Subject, settings: &Settings) -> Result<Outcome, Failure> {
+    let range = range(subject)?;
+    let start = start(subject, settings)?;
     let seed = match &start {
         Start::Fresh(environment) => settings.seed.unwrap_or(environment.started_unix),
         Start::Resume(earlier) => settings.seed.unwrap_or(earlier.seed),
     };
-    // The number of layers decides how long each run may be; the exports are among them.
-    let policies = settings.other_policies(client, &view)?;
-    let count = 2 + policies.len() + view.uris.len();
-    let (runtime, extra_runs) = settings.time(count)?;
+    let monitor = Monitor::new();
+    // The number of layers decides how long each run may be.
+    let any = options(settings, range, RUNTIME, seed);
+    let count = settings.wanted(subject.layers(&any, &monitor)?)?.len();
+    let (runtime, left) = settings.time(count)?;
     same_length(&start, runtime)?;
     let start = with_command(start, seed, settings);
-    // Half of what is left of the time for steps that cannot be told, half for causes.
-    let (extra_runs, follow_ups) = (extra_runs - extra_runs / 2, extra_runs / 2);
+    let (extra_runs, follow_ups) = settings.shares(left);
     let plan = Plan { cells: settings.cells(), repeats: settings.repeats, extra_runs, follow_ups, seed };
-    let (options, monitor) = (options(settings, range, runtime, seed), Monitor::new());
-    let exports = exports(&view, &options, &monitor)?;
+    let options = options(settings, range, runtime, seed);
     announce(&plan, count, runtime);
+    subject.caution(settings.destroy).into_iter().for_each(|caution| eprintln!("note: {caution}"));
     // What cannot be written in the end is not worth the time.
     check_writable(&settings.report)?;
     if settings.destroy {
-        fill(&exports[0], range)?;
+        subject.fill(&options, &monitor)?;
+        eprintln!("filled {} before the measurement", about(range));
     }
-    let alone = LoadTarget::new("generator alone", alone(range), options.clone(), &monitor).as_reference();
-    let processes = Processes {
-        node: Some(client.status()?.pid),
-        replicas: settings.replicas.clone(),
-        generator: Some(std::process::id()),
-    };
-    let mut targets = layers(client, &view, &options, &policies, exports);
+    let mut targets = settings.wanted(subject.layers(&options, &monitor)?)?;
+    let tracer = settings.trace.as_deref().and_then(trace::start);
+    let start = with_source(start, settings, tracer.as_ref());
+    if let Some(tracer) = tracer {
+        targets = trace::traced(targets, tracer);
+    }
+    let alone = LoadTarget::new("generator alone", alone(range), options, &monitor).as_reference();
     targets.push(Box::new(alone));
-    let mut targets = counted(targets, &processes);
-    let diagnosis = go(&plan, &mut targets, start, settings);
-    drop(targets);
-    // Written before anything else can fail.
-    let outcome = Outcome::write(diagnosis?, &settings.report, &settings.thresholds);
-    client.set_policy(disk, &view.requested)?;
-    outcome
+    let diagnosis = go(&plan, &mut targets, start, settings)?;
+    Outcome::write(diagnosis, &settings.report, &settings.thresholds)
 }
 
-fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
+/// A disk that is open on the node that is asked, and exported.
+pub fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
     let view = client.disk(disk)?;
     let Some(owner) = view.owner.clone().filter(|_| view.detail.is_some()) else {
         return Err(Failure::refused(format!(
@@ -251,17 +299,17 @@ fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
     Ok(view)
 }
 
-fn range(view: &DiskView) -> Result<u64, Failure> {
-    match view.size.min(RANGE) & !(FILL_BLOCK - 1) {
-        0 => Err(Failure::refused(format!("disk {} is smaller than {}", view.name, about(FILL_BLOCK)))),
+fn range(subject: &dyn Subject) -> Result<u64, Failure> {
+    match subject.size().min(RANGE) & !(FILL_BLOCK - 1) {
+        0 => Err(Failure::refused(format!("{} is smaller than {}", subject.name(), about(FILL_BLOCK)))),
         range => Ok(range),
     }
 }
 
-fn start(disk: &str, view: &DiskView, settings: &Settings) -> Result<Start, Failure> {
+fn start(subject: &dyn Subject, settings: &Settings) -> Result<Start, Failure> {
+    let name = subject.name();
     if !settings.resume {
-        let node = view.owner.clone().unwrap_or_default();
-        let mut environment = Environment::here(disk, &node, std::env::args());
+        let mut environment = Environment::here(name, &subject.node(), std::env::args());
         environment.versions.insert("weir".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
         return Ok(Start::Fresh(environment));
     }
@@ -269,8 +317,8 @@ fn start(disk: &str, view: &DiskView, settings: &Settings) -> Result<Start, Fail
     let wrong = |problem: &dyn std::fmt::Display| usage(format!("{}: {problem}", json.display()));
     let text = std::fs::read_to_string(&json).map_err(|error| wrong(&error))?;
     let earlier = Diagnosis::from_json(&text).map_err(|error| wrong(&error))?;
-    if earlier.environment.disk != disk {
-        return Err(wrong(&format!("it is of disk {}", earlier.environment.disk)));
+    if earlier.environment.disk != name {
+        return Err(wrong(&format!("it is of {}", earlier.environment.disk)));
     }
     Ok(Start::Resume(earlier))
 }
@@ -307,6 +355,22 @@ fn with_command(start: Start, seed: u64, settings: &Settings) -> Start {
     }
 }
 
+/// Where the block layer's numbers come from is part of the result.
+fn with_source(start: Start, settings: &Settings, tracer: Option<&Tracer>) -> Start {
+    let source = match (tracer, &settings.trace) {
+        (Some(tracer), _) => format!("tracepoints of {}, by bpftrace", tracer.device()),
+        (None, Some(device)) => format!("/proc/diskstats; {device} could not be traced"),
+        (None, None) => "/proc/diskstats".to_owned(),
+    };
+    match start {
+        Start::Fresh(mut environment) => {
+            environment.versions.insert("block layer counted by".to_owned(), source);
+            Start::Fresh(environment)
+        }
+        start => start,
+    }
+}
+
 fn announce(plan: &Plan, layers: usize, runtime: Duration) {
     let runs = plan.cells.len() * layers * plan.repeats as usize;
     eprintln!(
@@ -318,12 +382,6 @@ fn announce(plan: &Plan, layers: usize, runtime: Duration) {
         minutes(tier::time_of(runs + plan.extra_runs + plan.follow_ups, runtime)),
         plan.seed
     );
-}
-
-fn fill(export: &LoadTarget<'_>, range: u64) -> Result<(), Failure> {
-    export.prefill().map_err(Failure::failed)?;
-    eprintln!("filled {} before the measurement", about(range));
-    Ok(())
 }
 
 fn go(

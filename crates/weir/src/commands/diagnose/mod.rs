@@ -5,6 +5,10 @@ mod files;
 mod import;
 mod layers;
 mod measure;
+mod stack;
+mod trace;
+
+use std::path::Path;
 
 use weir_diagnose::{Findings, Threshold, verdict};
 use weir_node::client::Client;
@@ -13,6 +17,9 @@ use crate::cli::{DiagnoseArgs, Global};
 use crate::cluster::{lab, owner_of};
 use crate::failure::Failure;
 use crate::output::print;
+
+use layers::Disk;
+use stack::Stack;
 
 pub use files::Outcome;
 pub use measure::{Settings, diagnose};
@@ -25,22 +32,39 @@ const UNSAFE: u8 = 7;
 
 /// Carries out `weir diagnose`.
 pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
-    let outcome = match (&arguments.disk, arguments.import.as_slice()) {
-        (Some(disk), []) => {
-            let client = owner_of(global, disk)?;
-            let replicas = processes_of_others(global, &client)?;
-            let settings = Settings { replicas, ..Settings::of(arguments) };
-            if arguments.dry_run {
-                return measure::dry_run(global, &client, disk, &settings).map_err(for_pipelines);
-            }
-            measure::diagnose(&client, disk, &settings)
+    let outcome = match (&arguments.disk, &arguments.stack, arguments.import.as_slice()) {
+        (Some(disk), None, []) => of_disk(global, arguments, disk),
+        (None, Some(file), []) => of_stack(global, arguments, file),
+        (None, None, files @ [_, ..]) => {
+            import::import(files, &arguments.report, &arguments.fail_on).map(Some)
         }
-        (None, files @ [_, ..]) => import::import(files, &arguments.report, &arguments.fail_on),
-        _ => Err(usage("name a disk, or files to --import")),
+        _ => Err(usage("name a disk, a --stack, or files to --import")),
     };
-    let outcome = outcome.map_err(for_pipelines)?;
+    let Some(outcome) = outcome.map_err(for_pipelines)? else { return Ok(()) };
     print(global.output, &outcome.summary(), |_| outcome.text())?;
     judge(&outcome, &arguments.fail_on)
+}
+
+/// Nothing with a dry run.
+fn of_disk(global: &Global, arguments: &DiagnoseArgs, disk: &str) -> Result<Option<Outcome>, Failure> {
+    let client = owner_of(global, disk)?;
+    let replicas = processes_of_others(global, &client)?;
+    let settings = Settings { replicas, ..Settings::of(arguments) };
+    if arguments.dry_run {
+        measure::dry_run(global, &Disk::open(&client, disk, &settings)?, &settings)?;
+        return Ok(None);
+    }
+    measure::diagnose(&client, disk, &settings).map(Some)
+}
+
+/// Nothing with a dry run.
+fn of_stack(global: &Global, arguments: &DiagnoseArgs, file: &Path) -> Result<Option<Outcome>, Failure> {
+    let (stack, settings) = (Stack::open(global, file)?, Settings::of(arguments));
+    if arguments.dry_run {
+        measure::dry_run(global, &stack, &settings)?;
+        return Ok(None);
+    }
+    measure::conduct(&stack, &settings).map(Some)
 }
 
 /// Where the disk is a lab's: the processes of its other nodes.

@@ -1,0 +1,89 @@
+//! Device variance: the lowest layer does not do the same twice, so nothing above it can. It is looked at before all else:
+//! what other guesses compare is within the scatter.
+
+use super::{Ask, Cause, Hypothesis, Predicted, View, small};
+use crate::cell::{Cell, Direction};
+use crate::format;
+
+/// Repeats that differ by this much are more than unsteady: a standard deviation of the logarithm, so about a third of the
+/// rate up and down.
+const VARIES: f64 = 0.3;
+
+/// Cells with repeats that it takes to say so; half of them must vary.
+const FEWEST_CELLS: usize = 3;
+
+/// The layer above varies as much, within this factor, when it varies because of the lowest one.
+const AS_MUCH: f64 = 3.0;
+
+/// A node that waits for a processor for this share of the time varies because of that.
+const WAITS: f64 = 0.15;
+
+/// Queue depths of the runs that decide.
+const DECIDING_DEPTHS: [u32; 2] = [8, 16];
+
+/// The lowest layer's repeats scatter, those of the layer above as much, and processor time is not the reason.
+pub(super) fn device(view: &View<'_>) -> Option<Hypothesis> {
+    let mut chain = view.diagnosis.chain().map(|(layer, _)| layer);
+    let (lowest, above) = (chain.next()?, chain.next()?);
+    let cells = &view.diagnosis.cells;
+    let everywhere = middle(view, lowest, cells.iter())?;
+    // Writes may end in a log above; reads of a range that no cache holds come from below.
+    let reads = || cells.iter().filter(|cell| cell.shape.direction == Direction::Read);
+    let (here, there) = (middle(view, lowest, reads())?, middle(view, above, reads())?);
+    let waits = view.counted(lowest, |cell| cells.contains(cell), |counters| counters.node_wait);
+    if everywhere < VARIES
+        || here < VARIES
+        || there < here / AS_MUCH
+        || waits.is_some_and(|wait| wait >= WAITS)
+    {
+        return None;
+    }
+    let deciding = DECIDING_DEPTHS.map(|depth| small(Direction::Read).at(depth));
+    let reference = view.reference();
+    let measured = reference.and_then(|reference| excess(view, &deciding, lowest, reference));
+    let predicted =
+        Predicted { value: here, least: VARIES, most: f64::MAX, unit: "share of the rate", measured };
+    let (name, next) = (view.name(lowest), view.name(above));
+    Some(Hypothesis {
+        cause: Cause::DeviceVariance,
+        layer: Some(lowest),
+        standing: predicted.standing(),
+        grounds: vec![format!(
+            "Repeats of the same read at {name} vary by {} of their rate, at {next} by {}: nothing above can be steadier than \
+             what it stands on.",
+            format::percent(here),
+            format::percent(there)
+        )],
+        prediction: format!(
+            "If it is the device, {name} varies as much in further runs, beyond what the generator alone does at the same time; \
+             if the machine is busy, both vary."
+        ),
+        predicted: Some(predicted),
+        run: format!("{} and {} at {name} and with the generator alone.", deciding[0], deciding[1]),
+        asks: asks(view, &deciding, lowest, reference),
+    })
+}
+
+fn asks(view: &View<'_>, deciding: &[Cell], lowest: usize, reference: Option<usize>) -> Vec<Ask> {
+    let layers = std::iter::once(lowest).chain(reference);
+    layers.flat_map(|layer| deciding.iter().filter_map(move |cell| view.missing(layer, *cell))).collect()
+}
+
+/// The middle one of the cells' deviations: a single run that was disturbed does not decide it.
+fn middle<'a>(view: &View<'_>, layer: usize, cells: impl Iterator<Item = &'a Cell>) -> Option<f64> {
+    let mut deviations: Vec<f64> =
+        cells.filter_map(|cell| view.findings.point(layer, cell)?.deviation()).collect();
+    deviations.sort_by(f64::total_cmp);
+    // Of an even number the lower one: more than half must vary.
+    (deviations.len() >= FEWEST_CELLS).then(|| deviations[(deviations.len() - 1) / 2])
+}
+
+/// What the lowest layer varies by beyond the reference, in the runs that decide; variances subtract.
+fn excess(view: &View<'_>, deciding: &[Cell], lowest: usize, reference: usize) -> Option<f64> {
+    let variance = |layer: usize| -> Option<f64> {
+        let of_cell = |cell: &Cell| Some(view.findings.point(layer, cell)?.deviation()?.powi(2));
+        let all: Vec<f64> = deciding.iter().map(of_cell).collect::<Option<_>>()?;
+        Some(all.iter().sum::<f64>() / all.len() as f64)
+    };
+    Some((variance(lowest)? - variance(reference)?).max(0.0).sqrt())
+}

@@ -1,0 +1,224 @@
+//! What is planted, where, and what the finder should say of it.
+
+use std::fmt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weir_diagnose::hypothesis::Cause;
+
+use super::super::board::At;
+use super::super::orders::Order;
+use super::super::relay::LinkFaults;
+use super::super::settings::{Faults, Moods, Tier};
+use super::super::stack::Stack;
+use crate::LabError;
+
+/// Busy neighbours on a processor that is to be short.
+const NEIGHBOURS: usize = 3;
+
+/// The processor that is kept for what must not be short, and the one with the neighbours.
+const FREE: &str = "0";
+const BUSY: &str = "1";
+
+/// What is planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Plant {
+    /// Nothing at all.
+    Nothing,
+    /// Two threads lose the order between the accelerator and a simulated disk.
+    OrderLost,
+    /// A millisecond on the way to the replica.
+    LongLink,
+    /// 100 Mbit/s on the way to the replica.
+    NarrowLink,
+    /// A backing that carries 64 MiB a second.
+    Throttled,
+    /// A backing with a fast tier of 8 MiB.
+    SmallTier,
+    /// The node shares its processor with busy neighbours.
+    BusyNode,
+    /// The export has one request in flight, over a backing that takes a millisecond.
+    OneInFlight,
+    /// The load generator shares its processor with busy neighbours.
+    BusyGenerator,
+    /// The replica shares its processor with busy neighbours.
+    BusyReplica,
+    /// A backing that is now fast, now slow.
+    MoodyBacking,
+    /// The export makes pieces of 16 KiB of larger requests, over a backing that does 16 000 requests a second.
+    SplitRequests,
+}
+
+impl Plant {
+    /// Every case.
+    pub const ALL: [Plant; 12] = [
+        Plant::Nothing,
+        Plant::OrderLost,
+        Plant::LongLink,
+        Plant::NarrowLink,
+        Plant::Throttled,
+        Plant::SmallTier,
+        Plant::BusyNode,
+        Plant::OneInFlight,
+        Plant::BusyGenerator,
+        Plant::BusyReplica,
+        Plant::MoodyBacking,
+        Plant::SplitRequests,
+    ];
+
+    /// The word for the command line.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Plant::Nothing => "nothing",
+            Plant::OrderLost => "order-lost",
+            Plant::LongLink => "long-link",
+            Plant::NarrowLink => "narrow-link",
+            Plant::Throttled => "throttled",
+            Plant::SmallTier => "small-tier",
+            Plant::BusyNode => "busy-node",
+            Plant::OneInFlight => "one-in-flight",
+            Plant::BusyGenerator => "busy-generator",
+            Plant::BusyReplica => "busy-replica",
+            Plant::MoodyBacking => "moody-backing",
+            Plant::SplitRequests => "split-requests",
+        }
+    }
+
+    /// What the finder should name.
+    #[must_use]
+    pub fn cause(self) -> Option<Cause> {
+        Some(match self {
+            Plant::Nothing => return None,
+            Plant::OrderLost => Cause::ArrivalOrder,
+            Plant::LongLink => Cause::LinkLatency,
+            Plant::NarrowLink => Cause::LinkBandwidth,
+            Plant::Throttled => Cause::Throttled,
+            Plant::SmallTier => Cause::TierExhausted,
+            Plant::BusyNode => Cause::Processor,
+            Plant::OneInFlight => Cause::OneInFlight,
+            Plant::BusyGenerator => Cause::Generator,
+            Plant::BusyReplica => Cause::SlowReplica,
+            Plant::MoodyBacking => Cause::DeviceVariance,
+            Plant::SplitRequests => Cause::SplitRequests,
+        })
+    }
+
+    /// How the name of the layer begins that the finder should accuse; absent where nothing is planted, or a process is.
+    #[must_use]
+    pub fn layer(self) -> Option<&'static str> {
+        match self {
+            Plant::Nothing | Plant::BusyNode | Plant::BusyGenerator | Plant::BusyReplica => None,
+            Plant::Throttled | Plant::SmallTier | Plant::MoodyBacking => Some("backing"),
+            Plant::OrderLost | Plant::LongLink | Plant::NarrowLink => Some("accel"),
+            Plant::OneInFlight | Plant::SplitRequests => Some("nbd"),
+        }
+    }
+
+    /// Whether the case needs a replica.
+    pub(super) fn replicated(self) -> bool {
+        matches!(self, Plant::Nothing | Plant::LongLink | Plant::NarrowLink | Plant::BusyReplica)
+    }
+
+    /// Time for each run: enough for a hundred requests of the slowest cell.
+    pub(super) fn runtime(self) -> Duration {
+        let slow = matches!(self, Plant::OrderLost | Plant::Throttled);
+        Duration::from_millis(if slow { 650 } else { 300 })
+    }
+
+    /// Puts it there.
+    pub(super) fn plant(self, stack: &Stack) -> Result<Vec<Neighbour>, LabError> {
+        match self {
+            Plant::Nothing => {}
+            Plant::OrderLost => {
+                stack.set(At::Backing, Faults { simulated_disk: true, ..Faults::default() })?;
+                stack.set(At::Accel, Faults::order_lost(2))?;
+            }
+            Plant::LongLink => link(stack, LinkFaults { delay_us: 1000, bandwidth: 0 })?,
+            Plant::NarrowLink => link(stack, LinkFaults { delay_us: 0, bandwidth: 100_000_000 / 8 })?,
+            Plant::Throttled => {
+                stack.set(At::Backing, Faults { bandwidth: 64 << 20, ..Faults::default() })?
+            }
+            Plant::SmallTier => {
+                let tier = Some(Tier { bytes: 8 << 20, miss_us: 2000 });
+                stack.set(At::Backing, Faults { tier, ..Faults::default() })?;
+            }
+            Plant::OneInFlight => {
+                // Over a backing that takes its time, as most do; one in memory answers before a second request comes.
+                stack.set(At::Backing, Faults::delayed(Duration::from_millis(1)))?;
+                stack.set(At::Export, Faults { in_flight: 1, ..Faults::default() })?;
+            }
+            Plant::MoodyBacking => {
+                let moods = Some(Moods { mean_ms: 400, slow_us: 1000 });
+                stack.set(At::Backing, Faults { moods, ..Faults::default() })?;
+            }
+            Plant::SplitRequests => {
+                let backing = Faults { delay_us: 500, in_flight: 8, ..Faults::default() };
+                stack.set(At::Backing, backing)?;
+                stack.set(At::Export, Faults { split: 16 << 10, ..Faults::default() })?;
+            }
+            Plant::BusyNode => {
+                pin(stack, "n1", BUSY)?;
+                return neighbours();
+            }
+            Plant::BusyGenerator => {
+                pin(stack, "n1", FREE)?;
+                return neighbours();
+            }
+            Plant::BusyReplica => {
+                pin(stack, "n1", FREE)?;
+                pin(stack, "n2", BUSY)?;
+                return neighbours();
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Where `weir diagnose` may run.
+    pub(super) fn processors(self) -> Option<&'static str> {
+        match self {
+            Plant::BusyGenerator => Some(BUSY),
+            Plant::BusyNode | Plant::BusyReplica => Some(FREE),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Plant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+fn link(stack: &Stack, faults: LinkFaults) -> Result<(), LabError> {
+    stack.order("n2", &Order::Link(faults))
+}
+
+/// All threads of a node on one processor.
+fn pin(stack: &Stack, node: &str, processor: &str) -> Result<(), LabError> {
+    let Some(process) = stack.lab().node(node)?.process else { return Ok(()) };
+    let mut taskset = Command::new("taskset");
+    taskset.args(["-a", "-c", "-p", processor, &process.pid.to_string()]).stdout(Stdio::null());
+    let status = taskset.status().map_err(LabError::system("running taskset (package util-linux)"))?;
+    if status.success() { Ok(()) } else { Err(LabError::Invalid(format!("taskset cannot pin node {node}"))) }
+}
+
+/// A process that does nothing but compute. Ends when dropped.
+pub(super) struct Neighbour(Child);
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn neighbours() -> Result<Vec<Neighbour>, LabError> {
+    // They end with this process too, should it be killed.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "taskset", "-c", BUSY, "sh", "-c", "while :; do :; done"]);
+    let one = |_| command.spawn().map(Neighbour).map_err(LabError::system("starting a busy neighbour"));
+    (0..NEIGHBOURS).map(one).collect()
+}
