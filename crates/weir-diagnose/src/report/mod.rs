@@ -15,6 +15,7 @@ use askama::Template;
 use serde::Serialize;
 
 use crate::finding::{Findings, Quantity};
+use crate::json;
 use crate::result::Diagnosis;
 use crate::verdict::Grade;
 
@@ -75,7 +76,7 @@ pub fn json(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, serde_
         diagnosis: &'a Diagnosis,
         findings: &'a Findings,
     }
-    serde_json::to_string_pretty(&Document { diagnosis, findings }).map(|text| text + "\n")
+    json::indented(&Document { diagnosis, findings })
 }
 
 fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
