@@ -174,7 +174,7 @@ impl Measurement {
                 read.beside(&write)
             }
         };
-        let timeline = summary.timeline.as_ref().map(|timeline| timeline.coarser(MOST_SLOTS));
+        let timeline = summary.timeline.as_ref().map(|timeline| Box::new(timeline.coarser(MOST_SLOTS)));
         Ok(Measurement { timeline, buckets_ns: measurement.buckets_ns.thinned(), ..measurement })
     }
 

@@ -56,7 +56,7 @@ pub struct Measurement {
     pub buckets_ns: Buckets,
     /// The run over time, warm-up included, in at most [`MOST_SLOTS`] slots; absent in rows from elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeline: Option<Timeline>,
+    pub timeline: Option<Box<Timeline>>,
 }
 
 /// Where a layer stands.

@@ -4,7 +4,8 @@
 //! - *What the way can carry*: IOPS at depth, layer by layer.
 //! - *How even it is*: median and 99th percentile of the latency.
 
-use super::svg::{Anchor, Axis, Drawing, WIDTH};
+use super::axis::Axis;
+use super::svg::{Anchor, Drawing, WIDTH};
 use crate::cell::{Cell, Shape};
 use crate::finding::{Difference, Findings, Judgement, Point, Quantity, Spread};
 use crate::format;

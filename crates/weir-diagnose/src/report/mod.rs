@@ -4,6 +4,7 @@
 //! It asks the network for nothing: style and drawings are inside it, there is no script, and its
 //! own content policy forbids to load anything.
 
+mod axis;
 mod charts;
 mod junit;
 mod svg;
