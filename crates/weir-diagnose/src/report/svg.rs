@@ -168,6 +168,18 @@ impl Drawing {
     }
 }
 
+/// Whether every coordinate is a number: what the charts' property tests ask.
+#[cfg(test)]
+pub fn is_drawable(svg: &str) -> bool {
+    let doc = roxmltree::Document::parse(svg).expect("a chart is XML");
+    let numbers = ["x", "y", "width", "height", "x1", "x2", "y1", "y2", "cx", "cy", "r", "d", "viewBox"];
+    let attributes = doc.descendants().flat_map(|node| node.attributes());
+    let mut words = attributes.filter(|it| numbers.contains(&it.name())).flat_map(|it| {
+        it.value().split(|c: char| c.is_whitespace() || "MLhvz".contains(c)).filter(|word| !word.is_empty())
+    });
+    words.all(|word| word.parse::<f64>().is_ok_and(|number| number.is_finite() && number.abs() < 1e5))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -67,11 +67,7 @@ pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape
 
 fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> NumbersOfShape {
     let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
-    let title = |cell: &Cell| match cell.threads {
-        1 => format!("QD {}", cell.queue_depth),
-        threads => format!("QD {}, {threads} threads", cell.queue_depth),
-    };
-    let depth = |cell: &&Cell| Depth { title: title(cell), columns: columns(findings, cell) };
+    let depth = |cell: &&Cell| Depth { title: depth_title(cell), columns: columns(findings, cell) };
     let line = |(index, layer): (usize, &LayerEntry)| Line {
         name: layer.name.clone(),
         alternative: layer.position != Position::OnTheWay,
@@ -81,6 +77,14 @@ fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Numbers
         title: shape.to_string(),
         depths: cells.iter().map(depth).collect(),
         rows: diagnosis.layers_compared().map(|layer| line((layer, &diagnosis.layers[layer]))).collect(),
+    }
+}
+
+/// A load without its shape.
+pub fn depth_title(cell: &Cell) -> String {
+    match cell.threads {
+        1 => format!("QD {}", cell.queue_depth),
+        threads => format!("QD {}, {threads} threads", cell.queue_depth),
     }
 }
 
