@@ -255,7 +255,8 @@ fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option
         let point: &Point = point;
         Some((point, point.p50_ns?.median, point.p99_ns?.median))
     };
-    let of_shape = || findings.points.iter().filter(|point| point.cell.shape == shape).filter_map(known);
+    let planned = |point: &&Point| point.cell.shape == shape && diagnosis.cells.contains(&point.cell);
+    let of_shape = || findings.points.iter().filter(planned).filter_map(known);
     let least = of_shape().map(|(_, median, _)| median).fold(f64::INFINITY, f64::min);
     let most = of_shape().map(|(_, _, tail)| tail).fold(0.0, f64::max);
     if !least.is_finite() {

@@ -2,6 +2,7 @@
 
 use weir_load::timeline::Timeline;
 
+use super::Group;
 use super::charts::Panel;
 use super::course::{self, Course};
 use super::distribution::{self, Distribution, Series};
@@ -10,7 +11,10 @@ use crate::finding::{Findings, Quantity};
 use crate::result::{Diagnosis, Measurement, RunOutcome};
 
 /// Layers of a cell that are drawn over time: more would be a wall of pictures.
-const MOST_COURSES: usize = 4;
+const MOST_COURSES: usize = 3;
+
+/// Width of a picture of three in a row, in its own units.
+const THREE_IN_A_ROW: f64 = 340.0;
 
 /// The planned cells that are judged by `quantity`, at most so many: first those in which the step that the verdict names
 /// is a loss, then those with the greatest loss of any step. In the order of the plan.
@@ -76,7 +80,7 @@ pub fn distributions(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]
 
 /// The layers on the way over time, a row of panels for each cell: the repeat in the middle of those that are usable, the
 /// others as thin lines.
-pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Panel> {
+pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Group> {
     let drawn = |cell: &&Cell| {
         let runs: Vec<(String, Vec<&Timeline>)> = ends_and_step(diagnosis, findings)
             .into_iter()
@@ -87,7 +91,7 @@ pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> V
                 // The one in the middle comes first.
                 rows.get_mut(..=middle).into_iter().for_each(|half| half.rotate_right(1));
                 let timelines = rows.iter().filter_map(|row| row.timeline.as_deref()).collect();
-                (format!("{}: {cell}", diagnosis.layers[layer].name), timelines)
+                (diagnosis.layers[layer].name.clone(), timelines)
             })
             .collect();
         let courses: Vec<Course<'_>> = runs
@@ -97,21 +101,21 @@ pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> V
                 Some(Course { title: title.clone(), run, others: others.to_vec(), window: "measured" })
             })
             .collect();
-        course::panels(&courses)
+        Group { title: cell.to_string(), class: "three", panels: course::panels(&courses, THREE_IN_A_ROW) }
     };
-    cells.iter().flat_map(drawn).collect()
+    cells.iter().map(drawn).filter(|group| !group.panels.is_empty()).collect()
 }
 
-/// The layers on the way, from the bottom; of a long way its ends and the step that is named.
+/// The layers on the way, from the bottom; of a long way the lowest one and the step that is named, or its ends.
 fn ends_and_step(diagnosis: &Diagnosis, findings: &Findings) -> Vec<usize> {
     let chain: Vec<usize> = diagnosis.chain().map(|(layer, _)| layer).collect();
     if chain.len() <= MOST_COURSES {
         return chain;
     }
-    let named = findings.verdict.step;
-    let wanted = |layer: &usize| {
-        [chain.first(), chain.last()].contains(&Some(layer))
-            || named.is_some_and(|step| [step.from, step.to].contains(layer))
+    let (lowest, highest) = (chain.first().copied(), chain.last().copied());
+    let wanted = match findings.verdict.step {
+        Some(named) => [lowest, Some(named.from), Some(named.to)],
+        None => [lowest, None, highest],
     };
-    chain.iter().copied().filter(wanted).collect()
+    chain.iter().copied().filter(|layer| wanted.contains(&Some(*layer))).collect()
 }

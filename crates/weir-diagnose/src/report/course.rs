@@ -5,10 +5,12 @@ use weir_load::timeline::{Slot, Timeline, bucket_start};
 
 use super::axis::Axis;
 use super::charts::{Panel, clipped, tick_count, tick_duration};
-use super::svg::{Anchor, Drawing, WIDTH};
+use super::svg::{Anchor, Drawing};
 
+/// Room for the labels of the values.
 const LEFT: f64 = 46.0;
-const RIGHT: f64 = WIDTH - 8.0;
+/// Room for the last label of the time.
+const MARGIN: f64 = 4.0;
 const TOP: f64 = 22.0;
 const HEAT: f64 = 120.0;
 const RATE_TOP: f64 = TOP + HEAT + 16.0;
@@ -32,8 +34,9 @@ pub struct Course<'a> {
     pub window: &'static str,
 }
 
-/// The pictures of runs that belong together, all with the same scales; those in which nothing was answered are left out.
-pub fn panels(courses: &[Course<'_>]) -> Vec<Panel> {
+/// The pictures of runs that belong together, so wide and all with the same scales; those in which nothing was answered
+/// are left out.
+pub fn panels(courses: &[Course<'_>], width: f64) -> Vec<Panel> {
     let courses: Vec<&Course<'_>> = courses.iter().filter(|course| is_drawable(course.run)).collect();
     let all = || courses.iter().flat_map(|course| std::iter::once(&course.run).chain(&course.others));
     let measured = |run: &Timeline| run.measured_from_ns.min(run.end_ns) as f64;
@@ -45,16 +48,19 @@ pub fn panels(courses: &[Course<'_>]) -> Vec<Panel> {
     else {
         return Vec::new();
     };
-    let fastest = all().flat_map(|run| rates(run)).filter_map(|(.., rate)| rate).fold(0.0, f64::max);
+    let shown = courses.iter().flat_map(|course| rates(course.run));
+    let fastest = shown.filter_map(|(.., rate)| rate).fold(0.0, f64::max);
     let scales = Scales {
-        time: Axis::between(LEFT, RIGHT, begin / 1e9, end / 1e9),
+        width,
+        time: Axis::between(LEFT, width - MARGIN, begin / 1e9, end / 1e9),
         latency: Axis::logarithmic(
             TOP + HEAT,
             TOP,
             bucket_start(least) as f64,
             bucket_start(most + 1) as f64,
         ),
-        rate: Axis::linear(RATE_TOP + RATE, RATE_TOP, fastest * 1.05),
+        // Repeats that leave it are broken off.
+        rate: Axis::linear(RATE_TOP + RATE, RATE_TOP, fastest * 1.15),
     };
     courses.iter().map(|course| scales.draw(course)).collect()
 }
@@ -75,6 +81,7 @@ fn rates(run: &Timeline) -> impl Iterator<Item = (f64, f64, Option<f64>)> {
 }
 
 struct Scales {
+    width: f64,
     time: Axis,
     latency: Axis,
     rate: Axis,
@@ -82,7 +89,7 @@ struct Scales {
 
 impl Scales {
     fn draw(&self, course: &Course<'_>) -> Panel {
-        let mut drawing = Drawing::default();
+        let mut drawing = Drawing::wide(self.width);
         self.frame(&mut drawing);
         self.heat(&mut drawing, course.run);
         for other in &course.others {
@@ -91,29 +98,28 @@ impl Scales {
         self.line(&mut drawing, "rate", course.run);
         self.window(&mut drawing, course);
         let svg = drawing.close(&format!("Latency and I/Os per second over time: {}", course.title));
-        Panel { title: clipped(&course.title, 64), svg }
+        Panel { title: clipped(&course.title, 40), svg }
     }
 
     fn frame(&self, drawing: &mut Drawing) {
-        let bottom = RATE_TOP + RATE;
+        let (bottom, right) = (RATE_TOP + RATE, self.width - MARGIN);
         for &tick in self.latency.ticks() {
             let y = self.latency.place(tick);
-            drawing.line("grid", (LEFT, y), (RIGHT, y));
+            drawing.line("grid", (LEFT, y), (right, y));
             drawing.text("tick", LEFT - 6.0, y + 3.5, Anchor::End, &tick_duration(tick));
         }
         // Few ticks: the strip is low.
         for &tick in self.rate.ticks().iter().step_by(if self.rate.ticks().len() > 3 { 2 } else { 1 }) {
             let y = self.rate.place(tick);
-            drawing.line("grid", (LEFT, y), (RIGHT, y));
+            drawing.line("grid", (LEFT, y), (right, y));
             drawing.text("tick", LEFT - 6.0, y + 3.5, Anchor::End, &tick_count(tick));
         }
         for &tick in self.time.ticks() {
             let x = self.time.place(tick);
             drawing.line("grid", (x, TOP), (x, bottom));
-            let anchor = if x > RIGHT - 14.0 { Anchor::End } else { Anchor::Middle };
+            let anchor = if x > right - 14.0 { Anchor::End } else { Anchor::Middle };
             drawing.text("tick", x, bottom + 14.0, anchor, &seconds(tick));
         }
-        drawing.text("aside", LEFT + 4.0, RATE_TOP - 4.0, Anchor::Start, "I/Os per second");
     }
 
     fn heat(&self, drawing: &mut Drawing, run: &Timeline) {
@@ -136,6 +142,7 @@ impl Scales {
 
     fn line(&self, drawing: &mut Drawing, class: &str, run: &Timeline) {
         let steps = rates(run).flat_map(|(from, to, rate)| {
+            let rate = rate.filter(|rate| !self.rate.is_beyond(*rate));
             let place = |at: f64| rate.map(|rate| (self.time.place(at), self.rate.place(rate)));
             [place(from), place(to)]
         });
@@ -154,6 +161,7 @@ impl Scales {
         drawing.line("bracket", (from, y - 3.0), (from, y + 3.0));
         drawing.line("bracket", (to, y - 3.0), (to, y + 3.0));
         drawing.text("aside", from + 5.0, y - 5.0, Anchor::Start, course.window);
+        drawing.text("aside", LEFT + 4.0, RATE_TOP - 4.0, Anchor::Start, "I/Os per second");
     }
 }
 
@@ -184,9 +192,9 @@ mod tests {
     #[test]
     fn the_window_begins_where_the_warm_up_ends() {
         let run = steady(10);
-        let drawn = panels(&[course(&run)]);
+        let drawn = panels(&[course(&run)], 340.0);
         let svg = &drawn[0].svg;
-        let width = (RIGHT - LEFT) * 0.2;
+        let width = (340.0 - MARGIN - LEFT) * 0.2;
         let veil = format!(r#"class="veil" x="{LEFT:.1}" y="{TOP:.1}" width="{width:.1}""#);
         assert!(svg.contains(&veil), "{veil} in {svg}");
         for text in [">measured<", ">I/Os per second<", ">0.5 s<", ">10k<", "heat0", "heat2", "heat5"] {
@@ -206,10 +214,10 @@ mod tests {
 
     #[test]
     fn nothing_draws_nothing() {
-        assert!(panels(&[]).is_empty());
-        assert!(panels(&[course(&Timeline::default())]).is_empty());
+        assert!(panels(&[], 340.0).is_empty());
+        assert!(panels(&[course(&Timeline::default())], 340.0).is_empty());
         let idle = Timeline { slots: vec![Slot::default(); 4], ..steady(4) };
-        assert!(panels(&[course(&idle)]).is_empty());
+        assert!(panels(&[course(&idle)], 340.0).is_empty());
     }
 
     proptest! {
@@ -222,7 +230,7 @@ mod tests {
             let [slot_ns, lead_ns, measured_from_ns, end_ns] = numbers;
             let slots = slots.into_iter().map(|(first, counts)| Slot(if near { first % 120 } else { first }, counts));
             let run = Timeline { slot_ns, lead_ns, measured_from_ns, end_ns, slots: slots.collect() };
-            for panel in panels(&[course(&run)]) {
+            for panel in panels(&[course(&run)], 340.0) {
                 prop_assert!(super::super::svg::is_drawable(&panel.svg), "{}", panel.svg);
             }
         }

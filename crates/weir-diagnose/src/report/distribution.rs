@@ -91,13 +91,14 @@ pub fn panel(title: &str, series: &[Series<'_>]) -> Option<Panel> {
     let series: Vec<&Series<'_>> =
         series.iter().filter(|one| !one.latencies.is_empty()).take(MOST_LINES).collect();
     let edges: Vec<Vec<f64>> = series.iter().map(|one| one.latencies.edges()).collect();
-    let least = edges.iter().filter_map(|edges| edges.first()).copied().fold(f64::INFINITY, f64::min);
-    let most = edges.iter().filter_map(|edges| edges.last()).copied().fold(0.0, f64::max);
     let count = series.iter().map(|one| one.latencies.count).fold(0.0, f64::max);
+    let nines = (count / FEWEST_BEYOND).max(10.0).log10().floor().min(6.0) as u32;
+    let top = 1.0 - 0.1_f64.powi(nines as i32);
+    let least = edges.iter().filter_map(|edges| edges.first()).copied().fold(f64::INFINITY, f64::min);
+    let most = series.iter().filter_map(|one| one.latencies.at(top)).fold(0.0, f64::max);
     if !least.is_finite() {
         return None;
     }
-    let nines = (count / FEWEST_BEYOND).max(10.0).log10().floor().min(6.0) as u32;
     let (x, y) = (
         Axis::logarithmic(LEFT, RIGHT, least.max(1.0) * 0.9, most.max(1.0) * 1.1),
         Axis::tail(TOP + HEIGHT, TOP, nines),
@@ -105,9 +106,12 @@ pub fn panel(title: &str, series: &[Series<'_>]) -> Option<Panel> {
     let mut drawing = Drawing::default();
     frame(&mut drawing, &x, &y, nines);
     for (line, (one, edges)) in series.iter().zip(&edges).enumerate() {
+        // The line ends where it leaves at the top.
+        let end = one.latencies.at(top).unwrap_or(most);
         let step = |latency: &f64| (x.place(*latency), y.place(one.latencies.share_within(*latency)));
         let start = edges.first().map(|first| (x.place(first * 0.99), y.place(0.0)));
-        let places = start.into_iter().chain(edges.iter().map(step)).map(Some);
+        let shown = edges.iter().take_while(|edge| **edge <= end);
+        let places = start.into_iter().chain(shown.map(step)).map(Some);
         drawing.path(&format!("line s{line}"), places);
     }
     legend(&mut drawing, &series, nines);

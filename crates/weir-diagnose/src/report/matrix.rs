@@ -40,7 +40,7 @@ pub struct Line {
 pub struct Tile {
     /// Colour, and hatching where nothing is shown.
     pub class: String,
-    /// `▲`, `▼`, `=`, `?`.
+    /// `▲`, `▼`, `=`; `△` and `▽` where it cannot be told.
     pub mark: &'static str,
     /// How many times slower or faster.
     pub text: String,
@@ -114,14 +114,14 @@ fn tile(diagnosis: &Diagnosis, findings: &Findings, wanted: &Wanted, cell: &Cell
         let text = if planned { "–" } else { "" };
         return Tile { class: class.into(), mark: "", text: text.into(), tip: tip.into(), begins: false };
     };
+    let factor = difference.loss_factor();
     let (mark, shown) = match difference.judgement {
         Judgement::Slower => ("▲", true),
         Judgement::Faster => ("▼", true),
         Judgement::Same => ("=", true),
-        Judgement::Inconclusive => ("?", false),
-        Judgement::Untested => ("1", false),
+        Judgement::Inconclusive | Judgement::Untested if factor >= 1.0 => ("△", false),
+        Judgement::Inconclusive | Judgement::Untested => ("▽", false),
     };
-    let factor = difference.loss_factor();
     let hatched = if shown { "" } else { " hatched" };
     let below = match difference.skipped.len() {
         0 => String::new(),
@@ -210,7 +210,7 @@ mod tests {
         diagnosis.rows.retain(|row| row.repeat == 1 && (row.layer != "backing" || row.cell.queue_depth == 1));
         let matrix = matrix(&diagnosis, &find(&diagnosis)).unwrap();
         let tiles = &matrix.rows[1].tiles;
-        assert!(tiles[0].class.contains("hatched") && tiles[0].mark == "1", "{}", tiles[0].class);
+        assert!(tiles[0].class.contains("hatched") && tiles[0].mark == "△", "{}", tiles[0].class);
         assert_eq!((tiles[1].class.as_str(), tiles[1].text.as_str()), ("unknown", "–"));
         diagnosis.rows.clear();
         assert!(super::matrix(&diagnosis, &find(&diagnosis)).is_none());

@@ -6,17 +6,20 @@
 //! own content policy forbids to load anything.
 
 mod axis;
+mod bench;
 mod charts;
 mod choice;
 mod course;
 mod distribution;
 mod junit;
 mod matrix;
+mod rounds;
 mod suspicions;
 mod svg;
 mod validity;
 mod view;
 
+pub use bench::loads;
 pub use junit::junit;
 
 use askama::Template;
@@ -51,8 +54,41 @@ struct Chart {
     title: &'static str,
     how_to_read: String,
     legend: &'static [(&'static str, &'static str)],
+    groups: Vec<Group>,
+}
+
+impl Chart {
+    fn is_drawn(&self) -> bool {
+        self.groups.iter().any(|group| !group.panels.is_empty())
+    }
+}
+
+/// Panels that are compared with each other.
+struct Group {
+    /// Above them; may be empty.
+    title: String,
+    /// `two` or `three` in a row.
+    class: &'static str,
     panels: Vec<charts::Panel>,
 }
+
+impl Group {
+    fn only(panels: Vec<charts::Panel>) -> Vec<Group> {
+        vec![Group { title: String::new(), class: "two", panels }]
+    }
+}
+
+/// The shades of a heat map over time, and the lines below it.
+const HEAT: &[(&str, &str)] = &[
+    ("heat0", "a few"),
+    ("heat1", "0.2 %"),
+    ("heat2", "2 %"),
+    ("heat3", "10 %"),
+    ("heat4", "30 %"),
+    ("heat5", "60 % of a moment’s answers and more"),
+    ("rate", "I/Os per second of this run"),
+    ("repeat", "of its repeats"),
+];
 
 /// Cells of a bar chart: small multiples, not a wall.
 const MOST_BARS: usize = 4;
@@ -110,16 +146,6 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
         ("flat", "same, or cannot be told"),
     ];
     const DEPTHS: &[(&str, &str)] = &[("shallow", "queue depth 1"), ("deep", "greater depth")];
-    const HEAT: &[(&str, &str)] = &[
-        ("heat0", "a few"),
-        ("heat1", "0.2 %"),
-        ("heat2", "2 %"),
-        ("heat3", "10 %"),
-        ("heat4", "30 %"),
-        ("heat5", "60 % of a moment’s answers and more"),
-        ("rate", "I/Os per second of this run"),
-        ("repeat", "of its repeats"),
-    ];
     let telling = |quantity, most| choice::telling(diagnosis, findings, quantity, most);
     let both = |most| [telling(Quantity::Latency, most), telling(Quantity::Iops, most)].concat();
     let (shallow, deep) = (telling(Quantity::Latency, MOST_BARS), telling(Quantity::Iops, MOST_BARS));
@@ -136,7 +162,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                 chosen(diagnosis, findings, Quantity::Latency, shallow.len())
             ),
             legend: STEPS,
-            panels: charts::bars(diagnosis, findings, &shallow),
+            groups: Group::only(charts::bars(diagnosis, findings, &shallow)),
         },
         Chart {
             title: "What the way can carry",
@@ -146,7 +172,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                 chosen(diagnosis, findings, Quantity::Iops, deep.len())
             ),
             legend: &[],
-            panels: charts::bars(diagnosis, findings, &deep),
+            groups: Group::only(charts::bars(diagnosis, findings, &deep)),
         },
         Chart {
             title: "How the latencies are spread",
@@ -155,17 +181,17 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                           to the right is slower."
                 .to_owned(),
             legend: &[],
-            panels: choice::distributions(diagnosis, findings, &both(MOST_DISTRIBUTIONS)),
+            groups: Group::only(choice::distributions(diagnosis, findings, &both(MOST_DISTRIBUTIONS))),
         },
         Chart {
             title: "How it went over time",
             how_to_read: "One repeat of each layer, the middle one by its rate, in the cells that tell most; all layers of a cell \
-                          have the same scales. Above, the latencies: the darker a place, the more of that moment’s answers \
+                          have the same scales. Above, the latencies: the stronger the colour, the more of that moment’s answers \
                           took that long. Below, the rate. Only the measured window counts; what is before it, veiled, is \
                           warm-up."
                 .to_owned(),
             legend: HEAT,
-            panels: choice::courses(diagnosis, findings, &both(1)),
+            groups: choice::courses(diagnosis, findings, &both(1)),
         },
         Chart {
             title: "How even it is",
@@ -173,10 +199,10 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                           hundred takes longer. The scale is logarithmic."
                 .to_owned(),
             legend: DEPTHS,
-            panels: charts::dots(diagnosis, findings, &shapes),
+            groups: Group::only(charts::dots(diagnosis, findings, &shapes)),
         },
     ];
-    charts.into_iter().filter(|chart| !chart.panels.is_empty()).collect()
+    charts.into_iter().filter(Chart::is_drawn).collect()
 }
 
 /// Says that not all cells are drawn.

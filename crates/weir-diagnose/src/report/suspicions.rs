@@ -4,6 +4,9 @@ use crate::finding::Findings;
 use crate::format;
 use crate::hypothesis::{Hypothesis, Predicted, Standing};
 
+/// An end of a range from here on is none: no rate, time or share comes near it.
+const UNBOUNDED: f64 = 1e15;
+
 /// One suspicion.
 pub struct Suspicion {
     /// `✓ confirmed`, `✗ rejected`, `… open`.
@@ -61,9 +64,9 @@ fn suspicion(guess: &Hypothesis) -> Suspicion {
 fn range(predicted: &Predicted) -> String {
     let end = |value: f64| with_unit(value, predicted.unit);
     match (predicted.least, predicted.most) {
-        (least, most) if most.is_finite() && least > 0.0 => format!("{} to {}", end(least), end(most)),
-        (_, most) if most.is_finite() => format!("at most {}", end(most)),
-        (least, _) => format!("at least {}", end(least)),
+        (least, most) if most >= UNBOUNDED => format!("at least {}", end(least)),
+        (least, most) if least > 0.0 => format!("{} to {}", end(least), end(most)),
+        (_, most) => format!("at most {}", end(most)),
     }
 }
 
@@ -84,7 +87,7 @@ mod tests {
     use crate::sample;
 
     fn guess(cause: Cause, standing: Standing, measured: Option<f64>) -> Hypothesis {
-        let predicted = Predicted { value: 90e3, least: 70e3, most: f64::INFINITY, unit: "ns", measured };
+        let predicted = Predicted { value: 90e3, least: 70e3, most: f64::MAX, unit: "ns", measured };
         Hypothesis {
             cause,
             standing,

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use super::axis::Axis;
 
-/// Width of every drawing in its own units; the page scales it to the column.
+/// Width of a drawing of two in a row, in its own units; the page scales it to the column.
 pub const WIDTH: f64 = 460.0;
 
 /// Makes text safe inside an element and inside a quoted attribute.
@@ -41,13 +41,26 @@ pub enum Anchor {
 }
 
 /// A drawing that grows downwards.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Drawing {
     body: String,
     bottom: f64,
+    width: f64,
+}
+
+impl Default for Drawing {
+    fn default() -> Drawing {
+        Drawing::wide(WIDTH)
+    }
 }
 
 impl Drawing {
+    /// An empty drawing of that width.
+    #[must_use]
+    pub fn wide(width: f64) -> Drawing {
+        Drawing { body: String::new(), bottom: 0.0, width }
+    }
+
     /// The lowest place used so far.
     #[must_use]
     pub fn bottom(&self) -> f64 {
@@ -139,13 +152,13 @@ impl Drawing {
     /// The axis with its ticks under everything drawn so far, and grid lines behind it.
     pub fn finish(self, axis: &Axis, tick_label: impl Fn(f64) -> String, description: &str) -> String {
         let (top, bottom) = (2.0, self.bottom + 6.0);
-        let mut grid = Drawing::default();
+        let mut grid = Drawing::wide(self.width);
         for &tick in axis.ticks() {
             let x = axis.place(tick);
             grid.line("grid", (x, top), (x, bottom));
             let anchor = if x < 14.0 {
                 Anchor::Start
-            } else if x > WIDTH - 14.0 {
+            } else if x > self.width - 14.0 {
                 Anchor::End
             } else {
                 Anchor::Middle
@@ -160,7 +173,8 @@ impl Drawing {
     /// The drawing as it is.
     pub fn close(self, description: &str) -> String {
         format!(
-            r#"<svg viewBox="0 0 {WIDTH} {:.0}" role="img" aria-label="{}">{}</svg>"#,
+            r#"<svg viewBox="0 0 {} {:.0}" role="img" aria-label="{}">{}</svg>"#,
+            self.width,
             self.bottom + 4.0,
             escape(description),
             self.body

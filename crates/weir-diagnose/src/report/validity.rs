@@ -101,7 +101,14 @@ fn nearness(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     Some(Figure {
         of: "Numbers are known within",
         value: format!("±{}", format::percent(*widths.get(widths.len() / 2)?)),
-        remark: format!("in the middle, ±{} at worst (95 % interval)", format::percent(*widths.last()?)),
+        remark: match *widths.last()? {
+            worst if worst < 1.0 => {
+                format!("half of them; ±{} at worst (95 % interval)", format::percent(worst))
+            }
+            worst => {
+                format!("half of them; {} and more at worst (95 % interval)", format::factor(1.0 + worst))
+            }
+        },
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::charts;
 use crate::cell::{Cell, Shape};
+use crate::environment::Environment;
 use crate::finding::{Difference, Findings, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
 use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, LayerEntry, Position};
@@ -163,12 +164,20 @@ pub fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
         ("Disk", environment.disk.clone()),
         ("Node", environment.node.clone()),
         ("Begun", environment.started()),
+        ("Runs", runs(diagnosis)),
+        ("Order", format!("cells and layers interleaved at random, seed {}", diagnosis.seed)),
+    ];
+    facts.extend(machine(environment));
+    facts
+}
+
+/// The machine and the programs.
+pub fn machine(environment: &Environment) -> Vec<(&'static str, String)> {
+    let mut facts = vec![
         ("Kernel", environment.kernel.clone()),
         ("Processor", format!("{}, {} usable", environment.cpu, cores(environment.cores))),
         ("Memory", format::gibibytes(environment.memory_bytes)),
         ("Load average at the start", format!("{:.2}", environment.load_average)),
-        ("Runs", runs(diagnosis)),
-        ("Order", format!("cells and layers interleaved at random, seed {}", diagnosis.seed)),
     ];
     if let Some(governor) = &environment.governor {
         facts.push(("Frequency governor", governor.clone()));
