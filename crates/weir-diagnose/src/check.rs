@@ -317,7 +317,7 @@ mod tests {
             let (given, step) = if rounded && mib > 100.0 { (mib.floor(), 1.0) } else { (mib, 0.0) };
             let row = Measurement { iops, mib_per_s: Some(given), mib_per_s_step: step, ..Measurement::default() };
             prop_assert_eq!(objection(&cell, &row), None);
-            let slipped = Measurement { iops: iops * 10.0, ..row };
+            let slipped = Measurement { iops: iops * 10.0, ..row.clone() };
             let objection = objection(&cell, &slipped).unwrap();
             prop_assert_eq!(objection.kind, Kind::Rates);
             prop_assert!((objection.proposed_iops.unwrap() / iops - 1.0).abs() < 1e-9);

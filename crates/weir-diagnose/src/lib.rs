@@ -31,6 +31,7 @@ pub mod finding;
 pub mod format;
 pub mod hypothesis;
 pub mod import;
+mod json;
 pub mod live;
 pub mod load;
 pub mod plan;

@@ -10,7 +10,7 @@ use weir_load::workload::{Access, Workload};
 
 use crate::cell::{Cell, Direction, Pattern};
 use crate::plan::{Target, TargetError};
-use crate::result::{Measurement, Position};
+use crate::result::{MOST_SLOTS, Measurement, Position};
 
 /// Block size of the writer that fills a target before anything is read, in bytes.
 const PREFILL_BLOCK: u64 = 1 << 20;
@@ -157,23 +157,25 @@ impl Target for LoadTarget<'_> {
 impl Measurement {
     /// What the generator measured of the kinds of request that the direction asks for.
     ///
-    /// Of a mixed load there is one rate and one mean, but no percentile: those of reads and writes cannot be
-    /// put together without their histograms.
+    /// Of a mixed load there is one rate, one mean and one distribution; percentiles of reads and writes together are in
+    /// the latter only.
     ///
     /// # Errors
     /// No I/O of a kind was completed.
     pub fn of(summary: &Summary, direction: Direction) -> Result<Measurement, TargetError> {
-        match direction {
-            Direction::Read => Measurement::of_kind(summary, IoKind::Read),
-            Direction::Write => Measurement::of_kind(summary, IoKind::Write),
+        let measurement = match direction {
+            Direction::Read => Measurement::of_kind(summary, IoKind::Read)?,
+            Direction::Write => Measurement::of_kind(summary, IoKind::Write)?,
             Direction::Mixed(_) => {
                 let (read, write) = (
                     Measurement::of_kind(summary, IoKind::Read)?,
                     Measurement::of_kind(summary, IoKind::Write)?,
                 );
-                Ok(read.beside(&write))
+                read.beside(&write)
             }
-        }
+        };
+        let timeline = summary.timeline.as_ref().map(|timeline| Box::new(timeline.coarser(MOST_SLOTS)));
+        Ok(Measurement { timeline, buckets_ns: measurement.buckets_ns.thinned(), ..measurement })
     }
 
     fn of_kind(summary: &Summary, kind: IoKind) -> Result<Measurement, TargetError> {
@@ -195,6 +197,8 @@ impl Measurement {
             cpu_seconds: summary.cpu_seconds,
             bytes: Some(part.bytes),
             runtime_seconds: Some(summary.runtime_seconds),
+            buckets_ns: part.buckets_ns.clone(),
+            timeline: None,
         })
     }
 
@@ -218,6 +222,7 @@ impl Measurement {
             bytes: counts(self.bytes, other.bytes),
             max_ns: longer(self.max_ns, other.max_ns),
             runtime_seconds: longer(self.runtime_seconds, other.runtime_seconds),
+            buckets_ns: self.buckets_ns.joined(&other.buckets_ns),
             ..Measurement::default()
         }
     }
@@ -234,6 +239,8 @@ mod tests {
     use crate::tier::Tier;
     use crate::{finding, sample};
     use std::sync::atomic::AtomicBool;
+    use weir_load::summary::Buckets;
+    use weir_load::timeline::Slot;
 
     fn options() -> LoadOptions {
         LoadOptions {
@@ -276,6 +283,14 @@ mod tests {
             let ios = measured.ios.unwrap();
             assert!(ios > 0 && measured.errors == 0, "{row:?}");
             assert_eq!(measured.bytes, Some(ios * u64::from(row.cell.shape.block_bytes)));
+            assert_eq!(measured.buckets_ns.count(), ios);
+            assert!(measured.buckets_ns.0.len() <= Buckets::THIN);
+            let timeline = measured.timeline.as_ref().unwrap();
+            assert!(
+                timeline.slots.len() <= MOST_SLOTS && timeline.measured_from_ns == 5_000_000,
+                "{timeline:?}"
+            );
+            assert!(timeline.slots.iter().map(Slot::ios).sum::<u64>() >= ios, "the warm-up is shown");
         }
         let findings = finding::find(&diagnosis);
         let of_generator = [Kind::GeneratorIdle, Kind::TooFew].map(Why::Objection);
@@ -283,6 +298,9 @@ mod tests {
             findings.unused.iter().filter(|unused| !of_generator.contains(&unused.why)).collect();
         assert!(impossible.is_empty(), "{impossible:?}");
         assert!(crate::report::html(&diagnosis, &findings).unwrap().contains("file in RAM"));
+        let text = diagnosis.to_json().unwrap();
+        assert!(text.len() < 32 * 5000, "{} bytes", text.len());
+        assert_eq!(crate::Diagnosis::from_json(&text).unwrap(), diagnosis);
     }
 
     #[test]
@@ -317,6 +335,7 @@ mod tests {
         let shape = Shape::new(4096, Pattern::Random, Direction::Mixed(70));
         let mixed = layer.run(&shape.at(4)).unwrap();
         assert!(mixed.p50_ns.is_none() && mixed.mean_ns.is_some());
+        assert_eq!(mixed.buckets_ns.count(), mixed.ios.unwrap(), "reads and writes in one distribution");
         let expected = mixed.iops * 4096.0 / f64::from(1 << 20);
         assert!((mixed.mib_per_s.unwrap() / expected - 1.0).abs() < 0.01, "{mixed:?}");
         let durable = Shape::new(4096, Pattern::Random, Direction::Write).through();

@@ -3,19 +3,25 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
+use weir_load::summary::Buckets;
+use weir_load::timeline::Timeline;
 
 use crate::cell::Cell;
 use crate::counters::Counters;
 use crate::environment::Environment;
+use crate::json;
 
 /// The schema's name and version. Grows when a reader of the old one would misread the new one.
 pub const SCHEMA: &str = "weir-diagnose/2";
+
+/// Slots of a row's timeline: enough for a picture, and few enough for the ten thousand rows of an exhaustive measurement.
+pub const MOST_SLOTS: usize = 32;
 
 /// What one run of one cell at one layer measured. Rows from elsewhere may know less than our own; what a row
 /// does not know is absent, and no check and no finding asks for it.
 ///
 /// Latency runs from the issue of a request to its completion, as the load generator saw it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Completed I/Os per second.
     pub iops: f64,
@@ -45,6 +51,12 @@ pub struct Measurement {
     pub bytes: Option<u64>,
     /// The measured time, in seconds, without warm-up.
     pub runtime_seconds: Option<f64>,
+    /// The latencies in at most [`Buckets::THIN`] buckets; empty in rows from elsewhere.
+    #[serde(default, skip_serializing_if = "Buckets::is_empty")]
+    pub buckets_ns: Buckets,
+    /// The run over time, warm-up included, in at most [`MOST_SLOTS`] slots; absent in rows from elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<Box<Timeline>>,
 }
 
 /// Where a layer stands.
@@ -174,7 +186,7 @@ impl Diagnosis {
     /// # Errors
     /// A number in a row is not finite; [`crate::measure`] never leaves such a row.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string_pretty(self).map(|text| text + "\n")
+        json::indented(self)
     }
 
     /// Reads a document that [`Diagnosis::to_json`] wrote.

@@ -41,6 +41,7 @@ pub fn measurement(cell: &Cell, latency_ns: f64) -> Measurement {
         cpu_seconds: Some(ios as f64 * 1e-7),
         bytes: Some(ios * u64::from(cell.shape.block_bytes)),
         runtime_seconds: Some(10.0),
+        ..Measurement::default()
     }
 }
 

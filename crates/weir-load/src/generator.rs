@@ -145,7 +145,7 @@ impl Generator {
                 block_size,
                 is_random: workload.access.is_random(),
             }),
-            tally: Tally::default(),
+            tally: Tally::of_load(now, now + workload.warmup),
         })
     }
 
@@ -252,7 +252,11 @@ impl Generator {
         let Pending { started, length, kind } = self.slots[slot as usize];
         self.free.push(slot);
         let length = u64::from(length);
-        self.tally.count(kind, length, now.0.saturating_sub(started.0), ok);
+        let latency = now.0.saturating_sub(started.0);
+        self.tally.count(kind, length, latency, ok);
+        if ok && kind != IoKind::Flush {
+            self.tally.timeline.record(now, latency);
+        }
         if self.is_plain {
             return;
         }

@@ -9,7 +9,7 @@
 //!
 //! [`submitters`] plays several threads that issue one sequence.
 //!
-//! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
+//! [`timeline`] is what a load did over time. [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
 //! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -37,6 +37,7 @@ pub mod submitters;
 pub mod summary;
 pub mod tally;
 pub mod target;
+pub mod timeline;
 pub mod verify;
 pub mod verifying;
 pub mod workload;

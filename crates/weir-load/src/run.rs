@@ -20,6 +20,7 @@ use crate::steady::{SteadyState, WINDOW};
 use crate::summary::{Summary, Verification};
 use crate::tally::{IoKind, Tally};
 use crate::target::Target;
+use crate::timeline::Recorder;
 use crate::workload::{Span, Workload, WorkloadError};
 
 /// A load that broke off, and what it had measured until then.
@@ -82,6 +83,7 @@ pub fn run_steady(
         return Err(WorkloadError::Rounds.into());
     }
     let (mut window, mut rounds) = (VecDeque::new(), Vec::new());
+    let mut before_the_window = Recorder::default();
     let mut round = workload.clone();
     loop {
         // What earlier rounds have written may be overwritten.
@@ -90,13 +92,16 @@ pub fn run_steady(
         rounds.push(part.tally.ios() as f64 / part.runtime.as_secs_f64().max(f64::MIN_POSITIVE));
         let ended = part.failed.is_some() || part.stopped;
         window.push_back(part);
-        if window.len() > WINDOW {
-            window.pop_front();
+        if window.len() > WINDOW
+            && let Some(earlier) = window.pop_front()
+        {
+            before_the_window.add(&earlier.tally.timeline);
         }
         let state = SteadyState::of(&rounds);
         if ended || state.reached || rounds.len() >= most as usize {
             let mut whole = Part::default();
             window.into_iter().for_each(|part| whole.follow(part));
+            whole.tally.timeline.follow(&before_the_window);
             let mut result = whole.finish(target, workload);
             match &mut result {
                 Ok(summary) => summary.steady = Some(state),
@@ -515,6 +520,10 @@ mod tests {
         let ios = summary.kind(IoKind::Read).unwrap().ios;
         assert!((150..=202).contains(&ios), "{ios} of 200");
         assert!((0.19..0.3).contains(&summary.runtime_seconds), "{}", summary.runtime_seconds);
+        let timeline = summary.timeline.unwrap();
+        let shown: u64 = timeline.slots.iter().map(crate::timeline::Slot::ios).sum();
+        assert!((350..=402).contains(&shown), "{shown} of 400: the warm-up is shown");
+        assert_eq!(timeline.measured_from_ns, 200_000_000);
     }
 
     #[test]
@@ -532,6 +541,10 @@ mod tests {
         let ios = summary.kind(IoKind::Read).unwrap().ios;
         assert!((250..=310).contains(&ios), "the last five rounds together: {ios} of 300");
         assert!((0.3..0.5).contains(&summary.runtime_seconds), "{}", summary.runtime_seconds);
+        let timeline = summary.timeline.as_ref().unwrap();
+        let (before, all) = (timeline.measured_from_ns as f64 / 1e9, timeline.end_ns as f64 / 1e9);
+        let earlier = 0.06 * (state.rounds.len() - 5) as f64;
+        assert!(before >= earlier - 0.01 && all - before < 0.6, "{before} of {all} s; {state:?}");
         let short = run_steady(&null, &round, false, 3, &Monitor::new()).unwrap();
         assert!(!short.steady.as_ref().unwrap().reached);
         assert!(short.to_string().contains("NOT steady after 3 rounds: too few"), "{short}");

@@ -1,8 +1,10 @@
 //! What a load counted. Tallies merge by addition: over threads, nodes and time.
 
 use hdrhistogram::Histogram;
-use weir_block::RequestKind;
 use weir_block::meter::new_latency_histogram;
+use weir_block::{Nanos, RequestKind};
+
+use crate::timeline::Recorder;
 
 /// The kinds of request that a load makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -74,9 +76,17 @@ impl Default for KindTally {
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     kinds: [KindTally; 3],
+    /// Successful reads and writes over time, the warm-up's included.
+    pub timeline: Recorder,
 }
 
 impl Tally {
+    /// Of a load that begins at `begun` and counts from `measured_from` on.
+    #[must_use]
+    pub fn of_load(begun: Nanos, measured_from: Nanos) -> Tally {
+        Tally { timeline: Recorder::new(begun, measured_from), ..Tally::default() }
+    }
+
     /// The part of one kind.
     #[must_use]
     pub fn kind(&self, kind: IoKind) -> &KindTally {
@@ -126,9 +136,10 @@ impl Tally {
                 mine.add(theirs).expect("all latency histograms have the same bounds");
             }
         }
+        self.timeline.add(&other.timeline);
     }
 
-    /// What was counted after `earlier`, a copy of this tally that was made before.
+    /// What was counted after `earlier`, a copy of this tally that was made before. The timeline stays whole.
     #[must_use]
     pub fn since(&self, earlier: &Tally) -> Tally {
         let mut rest = self.clone();
@@ -145,7 +156,7 @@ impl Tally {
         rest
     }
 
-    /// Forgets everything: the end of a warm-up.
+    /// Forgets everything but the timeline: the end of a warm-up.
     pub fn clear(&mut self) {
         for kind in &mut self.kinds {
             (kind.ios, kind.bytes, kind.errors) = (0, 0, 0);

@@ -112,6 +112,7 @@ impl Fields<'_> {
             cpu_seconds: None,
             bytes: None,
             runtime_seconds: self.decimal("runtime_s")?.map(|(seconds, _)| seconds),
+            ..Measurement::default()
         })
     }
 

@@ -108,6 +108,7 @@ fn measurement(span: Node<'_, '_>, direction: Direction) -> Result<Measurement, 
         cpu_seconds: None,
         bytes: Some(bytes),
         runtime_seconds: Some(seconds),
+        ..Measurement::default()
     })
 }
 

@@ -160,5 +160,6 @@ fn of_part(part: &Part) -> Measurement {
         cpu_seconds: None,
         bytes: Some(part.io_bytes),
         runtime_seconds: Some(part.runtime / 1e3).filter(|seconds| *seconds > 0.0),
+        ..Measurement::default()
     }
 }

@@ -4,7 +4,8 @@
 //! - *What the way can carry*: IOPS at depth, layer by layer.
 //! - *How even it is*: median and 99th percentile of the latency.
 
-use super::svg::{Anchor, Axis, Drawing, WIDTH};
+use super::axis::Axis;
+use super::svg::{Anchor, Drawing, WIDTH};
 use crate::cell::{Cell, Shape};
 use crate::finding::{Difference, Findings, Judgement, Point, Quantity, Spread};
 use crate::format;
@@ -40,11 +41,10 @@ struct Bar<'a> {
     point: &'a Point,
 }
 
-/// The panels of a bar chart for the cells that are judged by `quantity`.
+/// The panels of a bar chart: the quantity that each cell is judged by.
 #[must_use]
-pub fn bars(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity) -> Vec<Panel> {
-    let cells = diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity);
-    cells.filter_map(|cell| bar_panel(diagnosis, findings, cell)).collect()
+pub fn bars(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Panel> {
+    cells.iter().filter_map(|cell| bar_panel(diagnosis, findings, cell)).collect()
 }
 
 fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<Panel> {
@@ -151,7 +151,7 @@ fn draw_alternatives(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quant
 }
 
 /// A name that leaves room for what stands beside it; the tip and the table have the whole one.
-fn clipped(name: &str, longest: usize) -> String {
+pub(super) fn clipped(name: &str, longest: usize) -> String {
     if name.chars().count() <= longest {
         return name.to_owned();
     }
@@ -172,12 +172,31 @@ fn label(drawing: &mut Drawing, bar: &Bar<'_>, baseline: f64, classes: [&str; 2]
     };
     let class = format!("{}-text", class_of(difference));
     let step = verdict::in_short(difference);
-    drawing.spans(
-        WIDTH,
-        baseline,
-        Anchor::End,
-        &[(class.as_str(), step.as_str()), (value_class, value.as_str())],
-    );
+    let ends = added(difference).unwrap_or_default();
+    let mut parts = vec![(class.as_str(), step.as_str())];
+    if !ends.is_empty() {
+        parts.push(("small", ends.as_str()));
+    }
+    parts.push((value_class, value.as_str()));
+    drawing.spans(WIDTH, baseline, Anchor::End, &parts);
+}
+
+/// The interval of what a layer adds or saves, in the quantity's unit: that of the factor, applied to the layer below.
+fn added(difference: &Difference) -> Option<String> {
+    let interval = difference.interval?;
+    Some(match difference.quantity {
+        Quantity::Latency => {
+            let below = difference.before.median;
+            let [low, high] =
+                [interval.low, interval.high].map(|factor| format::signed_duration(below * (factor - 1.0)));
+            match (low.split_once(' '), high.split_once(' ')) {
+                // One unit is enough for both.
+                (Some((low, unit)), Some((_, of_high))) if unit == of_high => format!("[{low}, {high}]"),
+                _ => format!("[{low}, {high}]"),
+            }
+        }
+        Quantity::Iops => verdict::interval(difference)?,
+    })
 }
 
 /// What may be named as a loss stands out; so does a gain that is shown.
@@ -224,11 +243,8 @@ fn tip(bar: &Bar<'_>) -> String {
 
 /// The panels of the chart of percentiles: all depths of a shape together.
 #[must_use]
-pub fn dots(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Panel> {
-    crate::table::shapes(diagnosis)
-        .into_iter()
-        .filter_map(|shape| dot_panel(diagnosis, findings, shape))
-        .collect()
+pub fn dots(diagnosis: &Diagnosis, findings: &Findings, shapes: &[Shape]) -> Vec<Panel> {
+    shapes.iter().filter_map(|shape| dot_panel(diagnosis, findings, *shape)).collect()
 }
 
 /// A point whose median and 99th percentile are known.
@@ -239,7 +255,8 @@ fn dot_panel(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Option
         let point: &Point = point;
         Some((point, point.p50_ns?.median, point.p99_ns?.median))
     };
-    let of_shape = || findings.points.iter().filter(|point| point.cell.shape == shape).filter_map(known);
+    let planned = |point: &&Point| point.cell.shape == shape && diagnosis.cells.contains(&point.cell);
+    let of_shape = || findings.points.iter().filter(planned).filter_map(known);
     let least = of_shape().map(|(_, median, _)| median).fold(f64::INFINITY, f64::min);
     let most = of_shape().map(|(_, _, tail)| tail).fold(0.0, f64::max);
     if !least.is_finite() {
@@ -293,7 +310,7 @@ fn dumbbell(drawing: &mut Drawing, axis: &Axis, (point, median, tail): Percentil
 }
 
 /// A round number of nanoseconds without digits that say nothing: `0`, `50 µs`, `2.5 ms`.
-fn tick_duration(nanoseconds: f64) -> String {
+pub(super) fn tick_duration(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds {
         ns if ns <= 0.0 => return "0".to_owned(),
         ns if ns < 999.5 => (ns, "ns"),
@@ -305,7 +322,7 @@ fn tick_duration(nanoseconds: f64) -> String {
 }
 
 /// A round rate in the same way: `0`, `50k`, `2.5M`.
-fn tick_count(rate: f64) -> String {
+pub(super) fn tick_count(rate: f64) -> String {
     let (value, unit) = match rate {
         rate if rate < 999.5 => (rate, ""),
         rate if rate < 999.5e3 => (rate / 1e3, "k"),
@@ -320,11 +337,15 @@ mod tests {
     use crate::finding::find;
     use crate::sample;
 
+    fn of<'a>(diagnosis: &'a Diagnosis, findings: &Findings, quantity: Quantity) -> Vec<&'a Cell> {
+        diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity).collect()
+    }
+
     #[test]
     fn each_cell_gets_the_bars_that_it_is_judged_by() {
         let diagnosis = sample::write_back();
         let findings = find(&diagnosis);
-        let latency = bars(&diagnosis, &findings, Quantity::Latency);
+        let latency = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Latency));
         assert_eq!(latency.len(), 4);
         assert_eq!(latency[2].title, "4K random write, QD 1");
         let svg = &latency[2].svg;
@@ -333,10 +354,10 @@ mod tests {
             "{svg}"
         );
         assert!(svg.contains(r#"class="cost""#) && svg.contains(r#"class="gain""#), "{svg}");
-        let iops = bars(&diagnosis, &findings, Quantity::Iops);
+        let iops = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops));
         assert_eq!(iops.len(), 4);
         assert!(iops[2].svg.contains(r#"class="cut""#), "write-back+0 is far beyond the way and is cut off");
-        assert_eq!(dots(&diagnosis, &findings).len(), 4);
+        assert_eq!(dots(&diagnosis, &findings, &crate::table::shapes(&diagnosis)).len(), 4);
     }
 
     #[test]
@@ -345,7 +366,8 @@ mod tests {
             ("backing", sample::Numbers([50e3; 5])),
             ("export", sample::Numbers([100e3; 5])),
         ]);
-        let panels = bars(&diagnosis, &find(&diagnosis), Quantity::Latency);
+        let findings = find(&diagnosis);
+        let panels = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Latency));
         let svg = &panels[0].svg;
         assert!(svg.contains(r#"class="base" x="0.0" y="18.0" width="230.0""#), "{svg}");
         assert!(svg.contains(r#"class="cost" x="230.0" y="62.0" width="230.0""#), "{svg}");
@@ -356,8 +378,8 @@ mod tests {
         let mut diagnosis = sample::write_back();
         diagnosis.rows.clear();
         let findings = find(&diagnosis);
-        assert!(bars(&diagnosis, &findings, Quantity::Iops).is_empty());
-        assert!(dots(&diagnosis, &findings).is_empty());
+        assert!(bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops)).is_empty());
+        assert!(dots(&diagnosis, &findings, &crate::table::shapes(&diagnosis)).is_empty());
     }
 
     #[test]

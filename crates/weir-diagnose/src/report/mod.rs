@@ -1,20 +1,32 @@
 //! The findings as one HTML file, as JSON and as JUnit.
 //!
-//! The HTML file has the verdict, the charts, the numbers, the environment, and what the report does not say.
+//! The HTML file has the verdict and how far it can be relied on, every cell against the layer below, the charts of the cells that
+//! tell most, the suspicions, the numbers, the environment, and what the report does not say.
 //! It asks the network for nothing: style and drawings are inside it, there is no script, and its
 //! own content policy forbids to load anything.
 
+mod axis;
+mod bench;
 mod charts;
+mod choice;
+mod course;
+mod distribution;
 mod junit;
+mod matrix;
+mod rounds;
+mod suspicions;
 mod svg;
+mod validity;
 mod view;
 
+pub use bench::loads;
 pub use junit::junit;
 
 use askama::Template;
 use serde::Serialize;
 
 use crate::finding::{Findings, Quantity};
+use crate::json;
 use crate::result::Diagnosis;
 use crate::verdict::Grade;
 
@@ -25,8 +37,12 @@ struct Page<'a> {
     diagnosis: &'a Diagnosis,
     findings: &'a Findings,
     standing: &'static str,
+    figures: Vec<validity::Figure>,
+    against: Vec<String>,
     chain: Vec<view::Stop<'a>>,
+    matrix: Option<matrix::Matrix>,
     charts: Vec<Chart>,
+    suspicions: Vec<suspicions::Suspicion>,
     tables: Vec<view::NumbersOfShape>,
     unused: Vec<String>,
     facts: Vec<(&'static str, String)>,
@@ -36,10 +52,49 @@ struct Page<'a> {
 /// A chart: one question, one panel for each load.
 struct Chart {
     title: &'static str,
-    how_to_read: &'static str,
+    how_to_read: String,
     legend: &'static [(&'static str, &'static str)],
+    groups: Vec<Group>,
+}
+
+impl Chart {
+    fn is_drawn(&self) -> bool {
+        self.groups.iter().any(|group| !group.panels.is_empty())
+    }
+}
+
+/// Panels that are compared with each other.
+struct Group {
+    /// Above them; may be empty.
+    title: String,
+    /// `two` or `three` in a row.
+    class: &'static str,
     panels: Vec<charts::Panel>,
 }
+
+impl Group {
+    fn only(panels: Vec<charts::Panel>) -> Vec<Group> {
+        vec![Group { title: String::new(), class: "two", panels }]
+    }
+}
+
+/// The shades of a heat map over time, and the lines below it.
+const HEAT: &[(&str, &str)] = &[
+    ("heat0", "a few"),
+    ("heat1", "0.2 %"),
+    ("heat2", "2 %"),
+    ("heat3", "10 %"),
+    ("heat4", "30 %"),
+    ("heat5", "60 % of a moment’s answers and more"),
+    ("rate", "I/Os per second of this run"),
+    ("repeat", "of its repeats"),
+];
+
+/// Cells of a bar chart: small multiples, not a wall.
+const MOST_BARS: usize = 4;
+
+/// Cells whose distributions are drawn, at queue depth 1 and deeper.
+const MOST_DISTRIBUTIONS: usize = 2;
 
 /// The report as one HTML document.
 ///
@@ -54,8 +109,12 @@ pub fn html(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, askama
             Grade::NoBottleneckFound => "even",
             Grade::Inconclusive | Grade::GeneratorLimited => "unknown",
         },
+        figures: validity::figures(diagnosis, findings),
+        against: validity::against(diagnosis, findings),
         chain: view::chain(diagnosis),
+        matrix: matrix::matrix(diagnosis, findings),
         charts: all_charts(diagnosis, findings),
+        suspicions: suspicions::suspicions(findings),
         tables: view::numbers(diagnosis, findings),
         unused: crate::table::unused_lines(diagnosis, findings),
         facts: view::facts(diagnosis),
@@ -75,7 +134,7 @@ pub fn json(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, serde_
         diagnosis: &'a Diagnosis,
         findings: &'a Findings,
     }
-    serde_json::to_string_pretty(&Document { diagnosis, findings }).map(|text| text + "\n")
+    json::indented(&Document { diagnosis, findings })
 }
 
 fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
@@ -87,31 +146,73 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
         ("flat", "same, or cannot be told"),
     ];
     const DEPTHS: &[(&str, &str)] = &[("shallow", "queue depth 1"), ("deep", "greater depth")];
+    let telling = |quantity, most| choice::telling(diagnosis, findings, quantity, most);
+    let both = |most| [telling(Quantity::Latency, most), telling(Quantity::Iops, most)].concat();
+    let (shallow, deep) = (telling(Quantity::Latency, MOST_BARS), telling(Quantity::Iops, MOST_BARS));
+    let mut shapes: Vec<_> = [&shallow[..], &deep].concat().iter().map(|cell| cell.shape).collect();
+    shapes.sort();
+    shapes.dedup();
     let charts = [
         Chart {
             title: "Where the time goes",
-            how_to_read: "Median latency at queue depth 1, one I/O after the other. Each bar ends at the time \
-                          that a layer answers in; its coloured part is what the layer adds to the one below, \
-                          or saves. The thin line is the range over the repeats.",
+            how_to_read: format!(
+                "Median latency at queue depth 1, one I/O after the other. Each bar ends at the time that a layer answers in; \
+                 its coloured part is what the layer adds to the one below, or saves, with the 95 % interval in brackets. The \
+                 thin line is the range over the repeats.{}",
+                chosen(diagnosis, findings, Quantity::Latency, shallow.len())
+            ),
             legend: STEPS,
-            panels: charts::bars(diagnosis, findings, Quantity::Latency),
+            groups: Group::only(charts::bars(diagnosis, findings, &shallow)),
         },
         Chart {
             title: "What the way can carry",
-            how_to_read: "I/Os per second with a full queue. The factor compares a layer with the one below it \
-                          on the way: ×0.50 keeps half.",
+            how_to_read: format!(
+                "I/Os per second with a full queue. The factor compares a layer with the one below it on the way: ×0.50 keeps \
+                 half; its 95 % interval stands in brackets.{}",
+                chosen(diagnosis, findings, Quantity::Iops, deep.len())
+            ),
             legend: &[],
-            panels: charts::bars(diagnosis, findings, Quantity::Iops),
+            groups: Group::only(charts::bars(diagnosis, findings, &deep)),
+        },
+        Chart {
+            title: "How the latencies are spread",
+            how_to_read: "Which share of the I/Os was answered within which time, all repeats together, in the cells that tell \
+                          most. Each nine has the same room, so the slow end is as easy to read as the middle; a line further \
+                          to the right is slower."
+                .to_owned(),
+            legend: &[],
+            groups: Group::only(choice::distributions(diagnosis, findings, &both(MOST_DISTRIBUTIONS))),
+        },
+        Chart {
+            title: "How it went over time",
+            how_to_read: "One repeat of each layer, the middle one by its rate, in the cells that tell most; all layers of a cell \
+                          have the same scales. Above, the latencies: the stronger the colour, the more of that moment’s answers \
+                          took that long. Below, the rate. Only the measured window counts; what is before it, veiled, is \
+                          warm-up."
+                .to_owned(),
+            legend: HEAT,
+            groups: choice::courses(diagnosis, findings, &both(1)),
         },
         Chart {
             title: "How even it is",
             how_to_read: "The filled dot is the median latency, the open one the 99th percentile: one I/O in a \
-                          hundred takes longer. The scale is logarithmic.",
+                          hundred takes longer. The scale is logarithmic."
+                .to_owned(),
             legend: DEPTHS,
-            panels: charts::dots(diagnosis, findings),
+            groups: Group::only(charts::dots(diagnosis, findings, &shapes)),
         },
     ];
-    charts.into_iter().filter(|chart| !chart.panels.is_empty()).collect()
+    charts.into_iter().filter(Chart::is_drawn).collect()
+}
+
+/// Says that not all cells are drawn.
+fn chosen(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity, drawn: usize) -> String {
+    let all = diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity).count();
+    if drawn == all {
+        String::new()
+    } else {
+        format!(" Drawn are {drawn} of {all} cells, those that lose most.")
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::charts;
 use crate::cell::{Cell, Shape};
+use crate::environment::Environment;
 use crate::finding::{Difference, Findings, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
 use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, LayerEntry, Position};
@@ -67,11 +68,7 @@ pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape
 
 fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> NumbersOfShape {
     let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
-    let title = |cell: &Cell| match cell.threads {
-        1 => format!("QD {}", cell.queue_depth),
-        threads => format!("QD {}, {threads} threads", cell.queue_depth),
-    };
-    let depth = |cell: &&Cell| Depth { title: title(cell), columns: columns(findings, cell) };
+    let depth = |cell: &&Cell| Depth { title: depth_title(cell), columns: columns(findings, cell) };
     let line = |(index, layer): (usize, &LayerEntry)| Line {
         name: layer.name.clone(),
         alternative: layer.position != Position::OnTheWay,
@@ -81,6 +78,14 @@ fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> Numbers
         title: shape.to_string(),
         depths: cells.iter().map(depth).collect(),
         rows: diagnosis.layers_compared().map(|layer| line((layer, &diagnosis.layers[layer]))).collect(),
+    }
+}
+
+/// A load without its shape.
+pub fn depth_title(cell: &Cell) -> String {
+    match cell.threads {
+        1 => format!("QD {}", cell.queue_depth),
+        threads => format!("QD {}, {threads} threads", cell.queue_depth),
     }
 }
 
@@ -159,12 +164,20 @@ pub fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
         ("Disk", environment.disk.clone()),
         ("Node", environment.node.clone()),
         ("Begun", environment.started()),
+        ("Runs", runs(diagnosis)),
+        ("Order", format!("cells and layers interleaved at random, seed {}", diagnosis.seed)),
+    ];
+    facts.extend(machine(environment));
+    facts
+}
+
+/// The machine and the programs.
+pub fn machine(environment: &Environment) -> Vec<(&'static str, String)> {
+    let mut facts = vec![
         ("Kernel", environment.kernel.clone()),
         ("Processor", format!("{}, {} usable", environment.cpu, cores(environment.cores))),
         ("Memory", format::gibibytes(environment.memory_bytes)),
         ("Load average at the start", format!("{:.2}", environment.load_average)),
-        ("Runs", runs(diagnosis)),
-        ("Order", format!("cells and layers interleaved at random, seed {}", diagnosis.seed)),
     ];
     if let Some(governor) = &environment.governor {
         facts.push(("Frequency governor", governor.clone()));

@@ -1,0 +1,262 @@
+//! The results of `weir bench` as one HTML file: rates, the spread of the latencies, the runs over time.
+
+use askama::Template;
+use weir_load::steady::WINDOW;
+use weir_load::summary::{KindSummary, LatencyFrom, Summary};
+
+use super::course::{self, Course};
+use super::distribution::{self, Distribution, MOST_LINES, Series};
+use super::svg::WIDTH;
+use super::{Chart, Group, HEAT, rounds, view};
+use crate::environment::Environment;
+use crate::format;
+
+/// Everything that the template shows, in the words in which it shows it.
+#[derive(Template)]
+#[template(path = "bench.html")]
+struct Page<'a> {
+    subject: String,
+    environment: &'a Environment,
+    from_intended_start: bool,
+    columns: [&'static str; 10],
+    lines: Vec<Line>,
+    remarks: Vec<String>,
+    charts: Vec<Chart>,
+    facts: Vec<(&'static str, String)>,
+    limits: Vec<&'static str>,
+}
+
+/// One kind of request of one load.
+struct Line {
+    name: String,
+    numbers: Vec<String>,
+}
+
+/// The report of loads that ran side by side or one after the other.
+///
+/// # Errors
+/// Never in practice: the template only fails when its output cannot be written, and it writes to memory.
+pub fn loads(summaries: &[Summary], environment: &Environment) -> Result<String, askama::Error> {
+    let page = Page {
+        subject: environment.disk.clone(),
+        environment,
+        from_intended_start: summaries.iter().any(from_intended_start),
+        columns: ["IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"],
+        lines: summaries.iter().flat_map(lines).collect(),
+        remarks: summaries.iter().flat_map(remarks).collect(),
+        charts: charts(summaries),
+        facts: facts(summaries, environment),
+        limits: limits(summaries),
+    };
+    page.render()
+}
+
+fn from_intended_start(summary: &Summary) -> bool {
+    summary.latency_from == LatencyFrom::IntendedStart
+}
+
+/// How a load is called: by its job, or by what it asks for.
+fn name(summary: &Summary) -> String {
+    summary.name.clone().unwrap_or_else(|| summary.workload.to_string())
+}
+
+fn lines(summary: &Summary) -> impl Iterator<Item = Line> {
+    summary
+        .kinds
+        .iter()
+        .map(|kind| Line { name: format!("{}: {}", name(summary), kind.kind.name()), numbers: numbers(kind) })
+}
+
+fn numbers(kind: &KindSummary) -> Vec<String> {
+    let latency = &kind.latency_ns;
+    let mut numbers = vec![format::count(kind.iops), format::throughput(kind.mib_per_second)];
+    numbers.push(format::duration(latency.mean));
+    let percentiles = [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
+    numbers.extend(percentiles.map(|nanoseconds| format::duration(nanoseconds as f64)));
+    numbers.push(kind.errors.to_string());
+    numbers
+}
+
+/// What limits that the figures say something.
+fn remarks(summary: &Summary) -> Vec<String> {
+    let mut remarks: Vec<String> =
+        summary.incomplete.iter().map(|why| format!("Incomplete: {why}.")).collect();
+    if summary.never_made > 0 {
+        remarks.push(format!(
+            "{} requests were due and never made, because the queue was full: the target does not sustain this rate.",
+            format::whole(summary.never_made as f64)
+        ));
+    }
+    if let Some(error) = &summary.first_error {
+        remarks.push(format!("{} requests failed; the first was told: {error}", summary.errors()));
+    }
+    if let Some(found) = summary.verification.as_ref().filter(|found| found.mismatches > 0) {
+        remarks.push(format!("{} of {} blocks were not what was written.", found.mismatches, found.checked));
+    }
+    remarks.extend(summary.remarks());
+    match &summary.name {
+        Some(name) => remarks.into_iter().map(|remark| format!("{name}: {remark}")).collect(),
+        None => remarks,
+    }
+}
+
+fn charts(summaries: &[Summary]) -> Vec<Chart> {
+    let all = [
+        Chart {
+            title: "How the latencies are spread",
+            how_to_read: "Which share of the I/Os was answered within which time. Each nine has the same room, so the slow end is as \
+                          easy to read as the middle; a line further to the right is slower."
+                .to_owned(),
+            legend: &[],
+            groups: Group::only(distributions(summaries)),
+        },
+        Chart {
+            title: "How it went over time",
+            how_to_read: "Above, the latencies: the stronger the colour, the more of that moment’s answers took that long. Below, the \
+                          rate. Only the window under the bracket counts; what is before it, veiled, is warm-up, or the rounds \
+                          before the steady ones."
+                .to_owned(),
+            legend: HEAT,
+            groups: Group::only(courses(summaries)),
+        },
+        Chart {
+            title: "How it came to rest",
+            how_to_read: format!(
+                "I/Os per second of each round. The last {WINDOW} are steady when none lies further from another than 20 % of their \
+                 average, the band between the dotted lines, and the line through them rises or falls by 10 % at most (SNIA PTS)."
+            ),
+            legend: &[("base", "rounds that the figures are of"), ("beside", "rounds before")],
+            groups: Group::only(
+                summaries.iter().filter_map(|it| rounds::panel(&name(it), it.steady.as_ref()?)).collect(),
+            ),
+        },
+    ];
+    all.into_iter().filter(Chart::is_drawn).collect()
+}
+
+/// One panel for each few lines: every kind of every load is a line.
+fn distributions(summaries: &[Summary]) -> Vec<super::charts::Panel> {
+    let kinds = summaries.iter().flat_map(|summary| summary.kinds.iter().map(move |kind| (summary, kind)));
+    let names: Vec<(String, &KindSummary)> = kinds
+        .map(|(summary, kind)| match (&summary.name, summaries.len()) {
+            (None, 1) => (kind.kind.name().to_owned(), kind),
+            _ => (format!("{}, {}", name(summary), kind.kind.name()), kind),
+        })
+        .collect();
+    let panel = |names: &[(String, &KindSummary)]| {
+        let series = names.iter().map(|(name, kind)| Series {
+            name,
+            latencies: Distribution::of(std::iter::once(&kind.buckets_ns)),
+        });
+        distribution::panel(&title(summaries), &series.collect::<Vec<_>>())
+    };
+    names.chunks(MOST_LINES).filter_map(panel).collect()
+}
+
+fn title(summaries: &[Summary]) -> String {
+    match summaries {
+        [one] => name(one),
+        _ => format!("{} loads", summaries.len()),
+    }
+}
+
+fn courses(summaries: &[Summary]) -> Vec<super::charts::Panel> {
+    let course = |summary| -> Option<Course<'_>> {
+        let summary: &Summary = summary;
+        let window = match &summary.steady {
+            Some(state) if state.reached => "steady window",
+            Some(_) => "last window: not steady",
+            None => "measured",
+        };
+        Some(Course { title: name(summary), run: summary.timeline.as_ref()?, others: Vec::new(), window })
+    };
+    // Jobs of one file may have nothing in common: each has its own scales.
+    let panels = summaries.iter().filter_map(course).flat_map(|course| course::panels(&[course], WIDTH));
+    panels.collect()
+}
+
+fn facts(summaries: &[Summary], environment: &Environment) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("Target", environment.disk.clone())];
+    let seconds: f64 = summaries.iter().map(|summary| summary.runtime_seconds).sum();
+    facts.push(("Load measured", format::duration(seconds * 1e9)));
+    for summary in summaries {
+        facts.push(("Load", format!("{}, by {}", summary.workload, summary.engine)));
+        if let Some(cpu) = summary.cpu_seconds.filter(|_| summary.runtime_seconds > 0.0) {
+            let share = cpu / summary.runtime_seconds / f64::from(summary.workload.threads.max(1));
+            facts
+                .push(("Its threads were on a processor", format!("{} of the time", format::percent(share))));
+        }
+    }
+    facts.extend(view::machine(environment));
+    facts
+}
+
+fn limits(summaries: &[Summary]) -> Vec<&'static str> {
+    let mut limits = vec![
+        "It is one run: how far another one would be from it is not known. weir diagnose repeats loads and gives intervals.",
+        "Percentiles are within 1 %; those beyond the number of requests, such as 99.999 % of a thousand, are those of the \
+         slowest few.",
+        "Reads of a target that caches depend on what its cache held, and writes that are answered before they are on the storage \
+         show the speed of the answer.",
+    ];
+    if !summaries.iter().all(from_intended_start) {
+        limits.push(
+            "Without a rate the load is a closed loop: a request waits for an answer before the next one is sent, so a stall is \
+             seen by few requests. --rate gives an open-loop clock.",
+        );
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use std::time::Duration;
+    use weir_load::run::{Monitor, run, run_steady};
+    use weir_load::workload::{Access, Workload};
+
+    fn load() -> Workload {
+        Workload {
+            access: Access::RandRw { read_percent: 70 },
+            rate: Some(20_000),
+            runtime: Some(Duration::from_millis(80)),
+            warmup: Duration::from_millis(20),
+            ..Workload::default()
+        }
+    }
+
+    #[test]
+    fn a_load_has_a_report_of_its_own_that_needs_no_network() {
+        let summary = run(&"null".parse().unwrap(), &load(), false, &Monitor::new()).unwrap();
+        let environment = crate::Environment { disk: "<null>".into(), ..sample::environment() };
+        let html = loads(&[summary], &environment).unwrap();
+        for text in ["http:", "https:", "<script", "@import", "url(", "src=", "<null>"] {
+            assert!(!html.contains(text), "{text}");
+        }
+        for text in ["default-src 'none'", "measured", "I/Os per second", "p99.9", "randrw", "Example CPU"] {
+            assert!(html.contains(text), "{text}");
+        }
+        assert_eq!(html.matches("<svg").count(), 2);
+    }
+
+    #[test]
+    fn rounds_are_shown_with_the_window_that_counts() {
+        let workload =
+            Workload { access: Access::RandRead, runtime: Some(Duration::from_millis(20)), ..load() };
+        let mut summary = run_steady(&"null".parse().unwrap(), &workload, false, 6, &Monitor::new()).unwrap();
+        summary.name = Some("job".into());
+        summary.never_made = 1234;
+        let html = loads(&[summary.clone(), summary], &sample::environment()).unwrap();
+        assert!(html.contains("How it came to rest") && html.contains("1,234 requests were due"), "{html}");
+        assert_eq!(html.matches("<svg").count(), 5);
+    }
+
+    #[test]
+    fn a_load_that_answered_nothing_still_has_a_report() {
+        let nothing = Summary::new("x", "null", &load(), &weir_load::tally::Tally::default(), Duration::ZERO);
+        let html = loads(&[nothing], &sample::environment()).unwrap();
+        assert!(!html.contains("<svg") && !html.contains("NaN"));
+        assert!(loads(&[], &sample::environment()).is_ok());
+    }
+}

@@ -1,0 +1,121 @@
+//! Which cells are drawn: a matrix has up to 336, and a reader looks at a few.
+
+use weir_load::timeline::Timeline;
+
+use super::Group;
+use super::charts::Panel;
+use super::course::{self, Course};
+use super::distribution::{self, Distribution, Series};
+use crate::cell::Cell;
+use crate::finding::{Findings, Quantity};
+use crate::result::{Diagnosis, Measurement, RunOutcome};
+
+/// Layers of a cell that are drawn over time: more would be a wall of pictures.
+const MOST_COURSES: usize = 3;
+
+/// Width of a picture of three in a row, in its own units.
+const THREE_IN_A_ROW: f64 = 340.0;
+
+/// The planned cells that are judged by `quantity`, at most so many: first those in which the step that the verdict names
+/// is a loss, then those with the greatest loss of any step. In the order of the plan.
+pub fn telling<'a>(
+    diagnosis: &'a Diagnosis,
+    findings: &Findings,
+    quantity: Quantity,
+    most: usize,
+) -> Vec<&'a Cell> {
+    let cells = diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity);
+    let mut ranked: Vec<(usize, &Cell)> = cells.enumerate().collect();
+    let weighed = |cell| weight(findings, cell);
+    ranked.sort_by(|(_, a), (_, b)| {
+        let (a, b) = (weighed(a), weighed(b));
+        b.0.cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    ranked.truncate(most);
+    ranked.sort_by_key(|(place, _)| *place);
+    ranked.into_iter().map(|(_, cell)| cell).collect()
+}
+
+/// Whether the named step is a loss there, and the greatest loss.
+fn weight(findings: &Findings, cell: &Cell) -> (bool, f64) {
+    let losses = || findings.steps.iter().filter(|step| step.cell == *cell && step.is_loss());
+    let named = findings
+        .verdict
+        .step
+        .is_some_and(|named| losses().any(|step| (step.from, step.to) == (named.from, named.to)));
+    (named, losses().map(|step| step.loss_factor()).fold(0.0, f64::max))
+}
+
+/// The rows of a layer in a cell that findings rest on.
+fn usable<'a>(
+    diagnosis: &'a Diagnosis,
+    findings: &Findings,
+    layer: usize,
+    cell: &Cell,
+) -> Vec<&'a Measurement> {
+    let name = &diagnosis.layers[layer].name;
+    let rows = diagnosis.rows.iter().enumerate().filter(|(place, row)| {
+        row.layer == *name && row.cell == *cell && findings.unused.iter().all(|unused| unused.row != *place)
+    });
+    let measured = rows.filter_map(|(_, row)| match &row.outcome {
+        RunOutcome::Measured(measurement) => Some(measurement),
+        RunOutcome::Skipped(_) | RunOutcome::Failed(_) => None,
+    });
+    measured.collect()
+}
+
+/// The distributions of the layers on the way, a panel for each cell.
+pub fn distributions(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Panel> {
+    let of_layer = |(layer, name), cell: &Cell| {
+        let runs = usable(diagnosis, findings, layer, cell);
+        Series { name, latencies: Distribution::of(runs.iter().map(|run| &run.buckets_ns)) }
+    };
+    let panel = |cell: &&Cell| {
+        let layers = diagnosis.chain().map(|(layer, entry)| (layer, entry.name.as_str()));
+        let series: Vec<Series<'_>> = layers.map(|layer| of_layer(layer, cell)).collect();
+        distribution::panel(&cell.to_string(), &series)
+    };
+    cells.iter().filter_map(panel).collect()
+}
+
+/// The layers on the way over time, a row of panels for each cell: the repeat in the middle of those that are usable, the
+/// others as thin lines.
+pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Group> {
+    let drawn = |cell: &&Cell| {
+        let runs: Vec<(String, Vec<&Timeline>)> = ends_and_step(diagnosis, findings)
+            .into_iter()
+            .map(|layer| {
+                let mut rows = usable(diagnosis, findings, layer, cell);
+                rows.sort_by(|a, b| a.iops.total_cmp(&b.iops));
+                let middle = rows.len() / 2;
+                // The one in the middle comes first.
+                rows.get_mut(..=middle).into_iter().for_each(|half| half.rotate_right(1));
+                let timelines = rows.iter().filter_map(|row| row.timeline.as_deref()).collect();
+                (diagnosis.layers[layer].name.clone(), timelines)
+            })
+            .collect();
+        let courses: Vec<Course<'_>> = runs
+            .iter()
+            .filter_map(|(title, timelines)| {
+                let (run, others) = timelines.split_first()?;
+                Some(Course { title: title.clone(), run, others: others.to_vec(), window: "measured" })
+            })
+            .collect();
+        Group { title: cell.to_string(), class: "three", panels: course::panels(&courses, THREE_IN_A_ROW) }
+    };
+    cells.iter().map(drawn).filter(|group| !group.panels.is_empty()).collect()
+}
+
+/// The layers on the way, from the bottom; of a long way the lowest one and the step that is named, or its ends.
+fn ends_and_step(diagnosis: &Diagnosis, findings: &Findings) -> Vec<usize> {
+    let chain: Vec<usize> = diagnosis.chain().map(|(layer, _)| layer).collect();
+    if chain.len() <= MOST_COURSES {
+        return chain;
+    }
+    let (lowest, highest) = (chain.first().copied(), chain.last().copied());
+    let wanted = match findings.verdict.step {
+        Some(named) => [lowest, Some(named.from), Some(named.to)],
+        None => [lowest, None, highest],
+    };
+    chain.iter().copied().filter(|layer| wanted.contains(&Some(*layer))).collect()
+}

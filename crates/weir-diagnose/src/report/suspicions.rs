@@ -1,0 +1,125 @@
+//! What was suspected: the number that each suspicion predicted, and the number that its run measured.
+
+use crate::finding::Findings;
+use crate::format;
+use crate::hypothesis::{Hypothesis, Predicted, Standing};
+
+/// An end of a range from here on is none: no rate, time or share comes near it.
+const UNBOUNDED: f64 = 1e15;
+
+/// One suspicion.
+pub struct Suspicion {
+    /// `✓ confirmed`, `✗ rejected`, `… open`.
+    pub standing: &'static str,
+    /// Its colour.
+    pub class: &'static str,
+    /// The guess.
+    pub cause: String,
+    /// What it rests on, and what follows from it.
+    pub grounds: Vec<String>,
+    /// The run that decides.
+    pub run: String,
+    /// The number that must be seen.
+    pub predicted: String,
+    /// The numbers that count as that.
+    pub range: String,
+    /// What was seen.
+    pub measured: String,
+}
+
+/// All of them: the confirmed ones, the rejected ones, those that are open.
+pub fn suspicions(findings: &Findings) -> Vec<Suspicion> {
+    let mut guesses: Vec<&Hypothesis> = findings.verdict.hypotheses.iter().collect();
+    guesses.sort_by_key(|guess| match guess.standing {
+        Standing::Supported => 0,
+        Standing::Rejected => 1,
+        Standing::Open => 2,
+    });
+    guesses.into_iter().map(suspicion).collect()
+}
+
+fn suspicion(guess: &Hypothesis) -> Suspicion {
+    let (standing, class) = match guess.standing {
+        Standing::Supported => ("✓ confirmed", "cost-text"),
+        Standing::Rejected => ("✗ rejected", "flat-text"),
+        Standing::Open => ("… open", "open-text"),
+    };
+    let number = |value: fn(&Predicted) -> Option<f64>| {
+        let number = guess.predicted.as_ref().and_then(|it| Some(with_unit(value(it)?, it.unit)));
+        number.unwrap_or_else(|| "–".to_owned())
+    };
+    Suspicion {
+        standing,
+        class,
+        cause: guess.cause.to_string(),
+        grounds: guess.grounds.iter().chain([&guess.prediction]).cloned().collect(),
+        run: guess.run.clone(),
+        predicted: number(|it| Some(it.value)),
+        range: guess.predicted.as_ref().map_or_else(String::new, range),
+        measured: number(|it| it.measured),
+    }
+}
+
+/// The accepted numbers; an end that is no number is none.
+fn range(predicted: &Predicted) -> String {
+    let end = |value: f64| with_unit(value, predicted.unit);
+    match (predicted.least, predicted.most) {
+        (least, most) if most >= UNBOUNDED => format!("at least {}", end(least)),
+        (least, most) if least > 0.0 => format!("{} to {}", end(least), end(most)),
+        (_, most) => format!("at most {}", end(most)),
+    }
+}
+
+fn with_unit(value: f64, unit: &str) -> String {
+    match unit {
+        "ns" => format::duration(value),
+        "IOPS" => format!("{} IOPS", format::count(value)),
+        "share of the time" => format!("{} of the time", format::percent(value)),
+        other => format!("{} {other}", format::count(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::find;
+    use crate::hypothesis::Cause;
+    use crate::sample;
+
+    fn guess(cause: Cause, standing: Standing, measured: Option<f64>) -> Hypothesis {
+        let predicted = Predicted { value: 90e3, least: 70e3, most: f64::MAX, unit: "ns", measured };
+        Hypothesis {
+            cause,
+            standing,
+            grounds: vec!["It waits.".into()],
+            prediction: "It will wait.".into(),
+            predicted: Some(predicted),
+            run: "4K random read, QD 1 at export.".into(),
+            asks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn confirmed_ones_come_first_and_each_has_both_numbers() {
+        let mut findings = find(&sample::write_back());
+        findings.verdict.hypotheses = vec![
+            guess(Cause::Generator, Standing::Open, None),
+            guess(Cause::LinkLatency, Standing::Rejected, Some(12e3)),
+            guess(Cause::ArrivalOrder, Standing::Supported, Some(95e3)),
+        ];
+        let all = suspicions(&findings);
+        let words: Vec<_> = all.iter().map(|one| (one.standing, one.measured.as_str())).collect();
+        assert_eq!(words, [("✓ confirmed", "95.0 µs"), ("✗ rejected", "12.0 µs"), ("… open", "–")]);
+        assert_eq!((all[0].predicted.as_str(), all[0].range.as_str()), ("90.0 µs", "at least 70.0 µs"));
+        assert_eq!(all[0].grounds.len(), 2);
+    }
+
+    #[test]
+    fn numbers_have_the_unit_that_they_were_predicted_in() {
+        assert_eq!(with_unit(0.5, "share of the time"), "50 % of the time");
+        assert_eq!(with_unit(25_000.0, "IOPS"), "25.0k IOPS");
+        let both = Predicted { value: 2.0, least: 1000.0, most: 4000.0, unit: "ns", measured: None };
+        assert_eq!(range(&both), "1.00 µs to 4.00 µs");
+        assert_eq!(range(&Predicted { least: 0.0, ..both }), "at most 4.00 µs");
+    }
+}
