@@ -1,5 +1,6 @@
 //! What a load measured, for people and for programs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -182,6 +183,9 @@ pub struct Verification {
     pub mismatches: u64,
     /// The first of them, in words.
     pub first: Vec<String>,
+    /// How many of them there are of each kind: `lost`, `stale`, `torn`, `misplaced`, `foreign`, `corrupt`, `unissued`.
+    #[serde(default)]
+    pub faults: BTreeMap<String, u64>,
 }
 
 impl Verification {
@@ -193,6 +197,7 @@ impl Verification {
         self.checked += 1;
         if let Err(mismatch) = judged {
             self.mismatches += 1;
+            *self.faults.entry(mismatch.fault.name().into()).or_default() += 1;
             if self.first.len() < Verification::DESCRIBED {
                 self.first.push(mismatch.to_string());
             }
@@ -204,6 +209,7 @@ impl Verification {
         self.mismatches += other.mismatches;
         self.first.extend(other.first);
         self.first.truncate(Verification::DESCRIBED);
+        other.faults.into_iter().for_each(|(fault, count)| *self.faults.entry(fault).or_default() += count);
     }
 }
 
