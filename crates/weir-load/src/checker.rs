@@ -1,15 +1,22 @@
 //! Stamps the writes of a load and judges its reads.
 
+use std::sync::Arc;
+
 use weir_block::Nanos;
 
 use crate::generator::{Io, spread};
 use crate::summary::Verification;
 use crate::tally::IoKind;
-use crate::verify::{Atomicity, History, Initial, Layout, LayoutError};
+use crate::verify::{Atomicity, History, Initial, Layout, LayoutError, Record};
 use crate::workload::{Span, Workload};
 
 /// What stands in the slot of a flush, which has no block.
 const FLUSH: (u64, u32) = (u64::MAX, 0);
+
+/// A name for the data of a run. Unique, so that what an earlier load has left is told from what this one wrote.
+pub(crate) fn new_run() -> u64 {
+    spread(Nanos::now().0 ^ u64::from(std::process::id()) << 32)
+}
 
 /// The history of one thread's span, and what of it is in flight.
 #[derive(Debug)]
@@ -17,23 +24,29 @@ pub(crate) struct Checker {
     pub history: History,
     /// By slot: block and version (0 for a read) of the request in flight.
     slots: Vec<(u64, u32)>,
+    atomicity: Atomicity,
+    /// Where the history of all threads is kept for later.
+    record: Option<Arc<Record>>,
     pub found: Verification,
 }
 
 impl Checker {
-    /// For thread number `number`, which works on `span`.
-    pub fn new(workload: &Workload, span: Span, number: u32) -> Result<Checker, LayoutError> {
-        // Unique, so that what an earlier load has left is told from what this one wrote.
-        let run = spread(Nanos::now().0 ^ u64::from(std::process::id()) << 32 ^ u64::from(number));
-        Ok(Checker {
-            history: History::new(
-                Layout::uniform(span, workload.block_size.0 as u32)?,
-                run,
-                Initial::Unknown,
-            ),
-            slots: vec![(0, 0); workload.queue_depth as usize],
-            found: Verification::default(),
-        })
+    /// For a thread of run `run`, which works on `span`.
+    pub fn new(
+        workload: &Workload,
+        span: Span,
+        run: u64,
+        record: Option<Arc<Record>>,
+    ) -> Result<Checker, LayoutError> {
+        let layout = Layout::uniform(span, workload.block_size.0 as u32)?;
+        let history = History::new(layout, run, Initial::Unknown);
+        Ok(Checker { record, ..Checker::of(history, Atomicity::Block, workload.queue_depth) })
+    }
+
+    /// For reads, `depth` at once, that are judged by what an earlier load has left.
+    pub fn of(history: History, atomicity: Atomicity, depth: u32) -> Checker {
+        let (slots, found) = (vec![(0, 0); depth as usize], Verification::default());
+        Checker { history, slots, atomicity, record: None, found }
     }
 
     /// Requests that can be in flight.
@@ -50,17 +63,30 @@ impl Checker {
         let block = self.history.layout().block_at(io.offset).expect("the generator stays in its span");
         let version = match io.kind {
             IoKind::Read | IoKind::Flush => 0,
-            IoKind::Write => self.history.issue(block, data),
+            IoKind::Write => {
+                let version = self.history.issue(block, data);
+                self.note(block);
+                version
+            }
         };
         self.slots[io.slot as usize] = (block, version);
     }
 
     /// After a request was answered with success; `data` is what a read brought.
     pub fn after(&mut self, slot: u32, data: &[u8]) {
-        match self.slots[slot as usize] {
-            FLUSH => {}
-            (block, 0) => self.found.count(self.history.check(block, data, Atomicity::Block)),
+        let (block, version) = self.slots[slot as usize];
+        match (block, version) {
+            FLUSH => return,
+            (block, 0) => self.found.count(self.history.check(block, data, self.atomicity)),
             (block, version) => self.history.acknowledge(block, version),
+        }
+        self.note(block);
+    }
+
+    fn note(&self, block: u64) {
+        if let Some(record) = &self.record {
+            let (acknowledged, issued) = self.history.versions_of(block);
+            record.note(self.history.layout().block(block).offset, acknowledged, issued);
         }
     }
 }

@@ -14,6 +14,12 @@ pub fn of_this_process() -> Duration {
     usage(libc::RUSAGE_SELF)
 }
 
+/// CPU time of the child processes that have ended and were waited for, and of theirs.
+#[must_use]
+pub fn of_ended_children() -> Duration {
+    usage(libc::RUSAGE_CHILDREN)
+}
+
 fn usage(who: i32) -> Duration {
     // SAFETY: all-zero is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -30,6 +36,10 @@ mod tests {
     #[test]
     fn work_is_counted_where_it_is_done() {
         let (thread, process) = (of_this_thread(), of_this_process());
+        let children = of_ended_children();
+        let busy = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
+        assert!(std::process::Command::new("sh").args(["-c", busy]).status().unwrap().success());
+        assert!(of_ended_children() - children >= Duration::from_millis(2));
         let worker = std::thread::spawn(|| {
             while of_this_thread() < Duration::from_millis(20) {
                 std::hint::spin_loop();

@@ -42,6 +42,25 @@ pub enum LoadError {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
+    /// Completions that cannot be polled for.
+    #[error("{} cannot be polled: {why}; leave --poll out", path.display())]
+    NoPolling {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// An engine or a way of waiting that is for files and devices only.
+    #[error("{what} is for files and block devices, and {target} is neither: leave it out")]
+    NotAFile {
+        /// The target, as it was named.
+        target: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Nothing is kept there that could be judged.
+    #[error("{0} keeps nothing that could be judged: name a file, a block device or an export")]
+    NothingThere(String),
     /// Neither a file nor a block device.
     #[error("{} is neither a file nor a block device", .0.display())]
     NotATarget(PathBuf),

@@ -6,7 +6,7 @@
 //! `kb_base=1024`, where `4k` is 4096 and `4ki` is 4000; the latter is refused as it is hardly ever meant.
 //!
 //! Random jobs draw every block anew, as fio does with `norandommap`; without it fio asks for each block once before any is
-//! asked for again. Engines that make one request at a time (`psync`, fio's default, and its like) have depth 1 here too.
+//! asked for again. `psync`, fio's default, and its like make one request at a time here too.
 //!
 //! The options are those of fio 3's manual page, fio(1). Without `time_based` a job ends after `size` bytes as it does in fio;
 //! where there is no `size`, only `runtime` ends it.
@@ -14,6 +14,7 @@
 use std::time::Duration;
 
 use crate::arrivals::Arrivals;
+use crate::engine::IoEngine;
 use crate::pattern::{BlockMix, Pattern};
 use crate::size::{Size, parse_size};
 use crate::target::Target;
@@ -275,6 +276,7 @@ impl Section {
                 workload.flush_every = Some(text.parse()?).filter(|&writes| writes > 0);
             }
             "buffer_compress_percentage" => workload.compress_percent = percent(text)?,
+            "hipri" => workload.poll = flag(value)?,
             "stonewall" | "wait_for_previous" => self.stonewall = flag(value)?,
             "direct" | "randrepeat" => return always(value, true),
             "buffered" | "gtod_reduce" | "disable_lat" | "disable_clat" => return always(value, false),
@@ -323,6 +325,9 @@ impl Section {
         let workload = &mut self.workload;
         if self.synchronous {
             workload.queue_depth = 1;
+            if matches!(target, Target::Path(_)) {
+                workload.engine = IoEngine::Psync;
+            }
         }
         workload.threads = threads;
         workload.rate = workload.rate.map(|rate| rate.saturating_mul(u64::from(threads)));
@@ -454,6 +459,7 @@ mod tests {
         {
             let jobs = parse(&format!("[a]\n{engine}filename=x\nsize=1m\niodepth=8\n")).unwrap();
             assert_eq!(jobs[0].workload.queue_depth, depth, "{engine}");
+            assert_eq!(jobs[0].workload.engine == IoEngine::Psync, depth == 1, "{engine}");
         }
     }
 

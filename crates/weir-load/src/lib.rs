@@ -9,7 +9,9 @@
 //!
 //! [`submitters`] plays several threads that issue one sequence.
 //!
-//! [`timeline`] is what a load did over time. [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
+//! [`judge`] reads back what a verified load has written and tells what became of it. [`timeline`] is what a load did over time.
+//!
+//! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
 //! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -23,6 +25,7 @@ pub mod engine;
 pub mod error;
 pub mod generator;
 pub mod jobfile;
+pub mod judge;
 mod monitor;
 pub mod nbd;
 pub mod pattern;
@@ -44,7 +47,7 @@ pub mod workload;
 mod zipf;
 
 pub use arrivals::Arrivals;
-pub use engine::LayerLoad;
+pub use engine::{IoEngine, LayerLoad};
 pub use error::LoadError;
 pub use pattern::{BlockMix, Pattern};
 pub use run::{Monitor, run, run_keeping};

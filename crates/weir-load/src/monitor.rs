@@ -1,5 +1,6 @@
 //! How others watch a load, and end it.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +18,8 @@ pub struct Monitor {
     handed_in: Mutex<Vec<Tally>>,
     /// Told of every request of all threads.
     pub(crate) profiler: Option<Arc<Mutex<Profiler>>>,
+    /// Where a verifying load records what it writes.
+    pub(crate) record: Option<PathBuf>,
 }
 
 impl Monitor {
@@ -31,6 +34,13 @@ impl Monitor {
     #[must_use]
     pub fn profiling(profiler: Arc<Mutex<Profiler>>) -> Monitor {
         Monitor { profiler: Some(profiler), ..Monitor::default() }
+    }
+
+    /// As [`Monitor::new`], and a verifying load keeps its history in a new file at `path`, so that others can judge by it
+    /// what became of the data when the load, or its target, was killed. See [`crate::verify::Record`].
+    #[must_use]
+    pub fn recording(path: &Path) -> Monitor {
+        Monitor { record: Some(path.into()), ..Monitor::default() }
     }
 
     /// Ends the load soon; what was counted until then is reported, and marked as incomplete.

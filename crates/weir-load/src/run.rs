@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use weir_block::{Nanos, Observe};
 
-use crate::checker::Checker;
+use crate::checker::{self, Checker};
 use crate::cpu;
 use crate::data::Data;
 use crate::device::{Counters, DeviceBytes};
-use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, NullEngine};
+use crate::engine::{Done, Engine, FileEngine, FileOptions, IoEngine, NbdEngine, NullEngine, PsyncEngine};
 use crate::error::LoadError;
-use crate::generator::{Generator, Io};
+use crate::generator::Generator;
+use crate::judge::Pass;
 pub use crate::monitor::Monitor;
 use crate::nbd::{Connection, Options};
 use crate::steady::{SteadyState, WINDOW};
@@ -21,6 +22,7 @@ use crate::summary::{Summary, Verification};
 use crate::tally::{IoKind, Tally};
 use crate::target::Target;
 use crate::timeline::Recorder;
+use crate::verify::Record;
 use crate::workload::{Span, Workload, WorkloadError};
 
 /// A load that broke off, and what it had measured until then.
@@ -126,12 +128,17 @@ fn measure(
     let spans = workload.spans(size)?;
     let common = Arc::new(AtomicU64::new(0));
     let halt = AtomicBool::new(false);
+    let run = checker::new_run();
+    let record = monitor.record.as_ref().filter(|_| workload.verify);
+    let record = record.map(|path| Record::create(path, run, whole(&spans), workload.block_size.0 as u32));
+    let record = record.transpose()?.map(Arc::new);
     let results = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..)
             .zip(&spans)
             .map(|(number, span)| {
-                let common = Arc::clone(&common);
-                let job = Job { target, workload, span: *span, number, common, halt: &halt, monitor };
+                let (common, record) = (Arc::clone(&common), record.clone());
+                let job =
+                    Job { target, workload, span: *span, number, run, record, common, halt: &halt, monitor };
                 std::thread::Builder::new().name(format!("weir-load-{number}")).spawn_scoped(
                     scope,
                     move || {
@@ -159,6 +166,12 @@ fn measure(
     }
     whole.close();
     Ok(whole)
+}
+
+/// The range that verifying threads share out.
+fn whole(spans: &[Span]) -> Span {
+    let length = spans.iter().map(|span| span.length).sum();
+    Span { offset: spans.first().map_or(0, |first| first.offset), length }
 }
 
 /// What one thread measured.
@@ -247,6 +260,9 @@ struct Job<'a> {
     workload: &'a Workload,
     span: Span,
     number: u32,
+    /// Whose data it is that a verifying load writes, and where its history is kept.
+    run: u64,
+    record: Option<Arc<Record>>,
     /// Of a sequence that the threads share.
     common: Arc<AtomicU64>,
     /// Set when a thread's target has failed: the others need not go on.
@@ -261,11 +277,12 @@ impl Job<'_> {
         match self.target {
             Target::Null { .. } => self.drive(NullEngine::new()),
             Target::Path(path) => {
-                let writes = workload.access.writes();
-                self.drive(FileEngine::open(
-                    path,
-                    FileOptions { depth, block_size, writes, fua: workload.fua },
-                )?)
+                let Workload { fua, poll, .. } = *workload;
+                let options = FileOptions { depth, block_size, writes: workload.access.writes(), fua, poll };
+                match workload.engine {
+                    IoEngine::IoUring => self.drive(FileEngine::open(path, options)?),
+                    IoEngine::Psync => self.drive(PsyncEngine::open(path, options)?),
+                }
             }
             Target::Nbd(uri) => {
                 let keep_data = workload.verify;
@@ -282,8 +299,10 @@ impl Job<'_> {
                 data.fill(engine.buffer(slot, self.workload.block_size.0 as u32));
             }
         }
+        let record = || self.record.clone();
         let checker =
-            self.workload.verify.then(|| Checker::new(self.workload, self.span, self.number)).transpose()?;
+            self.workload.verify.then(|| Checker::new(self.workload, self.span, self.run, record()));
+        let checker = checker.transpose()?;
         let start = Nanos::now();
         let mut generator = Generator::new(self.workload, self.span, self.number, start)?;
         generator.share(&self.common);
@@ -411,33 +430,13 @@ impl<E: Engine> Lane<'_, E> {
 
     /// Reads every block that was written, after the load.
     fn check_all(&mut self) -> Result<Option<Verification>, LoadError> {
-        let Some(mut checker) = self.checker.take() else { return Ok(None) };
-        let depth = checker.depth();
-        let blocks = checker.history.layout().blocks();
-        let mut blocks =
-            (0..blocks).filter(|&block| checker.history.is_written(block)).collect::<Vec<_>>().into_iter();
-        let mut free: Vec<u32> = (0..depth).collect();
-        loop {
-            while let (Some(&slot), false) = (free.last(), blocks.as_slice().is_empty()) {
-                let Some(block) = blocks.next() else { break };
-                free.pop();
-                let Span { offset, length } = checker.history.layout().block(block);
-                let io = Io { slot, kind: IoKind::Read, offset, length: length as u32 };
-                checker.before(io, self.engine.buffer(slot, io.length));
-                self.engine.queue(io);
-            }
-            if free.len() == depth as usize {
-                return Ok(Some(checker.found));
-            }
-            self.engine.reap(Nanos::NEVER, &mut self.done)?;
-            for done in self.done.drain(..) {
-                free.push(done.slot);
-                match done.errno {
-                    0 => checker.after(done.slot, self.engine.data(done.slot, self.block_size)),
-                    errno => self.first_error = Some(self.engine.errno_text(errno)),
-                }
-            }
-        }
+        let Some(checker) = self.checker.take() else { return Ok(None) };
+        let blocks = 0..checker.history.layout().blocks();
+        let written: Vec<u64> = blocks.filter(|&block| checker.history.is_written(block)).collect();
+        let mut pass = Pass { checker, unreadable: 0, first_error: None };
+        pass.read(&mut self.engine, written.into_iter(), None)?;
+        self.first_error = self.first_error.take().or(pass.first_error);
+        Ok(Some(pass.checker.found))
     }
 }
 
@@ -499,6 +498,40 @@ mod tests {
             let summary = run(&target, &workload, true, &Monitor::new()).unwrap();
             let found = summary.verification.as_ref().unwrap();
             assert!(found.checked > 100 && summary.is_clean(), "{summary}");
+        }
+    }
+
+    #[test]
+    fn psync_reads_writes_and_flushes_one_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let target: Target = directory.path().join("disk").to_str().unwrap().parse().unwrap();
+        let workload = Workload {
+            engine: IoEngine::Psync,
+            queue_depth: 1,
+            threads: 2,
+            flush_every: Some(16),
+            fua: true,
+            verify: true,
+            size: Some(Size(4 << 20)),
+            bytes: Some(Size(1 << 20)),
+            runtime: None,
+            ..short(Access::RandRw { read_percent: 50 })
+        };
+        let summary = run(&target, &workload, true, &Monitor::new()).unwrap();
+        let found = summary.verification.as_ref().unwrap();
+        assert!(found.checked > 20 && summary.is_clean(), "{summary}");
+        assert!(summary.engine.starts_with("psync"), "{summary}");
+        assert!(summary.kind(IoKind::Flush).unwrap().ios >= 1, "{summary}");
+    }
+
+    #[test]
+    fn engines_for_files_are_refused_elsewhere() {
+        let psync = Workload { engine: IoEngine::Psync, queue_depth: 1, ..short(Access::RandRead) };
+        let poll = Workload { poll: true, ..short(Access::RandRead) };
+        for (workload, what) in [(psync, "engine psync"), (poll, "polling")] {
+            let error = run(&"null".parse().unwrap(), &workload, false, &Monitor::new()).unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(what) && said.contains("files and block devices"), "{said}");
         }
     }
 

@@ -275,6 +275,9 @@ pub struct Verification {
     pub mismatches: u64,
     /// The first of them, in words.
     pub first: Vec<String>,
+    /// How many of them there are of each kind: `lost`, `stale`, `torn`, `misplaced`, `foreign`, `corrupt`, `unissued`.
+    #[serde(default)]
+    pub faults: BTreeMap<String, u64>,
 }
 
 impl Verification {
@@ -286,6 +289,7 @@ impl Verification {
         self.checked += 1;
         if let Err(mismatch) = judged {
             self.mismatches += 1;
+            *self.faults.entry(mismatch.fault.name().into()).or_default() += 1;
             if self.first.len() < Verification::DESCRIBED {
                 self.first.push(mismatch.to_string());
             }
@@ -297,6 +301,7 @@ impl Verification {
         self.mismatches += other.mismatches;
         self.first.extend(other.first);
         self.first.truncate(Verification::DESCRIBED);
+        other.faults.into_iter().for_each(|(fault, count)| *self.faults.entry(fault).or_default() += count);
     }
 }
 

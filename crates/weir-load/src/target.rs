@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::engine::IoEngine;
 use crate::error::LoadError;
 use crate::nbd::{Client, Uri};
 use crate::size::{Size, format_size, parse_size};
@@ -73,6 +74,12 @@ impl Target {
     /// It cannot be opened, holds data and `destroy` is not set, or does not fit the workload.
     pub fn prepare(&self, workload: &Workload, destroy: bool) -> Result<u64, LoadError> {
         workload.validate()?;
+        if !matches!(self, Target::Path(_)) {
+            let asked = [(workload.engine == IoEngine::Psync, "engine psync"), (workload.poll, "polling")];
+            if let Some((_, what)) = asked.into_iter().find(|(asked, _)| *asked) {
+                return Err(LoadError::NotAFile { target: self.to_string(), what });
+            }
+        }
         match self {
             Target::Null { size } => Ok(*size),
             Target::Path(path) => self.prepare_path(path, workload, destroy),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::arrivals::Arrivals;
+use crate::engine::IoEngine;
 use crate::pattern::{BlockMix, Pattern, PatternError};
 use crate::size::{Size, format_size};
 
@@ -177,6 +178,10 @@ pub struct Workload {
     pub flush_every: Option<u64>,
     /// How much of what is written is zeroes, in percent: what a compressing target saves, about.
     pub compress_percent: u8,
+    /// Who reads and writes, when the target is a file or a block device.
+    pub engine: IoEngine,
+    /// Completions are polled for, not waited for by interrupt; with `io_uring`, on a device that can be polled.
+    pub poll: bool,
     /// How many of a hundred writes repeat what the write before them in the same slot carried; the others are unique.
     pub repeat_percent: u8,
 }
@@ -204,6 +209,8 @@ impl Default for Workload {
             fua: false,
             flush_every: None,
             compress_percent: 0,
+            engine: IoEngine::IoUring,
+            poll: false,
             repeat_percent: 0,
         }
     }
@@ -293,6 +300,14 @@ pub enum WorkloadError {
     /// Not a percentage.
     #[error("{0} % of the data is not possible: use 0 to 100")]
     DataPercent(u8),
+    /// Several requests at once from an engine that makes one at a time.
+    #[error(
+        "engine psync makes one request of a thread at a time, not {0}: use queue depth 1, and more threads for more"
+    )]
+    Psync(u32),
+    /// Polling by who does not poll, or for what cannot be polled.
+    #[error("polling needs engine io_uring and no flushes: the kernel polls for reads and writes only")]
+    Poll,
     /// Nothing to be asked for.
     #[error("zero bytes ask for nothing: leave the limit out, or give at least a block")]
     Bytes,
@@ -360,6 +375,12 @@ impl Workload {
             [self.compress_percent, self.repeat_percent].iter().find(|&&percent| percent > 100)
         {
             return Err(WorkloadError::DataPercent(percent));
+        }
+        if self.engine == IoEngine::Psync && self.queue_depth != 1 {
+            return Err(WorkloadError::Psync(self.queue_depth));
+        }
+        if self.poll && (self.engine != IoEngine::IoUring || self.flush_every.is_some()) {
+            return Err(WorkloadError::Poll);
         }
         if self.bytes == Some(Size(0)) {
             return Err(WorkloadError::Bytes);
@@ -525,6 +546,11 @@ mod tests {
             (Workload { flush_every: Some(1), ..base.clone() }, "after writes"),
             (Workload { access: Access::Write, flush_every: Some(0), ..base.clone() }, "at least 1 write"),
             (Workload { compress_percent: 101, ..base.clone() }, "0 to 100"),
+            (Workload { engine: IoEngine::Psync, ..base.clone() }, "queue depth 1"),
+            (
+                Workload { engine: IoEngine::Psync, queue_depth: 1, poll: true, ..base.clone() },
+                "needs engine io_uring",
+            ),
             (
                 Workload { verify: true, alignment: Some(Size(512)), ..base.clone() },
                 "blocks that do not overlap",

@@ -1,12 +1,15 @@
 //! Who makes the load: Weir's generator or fio's nbd engine. Both report the same few figures.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use weir_load::cpu;
 use weir_load::nbd::Uri;
 use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
+use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
 
@@ -48,7 +51,7 @@ pub struct Figures {
     pub p99: f64,
     /// Seconds that were counted.
     pub seconds: f64,
-    /// CPU seconds of the driver in that time.
+    /// CPU seconds of the driver's threads in that time.
     pub cpu: f64,
 }
 
@@ -93,35 +96,101 @@ fn with_weir(target: &Target, load: &Load) -> Outcome<Figures> {
     if let Some(error) = &summary.first_error {
         return Err(Failure(format!("{target}: {error}")));
     }
+    Ok(figures(&summary))
+}
+
+fn figures(summary: &Summary) -> Figures {
     let latency = summary.kinds.first().map(|kind| kind.latency_ns).unwrap_or_default();
-    Ok(Figures {
+    Figures {
         iops: summary.iops(),
         p50: latency.p50 as f64,
         p99: latency.p99 as f64,
         seconds: summary.runtime_seconds,
         cpu: summary.cpu_seconds.unwrap_or_default(),
-    })
+    }
+}
+
+/// Makes the load on a file with `weir bench`, the program, as a process of its own.
+pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures> {
+    let run = |runtime: Duration| {
+        let mut command = Command::new(program);
+        command.arg("bench").arg(file).args(["--output", "json", "--warmup", "0 s", "--no-prefill"]);
+        command.args(["--bs", "4k", "--rw", &load.access.to_string(), "--qd", &load.depth.to_string()]);
+        command.args(["--size", &load.size.to_string(), "--runtime", &format!("{} ms", runtime.as_millis())]);
+        let summary: Summary = serde_json::from_value(json_of(&mut command)?)
+            .map_err(Failure::of("weir bench prints another result than this program reads"))?;
+        match summary.first_error {
+            Some(error) => Err(Failure(format!("{}: {error}", file.display()))),
+            None => Ok(figures(&summary)),
+        }
+    };
+    without_the_start(load, run)
+}
+
+/// Makes the load on a file with `fio --ioengine=io_uring`, registered file and buffers, and `options` besides.
+pub fn fio_process(options: &[&str], file: &Path, load: &Load) -> Outcome<Figures> {
+    let run = |runtime: Duration| {
+        let mut command = fio_command(&Load { runtime, ..*load }, Duration::ZERO);
+        command.args([
+            "--ioengine=io_uring",
+            "--registerfiles=1",
+            "--fixedbufs=1",
+            "--direct=1",
+            "--norandommap=1",
+        ]);
+        command.args(options).arg(format!("--filename={}", file.display()));
+        of_fio(&mut command, load)
+    };
+    without_the_start(load, run)
+}
+
+/// Figures of a process, with the CPU seconds of all of it less those of starting and ending: of a run of a millisecond.
+fn without_the_start(load: &Load, run: impl Fn(Duration) -> Outcome<Figures>) -> Outcome<Figures> {
+    let timed = |runtime| {
+        let before = cpu::of_ended_children();
+        let figures = run(runtime)?;
+        Ok::<_, Failure>((figures, cpu::of_ended_children() - before))
+    };
+    let (_, start) = timed(Duration::from_millis(1))?;
+    let (figures, whole) = timed(load.runtime)?;
+    Ok(Figures { cpu: whole.saturating_sub(start).as_secs_f64(), ..figures })
 }
 
 fn with_fio(engine: &[&str], load: &Load) -> Outcome<Figures> {
+    let mut command = fio_command(load, WARMUP);
+    of_fio(command.args(engine), load)
+}
+
+fn fio_command(load: &Load, warmup: Duration) -> Command {
     let mut command = Command::new("fio");
-    command.args(["--name=x", "--thread", "--time_based", "--bs=4k", "--output-format=json"]).args(engine);
+    command.args(["--name=x", "--thread", "--time_based", "--bs=4k", "--output-format=json"]);
     // Its usual percentiles leave out the time that it spends submitting; ours count from the submission.
     command.args(["--clat_percentiles=0", "--lat_percentiles=1"]);
     command.arg(format!("--rw={}", load.access)).arg(format!("--iodepth={}", load.depth));
     command.arg(format!("--size={}", load.size));
     command.arg(format!("--runtime={}ms", load.runtime.as_millis()));
-    command.arg(format!("--ramp_time={}ms", WARMUP.as_millis()));
-    let output =
-        command.stdin(Stdio::null()).output().map_err(Failure::of("fio (`make setup` installs it)"))?;
+    if !warmup.is_zero() {
+        command.arg(format!("--ramp_time={}ms", warmup.as_millis()));
+    }
+    command
+}
+
+fn of_fio(command: &mut Command, load: &Load) -> Outcome<Figures> {
+    parse_fio(&json_of(command)?, load).ok_or_else(|| Failure("fio's output lacks a figure".into()))
+}
+
+/// The JSON that a program prints.
+fn json_of(command: &mut Command) -> Outcome<Value> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(Failure::of(format!("{name} (`make setup` installs what is not Weir's)")))?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        return Err(Failure(format!("fio failed: {}{}", text, String::from_utf8_lossy(&output.stderr))));
+        return Err(Failure(format!("{name} failed: {text}{}", String::from_utf8_lossy(&output.stderr))));
     }
-    // Messages may stand before the JSON text.
+    // Messages of fio may stand before the JSON text.
     let json = text.find('{').map_or("", |start| &text[start..]);
-    let value: Value = serde_json::from_str(json).map_err(Failure::of("fio's output is not JSON"))?;
-    parse_fio(&value, load).ok_or_else(|| Failure("fio's output lacks a figure".into()))
+    serde_json::from_str(json).map_err(Failure::of(format!("the output of {name} is not JSON")))
 }
 
 fn parse_fio(value: &Value, load: &Load) -> Option<Figures> {
@@ -160,6 +229,19 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_process_is_measured_without_its_start() {
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        std::fs::write(file.path(), vec![1; 4 << 20]).unwrap();
+        let load = Load { size: 4 << 20, ..load(Access::RandRead) };
+        let figures = fio_process(&[], file.path(), &load).unwrap();
+        assert!((0.2..0.8).contains(&figures.seconds), "{figures:?}");
+        assert!(figures.iops > 100.0 && figures.cpu > 0.001 && figures.cpu < 0.6, "{figures:?}");
+        let missing =
+            weir_process(Path::new("/nonexistent/weir"), file.path(), &load).unwrap_err().to_string();
+        assert!(missing.contains("/nonexistent/weir"), "{missing}");
     }
 
     #[test]

@@ -91,6 +91,16 @@ pub struct Entry {
     pub ratio: f64,
     /// Paired rounds.
     pub n: usize,
+    /// The ratio that is aimed at, where one is; for the table only.
+    #[serde(skip)]
+    pub target: Option<f64>,
+}
+
+impl Entry {
+    /// Notes the ratio that is aimed at.
+    pub fn aiming_at(self, ratio: f64) -> Entry {
+        Entry { target: Some(ratio), ..self }
+    }
 }
 
 /// Compares two series round by round. `None` when a figure is missing (a server too short for the CPU clock).
@@ -107,6 +117,7 @@ pub fn compare(cell: &str, metric: Metric, ours: &Series, theirs: &Series) -> Op
         peer_value: median_of(&|pair| pair.1)?,
         ratio: median_of(&|pair| metric.ratio(pair.0, pair.1))?,
         n: pairs.len(),
+        target: None,
     })
 }
 
@@ -147,7 +158,7 @@ pub fn table_of_medians(cells: &[(String, Vec<Series>)]) -> Table {
 
 /// Weir beside each peer.
 pub fn table_of_ratios(entries: &[Entry]) -> Table {
-    let mut table = new_table(["name", "peer", "weir", "peer has", "unit", "ratio", "n"], 2);
+    let mut table = new_table(["name", "peer", "weir", "peer has", "unit", "ratio", "target", "n"], 2);
     for entry in entries {
         let digits = usize::from(entry.value < 1000.0);
         table.add_row([
@@ -157,6 +168,7 @@ pub fn table_of_ratios(entries: &[Entry]) -> Table {
             number(Some(entry.peer_value), digits),
             entry.unit.to_string(),
             number(Some(entry.ratio), 2),
+            entry.target.map_or_else(String::new, |target| format!("{target:.2}")),
             entry.n.to_string(),
         ]);
     }

@@ -3,6 +3,7 @@
 //! Within a cell the contestants take turns (A B C, C B A, …), so that whatever else the machine does falls on all of
 //! them alike, and a ratio is formed from neighbours in time.
 
+mod generator;
 mod media;
 
 use std::time::Duration;
@@ -60,7 +61,7 @@ impl<'a> Suite<'a> {
     /// Runs everything. `weir` is the program.
     pub fn run(settings: &'a Settings, place: &'a Place, weir: &std::path::Path) -> Outcome<Results> {
         let mut suite = Suite { settings, place, results: Results::default() };
-        suite.generator()?;
+        suite.generator(weir)?;
         suite.exports(Transport::Unix, weir)?;
         suite.exports(Transport::Tcp, weir)?;
         suite.two_copies(weir)?;
@@ -74,25 +75,6 @@ impl<'a> Suite<'a> {
 
     fn load(&self, access: Access, depth: u32) -> Load {
         Load { access, depth, runtime: self.settings.runtime, size: self.place.size }
-    }
-
-    /// The generator alone, beside fio's.
-    fn generator(&mut self) -> Outcome<()> {
-        let cell = "generator null";
-        if !self.wants(cell) {
-            return Ok(());
-        }
-        let load = self.load(Access::RandRead, 32);
-        let contestant = |name: &str, driver: Driver| Contestant {
-            name: name.into(),
-            pids: Vec::new(),
-            measure: Box::new(move || driver.drive_null(&load)),
-        };
-        let series =
-            self.rounds(cell, &[contestant(WEIR, Driver::Weir), contestant("fio null", Driver::Fio)])?;
-        self.results.entries.extend(compare(cell, Metric::PerDriverCpu, &series[0], &series[1]));
-        self.results.cells.push((cell.into(), series));
-        Ok(())
     }
 
     /// One copy, over one kind of socket.
@@ -174,14 +156,6 @@ impl<'a> Suite<'a> {
             servers.iter().map(|server| server.name()).filter(|&name| name != WEIR).collect();
         for &driver in drivers {
             self.compare_servers(cell, load.depth, driver, &peers, &series);
-        }
-        if drivers.len() > 1 {
-            let of = |driver| find(&series, &under(driver, "nbdkit memory"));
-            if let (Some(ours), Some(fio)) = (of(Driver::Weir), of(Driver::Fio)) {
-                let theirs = Series { contestant: "fio nbd".into(), ..fio.clone() };
-                let name = format!("client {cell}");
-                self.results.entries.extend(compare(&name, Metric::PerDriverCpu, ours, &theirs));
-            }
         }
         self.results.cells.push((cell.into(), series));
         Ok(())

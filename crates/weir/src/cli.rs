@@ -356,6 +356,18 @@ pub enum BenchFormat {
     Fio,
 }
 
+/// Who makes the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchEngine {
+    /// A ring for each thread: registered file and buffers, many requests in flight.
+    #[value(name = "io_uring")]
+    IoUring,
+    /// preadv2 and pwritev2: one request of a thread at a time.
+    Psync,
+    /// Nothing is read or written: what the generator itself costs, on a target of that size.
+    Null,
+}
+
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
@@ -375,8 +387,8 @@ pub struct BenchArgs {
         long,
         value_name = "FILE",
         conflicts_with_all = [
-            "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "threads", "runtime", "warmup", "offset",
-            "size", "bytes", "rate", "poisson", "seed", "verify", "fua", "steady", "flush_every", "compress", "repeat_data",
+            "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "engine", "poll", "threads", "runtime",
+            "warmup", "offset", "size", "bytes", "rate", "poisson", "seed", "verify", "fua", "steady", "flush_every", "compress", "repeat_data",
         ]
     )]
     pub jobs: Option<PathBuf>,
@@ -393,9 +405,15 @@ pub struct BenchArgs {
     /// Random offsets are multiples of this; default: the smallest block size.
     #[arg(long, value_name = "SIZE")]
     pub align: Option<Size>,
-    /// Requests in flight per thread, 1 to 4096.
-    #[arg(long = "qd", value_name = "DEPTH", default_value_t = 32)]
-    pub depth: u32,
+    /// Requests in flight per thread, 1 to 4096; default: 32, with engine psync 1.
+    #[arg(long = "qd", value_name = "DEPTH")]
+    pub depth: Option<u32>,
+    /// Who reads and writes a file or block device; default: io_uring.
+    #[arg(long, value_enum, conflicts_with = "disk")]
+    pub engine: Option<BenchEngine>,
+    /// Poll the device for completions, without interrupts (io_uring on a device with queues for polling). Costs a processor.
+    #[arg(long, conflicts_with = "disk")]
+    pub poll: bool,
     /// Threads, each with its own connection.
     #[arg(long, default_value_t = 1)]
     pub threads: u32,

@@ -203,6 +203,38 @@ fn a_job_file_of_fio_is_run() {
 }
 
 #[test]
+fn engines_are_chosen_and_named() {
+    let place = Place::new();
+    let disk = place.path().join("disk");
+    let short = "--runtime 100ms --warmup 0s --format json";
+    let psync =
+        place.parsed(&format!("bench disk --size 1M --rw randwrite --engine psync --threads 2 {short}"));
+    assert!(psync["engine"].as_str().unwrap().starts_with("psync"), "{psync}");
+    assert_eq!((&psync["workload"]["queue_depth"], &psync["first_error"]), (&1.into(), &Value::Null));
+    let ring = place.parsed(&format!("bench disk --engine io_uring {short}"));
+    assert!(ring["engine"].as_str().unwrap().starts_with("io_uring"), "{ring}");
+    let before = std::fs::read(&disk).unwrap();
+    let null = place.parsed(&format!("bench disk --engine null --rw randwrite {short}"));
+    assert_eq!((&null["engine"], &null["target"]), (&"null".into(), &"null:1MiB".into()));
+    assert_eq!(std::fs::read(&disk).unwrap(), before, "nothing was written");
+    for (line, hint) in [
+        ("bench disk --engine psync --qd 8", "queue depth 1"),
+        ("bench disk --engine psync --poll", "needs engine io_uring"),
+        ("bench null --engine io_uring", "files and block devices"),
+        ("bench disk --engine libaio", "io_uring"),
+    ] {
+        let said = place.fails(line, 2);
+        assert!(said.contains(hint), "{line}: {said}");
+    }
+    assert!(place.fails("bench null --engine psync", 1).contains("files and block devices"));
+    // A file in memory lies on no device, so there is nothing to poll.
+    let memory = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    memory.as_file().set_len(1 << 20).unwrap();
+    let said = place.fails(&format!("bench {} --poll", memory.path().display()), 1);
+    assert!(said.contains("cannot be polled") && said.contains("leave --poll out"), "{said}");
+}
+
+#[test]
 fn bad_input_is_named() {
     let place = Place::new();
     for (line, hint) in [

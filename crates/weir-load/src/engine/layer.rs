@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use weir_block::{Buffer, Completion, Layer, LayerInfo, Nanos, Outcome, Payload, Reactor, Request, Tag};
 
-use crate::checker::Checker;
+use crate::checker::{self, Checker};
 use crate::data::Data;
 use crate::error::LoadError;
 use crate::generator::{Generator, Io};
@@ -79,7 +79,8 @@ impl LayerLoad {
         let mut data = vec![0; if workload.access.writes() { workload.block_size.0 as usize } else { 0 }];
         let mut content = Data::new(&workload, 0);
         content.fill(&mut data);
-        let checker = workload.verify.then(|| Checker::new(&workload, span, 0)).transpose()?;
+        let run = checker::new_run();
+        let checker = workload.verify.then(|| Checker::new(&workload, span, run, None)).transpose()?;
         Ok(LayerLoad {
             generator: Generator::new(&workload, span, 0, now)?,
             name: name.into(),

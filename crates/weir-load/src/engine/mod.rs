@@ -1,16 +1,20 @@
 //! Where requests go. An engine moves bytes; what to ask and how long it took is the generator's business.
 
+mod file;
 mod layer;
 mod nbd;
 mod null;
+mod psync;
 mod uring;
 
 use weir_block::Nanos;
 
+pub use self::file::{FileOptions, IoEngine};
 pub use self::layer::LayerLoad;
 pub use self::nbd::NbdEngine;
 pub use self::null::NullEngine;
-pub use self::uring::{FileEngine, FileOptions};
+pub use self::psync::PsyncEngine;
+pub use self::uring::FileEngine;
 pub use crate::nbd::Done;
 
 use crate::error::LoadError;
@@ -21,7 +25,7 @@ pub trait Engine {
     /// Whether the bytes of a write go anywhere; if not, they need not be made different from each other.
     const CARRIES_DATA: bool = true;
 
-    /// `null`, `io_uring` or `nbd`, as in a summary.
+    /// `null`, `io_uring`, `psync` or `nbd`, as in a summary.
     fn name(&self) -> &'static str;
 
     /// The first `length` bytes of a slot's buffer: what the next write in that slot will carry. The content stays
@@ -44,5 +48,12 @@ pub trait Engine {
     /// One of the engine's error numbers in words.
     fn errno_text(&self, errno: u32) -> String {
         std::io::Error::from_raw_os_error(errno as i32).to_string()
+    }
+}
+
+/// Waits until `until` when nothing is in flight that could end the wait; not at all for [`Nanos::NEVER`].
+fn rest(until: Nanos) {
+    if until != Nanos::NEVER {
+        std::thread::sleep(until - Nanos::now());
     }
 }

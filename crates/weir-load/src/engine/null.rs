@@ -2,7 +2,7 @@
 
 use weir_block::Nanos;
 
-use super::{Done, Engine};
+use super::{Done, Engine, rest};
 use crate::error::LoadError;
 use crate::generator::Io;
 
@@ -46,8 +46,8 @@ impl Engine for NullEngine {
 
     #[inline]
     fn reap(&mut self, until: Nanos, done: &mut Vec<Done>) -> Result<(), LoadError> {
-        if self.queued.is_empty() && until != Nanos::NEVER {
-            std::thread::sleep(until - Nanos::now());
+        if self.queued.is_empty() {
+            rest(until);
         }
         done.append(&mut self.queued);
         Ok(())

@@ -1,32 +1,24 @@
 //! Load on a file or a block device, over a ring of its own: registered file, registered buffers, direct I/O.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::rc::Rc;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use weir_block::{Nanos, Region};
 
-use super::{Done, Engine};
+use super::file::{FileOptions, check_polling, open};
+use super::{Done, Engine, rest};
 use crate::error::LoadError;
 use crate::generator::Io;
 use crate::tally::IoKind;
 
-/// How a file or device is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct FileOptions {
-    /// Requests in flight, 1 to 4096.
-    pub depth: u32,
-    /// Largest request, in bytes.
-    pub block_size: u32,
-    /// Open for writing too.
-    pub writes: bool,
-    /// Each write is durable before it is answered (`RWF_DSYNC`).
-    pub fua: bool,
-}
+/// After so many requests what was queued is submitted, and the rest of the batch with the wait: the device works on the
+/// first while the others are made. The kernel still gives the device several at once. Measured here at depth 32: a tenth to
+/// a third more requests per second than with one submission, and no more CPU time for each.
+const SUBMIT_AFTER: usize = 8;
 
 /// A file or device behind a ring.
 pub struct FileEngine {
@@ -47,13 +39,18 @@ impl FileEngine {
     /// Opens `path` with direct I/O where the filesystem can do it, buffered where not.
     ///
     /// # Errors
-    /// The file cannot be opened, the kernel gives no ring, or there is no memory for the buffers.
+    /// The file cannot be opened, the kernel gives no ring, there is no memory for the buffers, or completions are to be
+    /// polled for where they cannot be.
     pub fn open(path: &Path, options: FileOptions) -> Result<FileEngine, LoadError> {
         let failed = |what: &'static str| move |source| LoadError::File { path: path.into(), what, source };
-        let (file, direct) = open(path, options.writes).map_err(failed("cannot open"))?;
+        let (file, direct) = open(path, options.writes)?;
+        if options.poll {
+            check_polling(path)?;
+        }
         let entries = options.depth.next_power_of_two();
-        let ring = ring(entries)
-            .map_err(failed("the kernel gives no io_uring (see kernel.io_uring_disabled) for"))?;
+        let ring = ring(entries, options.poll).map_err(failed(
+            "the kernel gives no io_uring (see kernel.io_uring_disabled; --engine psync does without) for",
+        ))?;
         ring.submitter().register_files(&[file.as_raw_fd()]).map_err(failed("cannot register"))?;
         let stride = (options.block_size as usize).next_multiple_of(4096);
         let region = Region::new(stride * options.depth as usize)
@@ -162,13 +159,15 @@ impl Engine for FileEngine {
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the ring has an entry for every slot");
         self.waiting += 1;
+        if self.ring.submission().len() >= SUBMIT_AFTER {
+            // What is not taken now is submitted with the wait, which also reports why.
+            let _ = self.ring.submit();
+        }
     }
 
     fn reap(&mut self, until: Nanos, done: &mut Vec<Done>) -> Result<(), LoadError> {
         if self.waiting == 0 {
-            if until != Nanos::NEVER {
-                std::thread::sleep(until - Nanos::now());
-            }
+            rest(until);
             return Ok(());
         }
         loop {
@@ -196,23 +195,19 @@ impl Drop for FileEngine {
     }
 }
 
-fn open(path: &Path, writes: bool) -> io::Result<(File, bool)> {
-    let open = |flags| OpenOptions::new().read(true).write(writes).custom_flags(flags).open(path);
-    match open(libc::O_DIRECT) {
-        Ok(file) => Ok((file, true)),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, false)),
-        Err(error) => Err(error),
-    }
-}
-
-fn ring(entries: u32) -> io::Result<IoUring> {
-    // The flags came with kernel 6.1; older ones get a plain ring.
+/// A ring whose completions are worked off in the thread that waits for them, where the kernel can do that (6.1), or at
+/// least without interrupting it (5.19), or else as rings always were.
+fn ring(entries: u32, poll: bool) -> io::Result<IoUring> {
     let builder = || {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(entries * 2);
+        if poll {
+            builder.setup_iopoll();
+        }
         builder
     };
-    builder().setup_single_issuer().setup_defer_taskrun().build(entries).or_else(|_| builder().build(entries))
+    let deferred = builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+    deferred.or_else(|_| builder().setup_coop_taskrun().build(entries)).or_else(|_| builder().build(entries))
 }
 
 /// A request that moved less than asked for has reached the end of the target: an error for a load.

@@ -28,7 +28,7 @@ pub enum Atomicity {
 /// How a block is not what it must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An acknowledged write is gone: the block was never written, going by its content.
+    /// An acknowledged write is gone: nothing in the block is of this run.
     Lost {
         /// Version that was acknowledged or already seen.
         acknowledged: u32,
@@ -103,7 +103,7 @@ impl fmt::Display for Mismatch {
         write!(f, "{} block at byte {offset} ({}), sector at byte {sector}: ", fault.name(), Size(length))?;
         match fault {
             Fault::Lost { acknowledged } => {
-                write!(f, "holds zeroes, version {acknowledged} was acknowledged")
+                write!(f, "holds nothing of this run, version {acknowledged} was acknowledged")
             }
             Fault::Stale { found, acknowledged } => {
                 write!(f, "holds version {found}, version {acknowledged} was acknowledged")
@@ -204,6 +204,18 @@ impl History {
         written.fold((0, 0), |(blocks, writes), versions| (blocks + 1, writes + u64::from(versions.issued)))
     }
 
+    /// Of `block`: the newest version that was acknowledged or seen, and the newest that was issued.
+    pub(crate) fn versions_of(&self, block: u64) -> (u32, u32) {
+        let Versions { floor, issued } = self.versions[block as usize];
+        (floor, issued)
+    }
+
+    /// Number of blocks whose newest write was not answered.
+    #[must_use]
+    pub fn unanswered(&self) -> u64 {
+        self.versions.iter().filter(|versions| versions.issued > versions.floor).count() as u64
+    }
+
     /// The oldest version among the sectors, when all of them are allowed.
     fn judge(&self, block: u64, data: &[u8], atomicity: Atomicity) -> Result<u32, Mismatch> {
         let span = self.layout.block(block);
@@ -212,8 +224,12 @@ impl History {
         if data.len() as u64 != span.length {
             return Err(at(span.offset, Fault::Corrupt));
         }
-        if self.initial == Initial::Unknown && versions.floor == 0 && !self.mentions_this_run(data) {
-            return Ok(0);
+        // What was there before the run, whatever it was.
+        if self.initial == Initial::Unknown && !self.mentions_this_run(data) {
+            return match versions.floor {
+                0 => Ok(0),
+                acknowledged => Err(at(span.offset, Fault::Lost { acknowledged })),
+            };
         }
         let (mut first, mut oldest, mut block_sum) = (None, u32::MAX, 0);
         for (index, sector) in data.as_chunks::<SECTOR>().0.iter().enumerate() {
@@ -390,7 +406,7 @@ mod tests {
         let torn = [&unanswered[..512], &[9; SIZE - 512]].concat();
         assert_eq!(fault(&mut history, 0, &torn), Fault::Foreign { run: None });
         assert_eq!(history.check(0, &unanswered, Atomicity::Block), Ok(()));
-        assert_eq!(fault(&mut history, 0, &[9; SIZE]), Fault::Foreign { run: None });
+        assert_eq!(fault(&mut history, 0, &[9; SIZE]), Fault::Lost { acknowledged: 1 });
     }
 
     #[test]
@@ -400,7 +416,7 @@ mod tests {
         let text = history.check(1, &[0; SIZE], Atomicity::Block).unwrap_err().to_string();
         assert_eq!(
             text,
-            "lost block at byte 1052672 (4KiB), sector at byte 1052672: holds zeroes, version 1 was acknowledged"
+            "lost block at byte 1052672 (4KiB), sector at byte 1052672: holds nothing of this run, version 1 was acknowledged"
         );
     }
 }

@@ -8,13 +8,17 @@
 //! The rule (P1, P4, P7): when nothing is in flight, a block holds its last acknowledged version, or one that
 //! was issued later and never answered; whole, in its place. What was once read stays (P7), so a read that
 //! shows an unanswered version makes it the oldest that is allowed from then on.
+//!
+//! A [`Record`] is a history on disk that outlives the process which writes it.
 
 mod file;
 mod history;
 mod layout;
+mod record;
 mod stamp;
 
 pub use file::HistoryError;
 pub use history::{Atomicity, Fault, History, Initial, Mismatch};
 pub use layout::{Layout, LayoutError};
+pub use record::Record;
 pub use stamp::{Sector, read_sector, stamp};

@@ -8,16 +8,16 @@ pub use watch::with_progress;
 
 use std::path::Path;
 
-use weir_load::Arrivals;
 use weir_load::jobfile;
 use weir_load::profile::export::parse_bench;
 use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
+use weir_load::{Access, Arrivals, IoEngine};
 use weir_node::api::RunLoad;
 
-use crate::cli::{BenchArgs, BenchCommand, BenchFormat, Global, Output};
+use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, Global, Output};
 use crate::cluster::owner_of;
 use crate::failure::Failure;
 
@@ -64,7 +64,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
             Ok((vec![summary], None))
         }
         (_, Some(target), _) => {
-            let target: Target = target.parse().map_err(Failure::usage)?;
+            let target = driven_by(target.parse().map_err(Failure::usage)?, arguments.engine, &workload)?;
             let interrupted = watch::heed_interrupts()?;
             watch::run(
                 vec![watch::Job {
@@ -81,6 +81,22 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
             )
         }
         _ => Err(Failure::usage("name a target, or --disk and --layer")),
+    }
+}
+
+/// The target that the engine works on. Null stands in for any other of its size.
+fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -> Result<Target, Failure> {
+    match (engine, &target) {
+        (Some(BenchEngine::Null), _) => {
+            // Nothing is written, so nothing has to be allowed.
+            let reading =
+                Workload { access: Access::RandRead, flush_every: None, fua: false, ..workload.clone() };
+            Ok(Target::Null { size: target.prepare(&reading, false).map_err(Failure::failed)? })
+        }
+        (Some(BenchEngine::IoUring), Target::Null { .. } | Target::Nbd(_)) => Err(Failure::usage(format!(
+            "engine io_uring is for files and block devices, and {target} is neither: leave --engine out"
+        ))),
+        _ => Ok(target),
     }
 }
 
@@ -126,13 +142,16 @@ fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<O
 }
 
 fn workload(arguments: &BenchArgs) -> Workload {
+    let is_psync = arguments.engine == Some(BenchEngine::Psync);
     Workload {
         access: arguments.access,
         pattern: arguments.pattern,
         block_size: arguments.block_sizes.largest(),
         mix: (arguments.block_sizes.shares().len() > 1).then(|| arguments.block_sizes.clone()),
         alignment: arguments.align.map(|size| Size(size.0)),
-        queue_depth: arguments.depth,
+        queue_depth: arguments.depth.unwrap_or(if is_psync { 1 } else { 32 }),
+        engine: if is_psync { IoEngine::Psync } else { IoEngine::IoUring },
+        poll: arguments.poll,
         threads: arguments.threads,
         runtime: Some(arguments.runtime.0),
         bytes: arguments.bytes.map(|size| Size(size.0)),
