@@ -2,7 +2,7 @@
 //! log alone and the log with replicas is the hop and nothing else; the hop to a client, over a socket of the same
 //! machine, says what a hop costs at least.
 
-use super::processor::is_foreign;
+use super::processor::is_kept_away;
 use super::{Ask, Cause, Hypothesis, Predicted, Standing, View, small};
 use crate::cell::{Cell, Direction, Pattern, Shape};
 use crate::format;
@@ -25,9 +25,6 @@ const SAME_RATE: f64 = 1.25;
 /// Who waits for a way is not busy: a thread that is on a processor, or ready to be, for this share of the time does not
 /// wait for anything else.
 const BUSY: f64 = 0.7;
-
-/// Processors' worth of time that must be idle, so that a replica's waiting is its own trouble and not the whole machine's.
-const IDLE: f64 = 0.15;
 
 /// A replica's thread that waits for a processor for this share of the time is short of it.
 const SHORT: f64 = 0.2;
@@ -138,9 +135,7 @@ pub(super) fn slow_replica(view: &View<'_>) -> Option<Hypothesis> {
     let waited = share(deep)?;
     // What makes this node wait as well is not the replica's own trouble.
     let here = view.counted(with, |one| *one == deep, |counters| counters.node_wait).unwrap_or(0.0);
-    let idle =
-        view.counted(with, |one| *one == deep, |counters| Some(counters.idle_processors)).unwrap_or(0.0);
-    if waited < SHORT || here > waited / 2.0 || idle < IDLE || !is_foreign(view, with, |one| *one == deep) {
+    if waited < SHORT || here > waited / 2.0 || !is_kept_away(view, with, |one| *one == deep) {
         return None;
     }
     let deciding = Cell { queue_depth: 8, ..deep };

@@ -8,7 +8,7 @@
 mod hop;
 mod lowest;
 mod order;
-mod processor;
+pub(crate) mod processor;
 mod queue;
 mod split;
 mod variance;
@@ -21,7 +21,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cell::{Cell, Direction, Pattern, Shape};
-use crate::finding::{Difference, Findings};
+use crate::finding::{Difference, Findings, Judgement, SUSPICIOUS_FACTOR};
 use crate::format;
 use crate::result::{Diagnosis, Measurement, Position, RunOutcome};
 
@@ -244,9 +244,14 @@ impl View<'_> {
         cells.max_by_key(|cell| cell.queue_depth).filter(|cell| cell.queue_depth > 1).copied()
     }
 
-    /// Losses on the way, the greatest first.
+    /// Losses on the way, the greatest first; also those that the repeats leave open and that are great enough to raise a
+    /// suspicion: the run that decides needs no step that is shown.
     fn losses(&self) -> Vec<&Difference> {
-        let mut losses: Vec<_> = self.findings.steps.iter().filter(|step| step.is_loss()).collect();
+        let open = |step: &Difference| {
+            step.judgement == Judgement::Inconclusive && step.loss_factor() >= SUSPICIOUS_FACTOR
+        };
+        let steps = self.findings.steps.iter();
+        let mut losses: Vec<_> = steps.filter(|step| step.is_loss() || open(step)).collect();
         losses.sort_by(|a, b| b.loss_factor().total_cmp(&a.loss_factor()));
         losses
     }

@@ -106,8 +106,10 @@ fn grounds(
             format::duration(depth * 1e9 / before),
             format::duration(queue_below * 1e9 / after)
         ),
-        "The same requests, as many at a time, each taking longer: they arrive in another order.".to_owned(),
-        arrivals(view, loss),
+        format!(
+            "The same requests, as many at a time, each taking longer: they arrive in another order. {}",
+            arrivals(view, loss)
+        ),
     ]
 }
 
@@ -135,8 +137,7 @@ fn arrivals(view: &View<'_>, loss: &Difference) -> String {
             format::percent(before),
             view.name(loss.from)
         ),
-        _ => "It is inferred from rates; tracepoints at the device (--trace) would show it directly."
-            .to_owned(),
+        _ => "It is inferred from rates; a meter at the lower layer would show it directly.".to_owned(),
     }
 }
 

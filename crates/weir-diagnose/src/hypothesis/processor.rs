@@ -7,15 +7,20 @@ use crate::format;
 /// A thread that waits for a processor for this share of the time is short of it.
 const SHORT: f64 = 0.3;
 
-/// Processors' worth of time that others use, or that is idle while one waits: half of one. With less of either the wait is
-/// for our own threads: the machine is small, and nobody is in the way.
+/// Processors' worth of time that others use, or that is idle while one waits. With less of either the wait is for our own
+/// threads: the machine is small, and nobody is in the way.
 const FOREIGN: f64 = 0.5;
 
-/// Who waits at a layer in these cells waits for others, or although there is a processor (it is kept from it), and not for
-/// our own threads. Where nobody has counted, nothing is known.
-pub(super) fn is_foreign(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
-    let worth = |counters: &crate::Counters| Some(counters.foreign_processors.max(counters.idle_processors));
-    view.counted(layer, wanted, worth).is_some_and(|worth| worth >= FOREIGN)
+/// Processors' worth of time that must be idle. Where there is none at all, the machine as a whole is short, and everything on
+/// it is slower: who waits most is then chance.
+pub(crate) const IDLE: f64 = 0.15;
+
+/// Who waits at a layer in these cells is kept from a processor, by others or by a rule, while the machine has some to spare:
+/// it does not wait for our own threads, nor with everybody else. Where nobody has counted, nothing is known.
+pub(super) fn is_kept_away(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
+    let idle = view.counted(layer, &wanted, |counters| Some(counters.idle_processors));
+    let foreign = view.counted(layer, &wanted, |counters| Some(counters.foreign_processors));
+    idle.zip(foreign).is_some_and(|(idle, foreign)| idle >= IDLE && idle.max(foreign) >= FOREIGN)
 }
 
 /// The node's threads, at a layer that does nothing but compute: the accelerator's reads.
@@ -24,7 +29,7 @@ pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
     let wait = |wanted: &dyn Fn(&Cell) -> bool| view.counted(layer, wanted, |counters| counters.node_wait);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = wait(&planned)?;
-    if waited < SHORT || !is_foreign(view, layer, planned) {
+    if waited < SHORT || !is_kept_away(view, layer, planned) {
         return None;
     }
     let deep = view.deepest(small(Direction::Read))?;
@@ -60,7 +65,7 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
     let (highest, reference) = (view.highest()?, view.reference()?);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = view.counted(highest, planned, |counters| counters.generator_wait)?;
-    if waited < SHORT || !is_foreign(view, highest, planned) {
+    if waited < SHORT || !is_kept_away(view, highest, planned) {
         return None;
     }
     let deciding = view.deepest(small(Direction::Read))?;

@@ -267,6 +267,17 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     let all: fn(&mut Counters) =
         |counters| (counters.node_wait, counters.replica_wait) = (Some(0.5), Some(0.5));
     assert_eq!(named(waits(all)), Some(Cause::Processor));
+    // No processor has anything to spare: who waits most is chance.
+    let full: fn(&mut Counters) = |counters| {
+        (counters.node_wait, counters.replica_wait, counters.generator_wait) =
+            (Some(0.6), Some(0.9), Some(0.5));
+        (counters.foreign_processors, counters.idle_processors) = (1.5, 0.0);
+    };
+    let mut busy = waits(full);
+    busy[4].cpu_share = 0.4;
+    let verdict = diagnose(busy).verdict;
+    assert_eq!(verdict.cause, None);
+    assert!(verdict.cautions.iter().any(|caution| caution.contains("no processor to spare")), "{verdict:?}");
     // Nobody else is there: three of our own on two processors wait for each other.
     let own: fn(&mut Counters) = |counters| {
         (counters.node_wait, counters.replica_wait, counters.generator_wait) =

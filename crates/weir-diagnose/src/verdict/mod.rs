@@ -12,9 +12,11 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::Counters;
 use crate::check::Kind;
 use crate::finding::{Difference, Findings, Judgement, Quantity, SUSPICIOUS_FACTOR, Why};
 use crate::format;
+use crate::hypothesis::processor::IDLE;
 use crate::hypothesis::{self, Cause, Hypothesis, Standing};
 use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, RunOutcome};
@@ -28,6 +30,9 @@ pub const UNSTEADY: f64 = 0.10;
 
 /// A generator whose threads were on a processor for this share of the time had no more to give.
 pub const BUSY_GENERATOR: f64 = 0.95;
+
+/// Processors' worth of time that other processes use when the machine is not ours.
+const FOREIGN_WORK: f64 = 0.5;
 
 /// More repeats than this are no advice.
 const SENSIBLE_REPEATS: u32 = 50;
@@ -104,6 +109,13 @@ pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
         Some(guess) if guess.cause == Cause::Generator => short_of_processor(guess),
         _ => statement(diagnosis, findings, &unsteady),
     };
+    if let (Grade::Inconclusive, Some((cause, layer))) =
+        (verdict.grade, confirmed.and_then(|guess| Some((guess.cause, guess.layer?))))
+    {
+        let layer = &diagnosis.layers[layer].name;
+        verdict.headline =
+            format!("A cause is confirmed at {layer}, though no step is shown to cost most: {cause}.");
+    }
     verdict.cause = confirmed.map(|guess| guess.cause);
     verdict.cause_layer = confirmed.and_then(|guess| guess.layer);
     verdict.evidence.extend(confirmed.map(|guess| confirmed_by(diagnosis, guess)));
@@ -487,6 +499,7 @@ fn cautions(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell
             named.join("; ")
         ));
     }
+    cautions.extend(short_machine(diagnosis));
     if diagnosis.interrupted {
         cautions.push(format!(
             "Interrupted: {} of {} were done, so some cells rest on fewer repeats or are missing.",
@@ -502,4 +515,20 @@ fn cautions(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell
         ));
     }
     cautions
+}
+
+/// The machine had no processor to spare in most of the runs, and not because of the load alone.
+fn short_machine(diagnosis: &Diagnosis) -> Option<String> {
+    let counted: Vec<_> = diagnosis.rows.iter().filter_map(|row| row.counters.as_ref()).collect();
+    let full = |counters: &&&Counters| {
+        counters.idle_processors < IDLE && counters.foreign_processors >= FOREIGN_WORK
+    };
+    let (runs, full) = (counted.len(), counted.iter().filter(full).count());
+    (2 * full > runs).then(|| {
+        format!(
+            "In {full} of {} the machine had no processor to spare, and other processes used {FOREIGN_WORK} of one or more: what is \
+             slow because of that cannot be told from what is slow by itself.",
+            plural(runs, "run", "runs")
+        )
+    })
 }

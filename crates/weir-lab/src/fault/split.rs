@@ -230,14 +230,16 @@ mod tests {
     use weir_volume::{BackingOptions, FileBacking};
 
     use super::*;
-    use crate::fault::Faults;
+    use crate::fault::layer::{Held, Place};
+    use crate::fault::{Faults, Line};
 
     const SIZE: u64 = 4 << 20;
 
     struct Bench {
         reactor: Reactor,
-        layer: Split<Metered<FileBacking>>,
+        layer: Split<Metered<Held<FileBacking, Line>>>,
         switch: Switch,
+        below: Switch,
         _directory: tempfile::TempDir,
     }
 
@@ -248,9 +250,10 @@ mod tests {
             std::fs::File::create(&path).unwrap().set_len(SIZE).unwrap();
             let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
             let backing = FileBacking::open(&mut reactor, &path, &BackingOptions::default()).unwrap();
-            let switch = Switch::default();
-            let layer = Split::new(Metered::new("below", backing), switch.clone());
-            Bench { reactor, layer, switch, _directory: directory }
+            let (switch, below) = (Switch::default(), Switch::default());
+            let held = Held::new(backing, Line::new(below.clone(), 5), Place::Backing);
+            let layer = Split::new(Metered::new("below", held), switch.clone());
+            Bench { reactor, layer, switch, below, _directory: directory }
         }
 
         fn go(&mut self, request: Request<'_>) -> Completion {
@@ -300,12 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn one_failed_piece_fails_the_whole() {
+    fn failed_pieces_fail_the_whole() {
         let mut bench = Bench::new();
         bench.switch.set(Faults { split: 16 << 10, ..Faults::default() });
-        let buffer = BufferPool::new(1 << 20).take(64 << 10).unwrap();
-        // The last piece is beyond the end.
-        let answer = bench.go(Request::Read { tag: Tag(9), offset: SIZE - (48 << 10), buffer });
+        // Of sixteen pieces about half fail, each by itself.
+        bench.below.set(Faults { errors_per_million: 500_000, ..Faults::default() });
+        let buffer = BufferPool::new(1 << 20).take(256 << 10).unwrap();
+        let answer = bench.go(Request::Read { tag: Tag(9), offset: 0, buffer });
         assert!(answer.tag == Tag(9) && answer.result.is_err(), "{answer:?}");
     }
 }

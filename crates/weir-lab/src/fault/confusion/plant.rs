@@ -47,7 +47,7 @@ pub enum Plant {
     BusyReplica,
     /// A backing that is now fast, now slow.
     MoodyBacking,
-    /// The export makes pieces of 16 KiB of larger requests, over a backing that does 16 000 requests a second.
+    /// The export makes pieces of 16 KiB of larger requests, over a backing that does 8000 requests a second.
     SplitRequests,
 }
 
@@ -155,7 +155,7 @@ impl Plant {
                 stack.set(At::Backing, Faults { moods, ..Faults::default() })?;
             }
             Plant::SplitRequests => {
-                let backing = Faults { delay_us: 500, in_flight: 8, ..Faults::default() };
+                let backing = Faults { delay_us: 500, in_flight: 4, ..Faults::default() };
                 stack.set(At::Backing, backing)?;
                 stack.set(At::Export, Faults { split: 16 << 10, ..Faults::default() })?;
             }

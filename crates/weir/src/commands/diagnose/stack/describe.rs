@@ -208,7 +208,7 @@ mod tests {
         wrong(&format!("{TWO}target = \"x\"\n"), 9, "duplicate key");
         wrong("[[layer]]\nname = \"a\"\n", 2, "either a target");
         wrong("[[layer]]\nname = \"a\"\ntarget = \"null\"\n", 3, "keeps nothing");
-        wrong("[[layer]]\nname = \"a\"\n\ntarget = \"nbd://\"\n", 4, "");
+        wrong("[[layer]]\nname = \"a\"\n\ntarget = \"nbd://h:port/\"\n", 4, "nbd://h:port/");
         wrong("[[layer]]\nname = \" \"\ntarget = \"x\"\n", 2, "needs a name");
         wrong(&format!("{TWO}device = \"nvme99n1\"\n"), 9, "no block device \"nvme99n1\"");
         wrong(&format!("{TWO}device = \"../net/lo\"\n"), 9, "no block device");
