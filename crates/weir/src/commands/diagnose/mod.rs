@@ -14,7 +14,7 @@ use crate::cluster::{lab, owner_of};
 use crate::failure::Failure;
 use crate::output::print;
 
-pub use files::Outcome;
+pub use files::{Outcome, replace};
 pub use measure::{Settings, diagnose};
 
 /// Exit codes of this command, where they differ from the others'; see its `--help`.
