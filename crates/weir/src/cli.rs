@@ -474,6 +474,10 @@ pub struct BenchArgs {
     /// How the result is printed; default: text, or with --output json, json.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<BenchFormat>,
+    /// Also write a report to this file: one HTML page without network, with the spread of the latencies, the run over time and
+    /// the measured window.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
 }
 
 /// How much is measured.

@@ -38,6 +38,20 @@ fn every_format_says_the_same() {
 }
 
 #[test]
+fn a_report_is_written_beside_what_is_printed() {
+    let place = Place::new();
+    let text = place.ok("bench null:64M --rw randrw:50 --runtime 300ms --warmup 100ms --report load.html");
+    assert!(text.contains("P99.999"), "{text}");
+    let html = std::fs::read_to_string(place.path().join("load.html")).unwrap();
+    for words in ["null:64MiB", "randrw:50", "--report load.html", ">measured<", "I/Os per second", "p99.9"] {
+        assert!(html.contains(words), "{words}");
+    }
+    assert!(!html.contains("http:") && !html.contains("https:") && !html.contains("<script"));
+    let said = place.fails("bench null --runtime 50ms --warmup 0s --report nowhere/load.html", 1);
+    assert!(said.contains("cannot write nowhere/load.html"), "{said}");
+}
+
+#[test]
 fn jsonl_has_a_line_for_each_second() {
     let place = Place::new();
     let line = "bench null --rate 1000 --runtime 2500ms --warmup 0s --format jsonl";

@@ -4,6 +4,7 @@ use askama::Template;
 use weir_load::steady::WINDOW;
 use weir_load::summary::{KindSummary, LatencyFrom, Summary};
 
+use super::charts::Panel;
 use super::course::{self, Course};
 use super::distribution::{self, Distribution, MOST_LINES, Series};
 use super::svg::WIDTH;
@@ -100,42 +101,55 @@ fn remarks(summary: &Summary) -> Vec<String> {
     }
 }
 
+const SPREAD: &str = "How the latencies are spread";
+const OVER_TIME: &str = "How it went over time";
+
+const READ_SPREAD: &str = "Which share of the I/Os was answered within which time. Each nine has the same room, so the slow end is as easy \
+                           to read as the middle; a line further to the right is slower.";
+const READ_OVER_TIME: &str = "In the heat map, the stronger the colour, the more of a moment’s answers took that long; below it stands the \
+                              rate. Only the window under the bracket counts; what is before it, veiled, is warm-up, or the rounds \
+                              before the steady ones.";
+
 fn charts(summaries: &[Summary]) -> Vec<Chart> {
-    let all = [
-        Chart {
-            title: "How the latencies are spread",
-            how_to_read: "Which share of the I/Os was answered within which time. Each nine has the same room, so the slow end is as \
-                          easy to read as the middle; a line further to the right is slower."
-                .to_owned(),
-            legend: &[],
-            groups: Group::only(distributions(summaries)),
-        },
-        Chart {
-            title: "How it went over time",
-            how_to_read: "Above, the latencies: the stronger the colour, the more of that moment’s answers took that long. Below, the \
-                          rate. Only the window under the bracket counts; what is before it, veiled, is warm-up, or the rounds \
-                          before the steady ones."
-                .to_owned(),
-            legend: HEAT,
-            groups: Group::only(courses(summaries)),
-        },
-        Chart {
-            title: "How it came to rest",
-            how_to_read: format!(
-                "I/Os per second of each round. The last {WINDOW} are steady when none lies further from another than 20 % of their \
-                 average, the band between the dotted lines, and the line through them rises or falls by 10 % at most (SNIA PTS)."
-            ),
-            legend: &[("base", "rounds that the figures are of"), ("beside", "rounds before")],
-            groups: Group::only(
-                summaries.iter().filter_map(|it| rounds::panel(&name(it), it.steady.as_ref()?)).collect(),
-            ),
-        },
-    ];
-    all.into_iter().filter(Chart::is_drawn).collect()
+    let mut charts = pictures(summaries);
+    charts.push(Chart {
+        title: "How it came to rest",
+        how_to_read: format!(
+            "I/Os per second of each round. The last {WINDOW} are steady when none lies further from another than 20 % of their \
+             average, the band between the dotted lines, and the line through them rises or falls by 10 % at most (SNIA PTS)."
+        ),
+        legend: &[("base", "rounds that the figures are of"), ("beside", "rounds before")],
+        groups: Group::only(
+            summaries.iter().filter_map(|it| rounds::panel(&name(it), it.steady.as_ref()?)).collect(),
+        ),
+    });
+    charts.into_iter().filter(Chart::is_drawn).collect()
+}
+
+/// Latencies and rates: of one load side by side, of several one chart after the other.
+fn pictures(summaries: &[Summary]) -> Vec<Chart> {
+    // A load has no repeats.
+    let heat = &HEAT[..HEAT.len() - 1];
+    let (mut spread, mut over_time) = (distributions(summaries), courses(summaries));
+    let chart = |title, how_to_read, legend, panels| Chart {
+        title,
+        how_to_read,
+        legend,
+        groups: Group::only(panels),
+    };
+    if let ([left], [right]) = (spread.as_mut_slice(), over_time.as_mut_slice()) {
+        (left.title, right.title) = (SPREAD.to_owned(), OVER_TIME.to_owned());
+        spread.append(&mut over_time);
+        return vec![chart("Latencies and rate", format!("{READ_SPREAD} {READ_OVER_TIME}"), heat, spread)];
+    }
+    vec![
+        chart(SPREAD, READ_SPREAD.to_owned(), &[], spread),
+        chart(OVER_TIME, READ_OVER_TIME.to_owned(), heat, over_time),
+    ]
 }
 
 /// One panel for each few lines: every kind of every load is a line.
-fn distributions(summaries: &[Summary]) -> Vec<super::charts::Panel> {
+fn distributions(summaries: &[Summary]) -> Vec<Panel> {
     let kinds = summaries.iter().flat_map(|summary| summary.kinds.iter().map(move |kind| (summary, kind)));
     let names: Vec<(String, &KindSummary)> = kinds
         .map(|(summary, kind)| match (&summary.name, summaries.len()) {
@@ -160,7 +174,7 @@ fn title(summaries: &[Summary]) -> String {
     }
 }
 
-fn courses(summaries: &[Summary]) -> Vec<super::charts::Panel> {
+fn courses(summaries: &[Summary]) -> Vec<Panel> {
     let course = |summary| -> Option<Course<'_>> {
         let summary: &Summary = summary;
         let window = match &summary.steady {

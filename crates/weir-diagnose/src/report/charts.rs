@@ -38,22 +38,41 @@ struct Bar<'a> {
     name: &'a str,
     spread: Spread,
     difference: Option<&'a Difference>,
+    /// The same quantity at the layer that it is compared with.
+    before: Option<f64>,
     point: &'a Point,
 }
 
-/// The panels of a bar chart: the quantity that each cell is judged by.
-#[must_use]
-pub fn bars(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Panel> {
-    cells.iter().filter_map(|cell| bar_panel(diagnosis, findings, cell)).collect()
+impl Bar<'_> {
+    /// More or less than the layer that it is compared with, and the colour that this may have: only what the cell is judged
+    /// by can be shown to differ, and a latency at depth is drawn beside it.
+    fn step(&self, quantity: Quantity) -> Option<(String, &'static str)> {
+        let difference = self.difference?;
+        if difference.quantity == quantity {
+            return Some((verdict::in_short(difference), class_of(difference)));
+        }
+        let change = self.spread.median - self.before?;
+        let class = match class_of(difference) {
+            "cost" if change > 0.0 => "cost",
+            "gain" if change < 0.0 => "gain",
+            _ => "flat",
+        };
+        Some((format::signed_duration(change), class))
+    }
 }
 
-fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<Panel> {
-    let quantity = findings.quantity(cell);
+/// The panels of a bar chart of `quantity`.
+#[must_use]
+pub fn bars(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell], quantity: Quantity) -> Vec<Panel> {
+    cells.iter().filter_map(|cell| bar_panel(diagnosis, findings, cell, quantity)).collect()
+}
+
+fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell, quantity: Quantity) -> Option<Panel> {
     let collect = |on_the_way: bool| -> Vec<Bar<'_>> {
         let layers =
             diagnosis.layers.iter().enumerate().filter(|(_, layer)| layer.position != Position::Reference);
         let wanted = layers.filter(|(_, layer)| (layer.position == Position::OnTheWay) == on_the_way);
-        wanted.filter_map(|(index, layer)| bar(findings, index, layer, cell)).collect()
+        wanted.filter_map(|(index, layer)| bar(findings, index, layer, cell, quantity)).collect()
     };
     let (way, beside) = (collect(true), collect(false));
     let longest = |bars: &[Bar<'_>]| bars.iter().map(|bar| bar.spread.most).fold(0.0, f64::max);
@@ -74,13 +93,21 @@ fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Option<
     Some(Panel { title: cell.to_string(), svg })
 }
 
-fn bar<'a>(findings: &'a Findings, index: usize, layer: &'a LayerEntry, cell: &Cell) -> Option<Bar<'a>> {
-    let point = findings.point(index, cell)?;
-    let spread = match findings.quantity(cell) {
-        Quantity::Latency => point.p50_ns?,
-        Quantity::Iops => point.iops,
+fn bar<'a>(
+    findings: &'a Findings,
+    index: usize,
+    layer: &'a LayerEntry,
+    cell: &Cell,
+    quantity: Quantity,
+) -> Option<Bar<'a>> {
+    let spread = |point: &Point| match quantity {
+        Quantity::Latency => point.p50_ns,
+        Quantity::Iops => Some(point.iops),
     };
-    Some(Bar { name: &layer.name, spread, difference: findings.difference_to(index, cell), point })
+    let point = findings.point(index, cell)?;
+    let difference = findings.difference_to(index, cell);
+    let before = difference.and_then(|step| Some(spread(findings.point(step.from, cell)?)?.median));
+    Some(Bar { name: &layer.name, spread: spread(point)?, difference, before, point })
 }
 
 fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quantity) {
@@ -95,13 +122,13 @@ fn draw_way(drawing: &mut Drawing, axis: &Axis, bars: &[Bar<'_>], quantity: Quan
             drawing.line("link", (start, y - (ROW - BAR)), (start, y + BAR));
         }
         label(drawing, bar, top + 12.0, ["name", "value"], quantity);
-        match (previous, bar.difference, quantity) {
+        match (previous, bar.step(quantity), quantity) {
             // A waterfall: what comes from below is pale, what this layer adds or saves is coloured.
-            (Some(before), Some(difference), Quantity::Latency) => {
+            (Some(before), Some((_, class)), Quantity::Latency) => {
                 let start = axis.place(before);
                 drawing.rect("below", 0.0, y, start.min(end), BAR);
                 let width = (end - start).abs().max(1.5);
-                drawing.rect(class_of(difference), start.min(end), y, width, BAR);
+                drawing.rect(class, start.min(end), y, width, BAR);
             }
             _ => drawing.rect("base", 0.0, y, end, BAR),
         }
@@ -166,13 +193,13 @@ fn label(drawing: &mut Drawing, bar: &Bar<'_>, baseline: f64, classes: [&str; 2]
         Quantity::Latency => format::duration(bar.spread.median),
         Quantity::Iops => format::count(bar.spread.median),
     };
-    let Some(difference) = bar.difference else {
+    let Some((step, class)) = bar.step(quantity) else {
         drawing.text(value_class, WIDTH, baseline, Anchor::End, &value);
         return;
     };
-    let class = format!("{}-text", class_of(difference));
-    let step = verdict::in_short(difference);
-    let ends = added(difference).unwrap_or_default();
+    let class = format!("{class}-text");
+    let judged = bar.difference.filter(|difference| difference.quantity == quantity);
+    let ends = judged.and_then(added).unwrap_or_default();
     let mut parts = vec![(class.as_str(), step.as_str())];
     if !ends.is_empty() {
         parts.push(("small", ends.as_str()));
@@ -345,7 +372,8 @@ mod tests {
     fn each_cell_gets_the_bars_that_it_is_judged_by() {
         let diagnosis = sample::write_back();
         let findings = find(&diagnosis);
-        let latency = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Latency));
+        let latency =
+            bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Latency), Quantity::Latency);
         assert_eq!(latency.len(), 4);
         assert_eq!(latency[2].title, "4K random write, QD 1");
         let svg = &latency[2].svg;
@@ -354,10 +382,24 @@ mod tests {
             "{svg}"
         );
         assert!(svg.contains(r#"class="cost""#) && svg.contains(r#"class="gain""#), "{svg}");
-        let iops = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops));
+        let iops = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops), Quantity::Iops);
         assert_eq!(iops.len(), 4);
         assert!(iops[2].svg.contains(r#"class="cut""#), "write-back+0 is far beyond the way and is cut off");
         assert_eq!(dots(&diagnosis, &findings, &crate::table::shapes(&diagnosis)).len(), 4);
+    }
+
+    /// At depth a cell is judged by its IOPS; its latencies are drawn, and no interval is claimed for them.
+    #[test]
+    fn latencies_at_depth_are_drawn_without_a_judgement_of_their_own() {
+        let diagnosis = sample::write_back();
+        let findings = find(&diagnosis);
+        let deep = of(&diagnosis, &findings, Quantity::Iops);
+        let panels = bars(&diagnosis, &findings, &deep[2..3], Quantity::Latency);
+        // 38 µs and 92 µs at depth 1, six times that at depth 32.
+        assert_eq!(panels[0].title, "4K random write, QD 32");
+        assert!(panels[0].svg.contains(">+324 µs</tspan>"), "{}", panels[0].svg);
+        assert!(!panels[0].svg.contains(r#"class="small""#), "no interval stands beside it");
+        assert!(panels[0].svg.contains(r#"class="cost""#));
     }
 
     #[test]
@@ -367,7 +409,8 @@ mod tests {
             ("export", sample::Numbers([100e3; 5])),
         ]);
         let findings = find(&diagnosis);
-        let panels = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Latency));
+        let panels =
+            bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Latency), Quantity::Latency);
         let svg = &panels[0].svg;
         assert!(svg.contains(r#"class="base" x="0.0" y="18.0" width="230.0""#), "{svg}");
         assert!(svg.contains(r#"class="cost" x="230.0" y="62.0" width="230.0""#), "{svg}");
@@ -378,7 +421,10 @@ mod tests {
         let mut diagnosis = sample::write_back();
         diagnosis.rows.clear();
         let findings = find(&diagnosis);
-        assert!(bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops)).is_empty());
+        assert!(
+            bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops), Quantity::Iops)
+                .is_empty()
+        );
         assert!(dots(&diagnosis, &findings, &crate::table::shapes(&diagnosis)).is_empty());
     }
 

@@ -167,7 +167,8 @@ impl Scales {
 
 /// Seconds without digits that say nothing.
 fn seconds(at: f64) -> String {
-    if at == 0.0 { "0 s".to_owned() } else { format!("{} s", (at * 1000.0).round() / 1000.0) }
+    let sign = if at < 0.0 { "−" } else { "" };
+    format!("{sign}{} s", (at.abs() * 1000.0).round() / 1000.0)
 }
 
 #[cfg(test)]

@@ -16,7 +16,12 @@ pub struct Matrix {
     pub steps: Vec<Step>,
     /// One for each shape of load.
     pub rows: Vec<Line>,
+    /// Many columns: small tiles.
+    pub dense: bool,
 }
+
+/// Columns of roomy tiles that fit beside each other.
+const ROOMY: usize = 12;
 
 /// The columns of one step.
 pub struct Step {
@@ -81,7 +86,8 @@ pub fn matrix(diagnosis: &Diagnosis, findings: &Findings) -> Option<Matrix> {
         });
         Line { shape: shape.to_string(), tiles: tiles.collect() }
     };
-    Some(Matrix { steps, rows: table::shapes(diagnosis).into_iter().map(row).collect() })
+    let dense = wanted.len() * depths.len() > ROOMY;
+    Some(Matrix { rows: table::shapes(diagnosis).into_iter().map(row).collect(), dense, steps })
 }
 
 enum Wanted {

@@ -93,6 +93,9 @@ const HEAT: &[(&str, &str)] = &[
 /// Cells of a bar chart: small multiples, not a wall.
 const MOST_BARS: usize = 4;
 
+/// Cells of the chart of latencies that are deeper than queue depth 1.
+const MOST_DEEP_WATERFALLS: usize = 2;
+
 /// Cells whose distributions are drawn, at queue depth 1 and deeper.
 const MOST_DISTRIBUTIONS: usize = 2;
 
@@ -149,6 +152,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
     let telling = |quantity, most| choice::telling(diagnosis, findings, quantity, most);
     let both = |most| [telling(Quantity::Latency, most), telling(Quantity::Iops, most)].concat();
     let (shallow, deep) = (telling(Quantity::Latency, MOST_BARS), telling(Quantity::Iops, MOST_BARS));
+    let waterfalls = [&shallow[..], &telling(Quantity::Iops, MOST_DEEP_WATERFALLS)].concat();
     let mut shapes: Vec<_> = [&shallow[..], &deep].concat().iter().map(|cell| cell.shape).collect();
     shapes.sort();
     shapes.dedup();
@@ -156,13 +160,14 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
         Chart {
             title: "Where the time goes",
             how_to_read: format!(
-                "Median latency at queue depth 1, one I/O after the other. Each bar ends at the time that a layer answers in; \
-                 its coloured part is what the layer adds to the one below, or saves, with the 95 % interval in brackets. The \
-                 thin line is the range over the repeats.{}",
+                "Median latency. Each bar ends at the time that a layer answers in; its coloured part is what the layer adds to the one \
+                 below, or saves, at queue depth 1 with the 95 % interval in brackets. The thin line is the range over the repeats. In \
+                 the cells at depth, those that lose most, a request also waits for those before it: there the judgement, and the \
+                 colour, is that of the IOPS.{}",
                 chosen(diagnosis, findings, Quantity::Latency, shallow.len())
             ),
             legend: STEPS,
-            groups: Group::only(charts::bars(diagnosis, findings, &shallow)),
+            groups: Group::only(charts::bars(diagnosis, findings, &waterfalls, Quantity::Latency)),
         },
         Chart {
             title: "What the way can carry",
@@ -172,7 +177,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                 chosen(diagnosis, findings, Quantity::Iops, deep.len())
             ),
             legend: &[],
-            groups: Group::only(charts::bars(diagnosis, findings, &deep)),
+            groups: Group::only(charts::bars(diagnosis, findings, &deep, Quantity::Iops)),
         },
         Chart {
             title: "How the latencies are spread",
@@ -211,7 +216,7 @@ fn chosen(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity, drawn:
     if drawn == all {
         String::new()
     } else {
-        format!(" Drawn are {drawn} of {all} cells, those that lose most.")
+        format!(" Drawn are {drawn} of {all} such cells, those that lose most.")
     }
 }
 

@@ -71,11 +71,10 @@ fn range(predicted: &Predicted) -> String {
 }
 
 fn with_unit(value: f64, unit: &str) -> String {
-    match unit {
-        "ns" => format::duration(value),
-        "IOPS" => format!("{} IOPS", format::count(value)),
-        "share of the time" => format!("{} of the time", format::percent(value)),
-        other => format!("{} {other}", format::count(value)),
+    match (unit, unit.strip_prefix("share ")) {
+        ("ns", _) => format::duration(value),
+        (_, Some(of)) => format!("{} {of}", format::percent(value)),
+        _ => format!("{} {unit}", format::count(value)),
     }
 }
 
@@ -84,19 +83,20 @@ mod tests {
     use super::*;
     use crate::finding::find;
     use crate::hypothesis::Cause;
-    use crate::sample;
+    use crate::result::{LayerEntry, Position};
+    use crate::sample::{self, Numbers};
 
+    /// A layer that gains nothing from a queue gives grounds for one suspicion.
     fn guess(cause: Cause, standing: Standing, measured: Option<f64>) -> Hypothesis {
+        let entry = |name: &str| LayerEntry { name: name.into(), position: Position::OnTheWay };
+        let diagnosis = sample::measured(vec![entry("backing"), entry("export")], |layer, cell| {
+            let depth = if layer == 1 { f64::from(cell.queue_depth) } else { 1.0 };
+            Numbers::steady(100e3 * depth)
+        });
+        let guesses = find(&diagnosis).verdict.hypotheses;
+        let found = guesses.into_iter().find(|guess| guess.cause == Cause::OneInFlight).unwrap();
         let predicted = Predicted { value: 90e3, least: 70e3, most: f64::MAX, unit: "ns", measured };
-        Hypothesis {
-            cause,
-            standing,
-            grounds: vec!["It waits.".into()],
-            prediction: "It will wait.".into(),
-            predicted: Some(predicted),
-            run: "4K random read, QD 1 at export.".into(),
-            asks: Vec::new(),
-        }
+        Hypothesis { cause, standing, predicted: Some(predicted), ..found }
     }
 
     #[test]

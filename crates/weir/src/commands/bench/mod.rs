@@ -2,6 +2,7 @@
 
 mod compare;
 mod output;
+mod report;
 pub mod watch;
 
 pub use watch::with_progress;
@@ -35,6 +36,7 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
         None => one(global, arguments, format)?,
     };
     output::print(format, &summaries)?;
+    arguments.report.as_ref().map_or(Ok(()), |file| report::write(file, &summaries))?;
     match failure {
         Some(failure) => Err(failure),
         None if summaries.iter().all(|summary| summary.is_clean()) => Ok(()),

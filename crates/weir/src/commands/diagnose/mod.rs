@@ -21,7 +21,7 @@ use crate::output::print;
 use layers::Disk;
 use stack::Stack;
 
-pub use files::Outcome;
+pub use files::{Outcome, replace};
 pub use measure::{Settings, diagnose};
 
 /// Exit codes of this command, where they differ from the others'; see its `--help`.
