@@ -118,6 +118,18 @@ impl Tally {
         }
     }
 
+    /// Adds what somebody else has counted: successful requests in a histogram of nanoseconds, as pairs of a latency and
+    /// the number of requests that took as long, their bytes, and the failed ones.
+    pub fn count_all(&mut self, kind: IoKind, histogram: &[(u64, u64)], bytes: u64, errors: u64) {
+        let kind = &mut self.kinds[kind as usize];
+        for &(nanoseconds, requests) in histogram {
+            kind.ios += requests;
+            kind.latency.saturating_record_n(nanoseconds, requests);
+        }
+        kind.bytes += bytes;
+        kind.errors += errors;
+    }
+
     /// Notes the time from issue to answer of a successful request that [`Tally::count`] has counted from its
     /// intended start.
     #[inline]

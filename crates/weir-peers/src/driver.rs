@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_process_is_measured_without_its_start() {
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![1; 4 << 20]).unwrap();
         let load = Load { size: 4 << 20, ..load(Access::RandRead) };
         let figures = fio_process(&[], file.path(), &load).unwrap();

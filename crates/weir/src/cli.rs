@@ -1,6 +1,7 @@
 //! The command line: what there is, and what `--help` says about it.
 
 mod disk;
+mod verify;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ use crate::commands::budget;
 use crate::commands::profile::{self, ProfileCommand};
 
 pub use disk::DiskCommand;
+pub use verify::VerifyArgs;
 
 const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
 acceleration on the host that loses nothing that was answered, and an instrument that names the layer at fault.";
@@ -329,6 +331,22 @@ pub enum BenchCommand {
     /// Both are files that `weir bench --format json` (or jsonl) wrote. Differences of up to 5 % are called the same, and a
     /// percentile with fewer than ten requests beyond it is not judged. Two runs say nothing about chance: weir diagnose does.
     Compare(CompareArgs),
+    /// Read a target back after a crash, and judge it by the record that a load has kept.
+    ///
+    /// The load is `weir bench TARGET --verify --history FILE` with a writing --rw. It may have been killed (kill -9), or the
+    /// server or host of its target: FILE says what was acknowledged and what was under way. A block that holds neither its
+    /// newest acknowledged version nor one that was issued later and never answered is counted as
+    ///
+    ///   lost        nothing in it is of this load, though a write was acknowledged
+    ///   stale       an older version than the acknowledged one
+    ///   torn        sectors of different versions
+    ///   misplaced   data of this load that belongs elsewhere
+    ///   foreign, corrupt, unissued   of another load; a stamp that does not check; a version that was never made
+    ///
+    /// The record outlives the load's process, not a power cut of the load's own host: keep the load on another one. Nothing
+    /// may write to the target meanwhile. Exit code 0: every block is as it must be; 1: at least one is not, or cannot be read.
+    #[command(verbatim_doc_comment, after_long_help = verify::EXAMPLES)]
+    Verify(VerifyArgs),
 }
 
 #[derive(Debug, Args)]
@@ -388,7 +406,7 @@ pub struct BenchArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "disk", "layer", "access", "block_sizes", "pattern", "align", "depth", "engine", "poll", "threads", "runtime",
-            "warmup", "offset", "size", "bytes", "rate", "poisson", "seed", "verify", "fua", "steady", "flush_every", "compress", "repeat_data",
+            "warmup", "offset", "size", "bytes", "rate", "poisson", "seed", "verify", "history", "fua", "steady", "flush_every", "compress", "repeat_data",
         ]
     )]
     pub jobs: Option<PathBuf>,
@@ -452,6 +470,10 @@ pub struct BenchArgs {
     /// Write stamps and check what is read.
     #[arg(long)]
     pub verify: bool,
+    /// With --verify: keep a record of what was acknowledged and what is under way in this new file (8 bytes for each block),
+    /// so that `weir bench verify` can judge the data when the load or its target was killed.
+    #[arg(long, value_name = "FILE", requires = "verify", conflicts_with_all = ["disk", "steady"])]
+    pub history: Option<PathBuf>,
     /// Each write is durable before it is answered.
     #[arg(long)]
     pub fua: bool,
@@ -468,7 +490,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub destroy: bool,
     /// Leave what was never written as it is. Otherwise a load that may write (a writing one, or with --destroy) writes the range
-    /// once first when it finds a hole, so that holes are not measured as speed. Layers of a disk are never filled.
+    /// once first when it finds a hole, so that holes are not measured as speed. Of a disk's layer that is done when less of the
+    /// disk is allocated than its size.
     #[arg(long)]
     pub no_prefill: bool,
     /// How the result is printed; default: text, or with --output json, json.

@@ -45,6 +45,10 @@ impl RunningLoad {
 
     /// Submits what comes next, before the layers are advanced.
     pub fn pump(&mut self, reactor: &mut Reactor, accel: &mut DiskAccel) {
+        // Who asked has gone: an interrupted `weir bench` must not leave an hour of load behind.
+        if self.result.as_ref().is_some_and(oneshot::Sender::is_closed) {
+            self.load.stop();
+        }
         match self.layer {
             LoadLayer::Accel => self.load.pump(reactor, accel, &mut self.done),
             LoadLayer::Backing => self.load.pump(reactor, &mut PastAccel(accel.inner_mut()), &mut self.done),

@@ -9,7 +9,7 @@ use weir_load::workload::Access;
 use super::{Contestant, Suite, WEIR};
 use crate::driver::{Driver, Load, fio_process, weir_process};
 use crate::error::{Failure, Outcome};
-use crate::result::{Metric, compare};
+use crate::result::{Entry, Metric, compare};
 use crate::server::{self, Server, Transport};
 use crate::weir::Cluster;
 
@@ -81,7 +81,9 @@ impl Suite<'_> {
         let series = self.rounds(&cell, &contestants)?;
         for fio in &series[1..] {
             let cost = compare(&cell, Metric::PerDriverCpu, &series[0], fio);
-            self.results.entries.extend(cost.map(|entry| entry.aiming_at(FILE_TARGET)));
+            let is_usual = fio.contestant == FIO_ON_A_FILE[0].0;
+            let aimed = |entry: Entry| if is_usual { entry.aiming_at(FILE_TARGET) } else { entry };
+            self.results.entries.extend(cost.map(aimed));
             self.results.entries.extend(compare(&cell, Metric::Iops, &series[0], fio));
         }
         self.results.cells.push((cell, series));

@@ -1,8 +1,10 @@
 //! `weir bench`
 
 mod compare;
+mod layer;
 mod output;
 mod report;
+mod verify;
 pub mod watch;
 
 pub use watch::with_progress;
@@ -16,7 +18,6 @@ use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_load::{Access, Arrivals, IoEngine};
-use weir_node::api::RunLoad;
 
 use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, Global, Output};
 use crate::cluster::owner_of;
@@ -24,8 +25,10 @@ use crate::failure::Failure;
 
 /// Carries out `weir bench`.
 pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
-    if let Some(BenchCommand::Compare(files)) = &arguments.command {
-        return compare::run(global, files);
+    match &arguments.command {
+        Some(BenchCommand::Compare(files)) => return compare::run(global, files),
+        Some(BenchCommand::Verify(arguments)) => return verify::run(global, arguments),
+        None => {}
     }
     let format = arguments.format.unwrap_or(match global.output {
         Output::Text => BenchFormat::Text,
@@ -51,6 +54,11 @@ type Outcome = (Vec<Summary>, Option<Failure>);
 fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
     let workload = workload(arguments);
     workload.validate().map_err(Failure::usage)?;
+    if arguments.history.is_some() && !workload.access.writes() {
+        return Err(Failure::usage(
+            "--history records writes: give a writing --rw, such as randwrite or randrw:30",
+        ));
+    }
     match (&arguments.disk, &arguments.target, arguments.layer) {
         (Some(disk), _, Some(layer)) => {
             if workload.access.writes() && !arguments.destroy {
@@ -58,12 +66,9 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     "a writing load overwrites disk {disk}; --destroy allows it"
                 )));
             }
-            let total = arguments.runtime.0 + arguments.warmup.0;
             let client = owner_of(global, disk)?;
-            let summary = with_progress(total, &format!("{disk} {layer:?}"), || {
-                client.load(disk, &RunLoad { layer: layer.into(), workload }).map_err(Failure::from)
-            })?;
-            Ok((vec![summary], None))
+            let load = layer::Load { client: &client, disk, layer: layer.into(), workload: &workload };
+            load.run(arguments, format)
         }
         (_, Some(target), _) => {
             let target = driven_by(target.parse().map_err(Failure::usage)?, arguments.engine, &workload)?;
@@ -77,6 +82,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     prefill: !arguments.no_prefill,
                     rounds: arguments.steady.then_some(arguments.max_rounds),
                     profiler: None,
+                    history: arguments.history.clone(),
                 }],
                 format,
                 &interrupted,
@@ -124,6 +130,7 @@ fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<O
             prefill,
             rounds: None,
             profiler: None,
+            history: None,
         });
     }
     let interrupted = watch::heed_interrupts()?;

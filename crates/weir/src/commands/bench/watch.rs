@@ -1,6 +1,7 @@
 //! Runs jobs side by side, shows how they go, and keeps what was measured when they are interrupted.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -22,10 +23,10 @@ use crate::failure::Failure;
 use crate::output::say;
 
 /// Between two looks at the jobs.
-const TICK: Duration = Duration::from_millis(250);
+pub(super) const TICK: Duration = Duration::from_millis(250);
 
 /// Length of an interval of jsonl.
-const INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
 /// For how long an interrupted load may wait for its last answers. A target that does not give them is left alone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -43,6 +44,8 @@ pub struct Job {
     pub rounds: Option<u32>,
     /// Told of every request.
     pub profiler: Option<Arc<Mutex<Profiler>>>,
+    /// Where a verifying load records what it writes.
+    pub history: Option<PathBuf>,
 }
 
 impl Job {
@@ -123,7 +126,11 @@ fn start(
     job: Job,
     sender: Sender<(usize, Result<Summary, Broken>)>,
 ) -> Result<Running, Failure> {
-    let monitor = job.profiler.as_ref().map_or_else(Monitor::new, |it| Monitor::profiling(Arc::clone(it)));
+    let monitor = match (&job.profiler, &job.history) {
+        (Some(profiler), _) => Monitor::profiling(Arc::clone(profiler)),
+        (None, Some(path)) => Monitor::recording(path),
+        (None, None) => Monitor::new(),
+    };
     let (job, filling, monitor) = (Arc::new(job), Arc::new(Monitor::new()), Arc::new(monitor));
     let running = Running {
         job: Arc::clone(&job),
@@ -198,24 +205,10 @@ impl Running {
         interval
     }
 
-    /// Rates of the last interval; percentiles of all since the warm-up, since those need many requests.
     fn line(&mut self, length: Duration) -> String {
         let (all, latest) = self.latest();
-        let seconds = length.as_secs_f64();
-        let bytes: u64 = IoKind::ALL.iter().map(|kind| latest.kind(*kind).bytes).sum();
-        let (mut latency, write) = (all.kind(IoKind::Read).latency.clone(), &all.kind(IoKind::Write).latency);
-        // Both have the bounds that every tally has.
-        let _ = latency.add(write);
-        let at = |quantile| format_latency(latency.value_at_quantile(quantile) as f64);
-        format!(
-            "{} {:.0} IOPS {:.1} MB/s  p50 {}  p99 {}  p99.999 {}",
-            self.job.name.clone().unwrap_or_else(|| self.job.target.to_string()),
-            latest.ios() as f64 / seconds,
-            bytes as f64 / 1e6 / seconds,
-            at(0.5),
-            at(0.99),
-            at(0.99999),
-        )
+        let name = self.job.name.clone().unwrap_or_else(|| self.job.target.to_string());
+        line(&name, &all, &latest, length)
     }
 
     /// The result; of a load whose target has not given its last answers in time, what was handed in before.
@@ -235,6 +228,24 @@ impl Running {
         }
         summary
     }
+}
+
+/// Rates of the last interval, of this `length`; percentiles of all that was counted, since those need many requests.
+pub(super) fn line(name: &str, all: &Tally, latest: &Tally, length: Duration) -> String {
+    let seconds = length.as_secs_f64();
+    let bytes: u64 = IoKind::ALL.iter().map(|kind| latest.kind(*kind).bytes).sum();
+    let (mut latency, write) = (all.kind(IoKind::Read).latency.clone(), &all.kind(IoKind::Write).latency);
+    // Both have the bounds that every tally has.
+    let _ = latency.add(write);
+    let at = |quantile| format_latency(latency.value_at_quantile(quantile) as f64);
+    format!(
+        "{name} {:.0} IOPS {:.1} MB/s  p50 {}  p99 {}  p99.999 {}",
+        latest.ios() as f64 / seconds,
+        bytes as f64 / 1e6 / seconds,
+        at(0.5),
+        at(0.99),
+        at(0.99999),
+    )
 }
 
 /// Ctrl-C (and SIGTERM) sets what is returned: the load ends and keeps what it has measured. The second one ends at once.
@@ -274,7 +285,7 @@ fn bar(running: &[Running]) -> ProgressBar {
     styled_bar(total.unwrap_or_default())
 }
 
-fn styled_bar(total: Duration) -> ProgressBar {
+pub(super) fn styled_bar(total: Duration) -> ProgressBar {
     let bar = ProgressBar::new(total.as_millis() as u64);
     let style = ProgressStyle::with_template("{bar:20} {elapsed} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

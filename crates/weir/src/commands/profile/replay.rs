@@ -62,6 +62,7 @@ pub fn run(
         prefill: false,
         rounds: None,
         profiler: Some(Arc::clone(&profiler)),
+        history: None,
     });
     let (loads, failure) = watch::run(watched.collect(), BenchFormat::Text, &interrupted)?;
     let ran = loads.iter().map(|load| load.runtime_seconds).fold(0.0, f64::max);

@@ -1,0 +1,195 @@
+//! A load on a layer of a disk, inside its node: filled first, watched through the layer's meter.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use weir_block::{Nanos, RequestKind};
+use weir_load::report::Interval;
+use weir_load::size::Size;
+use weir_load::summary::Summary;
+use weir_load::tally::{IoKind, Tally};
+use weir_load::{Access, Workload};
+use weir_node::api::{Delete, RunLoad};
+use weir_node::client::Client;
+use weir_node::shard::messages::LoadLayer;
+
+use super::Outcome;
+use super::watch::{INTERVAL, TICK, heed_interrupts, line, styled_bar};
+use crate::cli::{BenchArgs, BenchFormat};
+use crate::failure::Failure;
+use crate::output::say;
+
+/// Largest request of the pass before the load, and requests in flight.
+const BLOCK: u64 = 256 << 10;
+const DEPTH: u32 = 8;
+
+/// Longest wait for what the pass wrote to leave the write log.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A load on a layer.
+#[derive(Clone, Copy)]
+pub struct Load<'a> {
+    /// The disk's owner.
+    pub client: &'a Client,
+    pub disk: &'a str,
+    pub layer: LoadLayer,
+    pub workload: &'a Workload,
+}
+
+impl Load<'_> {
+    /// Fills the range when that is allowed and needed, runs the load, and shows how it goes. When it is interrupted, the
+    /// result is what the layer's meter has counted.
+    pub fn run(self, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
+        let interrupted = heed_interrupts()?;
+        let mut hollow = None;
+        if !arguments.no_prefill {
+            hollow = self.hollow()?;
+            if hollow.is_some() && arguments.destroy {
+                if let (_, Some(failure)) = self.fill(&interrupted)? {
+                    return Err(failure);
+                }
+                hollow = None;
+            }
+        }
+        let (mut summary, failure) = self.watched(format, &interrupted)?;
+        summary.notes.extend(hollow);
+        Ok((vec![summary], failure))
+    }
+
+    /// What shows that parts of the disk may never have been written, as a sentence.
+    fn hollow(self) -> Result<Option<String>, Failure> {
+        let size = self.client.disk(self.disk)?.size;
+        // The node says how much of the disk's file is there when it is asked what deleting it would free.
+        let allocated = self.client.delete(self.disk, &Delete { force: true, dry_run: true })?.allocated;
+        Ok((allocated < size).then(|| {
+            format!(
+                "not all of the disk has ever been written ({} of {} are allocated); nothing may stand behind reads of \
+                 the rest. --destroy lets the load write its range first",
+                Size(allocated),
+                Size(size)
+            )
+        }))
+    }
+
+    /// Writes the range once through the same layer, and waits until a write log has taken it to the backing.
+    fn fill(self, interrupted: &AtomicBool) -> Result<(Summary, Option<Failure>), Failure> {
+        let (offset, size) = (self.workload.offset, self.client.disk(self.disk)?.size);
+        let length = self.workload.size.map_or(size.saturating_sub(offset.0), |size| size.0);
+        // The largest blocks of which the range is made, so that nothing is left out.
+        let block = 1 << (offset.0 | length | BLOCK).trailing_zeros();
+        let pass = Workload {
+            access: Access::Write,
+            block_size: Size(block),
+            queue_depth: DEPTH,
+            runtime: None,
+            offset,
+            size: Some(Size(length)),
+            flush_every: Some((length / block).max(1)),
+            seed: self.workload.seed,
+            ..Workload::default()
+        };
+        let filled = Load { workload: &pass, ..self }.watched(BenchFormat::Text, interrupted)?;
+        if let Some(error) = &filled.0.first_error {
+            return Err(Failure::failed(format!(
+                "filling disk {} before the load failed: {error}",
+                self.disk
+            )));
+        }
+        let deadline = Nanos::now() + PATIENCE;
+        while self.client.disk(self.disk)?.detail.is_some_and(|detail| detail.dirty_bytes > 0) {
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok((filled.0, Some(Failure::failed("interrupted while the disk was filled"))));
+            }
+            if Nanos::now() > deadline {
+                return Err(Failure::failed(format!(
+                    "disk {} was filled, and its write log has not reached the backing in {PATIENCE:?}: look at `weir top`, \
+                     or leave the filling out with --no-prefill",
+                    self.disk
+                )));
+            }
+            std::thread::sleep(TICK);
+        }
+        Ok(filled)
+    }
+
+    /// Runs the load in the node while its layer's meter is watched.
+    fn watched(
+        self,
+        format: BenchFormat,
+        interrupted: &AtomicBool,
+    ) -> Result<(Summary, Option<Failure>), Failure> {
+        let Load { client, disk, layer, workload } = self;
+        let name = format!("{disk} {}", name_of(layer));
+        let total = workload.runtime.unwrap_or_default() + workload.warmup;
+        let (bar, from, started) =
+            (styled_bar(total).with_message(name.clone()), self.counted()?, Nanos::now());
+        let (sender, end) = channel();
+        let (asked, of, load) =
+            (client.clone(), disk.to_owned(), RunLoad { layer, workload: workload.clone() });
+        std::thread::Builder::new().name("load".into()).spawn(move || {
+            // Nobody listens any more when the load was interrupted.
+            let _ = sender.send(asked.load(&of, &load));
+        })?;
+        let (mut before, mut last) = (from.clone(), started);
+        loop {
+            match end.recv_timeout(TICK) {
+                Ok(result) => {
+                    bar.finish_and_clear();
+                    return Ok((result?, None));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(Failure::failed("the load has no result")),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            bar.set_position(bar.elapsed().as_millis() as u64);
+            let is_interrupted = interrupted.load(Ordering::Relaxed);
+            let length = Nanos::now() - last;
+            let is_shown = format == BenchFormat::Jsonl || !bar.is_hidden();
+            if !is_interrupted && (length < INTERVAL || !is_shown) {
+                continue;
+            }
+            let (now, at) = (self.counted()?, Nanos::now() - started);
+            let (all, latest) = (now.since(&from), now.since(&before));
+            if is_interrupted {
+                bar.finish_and_clear();
+                let mut summary = Summary::new(name_of(layer), "layer", workload, &all, at);
+                summary.incomplete =
+                    Some("interrupted; the layer's meter counted this, the warm-up included".into());
+                let failure = Failure::failed("interrupted: the results are of the time until then");
+                return Ok((summary, Some(failure)));
+            }
+            if format == BenchFormat::Jsonl {
+                let interval = Interval::new(workload, &latest, at, length);
+                say(&serde_json::to_string(&interval).map_err(Failure::failed)?)?;
+            }
+            bar.set_message(line(&name, &all, &latest, length));
+            (before, last) = (now, Nanos::now());
+        }
+    }
+
+    /// What the layer's meter has counted since the disk was opened.
+    fn counted(self) -> Result<Tally, Failure> {
+        let mut tally = Tally::default();
+        let meters = self.client.meters(self.disk)?;
+        let kinds =
+            meters.iter().filter(|meter| meter.layer == name_of(self.layer)).flat_map(|meter| &meter.kinds);
+        for seen in kinds {
+            let kind = match seen.kind {
+                RequestKind::Read => IoKind::Read,
+                RequestKind::Write => IoKind::Write,
+                RequestKind::Flush => IoKind::Flush,
+                _ => continue,
+            };
+            tally.count_all(kind, &seen.latency_ns, seen.bytes, seen.errors);
+        }
+        Ok(tally)
+    }
+}
+
+/// As in the layer's meter.
+fn name_of(layer: LoadLayer) -> &'static str {
+    match layer {
+        LoadLayer::Accel => "accel",
+        LoadLayer::Backing => "backing",
+    }
+}
