@@ -95,7 +95,7 @@ fn two_dispatching_threads_cost_a_sequential_writer_more_than_nine_tenths() {
 #[test]
 fn the_finder_names_what_was_planted() {
     let _turn = alone();
-    let programs = Programs { weir: program().to_owned(), node: NODE.into() };
+    let programs = Programs { weir: program().to_owned(), node: NODE.into(), reports: None };
     let cases: Vec<_> = [Plant::OrderLost, Plant::LongLink, Plant::OneInFlight]
         .into_iter()
         .map(|plant| confusion::run(plant, &programs, 1).unwrap())

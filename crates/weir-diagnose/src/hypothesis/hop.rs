@@ -16,11 +16,8 @@ const LONG_NS: f64 = 500e3;
 /// The loss of replicated writes at full depth that is worth a run.
 const WORTH_ASKING: f64 = 3.0;
 
-/// A prediction of a latency holds within this factor.
+/// A prediction of a latency, or of a rate, holds within this factor.
 const HOLDS: f64 = 1.5;
-
-/// A rate in bytes holds within this one: a narrow way carries the same whatever the size; processors that copy do not.
-const SAME_RATE: f64 = 1.25;
 
 /// Who waits for a way is not busy: a thread that is on a processor, or ready to be, for this share of the time does not
 /// wait for anything else.
@@ -105,8 +102,7 @@ pub(super) fn bandwidth(view: &View<'_>) -> Option<Hypothesis> {
     let deciding = larger(deep.queue_depth);
     let value = replicated * f64::from(deep.shape.block_bytes) / f64::from(deciding.shape.block_bytes);
     let measured = view.iops(with, &deciding);
-    let (least, most) = (value / SAME_RATE, value * SAME_RATE);
-    let predicted = Predicted { value, least, most, unit: "IOPS", measured };
+    let predicted = Predicted { value, least: value / HOLDS, most: value * HOLDS, unit: "IOPS", measured };
     Some(Hypothesis {
         cause: Cause::LinkBandwidth,
         layer: Some(with),

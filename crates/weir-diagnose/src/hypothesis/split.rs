@@ -3,6 +3,7 @@
 
 use super::{Cause, Hypothesis, Predicted, Standing, View};
 use crate::cell::{Cell, Direction, Shape};
+use crate::format;
 
 /// Requests below for each above, from which on they are split.
 const SPLIT: f64 = 1.5;
@@ -10,7 +11,7 @@ const SPLIT: f64 = 1.5;
 /// The loss that is worth a run.
 const WORTH_ASKING: f64 = 1.5;
 
-/// Requests as small as the pieces cross the layer as they do the one below when they keep this share of its rate.
+/// The rate of the pieces comes as predicted when it does within this factor.
 const HOLDS: f64 = 1.5;
 
 /// The smallest piece that is asked for, in bytes: a logical block.
@@ -31,10 +32,12 @@ pub(super) fn split(view: &View<'_>) -> Option<Hypothesis> {
         let deciding = piece(large, pieces)?;
         let below = view.iops(loss.from, &deciding);
         let measured = view.iops(loss.to, &deciding).filter(|_| below.is_some());
-        let predicted = below.map(|value| Predicted {
+        let value = pieces * view.iops(loss.to, &large)?;
+        // The cost is that of the pieces; and what stays whole is nearer to the layer below than the large request is.
+        let predicted = below.map(|below| Predicted {
             value,
-            least: value / HOLDS,
-            most: f64::MAX,
+            least: (value / HOLDS).max(below / loss.loss_factor().sqrt()),
+            most: value * HOLDS,
             unit: "IOPS",
             measured,
         });
@@ -48,8 +51,9 @@ pub(super) fn split(view: &View<'_>) -> Option<Hypothesis> {
                 loss.loss_factor()
             )],
             prediction: format!(
-                "If the pieces cost it, a large request costs as many small ones, and {deciding}, which stays whole, crosses {to} \
-                 as fast as {from} does it; if {to} is slow in itself, it is slower there, too."
+                "If the pieces cost it, {deciding}, which stays whole, does {} IOPS, {pieces:.1} times as many, and is nearer to \
+                 what {from} does; if {to} is slow in itself, it is not.",
+                format::whole(value)
             ),
             predicted,
             run: format!("{deciding} at {from} and {to}."),
@@ -64,5 +68,5 @@ fn piece(large: Cell, pieces: f64) -> Option<Cell> {
     // Down to a power of two, which is aligned wherever the piece was.
     let block_bytes = 1 << size.checked_ilog2()?;
     let smaller = (SMALLEST..large.shape.block_bytes).contains(&block_bytes);
-    smaller.then(|| Cell { shape: Shape { block_bytes, ..large.shape }, ..large })
+    smaller.then_some(Cell { shape: Shape { block_bytes, ..large.shape }, ..large })
 }

@@ -33,6 +33,9 @@ struct Arguments {
     /// and seed) are not run again, so that the same command goes on with what was interrupted; the matrix has all of them.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Keep each case's report in this directory, as FAULT-SEED.html and .json.
+    #[arg(long, value_name = "DIR")]
+    reports: Option<PathBuf>,
     /// The cases as JSON instead of the matrix.
     #[arg(long)]
     json: bool,
@@ -66,6 +69,7 @@ fn all(arguments: Arguments) -> Result<bool, Failure> {
     let programs = Programs {
         weir: arguments.weir.unwrap_or_else(|| beside.join("weir")),
         node: arguments.node.unwrap_or_else(|| beside.join("weir-lab-node")),
+        reports: arguments.reports,
     };
     let plants = if arguments.only.is_empty() { Plant::ALL.to_vec() } else { arguments.only };
     let (mut kept, mut cases) = match &arguments.output {

@@ -1,5 +1,6 @@
 //! One case: a lab, a fault in it, and the finder.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -12,13 +13,15 @@ use super::super::stack::{DISK, Stack};
 use super::plant::Plant;
 use crate::LabError;
 
-/// The programs that a case needs.
+/// The programs that a case needs, and what is kept of it.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// `weir`.
     pub weir: PathBuf,
     /// `weir-lab-node`.
     pub node: PathBuf,
+    /// Where each case's report is kept, as `FAULT-SEED.html` and `.json`; `None`: nowhere.
+    pub reports: Option<PathBuf>,
 }
 
 /// What a case is worth.
@@ -95,7 +98,7 @@ pub struct Suspicion {
 /// The lab, or the finder, fails as a whole.
 pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabError> {
     let (nodes, policy) = if plant.replicated() { (2, "write-back+1") } else { (1, "write-through") };
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load_average = load.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
     let stack = Stack::up(&programs.node, nodes, policy)?;
     wait_effective(&stack, policy)?;
@@ -104,6 +107,9 @@ pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabErro
     let said = diagnose(plant, &stack, &programs.weir, seed)?;
     let seconds = (Nanos::now() - began).as_secs_f64();
     drop(neighbours);
+    if let Some(directory) = &programs.reports {
+        keep_report(&stack, directory, &format!("{plant}-{seed}"))?;
+    }
     let text = |field: &str| said[field].as_str().unwrap_or("none").to_owned();
     let named = text("cause");
     let layer = said["layer"].as_str().map(str::to_owned);
@@ -164,10 +170,22 @@ fn diagnose(plant: Plant, stack: &Stack, weir: &Path, seed: u64) -> Result<serde
     })
 }
 
+fn keep_report(stack: &Stack, directory: &Path, name: &str) -> Result<(), LabError> {
+    let copy = || {
+        fs::create_dir_all(directory)?;
+        for extension in ["html", "json"] {
+            let from = stack.scratch().join("report").with_extension(extension);
+            fs::copy(from, directory.join(format!("{name}.{extension}")))?;
+        }
+        Ok(())
+    };
+    copy().map_err(LabError::system(format!("keeping a report in {}", directory.display())))
+}
+
 /// From the rows and findings beside the report.
 fn suspicions(stack: &Stack) -> Result<Vec<Suspicion>, LabError> {
     let path = stack.scratch().join("report.json");
-    let text = std::fs::read_to_string(&path).map_err(LabError::system("reading the finder's report"))?;
+    let text = fs::read_to_string(&path).map_err(LabError::system("reading the finder's report"))?;
     let odd = |error: serde_json::Error| LabError::Invalid(format!("the finder's report: {error}"));
     let report: serde_json::Value = serde_json::from_str(&text).map_err(odd)?;
     serde_json::from_value(report["findings"]["verdict"]["hypotheses"].clone()).map_err(odd)

@@ -76,6 +76,7 @@ fn open(path: &Path, write: bool) -> io::Result<File> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
