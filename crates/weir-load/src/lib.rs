@@ -15,6 +15,7 @@
 
 pub mod arrivals;
 mod bits;
+mod buckets;
 mod checker;
 pub mod cpu;
 mod data;
