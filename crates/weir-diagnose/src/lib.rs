@@ -16,7 +16,7 @@
 //! - [`hypothesis`]: why it may cost that, and the run that decides.
 //! - [`threshold`]: what a pipeline counts as a failure.
 //! - [`table`]: the findings for a terminal.
-//! - [`report`]: the findings as one HTML file that needs no network, as JSON and as JUnit.
+//! - [`report`]: the findings as one HTML file that needs no network, as JSON and as JUnit; a load of `weir bench` likewise.
 //!
 //! Nothing here knows what a node or a network is. A layer is a [`Target`]: something with a name that can
 //! run a [`Cell`] and say what it measured.

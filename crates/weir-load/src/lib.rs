@@ -17,6 +17,7 @@
 
 pub mod arrivals;
 mod bits;
+mod buckets;
 mod checker;
 pub mod cpu;
 mod data;

@@ -103,7 +103,7 @@ pub fn run_steady(
         if ended || state.reached || rounds.len() >= most as usize {
             let mut whole = Part::default();
             window.into_iter().for_each(|part| whole.follow(part));
-            whole.tally.timeline.follow(&before_the_window);
+            whole.tally.timeline.add_earlier(&before_the_window);
             let mut result = whole.finish(target, workload);
             match &mut result {
                 Ok(summary) => summary.steady = Some(state),

@@ -130,7 +130,7 @@ impl Recorder {
     }
 
     /// Adds what was recorded before and is not part of the measured time.
-    pub fn follow(&mut self, earlier: &Recorder) {
+    pub fn add_earlier(&mut self, earlier: &Recorder) {
         self.join(earlier);
     }
 
@@ -333,7 +333,7 @@ mod tests {
             recorder
         };
         let mut window = round(100 * MS);
-        window.follow(&round(50 * MS));
+        window.add_earlier(&round(50 * MS));
         let timeline = window.timeline().unwrap();
         assert_eq!((timeline.measured_from_ns, timeline.end_ns, total(&timeline)), (50 * MS, 60 * MS, 20));
     }

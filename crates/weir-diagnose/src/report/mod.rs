@@ -226,6 +226,7 @@ mod tests {
     use crate::finding::find;
     use crate::result::{Position, RunOutcome};
     use crate::sample;
+    use proptest::prelude::*;
 
     fn page(diagnosis: &Diagnosis) -> String {
         html(diagnosis, &find(diagnosis)).unwrap()
@@ -299,5 +300,38 @@ mod tests {
         assert!(html.contains("connection refused"));
         diagnosis.rows.clear();
         assert!(page(&diagnosis).contains("Nothing was measured that could be used."));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever rows say, also what no machine could have measured: every drawing has coordinates that are numbers.
+        #[test]
+        fn any_rows_can_be_drawn(numbers in prop::collection::vec(prop::array::uniform4(any_number()), 12)) {
+            let way = [("backing", sample::Numbers::steady(40e3)), ("export", sample::Numbers::steady(90e3))];
+            let mut diagnosis = sample::chain(&way);
+            diagnosis.cells.truncate(2);
+            diagnosis.rows.retain(|row| diagnosis.cells.contains(&row.cell) && row.repeat <= 3);
+            for (row, [iops, p50, p99, p99_9]) in diagnosis.rows.iter_mut().zip(numbers) {
+                row.outcome = RunOutcome::Measured(crate::Measurement {
+                    iops,
+                    p50_ns: Some(p50),
+                    p99_ns: Some(p50 + p99),
+                    p99_9_ns: Some(p50 + p99 + p99_9),
+                    ..crate::Measurement::default()
+                });
+            }
+            let findings = find(&diagnosis);
+            let charts = all_charts(&diagnosis, &findings);
+            for panel in charts.iter().flat_map(|chart| &chart.groups).flat_map(|group| &group.panels) {
+                prop_assert!(svg::is_drawable(&panel.svg), "{}", panel.svg);
+            }
+            prop_assert!(html(&diagnosis, &findings).is_ok());
+        }
+    }
+
+    /// Mostly sensible ones, so that some rows pass the checks.
+    fn any_number() -> impl Strategy<Value = f64> {
+        prop_oneof![6 => 1e-3..1e9_f64, 1 => 1e200..1e300_f64, 1 => 1e-300..1e-200_f64, 1 => any::<f64>()]
     }
 }
