@@ -168,7 +168,15 @@ Examples:
   weir bench --jobs mixed.fio --format fio                    a job file of fio, and the result in fio's layout
   weir bench /dev/nvme1n1 --format json > before.json         Ctrl-C keeps what was measured, and marks it
   weir bench compare before.json after.json
-  weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
+  weir bench /dev/nvme1n1 --engine psync --threads 8          one request of a thread at a time, by plain system calls
+  weir bench /dev/nvme1n1 --poll --qd 4                       completions polled for, on a device that can be polled
+  weir bench null --bs 4k --threads 2                         what the generator itself costs
+  weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'
+  weir bench scratch.img --size 1GiB --rw randwrite --verify --history h --runtime '1 h'   killed, or its server is:
+  weir bench verify --history h scratch.img                   what is lost, stale, torn, misplaced?
+
+Interrupting (Ctrl-C, SIGTERM) ends a load early: what was measured is printed, marked as INCOMPLETE, and the exit code is 1.
+A load inside a node (--disk) ends there too, and the result is what the layer's meter has counted.";
 
 const DIAGNOSE_EXAMPLES: &str = "\
 The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
