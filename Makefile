@@ -6,6 +6,7 @@ SEEDS ?= 1000000
 FROM ?= 0
 FUZZ_SECONDS ?= 60
 CUTS ?= 50
+ONLY ?=
 
 .PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak heal fill-picture neighbours \
   power-soak fuzz deny clean
@@ -50,8 +51,8 @@ confusion: ## faults planted one at a time, and what weir diagnose takes each fo
 	$(CARGO) build --release -p weir -p weir-lab
 	target/release/weir-lab-confusion
 
-bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about eight minutes
-	$(CARGO) run --release -p weir-peers
+bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about ten minutes; ONLY=generator for a part
+	$(CARGO) run --release -p weir-peers -- --only "$(ONLY)"
 
 soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (as root), with seeds that are printed
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition -- --nocapture

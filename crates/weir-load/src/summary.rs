@@ -1,5 +1,6 @@
 //! What a load measured, for people and for programs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 

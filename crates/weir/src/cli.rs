@@ -168,7 +168,16 @@ Examples:
   weir bench --jobs mixed.fio --format fio                    a job file of fio, and the result in fio's layout
   weir bench /dev/nvme1n1 --format json > before.json         Ctrl-C keeps what was measured, and marks it
   weir bench compare before.json after.json
-  weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'";
+  weir bench /dev/nvme1n1 --engine psync --threads 8          one request of a thread at a time
+  weir bench /dev/nvme1n1 --poll --qd 4                       completions are polled for
+  weir bench null --bs 4k --threads 2                         what the generator itself costs
+  weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'
+  weir bench scratch.img --size 1GiB --rw randwrite --verify --history h    and when it, or its server, was killed:
+  weir bench verify --history h scratch.img                   what is lost, stale, torn, misplaced?
+
+On a terminal a line shows progress, IOPS, MB/s and percentiles; --format jsonl has a line for each second.
+Ctrl-C and SIGTERM end a load early: what was measured is printed and marked as INCOMPLETE, and the exit
+code is 1. A load inside a node (--disk) ends there too; its result is what the layer's meter has counted.";
 
 const DIAGNOSE_EXAMPLES: &str = r#"The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
 the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every
@@ -333,19 +342,13 @@ pub enum BenchCommand {
     Compare(CompareArgs),
     /// Read a target back after a crash, and judge it by the record that a load has kept.
     ///
-    /// The load is `weir bench TARGET --verify --history FILE` with a writing --rw. It may have been killed (kill -9), or the
-    /// server or host of its target: FILE says what was acknowledged and what was under way. A block that holds neither its
-    /// newest acknowledged version nor one that was issued later and never answered is counted as
-    ///
-    ///   lost        nothing in it is of this load, though a write was acknowledged
-    ///   stale       an older version than the acknowledged one
-    ///   torn        sectors of different versions
-    ///   misplaced   data of this load that belongs elsewhere
-    ///   foreign, corrupt, unissued   of another load; a stamp that does not check; a version that was never made
+    /// The load is `weir bench TARGET --verify --history FILE` with a writing --rw. It may have come to its end, or have been
+    /// killed, or the server or host of its target: FILE says what was acknowledged and what was under way. A block is right
+    /// that holds its newest acknowledged version, or one that was issued later and never answered.
     ///
     /// The record outlives the load's process, not a power cut of the load's own host: keep the load on another one. Nothing
-    /// may write to the target meanwhile. Exit code 0: every block is as it must be; 1: at least one is not, or cannot be read.
-    #[command(verbatim_doc_comment, after_long_help = verify::EXAMPLES)]
+    /// may write to the target while it is judged.
+    #[command(after_long_help = verify::EXAMPLES)]
     Verify(VerifyArgs),
 }
 
@@ -435,7 +438,7 @@ pub struct BenchArgs {
     /// Threads, each with its own connection.
     #[arg(long, default_value_t = 1)]
     pub threads: u32,
-    /// How long.
+    /// How long, such as 500ms, '30 s' or 1h.
     #[arg(long, default_value = "10 s")]
     pub runtime: Period,
     /// Repeat the runtime as rounds until the last five are steady by SNIA's PTS (excursion 20 %, slope 10 %); the result is of

@@ -249,6 +249,42 @@ fn engines_are_chosen_and_named() {
 }
 
 #[test]
+fn a_file_that_becomes_smaller_is_an_error_and_said() {
+    let place = Place::new();
+    let disk = place.path().join("disk");
+    for engine in ["io_uring", "psync"] {
+        std::fs::write(&disk, vec![1; 4 << 20]).unwrap();
+        let line =
+            format!("bench disk --engine {engine} --rate 2000 --runtime 2500ms --warmup 0s --format jsonl");
+        let mut child = place.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
+        std::fs::File::options().write(true).open(&disk).unwrap().set_len(4096).unwrap();
+        let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert!(last["first_error"].as_str().unwrap().contains("was it made smaller?"), "{last}");
+        let read = &last["kinds"][0];
+        assert!(read["ios"].as_u64().unwrap() > 500 && read["errors"].as_u64().unwrap() > 500, "{last}");
+    }
+}
+
+#[test]
+fn a_terminal_shows_how_it_goes_and_a_pipe_does_not() {
+    let place = Place::new();
+    let line = "bench null --rate 5000 --runtime 2500ms --warmup 0s";
+    let quiet = place.weir(line);
+    assert!(quiet.status.success() && quiet.stderr.is_empty(), "{}", String::from_utf8_lossy(&quiet.stderr));
+    let inside = format!("stty cols 200; {} {line}", env!("CARGO_BIN_EXE_weir"));
+    let shown = Command::new("script").args(["-qec", &inside, "/dev/null"]).stdin(Stdio::null()).output();
+    let shown = String::from_utf8_lossy(&shown.expect("script is in bsdutils").stdout).into_owned();
+    for word in ["null", "IOPS", "MB/s", "p50", "p99", "p99.999"] {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
+    let rate = shown.split(" IOPS ").next().and_then(|before| before.rsplit(' ').next()).unwrap_or_default();
+    assert!((3_000..7_000).contains(&rate.parse::<u32>().unwrap()), "{rate}: {shown}");
+}
+
+#[test]
 fn bad_input_is_named() {
     let place = Place::new();
     for (line, hint) in [

@@ -47,6 +47,19 @@ pub struct FileOptions {
     pub poll: bool,
 }
 
+/// In place of an error number: a request moved less than asked for.
+pub(super) const SHORT: u32 = u32::MAX;
+
+/// An error number of a file engine, in words.
+pub(super) fn errno_text(errno: u32) -> String {
+    match errno {
+        SHORT => {
+            "a request moved less than asked for: the target ends before it (was it made smaller?)".into()
+        }
+        errno => io::Error::from_raw_os_error(errno as i32).to_string(),
+    }
+}
+
 /// Opens `path` with direct I/O where the filesystem can do it, buffered where not; true with direct I/O.
 pub(super) fn open(path: &Path, writes: bool) -> Result<(File, bool), LoadError> {
     let open = |flags| OpenOptions::new().read(true).write(writes).custom_flags(flags).open(path);

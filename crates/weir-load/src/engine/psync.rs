@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::io::{Errno, ReadWriteFlags};
 use weir_block::{Buffer, BufferPool, Nanos};
 
-use super::file::{FileOptions, open};
+use super::file::{FileOptions, SHORT, errno_text, open};
 use super::{Done, Engine, rest};
 use crate::error::LoadError;
 use crate::generator::Io;
@@ -39,7 +39,7 @@ impl PsyncEngine {
         Ok(PsyncEngine { file, direct, fua: options.fua, buffer, queued: None })
     }
 
-    /// The error number; 0 for success. A request that moved less than asked for has reached the end of the target.
+    /// The error number; 0 for success.
     fn make(&mut self, io: Io) -> u32 {
         let memory = &mut self.buffer.bytes_mut()[..io.length as usize];
         let flags = if self.fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
@@ -56,7 +56,7 @@ impl PsyncEngine {
             };
             return match moved {
                 Ok(moved) if moved == memory.len() => 0,
-                Ok(_) => libc::EIO as u32,
+                Ok(_) => SHORT,
                 Err(Errno::INTR) => continue,
                 Err(error) => error.raw_os_error() as u32,
             };
@@ -92,5 +92,9 @@ impl Engine for PsyncEngine {
             }
         }
         Ok(())
+    }
+
+    fn errno_text(&self, errno: u32) -> String {
+        errno_text(errno)
     }
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use weir_block::{Nanos, Region};
 
-use super::file::{FileOptions, check_polling, open};
+use super::file::{FileOptions, SHORT, check_polling, errno_text, open};
 use super::{Done, Engine, rest};
 use crate::error::LoadError;
 use crate::generator::Io;
@@ -178,6 +178,10 @@ impl Engine for FileEngine {
             }
         }
     }
+
+    fn errno_text(&self, errno: u32) -> String {
+        errno_text(errno)
+    }
 }
 
 impl Drop for FileEngine {
@@ -210,11 +214,11 @@ fn ring(entries: u32, poll: bool) -> io::Result<IoUring> {
     deferred.or_else(|_| builder().setup_coop_taskrun().build(entries)).or_else(|_| builder().build(entries))
 }
 
-/// A request that moved less than asked for has reached the end of the target: an error for a load.
+/// The error number of a request; 0 for success.
 fn errno(completion: &cqueue::Entry, length: u32) -> u32 {
     match completion.result() {
         error if error < 0 => error.unsigned_abs(),
         moved if moved as u32 == length => 0,
-        _ => libc::EIO as u32,
+        _ => SHORT,
     }
 }

@@ -78,6 +78,11 @@ fn text(summary: &Summary) -> String {
     }
     if let Some(found) = &summary.verification {
         text.push_str(&format!("\nchecked {} blocks, {} wrong", found.checked, found.mismatches));
+        let kinds: Vec<String> =
+            found.faults.iter().map(|(fault, count)| format!("{count} {fault}")).collect();
+        if !kinds.is_empty() {
+            text.push_str(&format!(": {}", kinds.join(", ")));
+        }
         for line in &found.first {
             text.push_str(&format!("\n  {line}"));
         }

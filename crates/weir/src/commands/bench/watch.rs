@@ -80,6 +80,8 @@ struct Running {
     started: Nanos,
     /// At the last interval's end.
     before: Tally,
+    /// Whether what is shown is the load itself, not the pass before it.
+    has_begun: bool,
     ended: Option<Result<Summary, Broken>>,
 }
 
@@ -138,6 +140,7 @@ fn start(
         monitor: Arc::clone(&monitor),
         started: Nanos::now(),
         before: Tally::default(),
+        has_begun: false,
         ended: None,
     };
     std::thread::Builder::new().name(format!("job-{number}")).spawn(move || {
@@ -185,7 +188,10 @@ fn watch(
             );
         }
         bar.set_position(bar.elapsed().as_millis() as u64);
-        running.iter().for_each(|running| running.monitor.ask());
+        running.iter().for_each(|running| {
+            running.filling.ask();
+            running.monitor.ask();
+        });
     }
 }
 
@@ -206,8 +212,16 @@ impl Running {
     }
 
     fn line(&mut self, length: Duration) -> String {
-        let (all, latest) = self.latest();
         let name = self.job.name.clone().unwrap_or_else(|| self.job.target.to_string());
+        if self.monitor.ios() == 0 && self.filling.ios() > 0 {
+            let all = self.filling.tally();
+            let latest = all.since(&std::mem::replace(&mut self.before, all.clone()));
+            return line(&format!("filling {name}"), &all, &latest, length);
+        }
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.before = Tally::default();
+        }
+        let (all, latest) = self.latest();
         line(&name, &all, &latest, length)
     }
 
