@@ -2,7 +2,7 @@
 
 use weir_block::Nanos;
 
-use crate::world::{BLOCKS, Process};
+use crate::world::{BLOCKS, FENCE_GRACE, LONGEST_OPERATION, Process};
 
 /// One operation on its way to the backing.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +12,8 @@ pub struct Operation {
     /// Which opening of the disk by that process.
     pub serial: u64,
     pub kind: OperationKind,
+    /// When its process looked at the lease and decided on it.
+    begun: Nanos,
     /// It was started before so many losses of power.
     pub generation: u64,
     /// Its process stands still before it has handed it to the kernel, until then; 0 if it has.
@@ -66,9 +68,9 @@ pub struct Backing {
 }
 
 impl Backing {
-    pub fn start(&mut self, process: Process, serial: u64, kind: OperationKind) -> usize {
-        let operation =
-            Operation { process, serial, kind, generation: self.generation, not_before: Nanos(0) };
+    pub fn start(&mut self, now: Nanos, process: Process, serial: u64, kind: OperationKind) -> usize {
+        let generation = self.generation;
+        let operation = Operation { process, serial, kind, begun: now, generation, not_before: Nanos(0) };
         self.in_flight.push(Some(operation));
         self.in_flight.len() - 1
     }
@@ -82,10 +84,12 @@ impl Backing {
         !self.in_flight.iter().flatten().any(|operation| operation.process == process)
     }
 
-    /// Some of what this process has just begun is not handed to the kernel before `until`.
+    /// What this process has begun is not handed to the kernel before `until`; but nothing takes longer, from the look at the
+    /// lease on, than the fence grace was made for: a successor that was given the disk counts from then.
     pub fn delay(&mut self, process: Process, until: Nanos) {
         let own = self.in_flight.iter_mut().flatten().filter(|operation| operation.process == process);
-        for operation in own {
+        for operation in own.filter(|operation| until <= operation.begun + (FENCE_GRACE - LONGEST_OPERATION))
+        {
             operation.not_before = until;
         }
     }

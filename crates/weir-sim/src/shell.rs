@@ -216,7 +216,7 @@ impl World {
         } else {
             self.mostly(3_000, longest)
         };
-        let operation = self.backing.start(process, serial, kind);
+        let operation = self.backing.start(self.now, process, serial, kind);
         self.at(self.now + delay, Task::Land { operation });
     }
 

@@ -43,8 +43,11 @@ fn what_was_found_once_stays_mended() {
     // whose flash failed acknowledged what its copy lacked, and took over from that copy after a restart (P4); the copy of a
     // member was begun anew for an owner that had started again and again (P1); a copy shorter than its former owner had inherited
     // was gone on from as if it were not, and a third node took another record for its next one (P1); the same as 818 without a
-    // restart of the member.
-    for seed in [92_585, 75_343, 8_861, 35_925, 16_610, 75_332, 119_662, 310, 650, 358, 734, 818, 262_850] {
+    // restart of the member; a copy was begun anew for an owner long gone, in place of one that was damaged (P1, P2). The last one
+    // had the simulator's own bug: a write took longer than the fence grace allows for.
+    for seed in
+        [92_585, 75_343, 8_861, 35_925, 16_610, 75_332, 119_662, 310, 650, 358, 734, 818, 262_850, 638_616]
+    {
         assert_eq!(run(seed, None, false).violation, None, "seed {seed}");
     }
 }
