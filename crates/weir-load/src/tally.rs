@@ -177,3 +177,22 @@ impl Tally {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_counted_is_as_if_counted_here() {
+        let (mut one_by_one, mut at_once) = (Tally::default(), Tally::default());
+        for (latency, requests) in [(1_000, 3), (50_000, 2)] {
+            (0..requests).for_each(|_| one_by_one.count(IoKind::Read, 4096, latency, true));
+        }
+        one_by_one.count(IoKind::Read, 4096, 7, false);
+        at_once.count_all(IoKind::Read, &[(1_000, 3), (50_000, 2)], 5 * 4096, 1);
+        let [a, b] = [&one_by_one, &at_once].map(|tally| tally.kind(IoKind::Read));
+        assert_eq!((a.ios, a.bytes, a.errors, &a.latency), (b.ios, b.bytes, b.errors, &b.latency));
+        let later = at_once.since(&one_by_one);
+        assert_eq!((later.ios(), later.errors(), later.kind(IoKind::Read).latency.len()), (0, 0, 0));
+    }
+}

@@ -159,25 +159,34 @@ pub enum Command {
 }
 
 const BENCH_EXAMPLES: &str = "\
-Examples:
-  weir bench /dev/nvme1n1                                     random 4 KiB reads at depth 32 for 10 s
-  weir bench nbd://127.0.0.1:10809/db --rw randrw:70          an NBD export, 70 % reads
-  weir bench --disk db --layer accel --rw randwrite --destroy
-  weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1   a mix of sizes, some blocks far more often than others
-  weir bench /dev/nvme1n1 --rate 20000 --poisson              fixed demand: how long do requests wait?
-  weir bench --jobs mixed.fio --format fio                    a job file of fio, and the result in fio's layout
-  weir bench /dev/nvme1n1 --format json > before.json         Ctrl-C keeps what was measured, and marks it
-  weir bench compare before.json after.json
-  weir bench /dev/nvme1n1 --engine psync --threads 8          one request of a thread at a time
-  weir bench /dev/nvme1n1 --poll --qd 4                       completions are polled for
-  weir bench null --bs 4k --threads 2                         what the generator itself costs
-  weir bench scratch.img --size 1GiB --rw randwrite --verify --runtime '30 s'
-  weir bench scratch.img --size 1GiB --rw randwrite --verify --history h    and when it, or its server, was killed:
-  weir bench verify --history h scratch.img                   what is lost, stale, torn, misplaced?
+On a terminal a line shows progress, IOPS, MB/s and percentiles; in a pipe nothing does, and
+--format jsonl has a line for each second.
 
-On a terminal a line shows progress, IOPS, MB/s and percentiles; --format jsonl has a line for each second.
-Ctrl-C and SIGTERM end a load early: what was measured is printed and marked as INCOMPLETE, and the exit
-code is 1. A load inside a node (--disk) ends there too; its result is what the layer's meter has counted.";
+Ctrl-C and SIGTERM end a load early: what was measured is printed and marked as INCOMPLETE, and the
+exit code is 1. A load inside a node (--disk) ends there too; its result is then what the layer's
+meter has counted.
+
+Examples:
+  Random 4 KiB reads at depth 32 for 10 s; an NBD export, 70 % reads; a layer of a disk:
+    weir bench /dev/nvme1n1
+    weir bench nbd://127.0.0.1:10809/db --rw randrw:70
+    weir bench --disk db --layer accel --rw randwrite --destroy
+  A mix of sizes, some blocks far more often than others:
+    weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1
+  Fixed demand: how long do requests wait?
+    weir bench /dev/nvme1n1 --rate 20000 --poisson
+  One request of a thread at a time by plain system calls; completions polled for; the generator alone:
+    weir bench /dev/nvme1n1 --engine psync --threads 8
+    weir bench /dev/nvme1n1 --poll --qd 4
+    weir bench null
+  A job file of fio, and the result in fio's layout:
+    weir bench --jobs mixed.fio --format fio
+  Two results side by side:
+    weir bench /dev/nvme1n1 --format json > before.json
+    weir bench compare before.json after.json
+  Everything that is read is checked; and after the load or its server was killed:
+    weir bench scratch.img --size 1GiB --rw randwrite --verify --history h
+    weir bench verify --history h scratch.img";
 
 const DIAGNOSE_EXAMPLES: &str = r#"The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
 the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every

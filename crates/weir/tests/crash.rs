@@ -5,7 +5,8 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::ops::Range;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::Place;
@@ -108,6 +109,69 @@ fn after_a_kill_everything_acknowledged_is_there_and_damage_is_told_apart() {
     assert!(said.contains(&format!("lost block at byte {}", lost.start)), "{said}");
     std::fs::write(&disk, &good).unwrap();
     assert_eq!(faults(&place), json!({}), "what was put right is right");
+}
+
+/// `nbdkit` with `arguments` behind `socket`, when it answers; SIGKILL when dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(socket: &Path, arguments: &[&str]) -> Server {
+        // A killed one leaves its socket behind.
+        let _ = std::fs::remove_file(socket);
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U"]).arg(socket).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+        let server = Server(command.spawn().expect("the tests need nbdkit"));
+        let mut tries = 1000;
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            tries -= 1;
+            assert!(tries > 0, "nbdkit does not come up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_killed_server_that_keeps_its_data_is_told_from_one_that_does_not() {
+    let place = Place::new();
+    let (socket, disk) = (place.path().join("s"), place.path().join("disk"));
+    std::fs::File::create(&disk).unwrap().set_len(4 << 20).unwrap();
+    let file = disk.to_str().unwrap();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    for (arguments, record) in [(["file", file], "kept"), (["memory", "4M"], "forgotten")] {
+        let server = Server::start(&socket, &arguments);
+        let line = format!(
+            "bench {uri} --rw randrw --verify --history {record} --runtime 1h --warmup 0s --format jsonl --destroy"
+        );
+        let mut child = place.command(&line).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().contains("interval"), "it runs");
+        drop(server);
+        let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+        assert!(last["incomplete"].as_str().unwrap().contains("the target failed"), "{last}");
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        let _again = Server::start(&socket, &arguments);
+        let output = place.weir(&format!("bench verify --history {record} {uri} --output json"));
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let (faults, code) = (&found["verification"]["faults"], output.status.code());
+        if record == "kept" {
+            assert_eq!((faults, code), (&json!({}), Some(0)), "{found}");
+        } else {
+            assert_eq!((faults, code), (&json!({ "lost": found["verification"]["mismatches"] }), Some(1)));
+            assert!(found["verification"]["mismatches"].as_u64().unwrap() > 900, "of 1024 blocks: {found}");
+        }
+    }
+    assert!(
+        place.ok("bench verify --history kept disk").contains("no block is other"),
+        "and below the server"
+    );
 }
 
 #[test]
