@@ -29,9 +29,9 @@ pub struct LabConfig {
     pub dir: PathBuf,
     /// The `weir` program.
     pub program: PathBuf,
-    /// Nodes, 1 to [`MOST_NODES`]. They are called `n1`, `n2`, … and listen on 127.0.0.1, 127.0.0.2, ….
+    /// Nodes, 1 to [`super::MOST_NODES`]. They are called `n1`, `n2`, … and listen on 127.0.0.1, 127.0.0.2, ….
     pub nodes: usize,
-    /// A network of its own for the lab, whose links can be cut ([`Lab::network`]). Needs root.
+    /// A network of its own for the lab, whose links can be cut ([`super::Lab::network`]). Needs root.
     pub network: bool,
     /// A node that the registry has not heard for this long counts as gone.
     pub lease_ttl: Duration,
