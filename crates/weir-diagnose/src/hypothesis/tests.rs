@@ -204,6 +204,10 @@ fn a_device_that_varies_is_named_when_the_generator_does_not() {
     assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::DeviceVariance), Some(0)), "{verdict:?}");
     // The machine varies, and with it the generator alone.
     assert_eq!(named(with(&[(0, moody), (1, two), (2, two), (4, moody)])), None);
+    // Others use every processor: it may be that.
+    let mut crowded = with(&[(0, moody), (1, two), (2, two)]);
+    (crowded[0].counters.idle_processors, crowded[0].counters.foreign_processors) = (0.0, 1.5);
+    assert_eq!(named(crowded), None);
     // The layer above is steady: it does not stand on what varies.
     assert_eq!(named(with(&[(0, moody)])), None);
 }
