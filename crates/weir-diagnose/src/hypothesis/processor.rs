@@ -34,13 +34,23 @@ pub(super) fn is_crowded(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -
     idle.zip(others).is_some_and(|(idle, others)| idle < IDLE && others >= FOREIGN)
 }
 
+/// The share of the time that node and generator waited while the highest layer was loaded, in the planned cells with a queue.
+/// Where both wait, neither is the one that is short.
+fn waits(view: &View<'_>) -> Option<(f64, f64)> {
+    let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
+    let highest = view.highest()?;
+    let wait = |of: fn(&Counters) -> Option<f64>| view.counted(highest, planned, of);
+    Some((wait(|counters| counters.node_wait)?, wait(|counters| counters.generator_wait)?))
+}
+
 /// The node's threads, at a layer that does nothing but compute: the accelerator's reads.
 pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
     let layer = view.diagnosis.chain().nth(1).map(|(layer, _)| layer)?;
     let wait = |wanted: &dyn Fn(&Cell) -> bool| view.counted(layer, wanted, |counters| counters.node_wait);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = wait(&planned)?;
-    if waited < SHORT || !is_kept_away(view, layer, planned) {
+    let both = waits(view).is_some_and(|(node, generator)| generator > node / 2.0);
+    if waited < SHORT || both || !is_kept_away(view, layer, planned) {
         return None;
     }
     let deep = view.deepest(small(Direction::Read))?;
@@ -76,7 +86,8 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
     let (highest, reference) = (view.highest()?, view.reference()?);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = view.counted(highest, planned, |counters| counters.generator_wait)?;
-    if waited < SHORT || !is_kept_away(view, highest, planned) {
+    let both = waits(view).is_some_and(|(node, generator)| node > generator / 2.0);
+    if waited < SHORT || both || !is_kept_away(view, highest, planned) {
         return None;
     }
     let deciding = view.deepest(small(Direction::Read))?;
