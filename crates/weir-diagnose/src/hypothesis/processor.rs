@@ -16,14 +16,13 @@ const FOREIGN: f64 = 0.5;
 /// it is slower: who waits most is then chance.
 pub(crate) const IDLE: f64 = 0.15;
 
-/// Who waits at a layer in these cells is kept from a processor, by others or by a rule, while the machine has some to spare
-/// (what niced processes use can be had): it does not wait for our own threads, nor with everybody else. Where nobody has
-/// counted, nothing is known.
+/// Who waits at a layer in these cells is kept from a processor, by others or by a rule, while the machine has some to spare:
+/// it does not wait for our own threads, nor with everybody else. Where nobody has counted, nothing is known.
 pub(super) fn is_kept_away(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
-    let spare = |counters: &Counters| Some(counters.idle_processors + counters.niced_processors);
-    let spare = view.counted(layer, &wanted, spare);
-    let foreign = view.counted(layer, &wanted, |counters| Some(counters.foreign_processors));
-    spare.zip(foreign).is_some_and(|(spare, foreign)| spare >= IDLE && spare.max(foreign) >= FOREIGN)
+    let others = |counters: &Counters| Some(counters.foreign_processors + counters.niced_processors);
+    let idle = view.counted(layer, &wanted, |counters| Some(counters.idle_processors));
+    let others = view.counted(layer, &wanted, others);
+    idle.zip(others).is_some_and(|(idle, others)| idle >= IDLE && idle.max(others) >= FOREIGN)
 }
 
 /// No processor is idle in these cells, because others use them: what varies may do so because of that.

@@ -70,6 +70,12 @@ fn asks(view: &View<'_>, deciding: &[Cell], lowest: usize, reference: Option<usi
     layers.flat_map(|layer| deciding.iter().filter_map(move |cell| view.missing(layer, *cell))).collect()
 }
 
+/// Whether the lowest layer's repeats differ so much that nothing that is compared with them says anything.
+pub(super) fn is_wild(view: &View<'_>) -> bool {
+    let reads = view.diagnosis.cells.iter().filter(|cell| cell.shape.direction == Direction::Read);
+    view.lowest().and_then(|lowest| middle(view, lowest, reads)).is_some_and(|deviation| deviation >= VARIES)
+}
+
 /// The middle one of the cells' deviations: a single run that was disturbed does not decide it.
 fn middle<'a>(view: &View<'_>, layer: usize, cells: impl Iterator<Item = &'a Cell>) -> Option<f64> {
     let mut deviations: Vec<f64> =
