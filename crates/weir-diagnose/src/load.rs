@@ -268,7 +268,7 @@ mod tests {
         layers.iter().try_for_each(LoadTarget::prefill).unwrap();
         let mut targets: Vec<Box<dyn Target + '_>> =
             layers.into_iter().map(|layer| Box::new(layer) as Box<dyn Target + '_>).collect();
-        let plan = Plan { repeats: 2, extra_runs: 0, ..Plan::of(Tier::Quick.cells(), 5) };
+        let plan = Plan { repeats: 2, extra_runs: 0, follow_ups: 0, ..Plan::of(Tier::Quick.cells(), 5) };
         let never = AtomicBool::new(false);
         let diagnosis =
             measure(&plan, &mut targets, Start::Fresh(sample::environment()), &never, &mut |_| {}).unwrap();

@@ -36,7 +36,11 @@ pub struct Counters {
     /// Processors' worth of time that nobody used: 1.5 is one and a half of them.
     #[serde(default)]
     pub idle_processors: f64,
-    /// Processors' worth of time that other processes used than those that are watched.
+    /// Processors' worth of time that processes of lowered priority (nice) used: who is not one of them gets most of it when it
+    /// wants it.
+    #[serde(default)]
+    pub niced_processors: f64,
+    /// Processors' worth of time that other processes used than these and those that are watched.
     #[serde(default)]
     pub foreign_processors: f64,
     /// Involuntary context switches of the node, a second.
@@ -91,7 +95,10 @@ struct Process {
 /// Ticks of all processors together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ticks {
+    /// On this machine; where this process may run is another matter.
+    processors: usize,
     all: u64,
+    niced: u64,
     idle: u64,
     stolen: u64,
 }
@@ -103,8 +110,6 @@ pub struct Sample {
     replicas: Vec<Process>,
     generator: Option<Process>,
     ticks: Ticks,
-    /// On this machine, at least 1.
-    processors: usize,
     received: u64,
     retransmits: u64,
     devices: BTreeMap<String, Device>,
@@ -131,7 +136,6 @@ impl Sample {
             replicas: watched.replicas.iter().filter_map(|pid| Process::look(*pid)).collect(),
             generator: watched.generator.and_then(Process::look),
             ticks: Ticks::of(&read("/proc/stat")),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
             received: received(&read("/proc/net/dev"), watched.interface.as_deref()),
             retransmits: retransmits(&read("/proc/net/snmp")),
             devices: devices(&read("/proc/diskstats"), watched.device.as_deref()),
@@ -151,8 +155,8 @@ impl Sample {
         let ours: f64 = ours.map(|(before, after)| before.all(after, seconds)).sum();
         let ticks = later.ticks.since(self.ticks);
         let share = |part: u64| if ticks.all == 0 { 0.0 } else { part as f64 / ticks.all as f64 };
-        let processors = later.processors as f64;
-        let used = processors * (1.0 - share(ticks.idle + ticks.stolen));
+        let processors = ticks.processors as f64;
+        let used = processors * (1.0 - share(ticks.niced + ticks.idle + ticks.stolen));
         let worked = |(name, after): (&String, &Device)| after.since(self.devices.get(name).unwrap_or(after));
         let devices = || later.devices.iter().map(worked);
         Counters {
@@ -164,6 +168,7 @@ impl Sample {
             generator_wait: generator.map(|(before, after)| wait(before, after)),
             steal: share(ticks.stolen),
             idle_processors: processors * share(ticks.idle),
+            niced_processors: processors * share(ticks.niced),
             foreign_processors: if ticks.all == 0 { 0.0 } else { (used - ours).max(0.0) },
             switches_per_second: node
                 .map(|(before, after)| after.switches.saturating_sub(before.switches) as f64 / seconds),
@@ -251,18 +256,27 @@ fn involuntary(status: &str) -> u64 {
 }
 
 impl Ticks {
-    /// The first line: eight numbers that do not overlap (proc(5)), of which the fourth and fifth are idle, the eighth stolen.
+    /// The first line: eight numbers that do not overlap (proc(5)), of which the second is niced, the fourth and
+    /// fifth are idle, the eighth stolen.
     fn of(stat: &str) -> Ticks {
         let first = stat.lines().next().unwrap_or_default();
         let numbers: Vec<u64> =
             first.split_whitespace().skip(1).map_while(|word| word.parse().ok()).take(8).collect();
         let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
-        Ticks { all: numbers.iter().sum(), idle: number(3) + number(4), stolen: number(7) }
+        let one = |line: &&str| {
+            line.strip_prefix("cpu")
+                .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+        };
+        let processors = stat.lines().filter(one).count();
+        let all = numbers.iter().sum();
+        Ticks { processors, all, niced: number(1), idle: number(3) + number(4), stolen: number(7) }
     }
 
     fn since(self, earlier: Ticks) -> Ticks {
         Ticks {
+            processors: self.processors,
             all: self.all.saturating_sub(earlier.all),
+            niced: self.niced.saturating_sub(earlier.niced),
             idle: self.idle.saturating_sub(earlier.idle),
             stolen: self.stolen.saturating_sub(earlier.stolen),
         }
@@ -308,8 +322,8 @@ mod tests {
     fn the_files_of_proc_are_understood() {
         assert_eq!(schedstat("123 45 6\n"), Some(Thread { on: 123, waiting: 45 }));
         assert_eq!(schedstat(""), None);
-        let ticks = Ticks::of("cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 1");
-        assert_eq!(ticks, Ticks { all: 36, idle: 9, stolen: 8 });
+        let ticks = Ticks::of("cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 1\ncpu1 1 1\nintr 5");
+        assert_eq!(ticks, Ticks { processors: 2, all: 36, niced: 2, idle: 9, stolen: 8 });
         assert_eq!(involuntary("Name:\tx\nnonvoluntary_ctxt_switches:\t17\n"), 17);
         let dev = "Inter-|   Receive\n face |bytes\n    lo: 1000 1 0\n  eth0: 234 2 0\n";
         assert_eq!((received(dev, None), received(dev, Some("eth0"))), (1234, 234));
@@ -363,16 +377,12 @@ mod tests {
     #[test]
     fn what_others_use_is_what_is_neither_idle_nor_ours() {
         let process = |on| Some(Process { threads: [(1, Thread { on, waiting: 0 })].into(), switches: 0 });
-        let ticks = |all, idle| Ticks { all, idle, stolen: 0 };
-        let before = Sample { node: process(0), ticks: ticks(1000, 500), processors: 4, ..Sample::default() };
-        let after = Sample {
-            node: process(700_000_000),
-            ticks: ticks(1400, 600),
-            processors: 4,
-            ..Sample::default()
-        };
+        let ticks = |all, niced, idle| Ticks { processors: 4, all, niced, idle, stolen: 0 };
+        let before = Sample { node: process(0), ticks: ticks(1000, 100, 500), ..Sample::default() };
+        let after = Sample { node: process(700_000_000), ticks: ticks(1400, 150, 600), ..Sample::default() };
         let counters = before.until(&after, 1.0);
         assert!((counters.idle_processors - 1.0).abs() < 1e-9, "{counters:?}");
-        assert!((counters.foreign_processors - 2.3).abs() < 1e-9, "{counters:?}");
+        assert!((counters.niced_processors - 0.5).abs() < 1e-9, "{counters:?}");
+        assert!((counters.foreign_processors - 1.8).abs() < 1e-9, "{counters:?}");
     }
 }

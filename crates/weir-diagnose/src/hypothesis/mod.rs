@@ -55,6 +55,13 @@ pub enum Cause {
     Processor,
 }
 
+impl Cause {
+    /// It rests on the variance itself or on the scheduler's counts, not on rates that are held against each other.
+    fn is_counted(self) -> bool {
+        matches!(self, Cause::DeviceVariance | Cause::SlowReplica | Cause::Generator | Cause::Processor)
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -184,7 +191,17 @@ pub fn explain(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Hypothesis> {
         hop::bandwidth(&view),
         hop::latency(&view),
     ];
-    guesses.into_iter().flatten().collect()
+    let mut guesses: Vec<Hypothesis> = guesses.into_iter().flatten().collect();
+    if variance::is_wild(&view) {
+        // Numbers that come true within such a scatter come true by chance. Time that was waited for a processor is counted.
+        let by_rates = |guess: &&mut Hypothesis| !guess.cause.is_counted();
+        for guess in guesses.iter_mut().filter(by_rates).filter(|guess| guess.standing == Standing::Supported)
+        {
+            guess.standing = Standing::Open;
+            guess.grounds.push("The lowest layer varies too much for its run to decide.".to_owned());
+        }
+    }
+    guesses
 }
 
 /// The hypothesis that a run has confirmed. Of several, the first in the order of [`Cause`].

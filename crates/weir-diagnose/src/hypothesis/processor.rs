@@ -1,6 +1,7 @@
 //! Processor time: who was ready to run and did not, by the scheduler's own count.
 
 use super::{Cause, Hypothesis, Predicted, View, small};
+use crate::Counters;
 use crate::cell::{Cell, Direction};
 use crate::format;
 
@@ -18,9 +19,27 @@ pub(crate) const IDLE: f64 = 0.15;
 /// Who waits at a layer in these cells is kept from a processor, by others or by a rule, while the machine has some to spare:
 /// it does not wait for our own threads, nor with everybody else. Where nobody has counted, nothing is known.
 pub(super) fn is_kept_away(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
+    let others = |counters: &Counters| Some(counters.foreign_processors + counters.niced_processors);
     let idle = view.counted(layer, &wanted, |counters| Some(counters.idle_processors));
-    let foreign = view.counted(layer, &wanted, |counters| Some(counters.foreign_processors));
-    idle.zip(foreign).is_some_and(|(idle, foreign)| idle >= IDLE && idle.max(foreign) >= FOREIGN)
+    let others = view.counted(layer, &wanted, others);
+    idle.zip(others).is_some_and(|(idle, others)| idle >= IDLE && idle.max(others) >= FOREIGN)
+}
+
+/// No processor is idle in these cells, because others use them: what varies may do so because of that.
+pub(super) fn is_crowded(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
+    let others = |counters: &Counters| Some(counters.foreign_processors + counters.niced_processors);
+    let idle = view.counted(layer, &wanted, |counters| Some(counters.idle_processors));
+    let others = view.counted(layer, &wanted, others);
+    idle.zip(others).is_some_and(|(idle, others)| idle < IDLE && others >= FOREIGN)
+}
+
+/// The share of the time that node and generator waited while the highest layer was loaded, in the planned cells with a queue.
+/// Where both wait, neither is the one that is short.
+fn waits(view: &View<'_>) -> Option<(f64, f64)> {
+    let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
+    let highest = view.highest()?;
+    let wait = |of: fn(&Counters) -> Option<f64>| view.counted(highest, planned, of);
+    Some((wait(|counters| counters.node_wait)?, wait(|counters| counters.generator_wait)?))
 }
 
 /// The node's threads, at a layer that does nothing but compute: the accelerator's reads.
@@ -29,7 +48,8 @@ pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
     let wait = |wanted: &dyn Fn(&Cell) -> bool| view.counted(layer, wanted, |counters| counters.node_wait);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = wait(&planned)?;
-    if waited < SHORT || !is_kept_away(view, layer, planned) {
+    let both = waits(view).is_some_and(|(node, generator)| generator > node / 2.0);
+    if waited < SHORT || both || !is_kept_away(view, layer, planned) {
         return None;
     }
     let deep = view.deepest(small(Direction::Read))?;
@@ -65,7 +85,8 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
     let (highest, reference) = (view.highest()?, view.reference()?);
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let waited = view.counted(highest, planned, |counters| counters.generator_wait)?;
-    if waited < SHORT || !is_kept_away(view, highest, planned) {
+    let both = waits(view).is_some_and(|(node, generator)| node > generator / 2.0);
+    if waited < SHORT || both || !is_kept_away(view, highest, planned) {
         return None;
     }
     let deciding = view.deepest(small(Direction::Read))?;

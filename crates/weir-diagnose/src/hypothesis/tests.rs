@@ -204,6 +204,10 @@ fn a_device_that_varies_is_named_when_the_generator_does_not() {
     assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::DeviceVariance), Some(0)), "{verdict:?}");
     // The machine varies, and with it the generator alone.
     assert_eq!(named(with(&[(0, moody), (1, two), (2, two), (4, moody)])), None);
+    // Others use every processor: it may be that.
+    let mut crowded = with(&[(0, moody), (1, two), (2, two)]);
+    (crowded[0].counters.idle_processors, crowded[0].counters.foreign_processors) = (0.0, 1.5);
+    assert_eq!(named(crowded), None);
     // The layer above is steady: it does not stand on what varies.
     assert_eq!(named(with(&[(0, moody)])), None);
 }
@@ -267,6 +271,12 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     let all: fn(&mut Counters) =
         |counters| (counters.node_wait, counters.replica_wait) = (Some(0.5), Some(0.5));
     assert_eq!(named(waits(all)), Some(Cause::Processor));
+    // Node and generator alike.
+    let both: fn(&mut Counters) =
+        |counters| (counters.node_wait, counters.generator_wait) = (Some(0.6), Some(0.5));
+    let mut alike = waits(both);
+    alike[4].cpu_share = 0.4;
+    assert_eq!(named(alike), None);
     // No processor has anything to spare: who waits most is chance.
     let full: fn(&mut Counters) = |counters| {
         (counters.node_wait, counters.replica_wait, counters.generator_wait) =

@@ -1,6 +1,7 @@
 //! Device variance: the lowest layer does not do the same twice, so nothing above it can. It is looked at before all else:
 //! what other guesses compare is within the scatter.
 
+use super::processor::is_crowded;
 use super::{Ask, Cause, Hypothesis, Predicted, View, small};
 use crate::cell::{Cell, Direction};
 use crate::format;
@@ -30,12 +31,12 @@ pub(super) fn device(view: &View<'_>) -> Option<Hypothesis> {
     // Writes may end in a log above; reads of a range that no cache holds come from below.
     let reads = || cells.iter().filter(|cell| cell.shape.direction == Direction::Read);
     let (here, there) = (middle(view, lowest, reads())?, middle(view, above, reads())?);
-    let waits = view.counted(lowest, |cell| cells.contains(cell), |counters| counters.node_wait);
-    if everywhere < VARIES
-        || here < VARIES
-        || there < here / AS_MUCH
-        || waits.is_some_and(|wait| wait >= WAITS)
-    {
+    let planned = |cell: &Cell| cells.contains(cell);
+    let waits = view.counted(lowest, planned, |counters| counters.node_wait);
+    if waits.is_some_and(|wait| wait >= WAITS) || is_crowded(view, lowest, planned) {
+        return None;
+    }
+    if everywhere < VARIES || here < VARIES || there < here / AS_MUCH {
         return None;
     }
     let deciding = DECIDING_DEPTHS.map(|depth| small(Direction::Read).at(depth));
@@ -67,6 +68,12 @@ pub(super) fn device(view: &View<'_>) -> Option<Hypothesis> {
 fn asks(view: &View<'_>, deciding: &[Cell], lowest: usize, reference: Option<usize>) -> Vec<Ask> {
     let layers = std::iter::once(lowest).chain(reference);
     layers.flat_map(|layer| deciding.iter().filter_map(move |cell| view.missing(layer, *cell))).collect()
+}
+
+/// Whether the lowest layer's repeats differ so much that nothing that is compared with them says anything.
+pub(super) fn is_wild(view: &View<'_>) -> bool {
+    let reads = view.diagnosis.cells.iter().filter(|cell| cell.shape.direction == Direction::Read);
+    view.lowest().and_then(|lowest| middle(view, lowest, reads)).is_some_and(|deviation| deviation >= VARIES)
 }
 
 /// The middle one of the cells' deviations: a single run that was disturbed does not decide it.

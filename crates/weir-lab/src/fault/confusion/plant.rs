@@ -124,8 +124,11 @@ impl Plant {
 
     /// Time for each run: enough for a hundred requests of the slowest cell.
     pub(super) fn runtime(self) -> Duration {
-        let slow = matches!(self, Plant::OrderLost | Plant::Throttled);
-        Duration::from_millis(if slow { 650 } else { 300 })
+        Duration::from_millis(match self {
+            Plant::OrderLost | Plant::Throttled => 650,
+            Plant::MoodyBacking => 450,
+            _ => 300,
+        })
     }
 
     /// Puts it there.
@@ -151,7 +154,7 @@ impl Plant {
                 stack.set(At::Export, Faults { in_flight: 1, ..Faults::default() })?;
             }
             Plant::MoodyBacking => {
-                let moods = Some(Moods { mean_ms: 400, slow_us: 1000 });
+                let moods = Some(Moods { mean_ms: 450, slow_us: 3000 });
                 stack.set(At::Backing, Faults { moods, ..Faults::default() })?;
             }
             Plant::SplitRequests => {
