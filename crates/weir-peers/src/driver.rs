@@ -5,11 +5,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use weir_block::Nanos;
 use weir_load::cpu;
 use weir_load::nbd::Uri;
 use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
 use weir_load::summary::Summary;
+use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
 
@@ -53,6 +55,21 @@ pub struct Figures {
     pub seconds: f64,
     /// CPU seconds of the driver's threads in that time.
     pub cpu: f64,
+}
+
+impl Figures {
+    /// Of writes that this thread has made since `start`, when it had used that much of a processor.
+    pub fn of_writes(tally: &Tally, start: Nanos, used: Duration) -> Figures {
+        let seconds = (Nanos::now() - start).as_secs_f64();
+        let latency = &tally.kind(IoKind::Write).latency;
+        Figures {
+            iops: tally.ios() as f64 / seconds,
+            p50: latency.value_at_quantile(0.5) as f64,
+            p99: latency.value_at_quantile(0.99) as f64,
+            seconds,
+            cpu: (cpu::of_this_thread() - used).as_secs_f64(),
+        }
+    }
 }
 
 impl Load {

@@ -81,15 +81,7 @@ impl Echo {
                 under_way += whole;
             }
         }
-        let seconds = (Nanos::now() - start).as_secs_f64();
-        let latency = &tally.kind(IoKind::Write).latency;
-        Ok(Figures {
-            iops: tally.ios() as f64 / seconds,
-            p50: latency.value_at_quantile(0.5) as f64,
-            p99: latency.value_at_quantile(0.99) as f64,
-            seconds,
-            cpu: (weir_load::cpu::of_this_thread() - cpu).as_secs_f64(),
-        })
+        Ok(Figures::of_writes(&tally, start, cpu))
     }
 
     fn connect(&self) -> Outcome<Box<dyn Stream>> {

@@ -128,13 +128,5 @@ fn synced_writes(path: &Path, runtime: Duration) -> Outcome<Figures> {
         tally.count(IoKind::Write, FRAME as u64, (now - before).as_nanos() as u64, true);
         (before, at) = (now, (at + FRAME as u64) % RING);
     }
-    let seconds = (Nanos::now() - start).as_secs_f64();
-    let latency = &tally.kind(IoKind::Write).latency;
-    Ok(Figures {
-        iops: tally.ios() as f64 / seconds,
-        p50: latency.value_at_quantile(0.5) as f64,
-        p99: latency.value_at_quantile(0.99) as f64,
-        seconds,
-        cpu: (weir_load::cpu::of_this_thread() - cpu).as_secs_f64(),
-    })
+    Ok(Figures::of_writes(&tally, start, cpu))
 }
