@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::{Nanos, RequestKind};
-use weir_diagnose::counters::{Watch, Watched};
+use weir_diagnose::counters::Watched;
 use weir_diagnose::load::{LoadOptions, LoadTarget};
 use weir_diagnose::{Cell, Counters, Direction, Measurement, Position, Target, TargetError};
 use weir_load::run::Monitor;
@@ -12,6 +12,7 @@ use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
 use super::measure::{Settings, Subject, open_disk};
+use super::observed::{count, observed};
 use super::{UNSAFE, usage};
 use crate::failure::Failure;
 
@@ -176,9 +177,20 @@ fn counted<'a>(
     client: &'a Client,
     disk: &'a str,
 ) -> Vec<Box<dyn Target + 'a>> {
-    let one = |target: Box<dyn Target + 'a>| -> Box<dyn Target + 'a> {
+    let one = |target: Box<dyn Target + 'a>| {
         let meters = between(target.name()).map(|between| Meters { client, disk, between });
-        Box::new(Counted { target, watched: watched.clone(), meters, last: None })
+        let watched = watched.clone();
+        observed(target, move |target, cell| {
+            // Of writes, what comes below is the log's business, and comes when it likes.
+            let meters = meters.as_ref().filter(|_| cell.shape.direction == Direction::Read);
+            let earlier = meters.and_then(Meters::reads);
+            let (measured, counters) = count(target, cell, &watched);
+            let requests_below = earlier.zip(meters.and_then(Meters::reads)).and_then(|(earlier, later)| {
+                let [here, below] = [0, 1].map(|place| later[place].saturating_sub(earlier[place]));
+                (here > 0).then(|| below as f64 / here as f64)
+            });
+            (measured, Some(Counters { requests_below, ..counters }))
+        })
     };
     layers.into_iter().map(one).collect()
 }
@@ -213,51 +225,6 @@ impl Meters<'_> {
         };
         let [here, below] = self.between;
         Some([reads(here)?, reads(below)?])
-    }
-}
-
-/// A layer whose runs are watched.
-struct Counted<'a> {
-    target: Box<dyn Target + 'a>,
-    watched: Watched,
-    meters: Option<Meters<'a>>,
-    last: Option<Counters>,
-}
-
-impl Target for Counted<'_> {
-    fn name(&self) -> &str {
-        self.target.name()
-    }
-
-    fn position(&self) -> Position {
-        self.target.position()
-    }
-
-    fn can_run(&self, cell: &Cell) -> Result<(), String> {
-        self.target.can_run(cell)
-    }
-
-    fn settle(&mut self) -> Result<(), TargetError> {
-        self.target.settle()
-    }
-
-    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        // Of writes, what comes below is the log's business, and comes when it likes.
-        let meters = self.meters.as_ref().filter(|_| cell.shape.direction == Direction::Read);
-        let earlier = meters.and_then(Meters::reads);
-        let (watch, began) = (Watch::begin(&self.watched), Nanos::now());
-        let measured = self.target.run(cell);
-        let counters = watch.end((Nanos::now() - began).as_secs_f64());
-        let requests_below = earlier.zip(meters.and_then(Meters::reads)).and_then(|(earlier, later)| {
-            let [here, below] = [0, 1].map(|place| later[place].saturating_sub(earlier[place]));
-            (here > 0).then(|| below as f64 / here as f64)
-        });
-        self.last = measured.is_ok().then_some(Counters { requests_below, ..counters });
-        measured
-    }
-
-    fn counters(&mut self) -> Option<Counters> {
-        self.last.take()
     }
 }
 

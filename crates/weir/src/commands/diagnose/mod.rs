@@ -5,6 +5,7 @@ mod files;
 mod import;
 mod layers;
 mod measure;
+mod observed;
 mod stack;
 mod trace;
 

@@ -5,8 +5,7 @@ mod marker;
 
 use std::path::Path;
 
-use weir_block::Nanos;
-use weir_diagnose::counters::{Watch, Watched};
+use weir_diagnose::counters::Watched;
 use weir_diagnose::load::{LoadOptions, LoadTarget};
 use weir_diagnose::{Cell, Counters, Direction, Measurement, Position, Target, TargetError};
 use weir_load::run::Monitor;
@@ -17,6 +16,7 @@ use weir_node::units::about;
 
 use super::layers::{Inside, prepare};
 use super::measure::Subject;
+use super::observed::{count, observed};
 use super::{UNSAFE, usage};
 use crate::cli::Global;
 use crate::cluster::owner_of;
@@ -147,8 +147,17 @@ impl Subject for Stack {
         options: &LoadOptions,
         monitor: &'a Monitor,
     ) -> Result<Vec<Box<dyn Target + 'a>>, Failure> {
-        let counted = |layer: &'a Open| -> Box<dyn Target + 'a> {
-            Box::new(Counted { target: layer.target(options, monitor), watched: layer.watched(), last: None })
+        let counted = |layer: &'a Open| {
+            let watched = layer.watched();
+            observed(layer.target(options, monitor), move |target, cell| {
+                let (measured, counters) = count(target, cell, &watched);
+                let block = f64::from(cell.shape.block_bytes);
+                let requests_below = counters
+                    .device_read_bytes
+                    .filter(|bytes| cell.shape.direction == Direction::Read && *bytes > 0.0)
+                    .map(|bytes| block / bytes);
+                (measured, Some(Counters { requests_below, ..counters }))
+            })
         };
         Ok(self.layers.iter().map(counted).collect())
     }
@@ -209,43 +218,5 @@ impl Target for Rested<'_> {
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
         self.inside.run(cell)
-    }
-}
-
-/// A layer with the counters that its description names.
-struct Counted<'a> {
-    target: Box<dyn Target + 'a>,
-    watched: Watched,
-    last: Option<Counters>,
-}
-
-impl Target for Counted<'_> {
-    fn name(&self) -> &str {
-        self.target.name()
-    }
-
-    fn can_run(&self, cell: &Cell) -> Result<(), String> {
-        self.target.can_run(cell)
-    }
-
-    fn settle(&mut self) -> Result<(), TargetError> {
-        self.target.settle()
-    }
-
-    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        let (watch, began) = (Watch::begin(&self.watched), Nanos::now());
-        let measured = self.target.run(cell);
-        let counters = watch.end((Nanos::now() - began).as_secs_f64());
-        let block = f64::from(cell.shape.block_bytes);
-        let requests_below = counters
-            .device_read_bytes
-            .filter(|bytes| cell.shape.direction == Direction::Read && *bytes > 0.0)
-            .map(|bytes| block / bytes);
-        self.last = measured.is_ok().then_some(Counters { requests_below, ..counters });
-        measured
-    }
-
-    fn counters(&mut self) -> Option<Counters> {
-        self.last.take()
     }
 }
