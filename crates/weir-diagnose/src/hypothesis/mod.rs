@@ -292,12 +292,22 @@ impl View<'_> {
         cell: &Cell,
         value: impl Fn(&Measurement) -> Option<f64>,
     ) -> Option<f64> {
+        middle(self.runs(layer, cell, value))
+    }
+
+    /// What each run of a cell measured, whether a finding may rest on it or not.
+    fn runs(
+        &self,
+        layer: usize,
+        cell: &Cell,
+        value: impl Fn(&Measurement) -> Option<f64>,
+    ) -> impl Iterator<Item = f64> {
         let name = self.name(layer);
-        let rows = self.diagnosis.rows.iter().filter(|row| row.layer == name && row.cell == *cell);
-        middle(rows.filter_map(|row| match &row.outcome {
+        let rows = self.diagnosis.rows.iter().filter(move |row| row.layer == name && row.cell == *cell);
+        rows.filter_map(move |row| match &row.outcome {
             RunOutcome::Measured(measurement) => value(measurement),
             _ => None,
-        }))
+        })
     }
 }
 

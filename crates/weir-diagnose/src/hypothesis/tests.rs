@@ -202,6 +202,10 @@ fn a_device_that_varies_is_named_when_the_generator_does_not() {
     let two: Latency = |cell| moody(cell) + 100.0;
     let verdict = diagnose(with(&[(0, moody), (1, two), (2, two)])).verdict;
     assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::DeviceVariance), Some(0)), "{verdict:?}");
+    // What the generator alone measures need not be fit for findings.
+    let mut unfit = with(&[(0, moody), (1, two), (2, two)]);
+    unfit[4].in_flight = 0.5;
+    assert_eq!(named(unfit), Some(Cause::DeviceVariance));
     // The machine varies, and with it the generator alone.
     assert_eq!(named(with(&[(0, moody), (1, two), (2, two), (4, moody)])), None);
     // Others use every processor: it may be that.

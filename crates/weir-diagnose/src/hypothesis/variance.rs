@@ -5,6 +5,7 @@ use super::processor::is_crowded;
 use super::{Ask, Cause, Hypothesis, Predicted, View, small};
 use crate::cell::{Cell, Direction};
 use crate::format;
+use crate::stats::LogSample;
 
 /// Repeats that differ by this much are more than unsteady: a standard deviation of the logarithm, so about a third of the
 /// rate up and down.
@@ -88,7 +89,9 @@ fn middle<'a>(view: &View<'_>, layer: usize, cells: impl Iterator<Item = &'a Cel
 /// What the lowest layer varies by beyond the reference, in the runs that decide; variances subtract.
 fn excess(view: &View<'_>, deciding: &[Cell], lowest: usize, reference: usize) -> Option<f64> {
     let variance = |layer: usize| -> Option<f64> {
-        let of_cell = |cell: &Cell| Some(view.findings.point(layer, cell)?.deviation()?.powi(2));
+        // Also of rows that no finding rests on: a generator with nothing to wait for is too fast for its latencies to add up.
+        let rates = |cell: &Cell| view.runs(layer, cell, |run| Some(run.iops)).collect::<Vec<_>>();
+        let of_cell = |cell: &Cell| Some(LogSample::of(&rates(cell))?.deviation().powi(2));
         let all: Vec<f64> = deciding.iter().map(of_cell).collect::<Option<_>>()?;
         Some(all.iter().sum::<f64>() / all.len() as f64)
     };

@@ -33,10 +33,23 @@ impl Stack {
     /// # Errors
     /// The lab does not start, or the disk cannot be made.
     pub fn up(program: &Path, nodes: usize, policy: &str) -> Result<Stack, LabError> {
+        Stack::start(program, nodes, policy, false)
+    }
+
+    /// The same in a network of its own, whose links can be shaped ([`Lab::network`]). Needs root. Exports by TCP are out of
+    /// reach.
+    ///
+    /// # Errors
+    /// As [`Stack::up`], and the network cannot be made.
+    pub fn up_in_a_network(program: &Path, nodes: usize, policy: &str) -> Result<Stack, LabError> {
+        Stack::start(program, nodes, policy, true)
+    }
+
+    fn start(program: &Path, nodes: usize, policy: &str, network: bool) -> Result<Stack, LabError> {
         // Files in memory: no disk of this machine has a part in what is measured.
         let directory = tempfile::tempdir_in("/dev/shm").map_err(LabError::system("making a directory"))?;
         let mut config = LabConfig::new(directory.path().join("lab"), program);
-        (config.nodes, config.log) = (nodes, Size(LOG));
+        (config.nodes, config.log, config.network) = (nodes, Size(LOG), network);
         let lab = Lab::up(&config)?;
         let path = directory.path().join("pool");
         std::fs::create_dir(&path).map_err(LabError::system("making the pool"))?;

@@ -100,7 +100,8 @@ pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabErro
     let (nodes, policy) = if plant.replicated() { (2, "write-back+1") } else { (1, "write-through") };
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load_average = load.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
-    let stack = Stack::up(&programs.node, nodes, policy)?;
+    let up = if plant.needs_network() { Stack::up_in_a_network } else { Stack::up };
+    let stack = up(&programs.node, nodes, policy)?;
     wait_effective(&stack, policy)?;
     let neighbours = plant.plant(&stack)?;
     let began = Nanos::now();

@@ -31,7 +31,7 @@ pub enum Plant {
     OrderLost,
     /// A millisecond on the way to the replica.
     LongLink,
-    /// 100 Mbit/s on the way to the replica.
+    /// 100 Mbit/s on the way to the replica, in network namespaces.
     NarrowLink,
     /// A backing that carries 64 MiB a second.
     Throttled,
@@ -122,6 +122,11 @@ impl Plant {
         matches!(self, Plant::Nothing | Plant::LongLink | Plant::NarrowLink | Plant::BusyReplica)
     }
 
+    /// Whether the case needs links that can be shaped.
+    pub(super) fn needs_network(self) -> bool {
+        self == Plant::NarrowLink
+    }
+
     /// Time for each run: enough for a hundred requests of the slowest cell.
     pub(super) fn runtime(self) -> Duration {
         Duration::from_millis(match self {
@@ -139,8 +144,11 @@ impl Plant {
                 stack.set(At::Backing, Faults { simulated_disk: true, ..Faults::default() })?;
                 stack.set(At::Accel, Faults::order_lost(2))?;
             }
-            Plant::LongLink => link(stack, LinkFaults { delay_us: 1000, bandwidth: 0 })?,
-            Plant::NarrowLink => link(stack, LinkFaults { delay_us: 0, bandwidth: 100_000_000 / 8 })?,
+            Plant::LongLink => {
+                let faults = LinkFaults { delay_us: 1000, bandwidth: 0 };
+                stack.order("n2", &Order::Link(faults))?;
+            }
+            Plant::NarrowLink => stack.lab().network()?.shape("n1", Some(100_000_000 / 8))?,
             Plant::Throttled => {
                 stack.set(At::Backing, Faults { bandwidth: 64 << 20, ..Faults::default() })?
             }
@@ -193,10 +201,6 @@ impl fmt::Display for Plant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
     }
-}
-
-fn link(stack: &Stack, faults: LinkFaults) -> Result<(), LabError> {
-    stack.order("n2", &Order::Link(faults))
 }
 
 /// All threads of a node on one processor.
