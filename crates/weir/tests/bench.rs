@@ -4,11 +4,9 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use common::Place;
+use common::{Nbdkit, Place};
 use serde_json::Value;
 
 fn signal(child: &Child, name: &str) {
@@ -109,44 +107,12 @@ fn an_interrupted_load_keeps_what_it_has_measured() {
     }
 }
 
-/// `nbdkit` with a memory disk.
-struct Server(Child);
-
-impl Server {
-    /// Behind `socket`, when it answers.
-    fn start(socket: &Path) -> Server {
-        let mut command = Command::new("nbdkit");
-        command.args(["-f", "-U"]).arg(socket).args(["memory", "16M"]);
-        let child =
-            command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tests need nbdkit");
-        let server = Server(child);
-        let mut tries = 1000;
-        while std::os::unix::net::UnixStream::connect(socket).is_err() {
-            tries -= 1;
-            assert!(tries > 0, "nbdkit does not come up");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        server
-    }
-
-    fn end(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 #[test]
 fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
     let place = Place::new();
     let socket = place.path().join("s");
     for hangs in [false, true] {
-        let mut server = Server::start(&socket);
+        let mut server = Nbdkit::start(&socket, &["memory", "16M"]);
         let line =
             format!("bench nbd+unix:///?socket={} --runtime 1h --warmup 0s --format jsonl", socket.display());
         let mut child = place.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

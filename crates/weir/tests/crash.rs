@@ -5,11 +5,10 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::ops::Range;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::Place;
+use common::{Nbdkit, Place};
 use serde_json::{Value, json};
 use weir_load::verify::{Sector, read_sector};
 
@@ -111,33 +110,6 @@ fn after_a_kill_everything_acknowledged_is_there_and_damage_is_told_apart() {
     assert_eq!(faults(&place), json!({}), "what was put right is right");
 }
 
-/// `nbdkit` with `arguments` behind `socket`, when it answers; SIGKILL when dropped.
-struct Server(Child);
-
-impl Server {
-    fn start(socket: &Path, arguments: &[&str]) -> Server {
-        // A killed one leaves its socket behind.
-        let _ = std::fs::remove_file(socket);
-        let mut command = Command::new("nbdkit");
-        command.args(["-f", "-U"]).arg(socket).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
-        let server = Server(command.spawn().expect("the tests need nbdkit"));
-        let mut tries = 1000;
-        while std::os::unix::net::UnixStream::connect(socket).is_err() {
-            tries -= 1;
-            assert!(tries > 0, "nbdkit does not come up");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        server
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_killed_server_that_keeps_its_data_is_told_from_one_that_does_not() {
     let place = Place::new();
@@ -146,7 +118,7 @@ fn a_killed_server_that_keeps_its_data_is_told_from_one_that_does_not() {
     let file = disk.to_str().unwrap();
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     for (arguments, record) in [(["file", file], "kept"), (["memory", "4M"], "forgotten")] {
-        let server = Server::start(&socket, &arguments);
+        let server = Nbdkit::start(&socket, &arguments);
         let line = format!(
             "bench {uri} --rw randrw --verify --history {record} --runtime 1h --warmup 0s --format jsonl --destroy"
         );
@@ -157,7 +129,7 @@ fn a_killed_server_that_keeps_its_data_is_told_from_one_that_does_not() {
         let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
         assert!(last["incomplete"].as_str().unwrap().contains("the target failed"), "{last}");
         assert_eq!(child.wait().unwrap().code(), Some(1));
-        let _again = Server::start(&socket, &arguments);
+        let _again = Nbdkit::start(&socket, &arguments);
         let output = place.weir(&format!("bench verify --history {record} {uri} --output json"));
         let found: Value = serde_json::from_slice(&output.stdout).unwrap();
         let (faults, code) = (&found["verification"]["faults"], output.status.code());

@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -76,5 +77,36 @@ impl Drop for Place {
         if self.path().join("weir-lab/lab.json").exists() {
             self.weir("lab down");
         }
+    }
+}
+
+/// `nbdkit` with `arguments` behind a socket, when it answers; SIGKILL when dropped.
+pub struct Nbdkit(pub Child);
+
+impl Nbdkit {
+    pub fn start(socket: &Path, arguments: &[&str]) -> Nbdkit {
+        // A killed one leaves its socket behind.
+        let _ = std::fs::remove_file(socket);
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U"]).arg(socket).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+        let server = Nbdkit(command.spawn().expect("the tests need nbdkit"));
+        let mut tries = 1000;
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            tries -= 1;
+            assert!(tries > 0, "nbdkit does not come up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+
+    pub fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        self.end();
     }
 }
