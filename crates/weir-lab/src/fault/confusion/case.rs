@@ -159,7 +159,7 @@ fn diagnose(plant: Plant, stack: &Stack, weir: &Path, seed: u64) -> Result<serde
     let other = if plant.replicated() { "write-back+0" } else { "none" };
     let runtime = format!("{} ms", plant.runtime().as_millis());
     command.args(["--output", "json", "--lab"]).arg(stack.lab().dir());
-    command.args(["diagnose", "--disk", DISK, "--destroy", "--tier", "probe", "--repeats", "2"]);
+    command.args(["diagnose", "--disk", DISK, "--destroy", "--tier", "quick"]);
     // One export is enough; and what is named needs the runs that decide, not steps that are told better.
     command.args(["--without", "nbd tcp", "--more", "0"]);
     command.args(["--policies", other, "--runtime", &runtime, "--seed", &seed.to_string(), "--report"]);

@@ -132,7 +132,7 @@ impl Plant {
         Duration::from_millis(match self {
             Plant::OrderLost | Plant::Throttled => 650,
             Plant::MoodyBacking => 450,
-            _ => 300,
+            _ => 200,
         })
     }
 
