@@ -2,8 +2,9 @@
 //! that are silent or do not listen.
 #![allow(clippy::unwrap_used)]
 
+mod backing;
+
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -13,138 +14,17 @@ use std::time::Duration;
 use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, Refuse};
 use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, ReplicaHost};
 use weir_block::{
-    Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Metered, Nanos,
-    Outcome, Payload, Reactor, ReactorConfig, Region, Request, RequestKind, Tag,
+    Code, Completion, Layer, Metered, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request, RequestKind,
+    Tag,
 };
 use weir_net::frame;
 use zerocopy::{FromZeros, IntoBytes};
 
+use backing::{Backing, Script};
+
 const SIZE: usize = 1 << 20;
 const LOG: u64 = 64 << 20;
 const PEER_DEADLINE: Duration = Duration::from_millis(50);
-
-/// An operation that the backing has taken.
-enum Operation {
-    Read(Tag, usize, weir_block::Buffer),
-    Write(Tag, usize, Vec<u8>),
-    Flush(Tag),
-}
-
-/// What the backing is told to do, and what it has done.
-#[derive(Default)]
-struct Script {
-    bytes: Vec<u8>,
-    waiting: VecDeque<Operation>,
-    hold_reads: bool,
-    hold_writes: bool,
-    hold_flushes: bool,
-    fails: bool,
-    writes: usize,
-    flushes: usize,
-}
-
-impl Script {
-    fn holds(&self, operation: &Operation) -> bool {
-        match operation {
-            Operation::Read(..) => self.hold_reads,
-            Operation::Write(..) => self.hold_writes,
-            Operation::Flush(_) => self.hold_flushes,
-        }
-    }
-}
-
-struct Backing(Rc<RefCell<Script>>);
-
-impl Layer for Backing {
-    fn info(&self) -> LayerInfo {
-        LayerInfo {
-            size: SIZE as u64,
-            logical_block: 512,
-            preferred_block: 4096,
-            max_transfer: 32 << 20,
-            writable: true,
-            fast_zeroes: true,
-            discards: true,
-        }
-    }
-
-    fn has_room(&self, _kind: RequestKind, _bytes: u64) -> bool {
-        true
-    }
-
-    fn submit(&mut self, _reactor: &mut Reactor, request: Request<'_>) {
-        let mut script = self.0.borrow_mut();
-        let operation = match request {
-            Request::Read { tag, offset, buffer } => Operation::Read(tag, offset as usize, buffer),
-            Request::Write { tag, offset, payload, .. } => {
-                Operation::Write(tag, offset as usize, payload.bytes().to_vec())
-            }
-            Request::Flush { tag } => Operation::Flush(tag),
-            request => panic!("not asked for here: {request:?}"),
-        };
-        match operation {
-            Operation::Write(..) => script.writes += 1,
-            Operation::Flush(_) => script.flushes += 1,
-            Operation::Read(..) => {}
-        }
-        script.waiting.push_back(operation);
-    }
-
-    fn on_event(&mut self, _reactor: &mut Reactor, _event: Event) {}
-
-    fn advance(&mut self, _reactor: &mut Reactor, done: &mut Vec<Completion>) {
-        let mut script = self.0.borrow_mut();
-        for _ in 0..script.waiting.len() {
-            let operation = script.waiting.pop_front().unwrap();
-            if script.holds(&operation) {
-                script.waiting.push_back(operation);
-                continue;
-            }
-            let fails = script.fails;
-            let (tag, outcome) = match operation {
-                Operation::Read(tag, offset, mut buffer) => {
-                    let length = buffer.len();
-                    buffer.bytes_mut().copy_from_slice(&script.bytes[offset..offset + length]);
-                    (tag, Outcome::Read(buffer))
-                }
-                Operation::Write(tag, offset, bytes) => {
-                    script.bytes[offset..offset + bytes.len()].copy_from_slice(&bytes);
-                    (tag, Outcome::Done)
-                }
-                Operation::Flush(tag) => (tag, Outcome::Done),
-            };
-            let error = IoError::new(ErrorKind::Retry, Code::Io, "as the test says");
-            done.push(Completion { tag, result: if fails { Err(error) } else { Ok(outcome) } });
-        }
-    }
-
-    fn deadline(&self) -> Nanos {
-        let script = self.0.borrow();
-        let ready = script.waiting.iter().any(|operation| !script.holds(operation));
-        if ready { Nanos(0) } else { Nanos::NEVER }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.0.borrow().waiting.len()
-    }
-
-    fn meters(&self, _out: &mut Vec<LayerMeter>) {}
-}
-
-impl Destage for Backing {
-    fn write_gather(
-        &mut self,
-        reactor: &mut Reactor,
-        tag: Tag,
-        offset: u64,
-        region: Rc<Region>,
-        pieces: Vec<(usize, usize)>,
-    ) {
-        let parts = pieces.iter().map(|&(start, length)| region.bytes(start, length));
-        let bytes: Vec<u8> = parts.flatten().copied().collect();
-        self.submit(reactor, Request::Write { tag, offset, payload: Payload::Lent(&bytes), fua: false });
-    }
-}
 
 struct Disk {
     reactor: Reactor,

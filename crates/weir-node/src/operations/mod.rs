@@ -1,5 +1,7 @@
 //! What the API does: everything an operator can ask of a node.
 
+mod measured;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,29 +14,24 @@ use weir_cluster::records::{
     DiskRecord, Medium, NodeRef, Places, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
 };
 use weir_cluster::registry::{RegistryError, Transaction};
-use weir_load::profile::Profile;
 use weir_volume::DirVolume;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
-    MeterView, Move, Moved, NodeStatus, NodeView, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView,
+    Move, Moved, NodeStatus, NodeView, Resize, SetPolicy, VolumeView,
 };
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
 use crate::control::node::{blocking, random, unavailable};
 use crate::control::{Node, Tasks};
-use crate::shard::messages::{Command, DiskStatus};
+use crate::shard::messages::DiskStatus;
 
 /// Events that are shown.
 const EVENTS: usize = 200;
 
 /// Longest wait for this node's view to show a disk that is in the registry.
 const VIEW_LAG: Duration = Duration::from_secs(10);
-
-/// How long a profile can be recorded.
-const RECORDING: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(100)..=Duration::from_secs(7 * 86_400);
 
 /// What the API can do. Cheap to clone.
 #[derive(Clone)]
@@ -171,7 +168,15 @@ impl Operations {
     /// As [`Operations::volumes`].
     pub async fn disk(&self, name: &str) -> Answer<DiskView> {
         let record = self.record(name).await?;
-        Ok(self.view(&record, &self.node.shards.status().await))
+        let view = self.view(&record, &self.node.shards.status().await);
+        Ok(DiskView { allocated: self.allocated(&record).await, ..view })
+    }
+
+    /// What the disk takes up in its volume; absent where it is a device, or cannot be looked at from here.
+    async fn allocated(&self, record: &DiskRecord) -> Option<u64> {
+        let Source::File { name } = &record.source else { return None };
+        let (directory, name) = (self.node.volume(&record.volume).await.ok()?.path, name.clone());
+        blocking(move || DirVolume::open(directory)?.allocated(&name)).await.ok()
     }
 
     async fn record(&self, name: &str) -> Answer<DiskRecord> {
@@ -212,6 +217,7 @@ impl Operations {
             name: record.name.clone(),
             volume: record.volume.clone(),
             size: record.size,
+            allocated: None,
             logical_block: record.logical_block,
             requested: record.policy.to_string(),
             effective: record.owner.as_ref().map(|_| effective(record, places)).unwrap_or_default(),
@@ -412,9 +418,7 @@ impl Operations {
             .backing_path(&record)
             .await
             .map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
-        let directory = volume.clone();
-        let entries = blocking(move || DirVolume::open(directory)?.list()).await?;
-        let allocated = entries.iter().find(|entry| entry.name == name).map_or(0, |entry| entry.allocated);
+        let allocated = self.allocated(&record).await.unwrap_or(0);
         self.check_deletable(&record, wanted.force).await?;
         let deleted = Deleted { disk: disk.clone(), path, allocated, done: !wanted.dry_run };
         if wanted.dry_run {
@@ -465,69 +469,6 @@ impl Operations {
             }
             Err(error) => Err(unavailable(error)),
         }
-    }
-
-    /// The meters of a disk that is open here.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn meters(&self, name: &str) -> Answer<Vec<MeterView>> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
-            return Err(elsewhere(name, &owner));
-        }
-        let disk = name.to_owned();
-        let meters = self.node.shards.ask(name, |answer| Command::Meters { disk, answer }).await?;
-        Ok(meters.ok_or_else(|| closed(name))?.iter().map(MeterView::from).collect())
-    }
-
-    /// What a disk that is open here was asked for since it was opened.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn profile(&self, name: &str) -> Answer<Profile> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
-            return Err(elsewhere(name, &owner));
-        }
-        let disk = name.to_owned();
-        let profile = self.node.shards.ask(name, |answer| Command::Profile { disk, answer }).await?;
-        profile.map(|profile| *profile).ok_or_else(|| closed(name))
-    }
-
-    /// Watches for some time what a disk that is open here is asked for.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn record_profile(&self, name: &str, wanted: RecordProfile) -> Answer<Profile> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
-            return Err(elsewhere(name, &owner));
-        }
-        let length = Duration::from_millis(wanted.length_ms);
-        if !RECORDING.contains(&length) {
-            let message = "a profile is recorded for 100 ms to 7 days".to_owned();
-            return Err(ApiError::new(ApiErrorKind::Invalid, message));
-        }
-        let disk = name.to_owned();
-        let record = |answer| Command::RecordProfile { disk, length, answer };
-        let recorded = self.node.shards.ask(name, record).await?;
-        recorded.map(|profile| *profile).map_err(|reason| ApiError::new(ApiErrorKind::Refused, reason))
-    }
-
-    /// Runs a load on a layer of a disk that is open here.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn load(&self, name: &str, wanted: RunLoad) -> Answer<weir_load::Summary> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
-            return Err(elsewhere(name, &owner));
-        }
-        wanted
-            .workload
-            .validate()
-            .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-        let (disk, layer, workload) = (name.to_owned(), wanted.layer, Box::new(wanted.workload));
-        let result =
-            self.node.shards.ask(name, |answer| Command::Load { disk, layer, workload, answer }).await?;
-        result.map_err(|reason| ApiError::new(ApiErrorKind::Refused, reason))
     }
 
     /// What happened lately.
@@ -599,13 +540,4 @@ fn effective(record: &DiskRecord, places: Places) -> String {
 
 fn ownership_error(refusal: ownership::Refusal) -> ApiError {
     ApiError::from(ChangeError::Refused(refusal))
-}
-
-fn closed(name: &str) -> ApiError {
-    ApiError::new(ApiErrorKind::Refused, format!("disk {name} is closed")).hint("export it first")
-}
-
-fn elsewhere(name: &str, owner: &NodeRef) -> ApiError {
-    ApiError::new(ApiErrorKind::Refused, format!("disk {name} is open on node {}", owner.node))
-        .hint(format!("ask that node: --node {}", owner.node))
 }
