@@ -139,6 +139,10 @@ pub struct DiskView {
     pub volume: String,
     /// Bytes.
     pub size: u64,
+    /// Bytes that it takes up in its volume, fewer for a sparse disk; only when one disk is asked for, and its file can be looked
+    /// at from the node that is asked.
+    #[serde(default)]
+    pub allocated: Option<u64>,
     /// 512 or 4096.
     pub logical_block: u32,
     /// Requested policy.

@@ -10,4 +10,4 @@ pub mod volume;
 
 pub use backing::{BackingOptions, EngineChoice, FileBacking, Medium};
 pub use error::VolumeError;
-pub use volume::{DirVolume, DiskEntry};
+pub use volume::DirVolume;

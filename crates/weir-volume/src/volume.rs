@@ -27,17 +27,6 @@ pub struct DirVolume {
     directory: File,
 }
 
-/// One disk of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct DiskEntry {
-    /// The disk's name.
-    pub name: String,
-    /// Size of the disk in bytes.
-    pub size: u64,
-    /// Bytes of the filesystem that it takes up at present; fewer than `size` for a sparse disk.
-    pub allocated: u64,
-}
-
 impl DirVolume {
     /// Opens the directory at `path`, which must exist.
     ///
@@ -150,34 +139,15 @@ impl DirVolume {
         self.sync_directory()
     }
 
-    /// The disks, by name.
+    /// Bytes of the filesystem that a disk takes up at present; fewer than its size for a sparse one.
     ///
     /// # Errors
-    /// The directory cannot be read.
-    pub fn list(&self) -> Result<Vec<DiskEntry>, VolumeError> {
-        let failed = |error| VolumeError::from_io("listing", &self.path, error);
-        let mut disks = Vec::new();
-        for entry in std::fs::read_dir(&self.path).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let file_name = entry.file_name();
-            let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)) else { continue };
-            if check_name(name).is_err() {
-                continue;
-            }
-            match entry.metadata() {
-                Ok(metadata) if metadata.is_file() => disks.push(DiskEntry {
-                    name: name.to_owned(),
-                    size: metadata.len(),
-                    allocated: metadata.blocks() * 512,
-                }),
-                Ok(_) => {}
-                // Deleted since the directory was read.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        disks.sort_by(|left, right| left.name.cmp(&right.name));
-        Ok(disks)
+    /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], [`VolumeError::Permission`], [`VolumeError::NotABacking`].
+    pub fn allocated(&self, name: &str) -> Result<u64, VolumeError> {
+        let path = self.disk_path(name)?;
+        let metadata = std::fs::symlink_metadata(&path);
+        let metadata = metadata.map_err(|error| VolumeError::from_io("looking at", &path, error))?;
+        if metadata.is_file() { Ok(metadata.blocks() * 512) } else { Err(VolumeError::NotABacking(path)) }
     }
 
     fn sync_directory(&self) -> Result<(), VolumeError> {

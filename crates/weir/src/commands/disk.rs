@@ -103,12 +103,18 @@ fn policies(disk: &DiskView) -> String {
     list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned())])
 }
 
+/// The disk's size, and what it takes up where that is known.
+fn sizes(disk: &DiskView) -> String {
+    let allocated = disk.allocated.map(|bytes| format!(", {} allocated", about(bytes)));
+    format!("{} ({} bytes{})", about(disk.size), disk.size, allocated.unwrap_or_default())
+}
+
 /// Everything about one disk.
 pub fn show(disk: &DiskView) -> String {
     let mut pairs = vec![
         ("disk", disk.name.clone()),
         ("volume", disk.volume.clone()),
-        ("size", format!("{} ({} bytes)", about(disk.size), disk.size)),
+        ("size", sizes(disk)),
         ("logical block", disk.logical_block.to_string()),
         ("requested", disk.requested.clone()),
         ("effective", disk.effective.clone()),

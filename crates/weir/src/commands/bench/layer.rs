@@ -10,7 +10,7 @@ use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::tally::{IoKind, Tally};
 use weir_load::{Access, Workload};
-use weir_node::api::{Delete, RunLoad};
+use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
@@ -59,10 +59,8 @@ impl Load<'_> {
 
     /// What shows that parts of the disk may never have been written, as a sentence.
     fn hollow(self) -> Result<Option<String>, Failure> {
-        let size = self.client.disk(self.disk)?.size;
-        // The node says how much of the disk's file is there when it is asked what deleting it would free.
-        let allocated = self.client.delete(self.disk, &Delete { force: true, dry_run: true })?.allocated;
-        Ok((allocated < size).then(|| {
+        let DiskView { size, allocated, .. } = self.client.disk(self.disk)?;
+        Ok(allocated.filter(|allocated| *allocated < size).map(|allocated| {
             format!(
                 "not all of the disk has ever been written ({} of {} are allocated); nothing may stand behind reads of \
                  the rest. --destroy lets the load write its range first",
