@@ -316,16 +316,20 @@ fn piece(bytes: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
 }
 
-/// Receives into the pieces in order.
+/// Receives into the pieces in order; the first may be empty.
 fn receive(fd: RawFd, pieces: &mut [libc::iovec; 2], flags: i32) -> io::Result<usize> {
-    // SAFETY: an all-zero msghdr is valid (no name, no control data).
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    let first = usize::from(pieces[0].iov_len == 0);
-    message.msg_iov = pieces[first..].as_mut_ptr();
-    message.msg_iovlen = pieces.len() - first;
     loop {
-        // SAFETY: the pieces are writable memory that the caller borrows during the call.
-        let received = unsafe { libc::recvmsg(fd, &raw mut message, flags) };
+        let received = if pieces[0].iov_len == 0 {
+            // SAFETY: the piece is writable memory that the caller borrows during the call.
+            unsafe { libc::recv(fd, pieces[1].iov_base, pieces[1].iov_len, flags) }
+        } else {
+            // SAFETY: an all-zero msghdr is valid (no name, no control data).
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = pieces.as_mut_ptr();
+            message.msg_iovlen = pieces.len();
+            // SAFETY: the pieces are writable memory that the caller borrows during the call.
+            unsafe { libc::recvmsg(fd, &raw mut message, flags) }
+        };
         if received >= 0 {
             return Ok(received as usize);
         }
