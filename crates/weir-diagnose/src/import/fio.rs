@@ -1,9 +1,10 @@
-//! fio's JSON (`--output-format=json`, fio 3): each job is a run.
+//! fio's JSON (`--output-format=json`, fio 3): each job is a run. With `json+` a run has its distribution too.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use weir_load::size::parse_size;
+use weir_load::summary::Buckets;
 
 use super::{Parsed, cell, mix};
 use crate::cell::{Direction, Pattern};
@@ -12,6 +13,9 @@ use crate::result::Measurement;
 /// Of jobs at the same time in one group, all numbers add up; without this there is no saying what a layer did.
 const TOGETHER: &str =
     "ran at the same time as another job: run one after the other (stonewall), or one job with numjobs";
+
+/// Requests in a distribution at most: more is no measurement, and sums of several stay numbers.
+const MOST_REQUESTS: u64 = 1 << 48;
 
 #[derive(Deserialize)]
 struct Output {
@@ -53,6 +57,19 @@ struct Latency {
     mean: f64,
     max: f64,
     percentile: BTreeMap<String, f64>,
+    /// Nanoseconds, and requests that took about as long; `json+` alone has them.
+    bins: BTreeMap<u64, u64>,
+}
+
+impl Latency {
+    fn buckets(&self) -> Buckets {
+        let all = self.bins.values().try_fold(0u64, |all, count| all.checked_add(*count));
+        if all.is_none_or(|all| all > MOST_REQUESTS) {
+            return Buckets::default();
+        }
+        let counted = self.bins.iter().filter(|(_, count)| **count > 0);
+        Buckets(counted.map(|(latency, count)| (*latency, *count)).collect()).thinned()
+    }
 }
 
 type Problem = (String, String);
@@ -160,6 +177,7 @@ fn of_part(part: &Part) -> Measurement {
         cpu_seconds: None,
         bytes: Some(part.io_bytes),
         runtime_seconds: Some(part.runtime / 1e3).filter(|seconds| *seconds > 0.0),
+        buckets_ns: latency.buckets(),
         ..Measurement::default()
     }
 }

@@ -97,6 +97,33 @@ fn fio_json_becomes_rows_that_pass_the_checks() {
     assert_eq!(diagnosis.environment.imported_from, ["a.json", "b.json"]);
 }
 
+/// With `--output-format=json+` each latency has its bins.
+#[test]
+fn fio_json_with_bins_has_distributions() {
+    let with_bins = |bins: serde_json::Value| {
+        let mut document: serde_json::Value = serde_json::from_str(FIO).unwrap();
+        let jobs = document["jobs"].as_array_mut().unwrap();
+        for job in jobs {
+            for kind in ["read", "write"] {
+                for latency in ["lat_ns", "clat_ns"] {
+                    job[kind][latency]["bins"] = bins.clone();
+                }
+            }
+        }
+        let import = Import::default().layer("ram", "b.json", &document.to_string()).unwrap();
+        let diagnosis = import.into_diagnosis("test", ["weir"]).unwrap();
+        diagnosis.rows.iter().map(|row| measured(row).buckets_ns.clone()).collect::<Vec<_>>()
+    };
+    let found = with_bins(serde_json::json!({"10432": 90, "9920": 0, "2048": 10}));
+    assert!(found.iter().all(|buckets| [100, 200].contains(&buckets.count())), "{found:?}");
+    assert!(
+        found.iter().all(|buckets| buckets.percentile(10.0) == 2048 && buckets.percentile(50.0) == 10432)
+    );
+    // No sum of these is a number.
+    let found = with_bins(serde_json::json!({"1": u64::MAX, "2": u64::MAX}));
+    assert!(found.iter().all(|buckets| buckets.is_empty()));
+}
+
 #[test]
 fn fio_files_that_say_nothing_about_a_layer_are_refused() {
     let broken = |text: &str| Import::default().layer("a", "a.json", text).unwrap_err().to_string();
