@@ -31,7 +31,10 @@ fn stands_for(layer: &LayerEntry, name: &str) -> bool {
     matches!(&layer.position, Position::AlternativeTo(other) if other == name)
 }
 
-/// The table of one shape.
+/// Queue depths side by side at most: more do not fit on paper.
+const DEPTHS_ABREAST: usize = 2;
+
+/// A table of one shape.
 pub struct NumbersOfShape {
     pub title: String,
     pub depths: Vec<Depth>,
@@ -61,13 +64,17 @@ pub struct Number {
     pub begins_depth: bool,
 }
 
-/// The tables, one for each shape.
+/// The tables, one or several for each shape.
 pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape> {
-    table::shapes(diagnosis).into_iter().map(|shape| of_shape(diagnosis, findings, shape)).collect()
+    let mut tables = Vec::new();
+    for shape in table::shapes(diagnosis) {
+        let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+        tables.extend(cells.chunks(DEPTHS_ABREAST).map(|cells| of_cells(diagnosis, findings, shape, cells)));
+    }
+    tables
 }
 
-fn of_shape(diagnosis: &Diagnosis, findings: &Findings, shape: Shape) -> NumbersOfShape {
-    let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
+fn of_cells(diagnosis: &Diagnosis, findings: &Findings, shape: Shape, cells: &[&Cell]) -> NumbersOfShape {
     let depth = |cell: &&Cell| Depth { title: depth_title(cell), columns: columns(findings, cell) };
     let line = |(index, layer): (usize, &LayerEntry)| Line {
         name: layer.name.clone(),
@@ -299,6 +306,21 @@ mod tests {
             assert!(export.numbers[5..].iter().all(|number| number.text == "–"));
             assert_eq!(export.numbers[0].remark, "±2 %");
         }
+    }
+
+    #[test]
+    fn depths_that_do_not_fit_side_by_side_get_a_table_of_their_own() {
+        let mut diagnosis = sample::write_back();
+        let more: Vec<Cell> =
+            [64, 128].iter().map(|depth| Cell { queue_depth: *depth, ..diagnosis.cells[0] }).collect();
+        diagnosis.cells.extend(more);
+        let tables = numbers(&diagnosis, &find(&diagnosis));
+        assert_eq!(tables.len(), 5);
+        assert!(tables.iter().all(|table| table.depths.len() == 2));
+        assert_eq!(tables[0].title, tables[1].title);
+        let titles: Vec<&str> =
+            tables[..2].iter().flat_map(|table| &table.depths).map(|depth| depth.title.as_str()).collect();
+        assert_eq!(titles, ["QD 1", "QD 32", "QD 64", "QD 128"]);
     }
 
     #[test]
