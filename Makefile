@@ -47,7 +47,7 @@ sim-soak: ## SEEDS=1000000 simulated clusters, FROM=0 on
 sim-bugs: ## every planted bug and how many of 10 000 seeds find it
 	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
 
-confusion: ## faults planted one at a time, and what weir diagnose takes each for: about eleven minutes (as root)
+confusion: ## faults planted one at a time, and what weir diagnose takes each for: about fourteen minutes (as root)
 	$(CARGO) build --release -p weir -p weir-lab
 	target/release/weir-lab-confusion
 

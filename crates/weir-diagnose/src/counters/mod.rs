@@ -54,10 +54,14 @@ pub struct Counters {
     /// Mean bytes of the reads that the watched device did; absent without one, and without reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_bytes: Option<f64>,
-    /// Reads that reached the layer below for each that this layer answered, by the meters or the device's statistics; absent
-    /// where nobody counts them.
+    /// Requests of the load's kind that reached the layer below for each that this layer answered, by the meters or the device's
+    /// statistics; absent where nobody counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_below: Option<f64>,
+    /// Reads that the layer below, or the watched device, did for each write, in a run of writes alone; absent where nobody
+    /// counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_for_writes: Option<f64>,
     /// What the block layer's tracepoints counted at the device that is traced; absent where none is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traced: Option<Traced>,
@@ -122,6 +126,7 @@ pub struct Sample {
 struct Device {
     reads: u64,
     sectors_read: u64,
+    writes: u64,
     /// Milliseconds with I/O under way.
     busy_ms: u64,
 }
@@ -177,6 +182,7 @@ impl Sample {
             device_busy: devices().map(|device| device.busy_ms as f64 / 1e3 / seconds).fold(0.0, f64::max),
             device_read_bytes: devices().find(|_| later.only_one).and_then(|device| device.read_bytes()),
             requests_below: None,
+            reads_for_writes: devices().find(|_| later.only_one).and_then(|device| device.reads_for_writes()),
             traced: None,
         }
     }
@@ -187,6 +193,7 @@ impl Device {
         Device {
             reads: self.reads.saturating_sub(earlier.reads),
             sectors_read: self.sectors_read.saturating_sub(earlier.sectors_read),
+            writes: self.writes.saturating_sub(earlier.writes),
             busy_ms: self.busy_ms.saturating_sub(earlier.busy_ms),
         }
     }
@@ -194,6 +201,10 @@ impl Device {
     /// Mean size of a read: a sector is 512 bytes here, whatever the device's are.
     fn read_bytes(&self) -> Option<f64> {
         (self.reads > 0).then(|| self.sectors_read as f64 * 512.0 / self.reads as f64)
+    }
+
+    fn reads_for_writes(&self) -> Option<f64> {
+        (self.writes > 0).then(|| self.reads as f64 / self.writes as f64)
     }
 }
 
@@ -300,7 +311,7 @@ fn retransmits(snmp: &str) -> u64 {
     both.find(|(name, _)| *name == "RetransSegs").and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
 }
 
-/// After the name come reads, reads merged, sectors read; the tenth number is the time with I/O under way (iostats of the
+/// After the name come reads, reads merged, sectors read, then time, writes; the tenth number is the time with I/O under way (iostats of the
 /// kernel's block layer).
 fn devices(diskstats: &str, only: Option<&str>) -> BTreeMap<String, Device> {
     let of_line = |line: &str| {
@@ -308,7 +319,8 @@ fn devices(diskstats: &str, only: Option<&str>) -> BTreeMap<String, Device> {
         let name = words.next().filter(|name| only.is_none_or(|only| only == *name))?;
         let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
         let number = |place: usize| numbers.get(place).copied();
-        let device = Device { reads: number(0)?, sectors_read: number(2)?, busy_ms: number(9)? };
+        let device =
+            Device { reads: number(0)?, sectors_read: number(2)?, writes: number(4)?, busy_ms: number(9)? };
         Some((name.to_owned(), device))
     };
     diskstats.lines().filter_map(of_line).collect()
@@ -330,12 +342,14 @@ mod tests {
         let snmp = "Ip: A B\nIp: 1 2\nTcp: InSegs RetransSegs X\nTcp: 10 7 1\n";
         assert_eq!(retransmits(snmp), 7);
         let disks = " 259 0 nvme0n1 1 2 3 4 5 6 7 8 9 1010 11 0\n";
-        let device = Device { reads: 1, sectors_read: 3, busy_ms: 1010 };
+        let device = Device { reads: 1, sectors_read: 3, writes: 5, busy_ms: 1010 };
         assert_eq!(devices(disks, None), BTreeMap::from([("nvme0n1".to_owned(), device)]));
         assert_eq!(devices(disks, Some("sda")), BTreeMap::new());
-        let later = Device { reads: 5, sectors_read: 67, busy_ms: 1010 };
-        assert_eq!(later.since(&device).read_bytes(), Some(8192.0));
-        assert_eq!(device.since(&device).read_bytes(), None);
+        let later = Device { reads: 5, sectors_read: 67, writes: 13, busy_ms: 1010 };
+        let worked = later.since(&device);
+        assert_eq!((worked.read_bytes(), worked.reads_for_writes()), (Some(8192.0), Some(0.5)));
+        let idle = device.since(&device);
+        assert_eq!((idle.read_bytes(), idle.reads_for_writes()), (None, None));
     }
 
     /// This process computes for a while: it is seen on a processor.

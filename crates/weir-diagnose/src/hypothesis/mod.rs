@@ -41,6 +41,8 @@ pub enum Cause {
     TierExhausted,
     /// A fixed number of bytes a second.
     Throttled,
+    /// Writes cover parts of blocks, and a layer reads the rest first.
+    PartialWrites,
     /// A layer makes several requests of one.
     SplitRequests,
     /// The way to the replicas carries few bytes a second.
@@ -72,6 +74,7 @@ impl fmt::Display for Cause {
             Cause::OneInFlight => "one request in flight",
             Cause::TierExhausted => "a fast tier is exhausted",
             Cause::DeviceVariance => "the device varies",
+            Cause::PartialWrites => "writes of parts of blocks",
             Cause::SplitRequests => "requests are split",
             Cause::Throttled => "a fixed rate in bytes",
             Cause::LinkBandwidth => "bandwidth of the way to the replicas",
@@ -187,6 +190,7 @@ pub fn explain(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Hypothesis> {
         queue::one_in_flight(&view),
         lowest::tier_exhausted(&view),
         lowest::throttled(&view),
+        split::partial(&view),
         split::split(&view),
         hop::bandwidth(&view),
         hop::latency(&view),

@@ -15,6 +15,9 @@ struct Played {
     position: Position,
     latency: Latency,
     counters: Counters,
+    /// In a run of writes, of a cell.
+    reads_for_writes: fn(&Cell) -> Option<f64>,
+    last: Option<Cell>,
     cpu_share: f64,
     /// Of the queue depth, so much is in flight.
     in_flight: f64,
@@ -30,6 +33,7 @@ impl Target for Played {
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+        self.last = Some(*cell);
         let measured = sample::measurement(cell, (self.latency)(cell));
         let cpu_seconds = Some(self.cpu_share * 10.0);
         let mean_ns = measured.mean_ns.map(|mean| mean * self.in_flight);
@@ -37,7 +41,8 @@ impl Target for Played {
     }
 
     fn counters(&mut self) -> Option<Counters> {
-        Some(self.counters)
+        let cell = self.last.as_ref().filter(|cell| cell.shape.direction == Direction::Write);
+        Some(Counters { reads_for_writes: cell.and_then(self.reads_for_writes), ..self.counters })
     }
 }
 
@@ -86,6 +91,8 @@ fn stack() -> Vec<Played> {
             idle_processors: 0.3,
             ..Counters::default()
         },
+        reads_for_writes: |_| None,
+        last: None,
         cpu_share: 0.5,
         in_flight: 1.0,
     };
@@ -239,6 +246,34 @@ fn split_requests_are_told_from_a_slow_layer() {
 }
 
 #[test]
+fn writes_of_parts_of_blocks_are_told_from_a_layer_that_reads_for_itself() {
+    const BLOCK: u32 = 16 << 10;
+    let below: Latency = |cell| io(cell, 500e3, 50e9, 8.0);
+    // What is smaller than a block is read first: twice the work.
+    let partial: Latency = |cell| {
+        let whole = cell.shape.direction == Direction::Read || cell.shape.block_bytes >= BLOCK;
+        io(cell, if whole { 500e3 } else { 1e6 }, 50e9, 8.0) + 5e3
+    };
+    let counted = |latency: Latency, reads: fn(&Cell) -> Option<f64>| {
+        let mut stack = with(&[(0, below), (1, below), (2, below), (3, latency)]);
+        stack[3].reads_for_writes = reads;
+        stack
+    };
+    let of_parts = |cell: &Cell| Some(f64::from(u8::from(cell.shape.block_bytes < BLOCK)));
+    let verdict = diagnose(counted(partial, of_parts)).verdict;
+    assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::PartialWrites), Some(3)), "{verdict:?}");
+    // It reads whatever is written: the reads are for something else.
+    assert_eq!(named(counted(partial, |_| Some(1.0))), None);
+    // Whole blocks are as slow: the reads are not what it costs.
+    let slow: Latency = |cell| match cell.shape.direction {
+        Direction::Read => io(cell, 500e3, 50e9, 8.0) + 5e3,
+        _ => io(cell, 1e6, 50e9, 8.0),
+    };
+    assert_eq!(named(counted(slow, of_parts)), None);
+    assert_eq!(named(counted(partial, |_| Some(0.0))), None);
+}
+
+#[test]
 fn lost_order_is_named_and_a_layer_that_is_slow_in_itself_is_not() {
     const DISK: Latency = |cell| {
         let writes = cell.shape.pattern == Pattern::Sequential && cell.shape.direction == Direction::Write;
@@ -271,6 +306,12 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     };
     assert_eq!(named(waits(|counters| counters.node_wait = Some(0.5))), Some(Cause::Processor));
     assert_eq!(named(waits(|counters| counters.replica_wait = Some(0.4))), Some(Cause::SlowReplica));
+    // As on two processors that the replica shares with the owner and the generator, measured: nobody else is there.
+    let small: fn(&mut Counters) = |counters| {
+        (counters.replica_wait, counters.replica_busy) = (Some(0.34), Some(0.4));
+        (counters.foreign_processors, counters.idle_processors) = (0.0, 0.85);
+    };
+    assert_eq!(named(waits(small)), None);
     // Everybody waits: that is this machine's trouble, not the replica's.
     let all: fn(&mut Counters) =
         |counters| (counters.node_wait, counters.replica_wait) = (Some(0.5), Some(0.5));

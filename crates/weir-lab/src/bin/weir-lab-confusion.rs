@@ -12,7 +12,7 @@ type Failure = Box<dyn std::error::Error>;
 /// Faults planted one at a time, and what `weir diagnose` names: the confusion matrix.
 ///
 /// A case is right when cause and layer are those that were planted, inconclusive when none is named, wrong when it is something
-/// else. Exit code 0: none is wrong, and each fault is found in more than half of its cases; 1: not so; 2: it could not be run.
+/// else; `healthy` is right when no bottleneck is found. Exit code 0: none is wrong, and each fault is found in more than half of its cases; 1: not so; 2: it could not be run.
 #[derive(Parser)]
 #[command(after_long_help = EXAMPLES)]
 struct Arguments {
@@ -22,8 +22,8 @@ struct Arguments {
     /// The `weir-lab-node` program; default: beside this one.
     #[arg(long)]
     node: Option<PathBuf>,
-    /// Only these, with commas; default: all. nothing, order-lost, long-link, narrow-link, throttled, small-tier,
-    /// busy-node, one-in-flight, busy-generator, busy-replica, moody-backing, split-requests.
+    /// Only these, with commas; default: all. nothing, healthy, order-lost, long-link, narrow-link, throttled, small-tier,
+    /// busy-node, one-in-flight, busy-generator, busy-replica, moody-backing, split-requests, partial-writes.
     #[arg(long, value_delimiter = ',', value_parser = plant)]
     only: Vec<Plant>,
     /// How often each is planted: seeds 1 to this. About a minute for a case.

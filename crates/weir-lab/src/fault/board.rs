@@ -9,6 +9,7 @@ use weir_node::stack::{Bottom, DiskAccel, Top, Wrap};
 use weir_volume::FileBacking;
 
 use super::layer::{Held, Place};
+use super::sectors::Sectors;
 use super::settings::Switch;
 use super::split::Split;
 use super::{Line, Mechanism};
@@ -53,20 +54,21 @@ impl Wrap for Board {
 
     fn top(&self, disk: &str, accel: DiskAccel) -> Box<dyn Top> {
         let held = Held::new(accel, self.line(disk, At::Export), Place::Between);
-        Box::new(FaultyTop(Split::new(held, self.switch(disk, At::Export))))
+        let split = Split::new(held, self.switch(disk, At::Export));
+        Box::new(FaultyTop(Sectors::new(split, self.switch(disk, At::Export))))
     }
 }
 
 /// A fault above the accelerator.
-struct FaultyTop(Split<Held<DiskAccel, Line>>);
+struct FaultyTop(Sectors<Split<Held<DiskAccel, Line>>>);
 
 impl Top for FaultyTop {
     fn accel(&self) -> &DiskAccel {
-        self.0.inner().inner()
+        self.0.inner().inner().inner()
     }
 
     fn accel_mut(&mut self) -> &mut DiskAccel {
-        self.0.inner_mut().inner_mut()
+        self.0.inner_mut().inner_mut().inner_mut()
     }
 }
 

@@ -66,6 +66,30 @@ enum Body<L> {
     Gather { write: WriteGather<L>, offset: u64, region: Rc<Region>, pieces: Vec<(usize, usize)> },
 }
 
+/// The request with bytes of its own; `None` where there is no memory for them.
+pub(super) fn own(pool: &BufferPool, request: Request<'_>) -> Option<Request<'static>> {
+    Some(match request {
+        Request::Write { tag, offset, payload, fua } => {
+            let payload = match payload {
+                Payload::Given(buffer) => Payload::Given(buffer),
+                Payload::Lent(bytes) => {
+                    let mut buffer = pool.take(bytes.len())?;
+                    buffer.bytes_mut().copy_from_slice(bytes);
+                    Payload::Given(buffer)
+                }
+            };
+            Request::Write { tag, offset, payload, fua }
+        }
+        Request::Read { tag, offset, buffer } => Request::Read { tag, offset, buffer },
+        Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
+            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only }
+        }
+        Request::Discard { tag, offset, length, fua } => Request::Discard { tag, offset, length, fua },
+        Request::Flush { tag } => Request::Flush { tag },
+        Request::Extents { tag, offset, length } => Request::Extents { tag, offset, length },
+    })
+}
+
 impl<L: Layer, T: Timing> Held<L, T> {
     /// Puts the faults of `timing` in front of `inner`.
     #[must_use]
@@ -96,30 +120,6 @@ impl<L: Layer, T: Timing> Held<L, T> {
     fn hold(&mut self, tag: Tag, kind: RequestKind, (offset, bytes): (u64, u64), body: Body<L>) {
         let key = self.requests.insert(Pending { tag, kind, bytes, body: Some(body) });
         self.timing.arrive(timing::Request { key, kind, offset, bytes }, Nanos::now());
-    }
-
-    /// The request with bytes of its own; `None` where there is no memory for them.
-    fn own(&self, request: Request<'_>) -> Option<Request<'static>> {
-        Some(match request {
-            Request::Write { tag, offset, payload, fua } => {
-                let payload = match payload {
-                    Payload::Given(buffer) => Payload::Given(buffer),
-                    Payload::Lent(bytes) => {
-                        let mut buffer = self.pool.take(bytes.len())?;
-                        buffer.bytes_mut().copy_from_slice(bytes);
-                        Payload::Given(buffer)
-                    }
-                };
-                Request::Write { tag, offset, payload, fua }
-            }
-            Request::Read { tag, offset, buffer } => Request::Read { tag, offset, buffer },
-            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
-                Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only }
-            }
-            Request::Discard { tag, offset, length, fua } => Request::Discard { tag, offset, length, fua },
-            Request::Flush { tag } => Request::Flush { tag },
-            Request::Extents { tag, offset, length } => Request::Extents { tag, offset, length },
-        })
     }
 
     fn fail(&mut self, tag: Tag, code: Code, context: &'static str) {
@@ -198,7 +198,7 @@ impl<L: Layer, T: Timing> Layer for Held<L, T> {
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         let (tag, kind, range) = (request.tag(), request.kind(), request.range());
-        match self.own(request) {
+        match own(&self.pool, request) {
             Some(request) => self.hold(tag, kind, range, Body::Request(request)),
             None => self.fail(tag, Code::NoMemory, "holding a write"),
         }

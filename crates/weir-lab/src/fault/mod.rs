@@ -7,6 +7,7 @@
 //! - [`disk`]: a *simulated* disk of 15 000 revolutions a minute;
 //! - [`layer`]: the layer that holds requests until then;
 //! - [`split`]: the layer that makes several of one;
+//! - [`sectors`]: the layer that writes whole sectors only, and reads the rest of one first;
 //! - [`relay`]: the way of replication to a node, as something that can be slow;
 //! - [`board`], [`orders`]: the places of a node's disks, and how they are told. `weir-lab-node` is the node that has them;
 //! - [`stack`], [`confusion`]: faults planted one at a time, and what the finder takes each for.
@@ -14,6 +15,8 @@
 //! What decides is pure: it is given the time and draws from a seed, so its tests run in time of their own. What
 //! holds waits by the reactor's deadline. Nothing sleeps.
 
+#[cfg(test)]
+mod bench;
 pub mod board;
 pub mod confusion;
 pub mod disk;
@@ -21,6 +24,7 @@ pub mod layer;
 pub mod line;
 pub mod orders;
 pub mod relay;
+pub mod sectors;
 pub mod settings;
 pub mod split;
 pub mod stack;
@@ -32,6 +36,7 @@ pub use layer::Held;
 pub use line::Line;
 pub use orders::Order;
 pub use relay::{LinkFaults, Relay};
+pub use sectors::Sectors;
 pub use settings::{Faults, FaultsError, Moods, Switch, Tier};
 pub use split::Split;
 pub use timing::{Fate, Request, Timing};

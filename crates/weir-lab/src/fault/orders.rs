@@ -100,8 +100,11 @@ fn carry_out(line: &str, board: &Board, relay: &Relay) -> Result<(), String> {
             if faults.simulated_disk && at != At::Backing {
                 return Err("a simulated disk can only be the backing".to_owned());
             }
-            if faults.split > 0 && at != At::Export {
-                return Err("requests can only be split at the export".to_owned());
+            if (faults.split > 0 || faults.sectors > 0) && at != At::Export {
+                return Err("requests can only be split, and sectors be made, at the export".to_owned());
+            }
+            if faults.sectors % 512 != 0 {
+                return Err(format!("sectors of {} bytes: they must be a multiple of 512", faults.sectors));
             }
             board.switch(&disk, at).set(faults);
         }
@@ -134,6 +137,8 @@ mod tests {
         assert!(refused.contains("only be the backing"), "{refused}");
         let split = Faults { split: 4096, ..Faults::default() };
         assert!(send(&socket, &order(At::Backing, split)).unwrap_err().to_string().contains("at the export"));
+        let odd = Faults { sectors: 1000, ..Faults::default() };
+        assert!(send(&socket, &order(At::Export, odd)).unwrap_err().to_string().contains("multiple of 512"));
         let much = Faults { dispatchers: 1000, ..Faults::default() };
         let refused = send(&socket, &order(At::Accel, much)).unwrap_err().to_string();
         assert!(refused.contains("dispatchers is 1000"), "{refused}");

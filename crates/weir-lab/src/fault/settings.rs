@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// Longest delay, jitter or hold, in microseconds: a minute. What is longer is a mistake in an order.
 const LONGEST_US: u64 = 60_000_000;
 
+/// Largest sector, in bytes.
+const LARGEST_SECTOR: u64 = 1 << 20;
+
 /// Most dispatching threads.
 const MOST_DISPATCHERS: usize = 64;
 
@@ -35,6 +38,9 @@ pub struct Faults {
     pub moods: Option<Moods>,
     /// Reads and writes of more bytes go on in pieces of so many; at the export alone. 0: they stay whole.
     pub split: u32,
+    /// Writes go on in whole sectors of so many bytes, the rest of which is read first; at the export alone. A multiple of 512. 0:
+    /// as they come.
+    pub sectors: u32,
     /// Of a million requests, so many fail without reaching the layer below.
     pub errors_per_million: u32,
     /// The simulated disk: only where there is one (at the backing).
@@ -90,6 +96,7 @@ impl Faults {
             ("moods.slow_us", self.moods.map_or(0, |moods| moods.slow_us), LONGEST_US),
             ("moods.mean_ms", self.moods.map_or(0, |moods| moods.mean_ms), LONGEST_US / 1000),
             ("dispatchers", self.dispatchers as u64, MOST_DISPATCHERS as u64),
+            ("sectors", u64::from(self.sectors), LARGEST_SECTOR),
             ("errors_per_million", u64::from(self.errors_per_million), 1_000_000),
         ] {
             if value > most {

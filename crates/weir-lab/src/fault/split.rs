@@ -224,63 +224,17 @@ impl<L: Layer> Layer for Split<L> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use weir_block::{Metered, ReactorConfig};
-    use weir_volume::{BackingOptions, FileBacking};
-
     use super::*;
-    use crate::fault::layer::{Held, Place};
-    use crate::fault::{Faults, Line};
+    use crate::fault::Faults;
+    use crate::fault::bench::{Below, Bench};
 
-    const SIZE: u64 = 4 << 20;
-
-    struct Bench {
-        reactor: Reactor,
-        layer: Split<Metered<Held<FileBacking, Line>>>,
-        switch: Switch,
-        below: Switch,
-        _directory: tempfile::TempDir,
-    }
-
-    impl Bench {
-        fn new() -> Bench {
-            let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-            let path = directory.path().join("disk");
-            std::fs::File::create(&path).unwrap().set_len(SIZE).unwrap();
-            let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
-            let backing = FileBacking::open(&mut reactor, &path, &BackingOptions::default()).unwrap();
-            let (switch, below) = (Switch::default(), Switch::default());
-            let held = Held::new(backing, Line::new(below.clone(), 5), Place::Backing);
-            let layer = Split::new(Metered::new("below", held), switch.clone());
-            Bench { reactor, layer, switch, below, _directory: directory }
-        }
-
-        fn go(&mut self, request: Request<'_>) -> Completion {
-            self.layer.submit(&mut self.reactor, request);
-            let mut done = Vec::new();
-            let deadline = Nanos::now() + Duration::from_secs(5);
-            while done.is_empty() {
-                assert!(Nanos::now() < deadline, "an answer within five seconds");
-                let mut events = Vec::new();
-                self.reactor.wait(Nanos::now() + Duration::from_millis(1), &mut events).unwrap();
-                events.into_iter().for_each(|event| self.layer.on_event(&mut self.reactor, event));
-                self.layer.advance(&mut self.reactor, &mut done);
-            }
-            assert_eq!((done.len(), self.layer.in_flight()), (1, 0));
-            done.remove(0)
-        }
-
-        fn arrivals(&self, kind: RequestKind) -> u64 {
-            let mut meters = Vec::new();
-            self.layer.meters(&mut meters);
-            meters[0].meter.kind(kind).arrivals
-        }
+    fn bench() -> Bench<Split<Below>> {
+        Bench::new(4 << 20, Split::new)
     }
 
     #[test]
     fn a_large_request_comes_below_in_pieces_and_comes_back_whole() {
-        let mut bench = Bench::new();
+        let mut bench = bench();
         bench.switch.set(Faults { split: 16 << 10, ..Faults::default() });
         let data: Vec<u8> = (0..100 << 10).map(|at: usize| (at / 512) as u8).collect();
         let write = Request::Write { tag: Tag(7), offset: 4096, payload: Payload::Lent(&data), fua: false };
@@ -288,7 +242,7 @@ mod tests {
         assert!(answer.tag == Tag(7) && answer.result.is_ok(), "{answer:?}");
         // Six of 16 KiB and one of 4.
         assert_eq!(bench.arrivals(RequestKind::Write), 7);
-        let read = |bench: &mut Bench| {
+        let read = |bench: &mut Bench<_>| {
             let buffer = BufferPool::new(1 << 20).take(100 << 10).unwrap();
             match bench.go(Request::Read { tag: Tag(8), offset: 4096, buffer }).result {
                 Ok(Outcome::Read(buffer)) => assert_eq!(buffer.bytes(), data),
@@ -304,7 +258,7 @@ mod tests {
 
     #[test]
     fn failed_pieces_fail_the_whole() {
-        let mut bench = Bench::new();
+        let mut bench = bench();
         bench.switch.set(Faults { split: 16 << 10, ..Faults::default() });
         // Of sixteen pieces about half fail, each by itself.
         bench.below.set(Faults { errors_per_million: 500_000, ..Faults::default() });

@@ -28,7 +28,7 @@ pub struct Programs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judged {
-    /// The cause and the layer are those that were planted; or nothing was, and nothing was named.
+    /// The cause and the layer are those that were planted; or nothing was, and no cause was named.
     Right,
     /// Something was planted, and no cause was named.
     Inconclusive,
@@ -37,9 +37,16 @@ pub enum Judged {
 }
 
 impl Judged {
-    /// What it is worth to name this cause at this layer.
+    /// What it is worth to name this cause at this layer, with a verdict on the layers of this grade.
     #[must_use]
-    pub fn of(planted: Plant, named: &str, layer: Option<&str>) -> Judged {
+    pub fn of(planted: Plant, named: &str, layer: Option<&str>, grade: &str) -> Judged {
+        if planted == Plant::Healthy {
+            return match (named == word_of(None), grade) {
+                (true, "no_bottleneck_found") => Judged::Right,
+                (true, "inconclusive") => Judged::Inconclusive,
+                _ => Judged::Wrong,
+            };
+        }
         let same_layer = match (planted.layer(), layer) {
             (Some(wanted), Some(layer)) => layer.starts_with(wanted),
             (wanted, layer) => wanted.is_none() && layer.is_none(),
@@ -114,8 +121,8 @@ pub fn run(plant: Plant, programs: &Programs, seed: u64) -> Result<Case, LabErro
     let text = |field: &str| said[field].as_str().unwrap_or("none").to_owned();
     let named = text("cause");
     let layer = said["layer"].as_str().map(str::to_owned);
-    let judged = Judged::of(plant, &named, layer.as_deref());
     let (grade, headline, suspicions) = (text("grade"), text("headline"), suspicions(&stack)?);
+    let judged = Judged::of(plant, &named, layer.as_deref(), &grade);
     Ok(Case {
         planted: plant,
         seed,

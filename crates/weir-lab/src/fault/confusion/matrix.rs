@@ -49,14 +49,16 @@ fn count(cases: &[Case], plant: Plant, judged: Judged) -> usize {
 
 fn summary(cases: &[Case]) -> String {
     let of = |judged| cases.iter().filter(|case| case.judged == judged).count();
-    let healthy = cases.iter().filter(|case| case.planted == Plant::Nothing).count();
+    let healthy = |case: &&Case| case.planted.cause().is_none();
+    let accused = |case: &&Case| case.judged == Judged::Wrong;
     format!(
-        "{} cases: {} right (cause * and layer), {} inconclusive, {} wrong; healthy stacks falsely accused: {} of {healthy}",
+        "{} cases: {} right (cause * and layer), {} inconclusive, {} wrong; healthy stacks falsely accused: {} of {}",
         cases.len(),
         of(Judged::Right),
         of(Judged::Inconclusive),
         of(Judged::Wrong),
-        count(cases, Plant::Nothing, Judged::Wrong)
+        cases.iter().filter(healthy).filter(accused).count(),
+        cases.iter().filter(healthy).count()
     )
 }
 
@@ -117,7 +119,7 @@ mod tests {
     fn case(planted: Plant, named: Option<Cause>, layer: Option<&str>) -> Case {
         let (named, layer) = (word_of(named), layer.map(str::to_owned));
         Case {
-            judged: Judged::of(planted, &named, layer.as_deref()),
+            judged: Judged::of(planted, &named, layer.as_deref(), "likely"),
             planted,
             seed: 1,
             named,
@@ -154,6 +156,15 @@ mod tests {
         assert_eq!(judged(None), Judged::Wrong);
         assert_eq!(case(Plant::BusyNode, Some(Cause::Processor), None).judged, Judged::Right);
         assert_eq!(case(Plant::Nothing, Some(Cause::Processor), None).judged, Judged::Wrong);
+    }
+
+    #[test]
+    fn over_slow_storage_no_step_may_be_named_either() {
+        let judged = |named, grade| Judged::of(Plant::Healthy, &word_of(named), None, grade);
+        assert_eq!(judged(None, "no_bottleneck_found"), Judged::Right);
+        assert_eq!(judged(None, "inconclusive"), Judged::Inconclusive);
+        assert_eq!(judged(None, "likely"), Judged::Wrong);
+        assert_eq!(judged(Some(Cause::Throttled), "inconclusive"), Judged::Wrong);
     }
 
     #[test]

@@ -25,8 +25,10 @@ const BUSY: &str = "1";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plant {
-    /// Nothing at all.
+    /// Nothing at all, over a backing in memory: beside that, a network costs most, and why is nobody's fault.
     Nothing,
+    /// Nothing, over a backing that takes its time as most do: beside that, no layer costs anything, and none may be named.
+    Healthy,
     /// Two threads lose the order between the accelerator and a simulated disk.
     OrderLost,
     /// A millisecond on the way to the replica.
@@ -49,12 +51,15 @@ pub enum Plant {
     MoodyBacking,
     /// The export makes pieces of 16 KiB of larger requests, over a backing that does 8000 requests a second.
     SplitRequests,
+    /// The export writes whole sectors of 16 KiB and reads the rest of one first, over a backing that takes half a millisecond.
+    PartialWrites,
 }
 
 impl Plant {
     /// Every case.
-    pub const ALL: [Plant; 12] = [
+    pub const ALL: [Plant; 14] = [
         Plant::Nothing,
+        Plant::Healthy,
         Plant::OrderLost,
         Plant::LongLink,
         Plant::NarrowLink,
@@ -66,6 +71,7 @@ impl Plant {
         Plant::BusyReplica,
         Plant::MoodyBacking,
         Plant::SplitRequests,
+        Plant::PartialWrites,
     ];
 
     /// The word for the command line.
@@ -73,6 +79,7 @@ impl Plant {
     pub fn word(self) -> &'static str {
         match self {
             Plant::Nothing => "nothing",
+            Plant::Healthy => "healthy",
             Plant::OrderLost => "order-lost",
             Plant::LongLink => "long-link",
             Plant::NarrowLink => "narrow-link",
@@ -84,6 +91,7 @@ impl Plant {
             Plant::BusyReplica => "busy-replica",
             Plant::MoodyBacking => "moody-backing",
             Plant::SplitRequests => "split-requests",
+            Plant::PartialWrites => "partial-writes",
         }
     }
 
@@ -91,7 +99,7 @@ impl Plant {
     #[must_use]
     pub fn cause(self) -> Option<Cause> {
         Some(match self {
-            Plant::Nothing => return None,
+            Plant::Nothing | Plant::Healthy => return None,
             Plant::OrderLost => Cause::ArrivalOrder,
             Plant::LongLink => Cause::LinkLatency,
             Plant::NarrowLink => Cause::LinkBandwidth,
@@ -103,6 +111,7 @@ impl Plant {
             Plant::BusyReplica => Cause::SlowReplica,
             Plant::MoodyBacking => Cause::DeviceVariance,
             Plant::SplitRequests => Cause::SplitRequests,
+            Plant::PartialWrites => Cause::PartialWrites,
         })
     }
 
@@ -110,10 +119,12 @@ impl Plant {
     #[must_use]
     pub fn layer(self) -> Option<&'static str> {
         match self {
-            Plant::Nothing | Plant::BusyNode | Plant::BusyGenerator | Plant::BusyReplica => None,
+            Plant::Nothing | Plant::Healthy | Plant::BusyNode | Plant::BusyGenerator | Plant::BusyReplica => {
+                None
+            }
             Plant::Throttled | Plant::SmallTier | Plant::MoodyBacking => Some("backing"),
             Plant::OrderLost | Plant::LongLink | Plant::NarrowLink => Some("accel"),
-            Plant::OneInFlight | Plant::SplitRequests => Some("nbd"),
+            Plant::OneInFlight | Plant::SplitRequests | Plant::PartialWrites => Some("nbd"),
         }
     }
 
@@ -132,6 +143,7 @@ impl Plant {
         Duration::from_millis(match self {
             Plant::OrderLost | Plant::Throttled => 650,
             Plant::MoodyBacking => 450,
+            Plant::Healthy => 400,
             _ => 200,
         })
     }
@@ -140,6 +152,11 @@ impl Plant {
     pub(super) fn plant(self, stack: &Stack) -> Result<Vec<Neighbour>, LabError> {
         match self {
             Plant::Nothing => {}
+            Plant::Healthy => {
+                let backing =
+                    Faults { delay_us: 1500, in_flight: 4, bandwidth: 150 << 20, ..Faults::default() };
+                stack.set(At::Backing, backing)?;
+            }
             Plant::OrderLost => {
                 stack.set(At::Backing, Faults { simulated_disk: true, ..Faults::default() })?;
                 stack.set(At::Accel, Faults::order_lost(2))?;
@@ -169,6 +186,11 @@ impl Plant {
                 let backing = Faults { delay_us: 500, in_flight: 4, ..Faults::default() };
                 stack.set(At::Backing, backing)?;
                 stack.set(At::Export, Faults { split: 16 << 10, ..Faults::default() })?;
+            }
+            Plant::PartialWrites => {
+                let backing = Faults { delay_us: 500, in_flight: 4, ..Faults::default() };
+                stack.set(At::Backing, backing)?;
+                stack.set(At::Export, Faults { sectors: 16 << 10, ..Faults::default() })?;
             }
             Plant::BusyNode => {
                 pin(stack, "n1", BUSY)?;

@@ -181,15 +181,14 @@ fn counted<'a>(
         let meters = between(target.name()).map(|between| Meters { client, disk, between });
         let watched = watched.clone();
         observed(target, move |target, cell| {
-            // Of writes, what comes below is the log's business, and comes when it likes.
-            let meters = meters.as_ref().filter(|_| cell.shape.direction == Direction::Read);
-            let earlier = meters.and_then(Meters::reads);
+            let earlier = meters.as_ref().and_then(Meters::arrivals);
             let (measured, counters) = count(target, cell, &watched);
-            let requests_below = earlier.zip(meters.and_then(Meters::reads)).and_then(|(earlier, later)| {
-                let [here, below] = [0, 1].map(|place| later[place].saturating_sub(earlier[place]));
-                (here > 0).then(|| below as f64 / here as f64)
-            });
-            (measured, Some(Counters { requests_below, ..counters }))
+            let later = meters.as_ref().and_then(Meters::arrivals);
+            let passed = earlier.zip(later).map(|(earlier, later)| Passed::between(earlier, later));
+            let takes_writes_in = target.name().starts_with("accel ");
+            let (requests_below, reads_for_writes) =
+                passed.map_or((None, None), |passed| passed.counters(cell.shape.direction, takes_writes_in));
+            (measured, Some(Counters { requests_below, reads_for_writes, ..counters }))
         })
     };
     layers.into_iter().map(one).collect()
@@ -215,16 +214,56 @@ struct Meters<'a> {
 }
 
 impl Meters<'_> {
-    /// Reads that have come to each so far.
-    fn reads(&self) -> Option<[u64; 2]> {
+    /// What has come to each so far.
+    fn arrivals(&self) -> Option<[Arrivals; 2]> {
         let meters = self.client.meters(self.disk).ok()?;
-        let reads = |layer| {
+        let of = |layer| {
             let meter = meters.iter().find(|meter| meter.layer == layer)?;
-            let reads = meter.kinds.iter().find(|kind| kind.kind == RequestKind::Read);
-            Some(reads.map_or(0, |reads| reads.arrivals))
+            let of = |wanted| {
+                let kind = meter.kinds.iter().find(|kind| kind.kind == wanted);
+                kind.map_or(0, |kind| kind.arrivals)
+            };
+            Some(Arrivals { reads: of(RequestKind::Read), writes: of(RequestKind::Write) })
         };
         let [here, below] = self.between;
-        Some([reads(here)?, reads(below)?])
+        Some([of(here)?, of(below)?])
+    }
+}
+
+/// Requests that came to a layer.
+#[derive(Clone, Copy)]
+struct Arrivals {
+    reads: u64,
+    writes: u64,
+}
+
+/// What came to a layer during a run, and what to the one below.
+struct Passed {
+    here: Arrivals,
+    below: Arrivals,
+}
+
+impl Passed {
+    fn between(earlier: [Arrivals; 2], later: [Arrivals; 2]) -> Passed {
+        let [here, below] = [0, 1].map(|place| Arrivals {
+            reads: later[place].reads.saturating_sub(earlier[place].reads),
+            writes: later[place].writes.saturating_sub(earlier[place].writes),
+        });
+        Passed { here, below }
+    }
+
+    /// [`Counters::requests_below`] and [`Counters::reads_for_writes`]. Where a log takes writes in, they come below when it
+    /// likes, joined or not.
+    fn counters(&self, direction: Direction, takes_writes_in: bool) -> (Option<f64>, Option<f64>) {
+        let each = |below: u64, here: u64| (here > 0).then(|| below as f64 / here as f64);
+        match direction {
+            Direction::Read => (each(self.below.reads, self.here.reads), None),
+            Direction::Write => {
+                let writes = each(self.below.writes, self.here.writes).filter(|_| !takes_writes_in);
+                (writes, each(self.below.reads, self.here.writes))
+            }
+            Direction::Mixed(_) => (None, None),
+        }
     }
 }
 

@@ -152,11 +152,13 @@ impl Subject for Stack {
             observed(layer.target(options, monitor), move |target, cell| {
                 let (measured, counters) = count(target, cell, &watched);
                 let block = f64::from(cell.shape.block_bytes);
-                let requests_below = counters
-                    .device_read_bytes
-                    .filter(|bytes| cell.shape.direction == Direction::Read && *bytes > 0.0)
-                    .map(|bytes| block / bytes);
-                (measured, Some(Counters { requests_below, ..counters }))
+                let only = |direction: Direction| cell.shape.direction == direction;
+                // Of writes, a filesystem adds its own and joins others: how many there are says nothing.
+                let read_bytes =
+                    counters.device_read_bytes.filter(|bytes| only(Direction::Read) && *bytes > 0.0);
+                let requests_below = read_bytes.map(|bytes| block / bytes);
+                let reads_for_writes = counters.reads_for_writes.filter(|_| only(Direction::Write));
+                (measured, Some(Counters { requests_below, reads_for_writes, ..counters }))
             })
         };
         Ok(self.layers.iter().map(counted).collect())
