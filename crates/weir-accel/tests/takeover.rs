@@ -549,7 +549,10 @@ fn writes_through_the_log_to_a_backing_in_memory_are_answered() {
     let path = disk(&directory);
     let mut pair = Pair::new(&path, None);
     let accel = pair.accel.as_mut().unwrap();
-    // The second overlaps the first, which is under way past the log: it goes through the log, and so do the others.
+    // The second overlaps the first, which is under way past the log, and has no memory to wait in: it goes through the log, and
+    // so do the others.
+    let buffers = pair.reactor.buffers();
+    let _memory: Vec<_> = std::iter::from_fn(|| buffers.take(4096)).collect();
     for tag in 0..40 {
         let payload = Payload::Lent(&[tag as u8; 4096]);
         let request = Request::Write { tag: Tag(tag), offset: tag / 2 * 4096, payload, fua: false };

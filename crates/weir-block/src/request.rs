@@ -1,6 +1,6 @@
 //! The few requests that every layer takes (DESIGN §1).
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, BufferPool};
 use crate::error::IoError;
 
 /// Chosen by whoever submits a request, returned with its completion. Means nothing to the layer below.
@@ -161,6 +161,32 @@ pub enum Request<'a> {
         /// Bytes.
         length: u64,
     },
+}
+
+impl<'a> Request<'a> {
+    /// The same request with bytes of its own, for who keeps it beyond `submit`.
+    ///
+    /// # Errors
+    /// The pool has no memory for them; the request comes back.
+    pub fn into_owned(self, pool: &BufferPool) -> Result<Request<'static>, Request<'a>> {
+        Ok(match self {
+            Request::Write { tag, offset, payload: Payload::Lent(bytes), fua } => {
+                let Some(mut buffer) = pool.take(bytes.len()) else { return Err(self) };
+                buffer.bytes_mut().copy_from_slice(bytes);
+                Request::Write { tag, offset, payload: Payload::Given(buffer), fua }
+            }
+            Request::Write { tag, offset, payload: Payload::Given(buffer), fua } => {
+                Request::Write { tag, offset, payload: Payload::Given(buffer), fua }
+            }
+            Request::Read { tag, offset, buffer } => Request::Read { tag, offset, buffer },
+            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
+                Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only }
+            }
+            Request::Discard { tag, offset, length, fua } => Request::Discard { tag, offset, length, fua },
+            Request::Flush { tag } => Request::Flush { tag },
+            Request::Extents { tag, offset, length } => Request::Extents { tag, offset, length },
+        })
+    }
 }
 
 impl Request<'_> {

@@ -89,6 +89,9 @@ pub struct Accel<L: Destage> {
     reserve: BufferPool,
     /// Ranges of the writes that went past the log and have not come back.
     bypassing: Slab<(u64, u64)>,
+    /// A write that may go past the log and overlaps one that is on its way there: it waits for that one, and all that come
+    /// after it for it.
+    behind: Option<Request<'static>>,
     cached: Cached,
     destager: Destager,
     pacer: Pacer,
@@ -167,6 +170,7 @@ impl<L: Destage> Accel<L> {
             deferred: VecDeque::new(),
             reserve: BufferPool::new(LARGEST),
             bypassing: Slab::new(),
+            behind: None,
             // The former owner's.
             cached: Cached { written: 1, flushed: 0 },
             pacer: Pacer::new(),
@@ -245,7 +249,8 @@ impl<L: Destage> Accel<L> {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let marks = self.owner.marks();
-        marks.destaged == marks.appended && self.is_quiet() && self.writes.len() == 0
+        let waits = self.writes.len() > 0 || self.behind.is_some();
+        marks.destaged == marks.appended && self.is_quiet() && !waits
     }
 
     /// Another node owns the disk: fail what waits, and give the log away, as a replica from which the new owner may go
@@ -463,14 +468,16 @@ impl<L: Destage> Accel<L> {
         self.lower.submit(reactor, Request::Flush { tag });
     }
 
-    /// Whether a write goes past the log: nothing older of its range is in the log or on its way to the backing. A client
-    /// that has lost its connection and sends again must not have the old request land on top of what it wrote later (P4).
-    fn passes(&self, request: &Request<'_>) -> bool {
-        let (start, length) = request.range();
+    /// Whether writes go past the log: nothing older is in it.
+    fn bypasses(&self) -> bool {
+        self.owner.bypasses() && self.log.last() == self.owner.marks().appended
+    }
+
+    /// Whether a write of this range is on its way past the log. A client that has lost its connection and sends again must not
+    /// have the old request land on top of what it wrote later (P4).
+    fn overlaps(&self, (start, length): (u64, u64)) -> bool {
         let end = start + length;
-        self.owner.bypasses()
-            && self.log.last() == self.owner.marks().appended
-            && !self.bypassing.iter().any(|(_, &(first, last))| first < end && start < last)
+        self.bypassing.iter().any(|(_, &(first, last))| first < end && start < last)
     }
 
     /// Whether a write may go straight to the backing now. Looks at the clock as late as possible: this process may have
@@ -505,7 +512,8 @@ impl<L: Destage> Layer for Accel<L> {
         }
         match kind {
             kind if !kind.changes_data() => self.deferred.is_empty() && self.lower.has_room(kind, bytes),
-            // Also the log: a write that overlaps one on its way past it goes through it ([`Accel::passes`]).
+            _ if self.behind.is_some() => false,
+            // Also the log: a write that overlaps one on its way past it goes through it when there is no memory for waiting.
             kind if self.owner.bypasses() => {
                 self.lower.has_room(kind, bytes) && self.may_bypass() && self.log_has_room(kind, bytes)
             }
@@ -513,12 +521,19 @@ impl<L: Destage> Layer for Accel<L> {
         }
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+    fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
         if self.gone {
             return self.finished.push(Completion { tag: request.tag(), result: Err(not_owner()) });
         }
-        if request.kind().changes_data() && self.passes(&request) {
-            return self.pass(reactor, request);
+        if request.kind().changes_data() && self.bypasses() {
+            assert!(self.behind.is_none(), "has_room was asked before the submit");
+            if !self.overlaps(request.range()) {
+                return self.pass(reactor, request);
+            }
+            request = match request.into_owned(reactor.buffers()) {
+                Ok(request) => return self.behind = Some(request),
+                Err(request) => request,
+            };
         }
         match request {
             Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
@@ -559,7 +574,8 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn in_flight(&self) -> usize {
-        self.below.len() + self.writes.len() + self.held.len() + self.deferred.len() + self.finished.len()
+        let waiting = self.deferred.len() + usize::from(self.behind.is_some());
+        self.below.len() + self.writes.len() + self.held.len() + waiting + self.finished.len()
     }
 
     fn meters(&self, out: &mut Vec<LayerMeter>) {

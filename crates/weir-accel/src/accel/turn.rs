@@ -48,6 +48,7 @@ impl<L: Destage> Accel<L> {
         self.collect(reactor, now);
         self.decide(reactor, now);
         self.retry_reads(reactor);
+        self.go_on(reactor);
         if !holds_lease || self.owner.is_fenced() {
             return;
         }
@@ -242,6 +243,18 @@ impl<L: Destage> Accel<L> {
         }
     }
 
+    /// The write that waited for another one of its range: past the log, or wherever writes go by now.
+    fn go_on(&mut self, reactor: &mut Reactor) {
+        let Some(request) = self.behind.take() else { return };
+        let (kind, range) = (request.kind(), request.range());
+        if self.bypasses() && self.overlaps(range) || !self.has_room(kind, range.1) {
+            self.behind = Some(request);
+            return;
+        }
+        self.submit(reactor, request);
+        self.again = true;
+    }
+
     /// Answers everything that the watermarks allow.
     fn release(&mut self) {
         let acknowledged = self.owner.marks().acknowledged;
@@ -262,7 +275,8 @@ impl<L: Destage> Accel<L> {
         let error = not_owner();
         self.writes.fail(error, &mut self.finished);
         let held = self.held.drain(..).map(|held| held.tag);
-        let tags = held.chain(self.deferred.drain(..).map(|(tag, ..)| tag));
+        let behind = self.behind.take().map(|request| request.tag());
+        let tags = held.chain(self.deferred.drain(..).map(|(tag, ..)| tag)).chain(behind);
         self.finished.extend(tags.map(|tag| Completion { tag, result: Err(error) }));
         done.extend(
             self.finished.drain(..).map(|Completion { tag, .. }| Completion { tag, result: Err(error) }),

@@ -259,19 +259,53 @@ fn a_flush_covers_only_what_ended_before_it_began() {
 
 #[test]
 fn a_write_past_the_log_does_not_overtake_an_older_one_of_its_range() {
+    let mut disk = one_behind_another();
+    disk.script.borrow_mut().hold_writes = false;
+    disk.run(Duration::from_millis(50));
+    assert_eq!(disk.tags(), [1, 2]);
+    disk.write(3, 9, 3);
+    disk.run(Duration::from_millis(50));
+    let script = disk.script.borrow();
+    assert_eq!((script.bytes[4 * 512], script.bytes[9 * 512]), (2, 3));
+    assert_eq!((script.writes, disk.accel.is_clean()), (3, true), "none went through the log");
+}
+
+#[test]
+fn a_write_that_waits_goes_through_the_log_when_writes_do_so_by_then() {
+    let mut disk = one_behind_another();
+    disk.accel.configured(Configuration { epoch: 2, ..alone() });
+    disk.settle();
+    assert_eq!(disk.tags(), [2], "answered from the log");
+    disk.script.borrow_mut().hold_writes = false;
+    disk.run(Duration::from_millis(50));
+    assert_eq!((disk.tags(), disk.script.borrow().bytes[4 * 512]), (vec![1, 2], 2));
+}
+
+#[test]
+fn a_write_that_waits_is_refused_once_the_disk_is_anothers() {
+    let mut disk = one_behind_another();
+    disk.accel.let_go(&mut disk.reactor);
+    disk.settle();
+    assert_eq!(disk.tags(), [2]);
+    assert!(disk.done[0].result.as_ref().is_err_and(|error| error.code == Code::NotOwner), "{:?}", disk.done);
+    disk.script.borrow_mut().hold_writes = false;
+    disk.settle();
+    assert_eq!((disk.accel.in_flight(), disk.script.borrow().bytes[4 * 512]), (0, 1));
+}
+
+/// Write 1 is on its way past the log; write 2 of the same range waits for it.
+fn one_behind_another() -> Disk {
     let mut disk = Disk::new(write_through());
     disk.settle();
     disk.script.borrow_mut().hold_writes = true;
     disk.write(1, 4, 1);
     disk.write(2, 4, 2);
-    disk.write(3, 9, 3);
+    assert!(!disk.accel.has_room(RequestKind::Write, 512), "others wait behind it");
+    assert!(disk.accel.has_room(RequestKind::Read, 512));
     disk.settle();
     assert_eq!(disk.script.borrow().waiting.len(), 1, "the second waits for the first");
-    disk.script.borrow_mut().hold_writes = false;
-    disk.run(Duration::from_millis(50));
-    assert_eq!(disk.tags(), [1, 2, 3]);
-    let script = disk.script.borrow();
-    assert_eq!((script.bytes[4 * 512], script.bytes[9 * 512]), (2, 3));
+    assert!(!disk.accel.is_drained() && disk.done.is_empty());
+    disk
 }
 
 #[test]
@@ -488,8 +522,8 @@ fn who_does_not_take_answers_is_not_listened_to() {
 
 /// Writes that overlap one that is on its way past the log go through the log: they need room there (P10).
 #[test]
-fn overlapping_writes_in_write_through_wait_when_the_log_is_full() {
-    let mut disk = Disk::new(write_through());
+fn overlapping_writes_in_write_through_go_through_the_log_without_memory_and_wait_when_it_is_full() {
+    let mut disk = Disk::with_buffers(write_through(), 64 << 10);
     disk.settle();
     disk.script.borrow_mut().hold_writes = true;
     let payload = vec![7; SIZE];

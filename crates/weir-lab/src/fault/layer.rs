@@ -6,7 +6,7 @@ use std::rc::Rc;
 use slab::Slab;
 use weir_block::{
     BufferPool, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos,
-    Payload, Reactor, Region, Request, RequestKind, Tag,
+    Reactor, Region, Request, RequestKind, Tag,
 };
 use weir_node::stack::Bottom;
 use weir_volume::VolumeError;
@@ -64,30 +64,6 @@ type WriteGather<L> = fn(&mut L, &mut Reactor, Tag, u64, Rc<Region>, Vec<(usize,
 enum Body<L> {
     Request(Request<'static>),
     Gather { write: WriteGather<L>, offset: u64, region: Rc<Region>, pieces: Vec<(usize, usize)> },
-}
-
-/// The request with bytes of its own; `None` where there is no memory for them.
-pub(super) fn own(pool: &BufferPool, request: Request<'_>) -> Option<Request<'static>> {
-    Some(match request {
-        Request::Write { tag, offset, payload, fua } => {
-            let payload = match payload {
-                Payload::Given(buffer) => Payload::Given(buffer),
-                Payload::Lent(bytes) => {
-                    let mut buffer = pool.take(bytes.len())?;
-                    buffer.bytes_mut().copy_from_slice(bytes);
-                    Payload::Given(buffer)
-                }
-            };
-            Request::Write { tag, offset, payload, fua }
-        }
-        Request::Read { tag, offset, buffer } => Request::Read { tag, offset, buffer },
-        Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
-            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only }
-        }
-        Request::Discard { tag, offset, length, fua } => Request::Discard { tag, offset, length, fua },
-        Request::Flush { tag } => Request::Flush { tag },
-        Request::Extents { tag, offset, length } => Request::Extents { tag, offset, length },
-    })
 }
 
 impl<L: Layer, T: Timing> Held<L, T> {
@@ -198,9 +174,9 @@ impl<L: Layer, T: Timing> Layer for Held<L, T> {
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         let (tag, kind, range) = (request.tag(), request.kind(), request.range());
-        match own(&self.pool, request) {
-            Some(request) => self.hold(tag, kind, range, Body::Request(request)),
-            None => self.fail(tag, Code::NoMemory, "holding a write"),
+        match request.into_owned(&self.pool) {
+            Ok(request) => self.hold(tag, kind, range, Body::Request(request)),
+            Err(_) => self.fail(tag, Code::NoMemory, "holding a write"),
         }
         self.pass_on(reactor);
     }
@@ -273,7 +249,7 @@ mod tests {
     use super::*;
     use crate::fault::{Faults, Line, Mechanism, Switch};
     use std::time::Duration;
-    use weir_block::{Outcome, ReactorConfig};
+    use weir_block::{Outcome, Payload, ReactorConfig};
     use weir_volume::{BackingOptions, FileBacking};
 
     type Stack = Held<Held<FileBacking, Mechanism>, Line>;

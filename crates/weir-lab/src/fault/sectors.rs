@@ -10,7 +10,6 @@ use weir_block::{
     Outcome, Payload, Reactor, Request, RequestKind, Tag,
 };
 
-use super::layer::own;
 use super::settings::Switch;
 
 /// Changes of data under way at most (P10).
@@ -181,9 +180,9 @@ impl<L: Layer> Layer for Sectors<L> {
             return self.inner.submit(reactor, request);
         }
         let tag = request.tag();
-        match own(&self.pool, request) {
-            Some(request) => self.waiting.push_back(request),
-            None => self.no_memory(tag),
+        match request.into_owned(&self.pool) {
+            Ok(request) => self.waiting.push_back(request),
+            Err(_) => self.no_memory(tag),
         }
         self.pass_on(reactor);
     }

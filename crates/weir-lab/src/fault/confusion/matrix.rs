@@ -17,6 +17,8 @@ pub fn matrix(cases: &[Case]) -> String {
         *rows.entry(case.planted).or_default().entry(&case.named).or_default() += 1;
     }
     let mut columns: Vec<String> = Plant::ALL.iter().map(|plant| word_of(plant.cause())).collect();
+    // Two plants have none.
+    columns.dedup();
     for case in cases {
         // Causes that nobody plants can be named, too.
         if !columns.contains(&case.named) {

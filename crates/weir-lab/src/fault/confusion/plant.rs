@@ -142,8 +142,7 @@ impl Plant {
     pub(super) fn runtime(self) -> Duration {
         Duration::from_millis(match self {
             Plant::OrderLost | Plant::Throttled => 650,
-            Plant::MoodyBacking => 450,
-            Plant::Healthy => 400,
+            Plant::MoodyBacking | Plant::Healthy => 450,
             _ => 200,
         })
     }
@@ -154,7 +153,7 @@ impl Plant {
             Plant::Nothing => {}
             Plant::Healthy => {
                 let backing =
-                    Faults { delay_us: 1500, in_flight: 4, bandwidth: 150 << 20, ..Faults::default() };
+                    Faults { delay_us: 1500, in_flight: 4, bandwidth: 100 << 20, ..Faults::default() };
                 stack.set(At::Backing, backing)?;
             }
             Plant::OrderLost => {
