@@ -5,6 +5,7 @@
 //! (retransmitted segments) and `/proc/diskstats` (time with I/O under way). Two samples make the counters.
 
 mod trace;
+mod tracefs;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -2,7 +2,8 @@
 //! takes, in which order they arrive, and from how many threads.
 //!
 //! One bpftrace runs for the whole measurement and only counts; it prints its maps when it is sent SIGUSR1, and the
-//! difference of two prints is what happened between. It needs root, bpftrace 0.17 or later, and tracefs.
+//! difference of two prints is what happened between. It needs root and bpftrace 0.17 or later; where tracefs is not mounted,
+//! bpftrace gets one of its own.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -15,6 +16,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use super::tracefs::{self, Refused};
 
 /// How long bpftrace may take to compile and attach.
 const START: Duration = Duration::from_secs(20);
@@ -49,6 +52,11 @@ pub enum TraceError {
     /// bpftrace is not there, or cannot be run.
     #[error("bpftrace cannot be run: {0}; install it (Debian: bpftrace) and be root")]
     NotRun(#[source] std::io::Error),
+    /// The kernel's tracepoints are not to be found.
+    #[error(
+        "tracefs is not mounted and cannot be mounted here: {0}; as root: mount -t tracefs tracefs /sys/kernel/tracing"
+    )]
+    NoTracefs(#[source] std::io::Error),
     /// It ended, or did not begin to count.
     #[error("bpftrace does not trace block requests: {0}")]
     NotTracing(String),
@@ -84,13 +92,16 @@ impl Tracer {
     /// Starts counting at a block device (its name in `/sys/class/block`, a whole disk).
     ///
     /// # Errors
-    /// There is no such device, no bpftrace, or it may not trace.
+    /// There is no such device, no bpftrace, no tracefs, or it may not trace.
     pub fn start(device: &str) -> Result<Tracer, TraceError> {
         let number = device_number(device).ok_or_else(|| TraceError::NoDevice(device.to_owned()))?;
         let mut command = Command::new("bpftrace");
         command.args(["-f", "json", "-e", &program(number)]).env("BPFTRACE_MAX_MAP_KEYS", MOST_KEYS);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(TraceError::NotRun)?;
+        let mut child = tracefs::spawn(command).map_err(|refused| match refused {
+            Refused::NotRun(error) => TraceError::NotRun(error),
+            Refused::NoTracefs(error) => TraceError::NoTracefs(error),
+        })?;
         let (send, lines) = channel();
         child.stdout.take().into_iter().for_each(|pipe| forward(pipe, send.clone()));
         child.stderr.take().into_iter().for_each(|pipe| forward(pipe, send.clone()));
