@@ -50,8 +50,10 @@ enum Below {
         tag: Tag,
         covers: u64,
     },
+    /// With the runs that were data in the log when it was asked for.
     Extents {
         tag: Tag,
+        before: Vec<(u64, u64)>,
     },
     /// Measured below the accelerator, on purpose.
     Direct {
@@ -547,7 +549,8 @@ impl<L: Destage> Layer for Accel<L> {
             }
             Request::Flush { tag } => self.flush(reactor, tag),
             Request::Extents { tag, offset, length } => {
-                let tag = self.below_tag(Below::Extents { tag });
+                let before = reads::data_runs(&self.index, offset, length);
+                let tag = self.below_tag(Below::Extents { tag, before });
                 self.lower.submit(reactor, Request::Extents { tag, offset, length });
             }
         }

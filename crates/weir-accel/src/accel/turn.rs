@@ -99,10 +99,12 @@ impl<L: Destage> Accel<L> {
                     }
                     self.finished.push(Completion { tag, result });
                 }
-                Below::Extents { tag } => {
+                Below::Extents { tag, before } => {
+                    let acknowledged = self.owner.marks().acknowledged;
                     let result = result.map(|outcome| match outcome {
-                        Outcome::Extents(extents) => {
-                            Outcome::Extents(reads::overlay_extents(&self.index, &extents))
+                        Outcome::Extents(below) => {
+                            let extents = reads::overlay_extents(&self.index, &before, acknowledged, &below);
+                            Outcome::Extents(extents)
                         }
                         other => other,
                     });

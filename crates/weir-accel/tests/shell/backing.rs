@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use weir_block::{
-    Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos, Outcome,
-    Payload, Reactor, Region, Request, RequestKind, Tag,
+    Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError, Layer, LayerInfo, LayerMeter,
+    Nanos, Outcome, Payload, Reactor, Region, Request, RequestKind, Tag,
 };
 
 use crate::SIZE;
@@ -16,6 +16,8 @@ pub enum Operation {
     Read(Tag, usize, weir_block::Buffer),
     Write(Tag, usize, Vec<u8>),
     Flush(Tag),
+    /// With what the backing saw when it looked.
+    Extents(Tag, Vec<Extent>),
 }
 
 /// What the backing is told to do, and what it has done.
@@ -26,6 +28,7 @@ pub struct Script {
     pub hold_reads: bool,
     pub hold_writes: bool,
     pub hold_flushes: bool,
+    pub hold_extents: bool,
     pub fails: bool,
     pub writes: usize,
     pub flushes: usize,
@@ -37,7 +40,23 @@ impl Script {
             Operation::Read(..) => self.hold_reads,
             Operation::Write(..) => self.hold_writes,
             Operation::Flush(_) => self.hold_flushes,
+            Operation::Extents(..) => self.hold_extents,
         }
+    }
+
+    /// A sector of zeroes is a hole.
+    fn extents(&self, offset: usize, length: usize) -> Vec<Extent> {
+        let sectors = self.bytes[offset..offset + length].chunks(512);
+        let state = |sector: &[u8]| match sector.iter().all(|byte| *byte == 0) {
+            true => ExtentState::Hole,
+            false => ExtentState::Allocated,
+        };
+        let extent = |(number, sector): (usize, &[u8])| Extent {
+            offset: (offset + number * 512) as u64,
+            length: 512,
+            state: state(sector),
+        };
+        sectors.enumerate().map(extent).collect()
     }
 }
 
@@ -68,12 +87,15 @@ impl Layer for Backing {
                 Operation::Write(tag, offset as usize, payload.bytes().to_vec())
             }
             Request::Flush { tag } => Operation::Flush(tag),
+            Request::Extents { tag, offset, length } => {
+                Operation::Extents(tag, script.extents(offset as usize, length as usize))
+            }
             request => panic!("not asked for here: {request:?}"),
         };
         match operation {
             Operation::Write(..) => script.writes += 1,
             Operation::Flush(_) => script.flushes += 1,
-            Operation::Read(..) => {}
+            Operation::Read(..) | Operation::Extents(..) => {}
         }
         script.waiting.push_back(operation);
     }
@@ -100,6 +122,7 @@ impl Layer for Backing {
                     (tag, Outcome::Done)
                 }
                 Operation::Flush(tag) => (tag, Outcome::Done),
+                Operation::Extents(tag, extents) => (tag, Outcome::Extents(extents)),
             };
             let error = IoError::new(ErrorKind::Retry, Code::Io, "as the test says");
             done.push(Completion { tag, result: if fails { Err(error) } else { Ok(outcome) } });

@@ -14,8 +14,8 @@ use std::time::Duration;
 use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, Refuse};
 use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, ReplicaHost};
 use weir_block::{
-    Code, Completion, Layer, Metered, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request, RequestKind,
-    Tag,
+    Code, Completion, ExtentState, Layer, Metered, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request,
+    RequestKind, Tag,
 };
 use weir_net::frame;
 use zerocopy::{FromZeros, IntoBytes};
@@ -426,6 +426,30 @@ fn a_backing_that_refuses_is_tried_again_without_spinning() {
     disk.run(Duration::from_millis(1_000));
     let marks = disk.accel.status().marks;
     assert_eq!(marks.destaged, marks.appended);
+}
+
+/// The backing looks, the record is destaged and freed, the backing answers: the log holds nothing of it any more, and the backing
+/// did not yet.
+#[test]
+fn data_that_leaves_the_log_while_the_backing_is_asked_for_extents_is_no_hole() {
+    let mut disk = Disk::new(alone());
+    disk.settle();
+    disk.write(1, 4, 7);
+    disk.script.borrow_mut().hold_extents = true;
+    let request = Request::Extents { tag: Tag(2), offset: 0, length: 8 * 512 };
+    disk.accel.submit(&mut disk.reactor, request);
+    disk.settle();
+    disk.run(Duration::from_millis(50));
+    assert!(disk.accel.is_clean(), "destaged and freed: {:?}", disk.accel.status().marks);
+    assert_eq!(disk.tags(), [1]);
+    disk.script.borrow_mut().hold_extents = false;
+    disk.settle();
+    let Some(Completion { result: Ok(Outcome::Extents(extents)), .. }) = disk.done.pop() else {
+        panic!("{:?}", disk.done);
+    };
+    let states: Vec<_> = extents.iter().map(|extent| (extent.offset, extent.length, extent.state)).collect();
+    let (hole, data) = (ExtentState::Hole, ExtentState::Allocated);
+    assert_eq!(states, [(0, 2048, hole), (2048, 512, data), (2560, 1536, hole)]);
 }
 
 /// A copy for which nobody waits comes in parts, each after the one before is confirmed, so that live writes get most of the
