@@ -44,7 +44,7 @@ pub struct AccelConfig {
     pub peer_deadline: Duration,
     /// Dirty data waits at most this long for company before a checkpoint is begun.
     pub destage_delay: Duration,
-    /// Until when, on the monotonic clock in nanoseconds, the registry counts this node as alive. Nothing is
+    /// Until when, on the shard's clock in nanoseconds, the registry counts this node as alive. Nothing is
     /// answered and nothing destaged beyond it (P2).
     pub lease_until: Arc<AtomicU64>,
 }

@@ -183,7 +183,7 @@ impl Destager {
             }
         }
         if *in_flight == 0 && steps.is_empty() && failed.is_none() && lower.has_room(RequestKind::Flush, 0) {
-            self.state = State::Flushing { since: Nanos::now() };
+            self.state = State::Flushing { since: reactor.now() };
             lower.submit(reactor, Request::Flush { tag: tag() });
         }
         false

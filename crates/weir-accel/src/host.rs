@@ -117,9 +117,9 @@ impl ReplicaHost {
     }
 
     /// An event for one of the connections, or for the flash store.
-    pub fn on_event(&mut self, event: Event) {
+    pub fn on_event(&mut self, reactor: &Reactor, event: Event) {
         if let Some(store) = self.store.as_mut().filter(|store| store.owner() == event.token.owner) {
-            return store.on_event(event);
+            return store.on_event(event, reactor.now());
         }
         if let Action::Ready(interest) = event.action
             && let Some(session) = self.sessions.iter_mut().find(|session| session.slot == event.token.slot)

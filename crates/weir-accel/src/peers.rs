@@ -139,7 +139,7 @@ impl Peers {
         self.peers.push(Peer {
             slot,
             node,
-            since: Nanos::now(),
+            since: reactor.now(),
             channel,
             joined: false,
             next: 0,
@@ -176,7 +176,7 @@ impl Peers {
         let deadline = self.deadline;
         let Peers { peers, meter, .. } = self;
         for peer in peers.iter_mut().filter(|peer| peer.is_silent() && now >= peer.since + deadline) {
-            peer.give_up(&PeerError::Silent(deadline), meter, events);
+            peer.give_up(&PeerError::Silent(deadline), now, meter, events);
         }
     }
 
@@ -206,7 +206,7 @@ impl Peers {
                 peer.send(reactor, &mut sending)
             };
             if let Err(error) = sent {
-                peer.give_up(&error.into(), sending.meter, events);
+                peer.give_up(&error.into(), reactor.now(), sending.meter, events);
             }
         }
     }
@@ -216,7 +216,7 @@ impl Peers {
         let Peers { peers, meter, .. } = self;
         peers.retain_mut(|peer| {
             if peer.node == node {
-                forget(&mut peer.under_way, meter);
+                forget(&mut peer.under_way, reactor.now(), meter);
                 peer.channel.close(reactor);
             }
             peer.node != node
@@ -226,7 +226,7 @@ impl Peers {
     /// Closes all channels.
     pub fn drop_all(&mut self, reactor: &mut Reactor) {
         for mut peer in self.peers.drain(..) {
-            forget(&mut peer.under_way, &mut self.meter);
+            forget(&mut peer.under_way, reactor.now(), &mut self.meter);
             peer.channel.close(reactor);
         }
     }
@@ -244,7 +244,10 @@ impl Peer {
 
     /// Sends all that there is, as much as the socket takes.
     fn send(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
-        while self.joined && !self.channel.is_backed_up() && self.queue_batch(sending, MOST_BYTES) {}
+        while self.joined
+            && !self.channel.is_backed_up()
+            && self.queue_batch(reactor.now(), sending, MOST_BYTES)
+        {}
         self.channel.flush(reactor)
     }
 
@@ -255,9 +258,10 @@ impl Peer {
         if left > self.most_left {
             return self.send(reactor, sending);
         }
-        if self.under_way.is_empty() && Nanos::now() >= self.resumes {
+        let now = reactor.now();
+        if self.under_way.is_empty() && now >= self.resumes {
             let before = self.next;
-            self.queue_batch(sending, FILLING_BYTES);
+            self.queue_batch(now, sending, FILLING_BYTES);
             self.most_left = left.saturating_sub((self.next - before) / GAIN);
         }
         self.channel.flush(reactor)
@@ -271,6 +275,7 @@ impl Peer {
         events: &mut Vec<Event>,
     ) -> bool {
         for _ in 0..MOST_ROUNDS {
+            let now = reactor.now();
             let Peer { node, channel, joined, next, under_way, resumes, longest_rest, .. } = self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
@@ -282,8 +287,8 @@ impl Peer {
                             *next = held.last.max(log.freed()) + 1;
                             events.push(Event::PeerJoined(node.clone()));
                         }
-                        if let Some(took) = came_back(under_way, held.last, meter) {
-                            *resumes = Nanos::now() + (took * REST).min(*longest_rest);
+                        if let Some(took) = came_back(under_way, held.last, now, meter) {
+                            *resumes = now + (took * REST).min(*longest_rest);
                         }
                         confirmed(events, node, held);
                         Ok(())
@@ -300,7 +305,7 @@ impl Peer {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => {
-                    self.give_up(&error, meter, events);
+                    self.give_up(&error, now, meter, events);
                     return false;
                 }
             }
@@ -308,9 +313,9 @@ impl Peer {
         true
     }
 
-    fn give_up(&mut self, error: &PeerError, meter: &mut Meter, events: &mut Vec<Event>) {
+    fn give_up(&mut self, error: &PeerError, now: Nanos, meter: &mut Meter, events: &mut Vec<Event>) {
         if !self.lost {
-            forget(&mut self.under_way, meter);
+            forget(&mut self.under_way, now, meter);
             tracing::warn!(node = self.node, %error, "channel to a replica ended");
             self.lost = true;
             events.push(Event::PeerLost(self.node.clone()));
@@ -318,7 +323,7 @@ impl Peer {
     }
 
     /// Queues the next batch, softly of `most` bytes. False when the replica has been sent everything.
-    fn queue_batch(&mut self, sending: &mut Sending<'_>, most: usize) -> bool {
+    fn queue_batch(&mut self, now: Nanos, sending: &mut Sending<'_>, most: usize) -> bool {
         let Sending { log, epoch, meta, pieces, meter } = sending;
         let epoch = *epoch;
         // What was freed meanwhile is in the backing; nobody needs it any more.
@@ -352,7 +357,6 @@ impl Peer {
         }
         self.next = first + count as u64;
         if count > 0 {
-            let now = Nanos::now();
             meter.arrive(RequestKind::Write, now);
             self.under_way.push_back((self.next - 1, bytes as u64, now));
         }
@@ -368,8 +372,12 @@ impl Peer {
 }
 
 /// The batches up to this record are confirmed. Returns how long the last of them was under way.
-fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut Meter) -> Option<Duration> {
-    let now = Nanos::now();
+fn came_back(
+    under_way: &mut VecDeque<(u64, u64, Nanos)>,
+    last: u64,
+    now: Nanos,
+    meter: &mut Meter,
+) -> Option<Duration> {
     let mut took = None;
     while let Some(&(_, bytes, queued)) = under_way.front().filter(|(to, ..)| *to <= last) {
         meter.complete(RequestKind::Write, bytes, queued, now, true);
@@ -380,8 +388,7 @@ fn came_back(under_way: &mut VecDeque<(u64, u64, Nanos)>, last: u64, meter: &mut
 }
 
 /// Nobody will confirm them.
-fn forget(under_way: &mut VecDeque<(u64, u64, Nanos)>, meter: &mut Meter) {
-    let now = Nanos::now();
+fn forget(under_way: &mut VecDeque<(u64, u64, Nanos)>, now: Nanos, meter: &mut Meter) {
     for (_, bytes, queued) in under_way.drain(..) {
         meter.complete(RequestKind::Write, bytes, queued, now, false);
     }

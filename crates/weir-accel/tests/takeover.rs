@@ -111,11 +111,10 @@ impl Pair {
             BackingOptions { size: Some(SIZE), logical_block: Some(512), ..BackingOptions::default() };
         let backing = FileBacking::open(&mut self.reactor, path, &options).unwrap();
         self.backing_id = backing.owner();
-        let peers = self.reactor.new_owner();
         let config = AccelConfig { destage_delay: Duration::from_millis(3), ..AccelConfig::standalone(LOG) };
         let lower = Metered::new("backing", backing);
-        let accel =
-            Accel::new(config, self.configuration.clone(), inheritance, true, lower, peers, store).unwrap();
+        let (reactor, configuration) = (&mut self.reactor, self.configuration.clone());
+        let accel = Accel::new(reactor, config, configuration, inheritance, true, lower, store).unwrap();
         self.accel = Some(accel);
     }
 
@@ -130,7 +129,7 @@ impl Pair {
             let store = self.host.as_ref().and_then(ReplicaHost::store_owner);
             if to == self.host_id || Some(to) == store {
                 if let Some(host) = &mut self.host {
-                    host.on_event(event);
+                    host.on_event(&self.reactor, event);
                 }
             } else if [self.backing_id, accel.peers_id()].contains(&to) || Some(to) == accel.store_id() {
                 accel.on_event(&mut self.reactor, event);
@@ -197,7 +196,7 @@ impl Pair {
         let own = host.store_owner();
         // The replica's own flash answers in any case.
         for event in events.into_iter().filter(|event| arrives || Some(event.token.owner) == own) {
-            host.on_event(event);
+            host.on_event(&self.reactor, event);
         }
         if arrives {
             host.advance(&mut self.reactor);

@@ -1,13 +1,17 @@
-//! Monotonic time, read in one place.
+//! Time, read in one place.
 //!
-//! Protocol cores never read a clock: they are given a [`Nanos`]. The shard's loop reads it here.
+//! Protocol cores never read a clock: they are given a [`Nanos`]. The shard's loop reads it here, through the [`Clock`] of
+//! its reactor, which in a simulation is a virtual one.
 
+use std::cell::Cell;
 use std::ops::{Add, Sub};
+use std::rc::Rc;
 use std::time::Duration;
 
-/// A point on the monotonic clock, in nanoseconds since an arbitrary start (boot).
+/// A point on the clock that runs since boot, in nanoseconds.
 ///
-/// `CLOCK_MONOTONIC` and not `CLOCK_BOOTTIME`: a host that was suspended also had its I/O suspended.
+/// `CLOCK_BOOTTIME` and not `CLOCK_MONOTONIC`: while a host is suspended its leases run out and its disks are taken over. A
+/// clock that stands still meanwhile would let it go on as the owner when it wakes (P2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
@@ -15,12 +19,13 @@ impl Nanos {
     /// Later than every real time: the deadline of something that has none.
     pub const NEVER: Nanos = Nanos(u64::MAX);
 
-    /// Reads the clock (a vDSO call, about 25 ns).
+    /// Reads the machine's clock (a vDSO call, about 25 ns). On a shard, ask [`Reactor::now`](crate::Reactor::now) or a
+    /// [`Clock`], so that it runs under virtual time as well.
     #[must_use]
     pub fn now() -> Nanos {
         let mut spec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `spec` is a valid timespec that outlives the call; CLOCK_MONOTONIC always exists.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut spec) };
+        // SAFETY: `spec` is a valid timespec that outlives the call; CLOCK_BOOTTIME exists since Linux 2.6.39.
+        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut spec) };
         Nanos(spec.tv_sec as u64 * 1_000_000_000 + spec.tv_nsec as u64)
     }
 
@@ -42,5 +47,27 @@ impl Sub for Nanos {
     type Output = Duration;
     fn sub(self, earlier: Nanos) -> Duration {
         self.since(earlier)
+    }
+}
+
+/// What a shard reads the time from: the machine's clock, or that of a simulation.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// [`Nanos::now`].
+    #[default]
+    Boot,
+    /// Moved by whoever made it.
+    Virtual(Rc<Cell<Nanos>>),
+}
+
+impl Clock {
+    /// The time now: every call reads the clock, so that a process that stood still meanwhile notices it.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        match self {
+            Clock::Boot => Nanos::now(),
+            Clock::Virtual(time) => time.get(),
+        }
     }
 }

@@ -16,7 +16,7 @@ pub mod request;
 pub mod socket;
 
 pub use buffer::{Buffer, BufferPool};
-pub use clock::Nanos;
+pub use clock::{Clock, Nanos};
 pub use error::{Code, ErrorKind, IoError};
 pub use layer::{Destage, Layer, LayerInfo};
 pub use meter::{KindMeter, LayerMeter, Meter};

@@ -89,8 +89,7 @@ impl<L: Layer, O: Observe> Metered<L, O> {
     }
 
     /// Notes the arrival of a request; the tag under which it goes inside.
-    fn arrive(&mut self, tag: Tag, kind: RequestKind, (offset, bytes): (u64, u64)) -> Tag {
-        let arrived = Nanos::now();
+    fn arrive(&mut self, arrived: Nanos, tag: Tag, kind: RequestKind, (offset, bytes): (u64, u64)) -> Tag {
         self.meter.arrive(kind, arrived);
         self.observer.observe(arrived, kind, offset, bytes);
         Tag(self.pending.insert(Pending { tag, kind, bytes, arrived }) as u64)
@@ -107,7 +106,7 @@ impl<L: Layer, O: Observe> Layer for Metered<L, O> {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let tag = self.arrive(request.tag(), request.kind(), request.range());
+        let tag = self.arrive(reactor.now(), request.tag(), request.kind(), request.range());
         request.set_tag(tag);
         self.inner.submit(reactor, request);
     }
@@ -121,7 +120,7 @@ impl<L: Layer, O: Observe> Layer for Metered<L, O> {
         if self.finished.is_empty() {
             return;
         }
-        let now = Nanos::now();
+        let now = reactor.now();
         for mut completion in self.finished.drain(..) {
             let pending = self.pending.remove(completion.tag.0 as usize);
             self.meter.complete(pending.kind, pending.bytes, pending.arrived, now, completion.result.is_ok());
@@ -150,7 +149,7 @@ impl<L: Destage, O: Observe> Destage for Metered<L, O> {
     }
 
     fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let tag = self.arrive(request.tag(), request.kind(), request.range());
+        let tag = self.arrive(reactor.now(), request.tag(), request.kind(), request.range());
         request.set_tag(tag);
         self.inner.submit_direct(reactor, request);
     }
@@ -164,7 +163,7 @@ impl<L: Destage, O: Observe> Destage for Metered<L, O> {
         pieces: Vec<(usize, usize)>,
     ) {
         let bytes = pieces.iter().map(|&(_, length)| length as u64).sum();
-        let tag = self.arrive(tag, RequestKind::Write, (offset, bytes));
+        let tag = self.arrive(reactor.now(), tag, RequestKind::Write, (offset, bytes));
         self.inner.write_gather(reactor, tag, offset, region, pieces);
     }
 }

@@ -152,7 +152,7 @@ impl NodeSession {
         Ok(())
     }
 
-    /// Until when the lease certainly stands, in nanoseconds of `CLOCK_MONOTONIC`; 0 when it does not.
+    /// Until when the lease certainly stands, in nanoseconds of `CLOCK_BOOTTIME`; 0 when it does not.
     ///
     /// For the data path: one load, compared with the clock. The time counts from before the keep-alive was
     /// *sent*, so that the registry, which counts from when it came, always ends the lease later.
@@ -380,10 +380,10 @@ pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<
     }
 }
 
-/// The clock of [`NodeSession::lease_deadline`], in nanoseconds.
+/// The clock of [`NodeSession::lease_deadline`], in nanoseconds: that of the data path, which runs on while the host is suspended.
 #[must_use]
 pub fn monotonic_nanos() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+    let now = clock_gettime(ClockId::Boottime);
     // Neither part is ever negative on this clock.
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use slab::Slab;
 use weir_block::buffer::LARGEST;
 use weir_block::{
-    Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo,
-    LayerMeter, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
+    Action, Buffer, BufferPool, Clock, Code, Completion, Destage, ErrorKind, Event, IoError, Layer,
+    LayerInfo, LayerMeter, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
 };
 
 use crate::config::{AccelConfig, Configuration, Inheritance};
@@ -98,6 +98,7 @@ pub struct Accel<L: Destage> {
     destager: Destager,
     pacer: Pacer,
     dirty: Dirty,
+    clock: Clock,
     /// When the last turn began.
     now: Nanos,
     finished: Vec<Completion>,
@@ -116,20 +117,20 @@ pub struct Accel<L: Destage> {
 }
 
 impl<L: Destage> Accel<L> {
-    /// An accelerator in front of `lower`. Events of its channels go to `peers_id`. With a `store`, its log is on flash.
+    /// An accelerator in front of `lower`, on the shard of `reactor`. With a `store`, its log is on flash.
     ///
     /// # Errors
     /// No memory for the log's arena.
     pub fn new(
+        reactor: &mut Reactor,
         config: AccelConfig,
         configuration: Configuration,
         inheritance: Inheritance,
         former_stopped: bool,
         lower: Metered<L>,
-        peers_id: OwnerId,
         mut store: Option<FlashStore>,
     ) -> io::Result<Accel<L>> {
-        let epoch = configuration.epoch;
+        let (clock, peers_id, epoch) = (reactor.clock(), reactor.new_owner(), configuration.epoch);
         let (log, lineage) = match inheritance {
             Inheritance::Nothing => {
                 let layout = if store.is_some() { Layout::Flash } else { Layout::Memory };
@@ -146,7 +147,7 @@ impl<L: Destage> Accel<L> {
         for (sequence, record) in log.range(0, log.last()) {
             let place = (record.kind == RecordKind::Write).then_some(record.place);
             index.insert(record.offset, record.end(), sequence, place);
-            dirty.add(sequence, record.weight(), Nanos::now());
+            dirty.add(sequence, record.weight(), clock.now());
         }
         let identity = Identity { epoch, lineage };
         let mut owner =
@@ -177,7 +178,8 @@ impl<L: Destage> Accel<L> {
             cached: Cached { written: 1, flushed: 0 },
             pacer: Pacer::new(),
             dirty,
-            now: Nanos::now(),
+            now: clock.now(),
+            clock,
             finished: Vec::new(),
             completions: Vec::new(),
             events: Vec::new(),
@@ -371,7 +373,7 @@ impl<L: Destage> Accel<L> {
     pub fn status(&self) -> AccelStatus {
         let reason = match self.destager.error() {
             Some(error) => format!("the backing refuses destage: {error}"),
-            None if !self.gone && !self.config.holds_lease(Nanos::now()) => {
+            None if !self.gone && !self.config.holds_lease(self.clock.now()) => {
                 "the registry has not confirmed this node lately: waiting for its lease".into()
             }
             None => self.owner.reason().into(),
@@ -383,7 +385,7 @@ impl<L: Destage> Accel<L> {
             dirty_bytes: self.dirty.bytes(),
             log_used: self.log.used(),
             log_bytes: self.log.capacity(),
-            destage: self.destage_status(Nanos::now()),
+            destage: self.destage_status(self.clock.now()),
         }
     }
 
@@ -485,7 +487,7 @@ impl<L: Destage> Accel<L> {
     /// Whether a write may go straight to the backing now. Looks at the clock as late as possible: this process may have
     /// stood still since the last turn, and another node may own the disk by now (P2, P4).
     fn may_bypass(&self) -> bool {
-        !self.gone && !self.owner.is_fenced() && self.config.holds_lease(Nanos::now())
+        !self.gone && !self.owner.is_fenced() && self.config.holds_lease(self.clock.now())
     }
 
     fn log_has_room(&self, kind: RequestKind, bytes: u64) -> bool {
@@ -558,7 +560,7 @@ impl<L: Destage> Layer for Accel<L> {
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
         if let Some(store) = self.store.as_mut().filter(|store| store.owner() == event.token.owner) {
-            return store.on_event(event);
+            return store.on_event(event, reactor.now());
         }
         if event.token.owner != self.peers_id {
             return self.lower.on_event(reactor, event);

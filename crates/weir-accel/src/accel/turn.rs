@@ -21,7 +21,7 @@ const FLASH_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<L: Destage> Accel<L> {
     pub(super) fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
-        let now = Nanos::now();
+        let now = reactor.now();
         self.now = now;
         self.again = self.peers.receive(reactor, &self.log, &mut self.events);
         self.collect(reactor, now);

@@ -134,7 +134,7 @@ impl FlashStore {
         match self.journal.next(log, state, header.bytes_mut(), &mut self.pieces) {
             Some(write) => {
                 log.pin(write.pins);
-                self.since = Nanos::now();
+                self.since = reactor.now();
                 self.meter.arrive(RequestKind::Write, self.since);
                 let token = Token { owner: self.owner, slot: write.length as u32 };
                 let source = WriteSource::Framed(header, log.region().clone(), self.pieces.clone());
@@ -145,11 +145,11 @@ impl FlashStore {
     }
 
     /// The end of a write.
-    pub fn on_event(&mut self, event: Event) {
+    pub fn on_event(&mut self, event: Event, now: Nanos) {
         let Action::File { result, buffer } = event.action else { return };
         self.header = buffer;
         let bytes = u64::from(event.token.slot);
-        self.meter.complete(RequestKind::Write, bytes, self.since, Nanos::now(), result.is_ok());
+        self.meter.complete(RequestKind::Write, bytes, self.since, now, result.is_ok());
         self.progressed = true;
         match result {
             Ok(_) => self.journal.written(),

@@ -68,9 +68,8 @@ impl Disk {
             ..AccelConfig::standalone(LOG)
         };
         let lower = Metered::new("backing", Backing(Rc::clone(&script)));
-        let peers = reactor.new_owner();
         let accel =
-            Accel::new(config, configuration, Inheritance::Nothing, true, lower, peers, None).unwrap();
+            Accel::new(&mut reactor, config, configuration, Inheritance::Nothing, true, lower, None).unwrap();
         Disk { reactor, accel, script, done: Vec::new(), notices: Vec::new() }
     }
 
@@ -501,7 +500,7 @@ fn flood(host: &mut ReplicaHost, reactor: &mut Reactor, stream: &mut UnixStream,
             sent += stream.write(&bytes[sent..]).unwrap_or(0);
             let mut events = Vec::new();
             reactor.wait(Nanos(0), &mut events).unwrap();
-            events.drain(..).for_each(|event| host.on_event(event));
+            events.drain(..).for_each(|event| host.on_event(reactor, event));
             host.advance(reactor);
             if sent == bytes.len() {
                 break;
@@ -537,7 +536,7 @@ fn who_does_not_take_answers_is_not_listened_to() {
         read += stream.read(&mut answers).unwrap_or(0);
         let mut events = Vec::new();
         reactor.wait(Nanos(0), &mut events).unwrap();
-        events.drain(..).for_each(|event| host.on_event(event));
+        events.drain(..).for_each(|event| host.on_event(&reactor, event));
         host.advance(&mut reactor);
     }
     assert!(read > 1 << 20, "{read} bytes of answers");

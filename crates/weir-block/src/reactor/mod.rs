@@ -23,7 +23,7 @@ use std::time::Duration;
 use slab::Slab;
 
 use crate::buffer::{Buffer, BufferPool};
-use crate::clock::Nanos;
+use crate::clock::{Clock, Nanos};
 use crate::region::Region;
 use slot::{FileKind, FileOperation, Slot};
 pub use waker::Waker;
@@ -177,6 +177,7 @@ enum Driver {
 pub struct Reactor {
     /// Before `slots`: dropping it ends all operations, after which their buffers may go.
     driver: Driver,
+    clock: Clock,
     slots: Slab<Slot>,
     buffers: BufferPool,
     waker: Arc<Waker>,
@@ -208,6 +209,7 @@ impl Reactor {
         let waker = Arc::new(Waker::new()?);
         let mut reactor = Reactor {
             driver,
+            clock: Clock::Boot,
             slots: Slab::new(),
             buffers: BufferPool::new(config.buffer_limit),
             waker,
@@ -230,6 +232,19 @@ impl Reactor {
             Driver::Uring(_) => "io_uring",
             Driver::Epoll(_) => "epoll",
         }
+    }
+
+    /// Reads the shard's clock. Nothing is kept from one call to the next: who asks late gets a late answer.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// The shard's clock, for those who are asked without the reactor at hand.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
     }
 
     /// The shard's buffers.
@@ -361,7 +376,7 @@ impl Reactor {
     /// # Errors
     /// The ring or the epoll instance is broken; the shard cannot go on.
     pub fn wait(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
-        let began = Nanos::now();
+        let began = self.now();
         if self.busy
             && deadline > began
             && let Driver::Uring(uring) = &mut self.driver
@@ -372,14 +387,15 @@ impl Reactor {
         let before = events.len();
         let waited = self.sleep(deadline, events);
         // Sleeping and being woken costs more than so short a wait; after a longer one, sleeping is right.
-        self.busy = events.len() > before && Nanos::now() - began <= self.poll;
+        self.busy = events.len() > before && self.now() - began <= self.poll;
         waited
     }
 
     fn sleep(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
+        // The engines wait for a length of time, which does not count a suspend: whoever wakes from one looks at its clock late.
         let timeout = match deadline {
             Nanos::NEVER => None,
-            deadline => Some(deadline - Nanos::now()),
+            deadline => Some(deadline - self.now()),
         };
         let timeout = if self.waker.prepare_to_sleep() { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);

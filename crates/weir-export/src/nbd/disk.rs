@@ -108,7 +108,7 @@ impl NbdDisk {
         for index in turn.drain(..) {
             let Some(connection) = self.connections.get_mut(index as usize) else { continue };
             connection.listed = false;
-            let (meter, limits, now) = (&mut self.meter, &self.limits, Nanos::now());
+            let (meter, limits, now) = (&mut self.meter, &self.limits, reactor.now());
             let mut turn = Turn { reactor, layer, workspace, meter, limits, now, index, left: TURN };
             match connection.pump(&mut turn) {
                 Pumped::Idle | Pumped::Closing => {}
@@ -167,7 +167,7 @@ impl NbdDisk {
         }
         // Whose turn it is changes with time, and clients that do not move are to be found.
         let somebody_waits = workspace.longest_wait().is_some();
-        if somebody_waits { Nanos::now() + PATIENCE } else { Nanos::NEVER }
+        if somebody_waits { reactor.now() + PATIENCE } else { Nanos::NEVER }
     }
 
     /// Begins to close: nothing more is read, what is in flight is answered, then the clients are disconnected.
@@ -245,7 +245,7 @@ impl NbdDisk {
     /// moving.
     fn close_stalled(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         let Some(since) = workspace.longest_wait() else { return };
-        let now = Nanos::now();
+        let now = reactor.now();
         if now - since < STALL_CHECK || now < self.next_stall_check {
             return;
         }

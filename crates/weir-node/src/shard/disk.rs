@@ -74,14 +74,13 @@ impl Disk {
             lease_until: open.lease_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
         };
-        let peers_id = reactor.new_owner();
         let accel = Accel::new(
+            reactor,
             accel_config,
             open.configuration.clone(),
             inheritance,
             former_stopped,
             Metered::new("backing", config.wrap.bottom(&open.disk, backing)),
-            peers_id,
             store,
         )
         .map_err(|error| format!("no memory for the write log of {} bytes: {error}", open.log_bytes))?;

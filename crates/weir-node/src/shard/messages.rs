@@ -52,7 +52,7 @@ pub struct OpenDisk {
     pub configuration: Configuration,
     /// Where its log comes from.
     pub arrival: Arrival,
-    /// Until when, on the monotonic clock in nanoseconds, the registry counts this node as alive. A disk
+    /// Until when, on the clock since boot in nanoseconds, the registry counts this node as alive. A disk
     /// answers nothing beyond it (P2).
     pub lease_until: Arc<AtomicU64>,
 }

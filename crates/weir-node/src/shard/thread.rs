@@ -99,7 +99,7 @@ impl ShardThread {
         if self.unsent.is_empty() {
             return soonest;
         }
-        soonest.min(Nanos::now() + std::time::Duration::from_millis(10))
+        soonest.min(self.reactor.now() + std::time::Duration::from_millis(10))
     }
 
     /// Whether more may be waiting.
@@ -125,7 +125,7 @@ impl ShardThread {
             match self.places.get(event.token.owner) {
                 Some(Place::Clients(slot)) => self.disks[slot].on_client_event(&event),
                 Some(Place::Layers(slot)) => self.disks[slot].on_layer_event(&mut self.reactor, event),
-                Some(Place::Replica(slot)) => self.replicas[slot].host.on_event(event),
+                Some(Place::Replica(slot)) => self.replicas[slot].host.on_event(&self.reactor, event),
                 Some(Place::Retired(slot)) => self.on_retired_event(slot, event),
                 None => {}
             }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use weir_block::{Buffer, Layer, Nanos, Payload, Reactor, Received, Request, RequestKind};
+use weir_block::{Buffer, Layer, Payload, Reactor, Received, Request, RequestKind};
 use zerocopy::FromBytes;
 
 use super::{Connection, InFlight, Incoming, Limits, Need, Pumped, State, Turn, kind_of};
@@ -117,7 +117,7 @@ impl Connection {
         };
         let outcome = match received {
             Ok(Received::Bytes(bytes)) => {
-                turn.now = Nanos::now();
+                turn.now = turn.reactor.now();
                 self.moved = turn.now;
                 self.readable = bytes == asked;
                 let behind = self.fill_incoming(bytes);

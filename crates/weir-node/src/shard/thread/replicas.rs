@@ -129,7 +129,7 @@ impl ShardThread {
     pub(super) fn on_retired_event(&mut self, slot: usize, event: Event) {
         let mut store = self.retired.remove(slot);
         self.places.clear(store.owner());
-        store.on_event(event);
+        store.on_event(event, self.reactor.now());
         self.retire(Some(store));
     }
 
