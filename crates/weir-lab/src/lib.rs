@@ -12,6 +12,7 @@
 mod error;
 pub mod fault;
 pub mod guest;
+pub mod history;
 mod lab;
 pub mod network;
 pub mod process;
