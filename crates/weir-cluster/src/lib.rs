@@ -21,6 +21,7 @@ pub mod placement;
 pub mod records;
 pub mod registry;
 pub mod remote;
+pub mod right;
 pub mod view;
 
 pub use embedded::Embedded;

@@ -1,7 +1,7 @@
 //! Every change of a disk's configuration (P2, P3): who owns it, who holds its log, what is in effect.
 //!
 //! Pure functions from one [`DiskRecord`] to the next. Each raises the epoch by exactly one (except
-//! [`forget_former`], which changes nothing that a message is checked against). The result counts only
+//! those that change nothing that a message is checked against). The result counts only
 //! once it has replaced the record it was computed from by compare-and-swap ([`crate::records::Record::replace`]),
 //! and nothing is acknowledged under it before that (P3).
 //!
@@ -149,13 +149,15 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
 /// In write-back, any replica may, whatever the former owner does: the replicas refuse its epoch from
 /// now on, and nothing is acknowledged without them (P1, P2). The new owner's own copy of the log then counts
 /// as the owner's; until it has changed the replica set it must not acknowledge more than the mode says.
-/// In write-through nothing but time or certainty keeps the former owner off the backing.
+/// In write-through nothing but time or certainty keeps the former owner off the backing: the new owner waits for that before it
+/// answers anything.
+/// The record keeps the former owner's set until that owner's right is proved over ([`silence_former`]).
 /// The owner's own node may, when it has started again and the log is on its flash. `write-back+0` is taken over by nobody
 /// else: that would lose acknowledged writes silently.
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`], [`Refusal::OnlyCopyLost`],
-/// [`Refusal::MayStillWrite`], [`Refusal::TooManyFormer`].
+/// [`Refusal::TooManyFormer`].
 pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Result<DiskRecord, Refusal> {
     let owner = gone_owner(record, by, evidence)?;
     match record.mode {
@@ -166,8 +168,8 @@ pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Res
         Mode::WriteBack if !record.is_replica(by) => {
             return Err(Refusal::NotAReplica { by: by.clone(), replicas: record.replicas.clone() });
         }
-        Mode::WriteBack => {}
-        Mode::WriteThrough => must_not_write(owner, evidence)?,
+        // Nothing is answered before the former owner's right has ended, and the fence grace after that has passed.
+        Mode::WriteBack | Mode::WriteThrough => {}
     }
     let mut next = succeed(record, owner, by)?;
     next.replicas.retain(|replica| !record.counts(replica, by));
@@ -274,6 +276,7 @@ pub fn change_replicas(
     }
     let mut next = next(record)?;
     next.replicas = replicas.to_vec();
+    next.guards.retain(|_| replicas.is_empty());
     next.mode = mode;
     Ok(next)
 }
@@ -323,6 +326,7 @@ pub fn release(record: &DiskRecord, owner: &NodeRef, epoch: u64, dirty: u64) -> 
     let mut next = next(record)?;
     (next.owner, next.follower) = (None, None);
     next.replicas.clear();
+    next.guards.clear();
     next.mode = Mode::WriteThrough;
     Ok(next)
 }
@@ -343,6 +347,50 @@ pub fn forget_former(
     let mut next = record.clone();
     next.former.retain(|known| known != former);
     Ok(next)
+}
+
+/// Notes that a former owner's right is over: enough members of its set are sealed, and their last grants have ended; or its end is
+/// proved. Its I/O may still be under way. The epoch stays.
+///
+/// # Errors
+/// [`Refusal::Fenced`].
+pub fn silence_former(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    former: &FormerOwner,
+) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    let mut next = record.clone();
+    next.former.iter_mut().filter(|known| *known == former).for_each(|former| former.set = None);
+    Ok(next)
+}
+
+/// Chooses the guards of a disk without replicas. The epoch stays: no message is checked against them, and the owner asks the
+/// guards that were and those that are to be until this is committed.
+///
+/// # Errors
+/// [`Refusal::Fenced`]; [`Refusal::BadReplicas`] when the disk has replicas, which guard it themselves.
+pub fn set_guards(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    guards: &[String],
+) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    if !record.replicas.is_empty() && !guards.is_empty() {
+        return Err(Refusal::BadReplicas { reason: "a disk with replicas needs no guards".into() });
+    }
+    Ok(DiskRecord { guards: guards.to_vec(), ..record.clone() })
+}
+
+/// A new epoch for the same owner, with nothing else changed: what it had asked for and heard nothing of can no longer be committed.
+///
+/// # Errors
+/// [`Refusal::Fenced`].
+pub fn renew(record: &DiskRecord, owner: &NodeRef, epoch: u64) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    next(record)
 }
 
 /// Lets clients on another node use the disk before it is there, or nobody any more. Changes neither owner nor replica set, so
@@ -375,12 +423,15 @@ fn next(record: &DiskRecord) -> Result<DiskRecord, Refusal> {
 /// The next record, with `by` as the owner and `owner` among the former ones.
 fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRecord, Refusal> {
     let mut next = next(record)?;
+    // What it was granted in an earlier tenure ended when it owned the disk anew.
     next.former.retain(|former| former.node != *owner);
     if next.former.len() >= MAX_FORMER {
         return Err(Refusal::TooManyFormer);
     }
-    next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch });
+    let set = Some(record.grant_set()).filter(|set| !set.members().is_empty());
+    next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch, set });
     next.owner = Some(by.clone());
+    next.guards.clear();
     // Its guest may be there already, and has to get to the disk wherever that is now.
     next.follower = next.follower.filter(|follower| follower.node != by.node);
     Ok(next)

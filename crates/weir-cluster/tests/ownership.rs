@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use weir_cluster::ownership::*;
 use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy, Record, Source};
+use weir_cluster::right::GrantSet;
 
 /// Something that somebody tries. Numbers name nodes; some attempts are right, most are not.
 #[derive(Clone, Debug)]
@@ -129,7 +130,7 @@ impl Walk {
             }
             Attempt::Forget { by } => {
                 let former = record.former.first().cloned();
-                let former = former.unwrap_or(FormerOwner { node: self.node(0), epoch: 0 });
+                let former = former.unwrap_or(FormerOwner::silent(self.node(0), 0));
                 forget_former(record, &self.node(*by), epoch, &former)
             }
             Attempt::Restart(number) => {
@@ -151,14 +152,11 @@ impl Walk {
                 return assert_eq!(*old, unchanged, "only the former owners change");
             }
             Attempt::Claim(_) => assert_eq!(owner_before, None, "never over a living owner"),
-            Attempt::TakeOver { by, how, right_evidence } => {
+            Attempt::TakeOver { by, right_evidence, .. } => {
                 assert!(right_evidence, "never on wrong evidence");
                 assert!(old.effective() != Policy::WriteBack(0), "never loses the only copy by itself");
-                match old.mode {
-                    Mode::WriteBack => {
-                        assert!(old.replicas.contains(&self.node(*by)), "only with the whole log")
-                    }
-                    Mode::WriteThrough => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
+                if old.mode == Mode::WriteBack {
+                    assert!(old.replicas.contains(&self.node(*by)), "only with the whole log");
                 }
             }
             Attempt::AcceptLoss { how, .. } => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
@@ -198,7 +196,8 @@ impl Walk {
             && next.owner.as_ref() != Some(owner)
             && !matches!(attempt, Attempt::Release { .. })
         {
-            assert!(next.former.contains(&FormerOwner { node: owner.clone(), epoch: old.epoch }));
+            let set = Some(old.grant_set()).filter(|set| !set.members().is_empty());
+            assert!(next.former.contains(&FormerOwner { node: owner.clone(), epoch: old.epoch, set }));
         }
         let kept = old.former.iter().filter(|former| Some(&former.node) != owner_before);
         assert!(kept.into_iter().all(|former| next.former.contains(former)));
@@ -238,7 +237,12 @@ fn the_life_of_a_write_back_disk() {
     // The owner's lease is enough in write-back: the replicas refuse it from now on.
     let taken = take_over(&two, &b, &gone(&a, Gone::LeaseEnded)).unwrap();
     assert_eq!((taken.owner.as_ref(), &*taken.replicas, taken.epoch), (Some(&b), &[c.clone()][..], 3));
-    assert_eq!(taken.former, [FormerOwner { node: a.clone(), epoch: 2 }]);
+    // The takeover keeps the set by whose grants the former owner may still be in its right.
+    let set = GrantSet::Replicas(vec!["b".into(), "c".into()]);
+    let former = FormerOwner { node: a.clone(), epoch: 2, set: Some(set) };
+    assert_eq!(taken.former, std::slice::from_ref(&former));
+    let silent = silence_former(&taken, &b, 3, &former).unwrap();
+    assert_eq!((&*silent.former, silent.epoch), (&[FormerOwner::silent(a.clone(), 2)][..], 3));
     // Both the old owner and a second taker come too late.
     let fenced = change_replicas(&taken, &a, 2, &[], Mode::WriteThrough, 0).unwrap_err();
     assert_eq!(fenced, Refusal::Fenced { owner: Some(b.clone()), epoch: 3 });
@@ -267,14 +271,18 @@ fn a_restarted_replica_has_no_copy() {
 }
 
 #[test]
-fn a_write_through_disk_waits_for_certainty() {
+fn a_write_through_disk_is_taken_over_at_once_and_served_later() {
     let [a, b] = ["a", "b"].map(|name| NodeRef::new(name, 1));
     let owned = claim_free(&disk(Policy::WriteThrough), &a).unwrap();
-    let early = take_over(&owned, &b, &gone(&a, Gone::LeaseEnded)).unwrap_err();
-    assert_eq!(early, Refusal::MayStillWrite { owner: a.clone() });
-    for how in [Gone::FenceGracePassed, Gone::Stopped] {
-        assert_eq!(take_over(&owned, &b, &gone(&a, how)).unwrap().owner, Some(b.clone()));
+    let guarded = set_guards(&owned, &a, 1, &["b".into(), "c".into()]).unwrap();
+    assert_eq!(guarded.epoch, 1);
+    for how in [Gone::LeaseEnded, Gone::FenceGracePassed, Gone::Stopped] {
+        let taken = take_over(&guarded, &b, &gone(&a, how)).unwrap();
+        assert_eq!((taken.owner, taken.guards.len()), (Some(b.clone()), 0), "it chooses its own guards");
+        let set = GrantSet::Guards(vec!["b".into(), "c".into()]);
+        assert_eq!(taken.former, [FormerOwner { node: a.clone(), epoch: 1, set: Some(set) }]);
     }
+    assert_eq!(renew(&guarded, &a, 1).unwrap().epoch, 2);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::{NodeRef, Record, RecordError, check_name};
+use crate::right::{GrantSet, MAX_GUARDS};
 
 /// Most replicas of a write log.
 pub const MAX_REPLICAS: usize = 2;
@@ -185,6 +186,17 @@ pub struct FormerOwner {
     pub node: NodeRef,
     /// The last epoch in which it owned the disk.
     pub epoch: u64,
+    /// The set whose grants may keep it in its right still; absent once that right is proved over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<GrantSet>,
+}
+
+impl FormerOwner {
+    /// One whose right is over.
+    #[must_use]
+    pub fn silent(node: NodeRef, epoch: u64) -> FormerOwner {
+        FormerOwner { node, epoch, set: None }
+    }
 }
 
 /// `disks/<name>`.
@@ -217,6 +229,9 @@ pub struct DiskRecord {
     ///
     /// Processes and not nodes: a node that started again has lost its copy in RAM.
     pub replicas: Vec<NodeRef>,
+    /// The nodes whose grants keep the owner in its right while the registry is away, if there are no replicas to do it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guards: Vec<String>,
     /// What is in effect.
     pub mode: Mode,
     /// Former owners that may still have I/O under way, oldest first. One that is under `stopped/` or
@@ -252,6 +267,7 @@ impl DiskRecord {
             owner: None,
             epoch: 0,
             replicas: Vec::new(),
+            guards: Vec::new(),
             mode: Mode::WriteThrough,
             former: Vec::new(),
             follower: None,
@@ -265,6 +281,15 @@ impl DiskRecord {
             Mode::WriteThrough => Policy::WriteThrough,
             // At most MAX_REPLICAS, which `check` holds.
             Mode::WriteBack => Policy::WriteBack(u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)),
+        }
+    }
+
+    /// The set whose grants keep the owner in its right while the registry is away.
+    #[must_use]
+    pub fn grant_set(&self) -> GrantSet {
+        match self.replicas.is_empty() {
+            true => GrantSet::Guards(self.guards.clone()),
+            false => GrantSet::Replicas(self.replicas.iter().map(|replica| replica.node.clone()).collect()),
         }
     }
 
@@ -301,6 +326,17 @@ impl DiskRecord {
         }
         if self.former.len() > MAX_FORMER {
             return Some(format!("it has {} former owners, more than {MAX_FORMER}", self.former.len()));
+        }
+        let owner = self.owner.as_ref().map(|owner| &owner.node);
+        let guards: BTreeSet<&String> = self.guards.iter().chain(owner).collect();
+        if self.guards.len() > MAX_GUARDS || guards.len() != self.guards.len() + usize::from(owner.is_some())
+        {
+            return Some(format!(
+                "it has more than {MAX_GUARDS} guards, or one twice, or its owner among them"
+            ));
+        }
+        if !self.guards.is_empty() && (owner.is_none() || !self.replicas.is_empty()) {
+            return Some("it has guards, and no owner or replicas".into());
         }
         if self.policy.replicas() > MAX_REPLICAS {
             return Some(format!(
@@ -349,6 +385,10 @@ impl Record for DiskRecord {
         let former = self.former.iter().map(|former| &former.node);
         for node in self.owner.iter().chain(&self.replicas).chain(former).chain(&self.follower) {
             check_name(&node.node)?;
+        }
+        let sets = self.former.iter().filter_map(|former| former.set.as_ref());
+        for node in sets.flat_map(GrantSet::members).chain(&self.guards) {
+            check_name(node)?;
         }
         match self.contradiction() {
             Some(reason) => Err(RecordError::Contradiction { kind: Self::KIND, reason }),
@@ -399,7 +439,11 @@ mod tests {
         disk.owner = Some(NodeRef::new("a", 7));
         disk.replicas = vec![NodeRef::new("b", 8)];
         (disk.mode, disk.epoch) = (Mode::WriteBack, 3);
-        disk.former = vec![FormerOwner { node: NodeRef::new("c", 1), epoch: 2 }];
+        disk.former = vec![FormerOwner::silent(NodeRef::new("c", 1), 2)];
+        disk.former.push(FormerOwner {
+            set: Some(GrantSet::Guards(vec!["e".into()])),
+            ..FormerOwner::silent(NodeRef::new("d", 1), 1)
+        });
         let text = String::from_utf8(disk.encode()).unwrap();
         assert!(text.starts_with("{\"v\":1,") && text.contains("\"policy\":\"write-back+1\""), "{text}");
         assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
@@ -425,7 +469,12 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let spoil: [fn(&mut DiskRecord); 13] = [
+        let spoil: [fn(&mut DiskRecord); 15] = [
+            |disk| disk.guards = vec!["b".into()],
+            |disk| {
+                (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
+                disk.guards = vec!["b".into(), "a".into()];
+            },
             |disk| disk.follower = Some(NodeRef::new("b", 1)),
             |disk| {
                 (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);

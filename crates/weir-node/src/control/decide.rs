@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn the_last_former_owner_counts() {
-        let former = |name: &str| FormerOwner { node: node(name), epoch: 1 };
+        let former = |name: &str| FormerOwner::silent(node(name), 1);
         let (a, b) = (former("a"), former("b"));
         let ends = |list: &[(&FormerOwner, Evidence, Nanos)]| former_ends(list, GRACE, NOW);
         assert_eq!(ends(&[]), None);

@@ -74,7 +74,7 @@ async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord)) -> DiskRec
 async fn letting_go_forgets_how_long_former_owners_were_silent() {
     let directory = tempfile::tempdir().unwrap();
     let (node, _told) = node(directory.path()).await;
-    let former = FormerOwner { node: NodeRef::new("c", 1), epoch: 2 };
+    let former = FormerOwner::silent(NodeRef::new("c", 1), 2);
     let record = disk_of_a(&node, |record| record.former = vec![former]).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };

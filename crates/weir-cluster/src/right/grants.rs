@@ -1,0 +1,199 @@
+//! A member's side of the right to serve: which owners it has granted what, and what it has sealed. No clock, no I/O.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use super::planted::{Bug, Planted};
+
+/// An owner may be this many epochs ahead of the record that this node knows: its own changes are news here for a moment. A
+/// number beyond is not believed, or a forged one would make this node refuse everybody for good.
+pub const EPOCH_LEAD: u64 = 16;
+
+/// Why a member does not grant, or seal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrantRefusal {
+    /// The epoch is over: this one is still answered (P2).
+    #[error("epoch {floor} is the lowest that is still answered")]
+    Over {
+        /// The floor.
+        floor: u64,
+    },
+    /// This node knows no such epoch of the disk: it has not read the record since its start, or the number is wrong.
+    #[error("this node knows the disk's record only up to epoch {known}")]
+    Unknown {
+        /// The record's epoch, as read since the start; 0 if there is none.
+        known: u64,
+    },
+    /// The grant that is asked for is longer than the cluster allows.
+    #[error("a grant lasts at most {longest:?}; use the same lease.ttl on all nodes")]
+    TooLong {
+        /// Longest grant.
+        longest: Duration,
+    },
+}
+
+/// One disk's grants.
+#[derive(Clone, Copy, Debug, Default)]
+struct Granted {
+    /// The lowest epoch that is still answered. Never falls.
+    floor: u64,
+    /// When the last grant ends, by this node's clock.
+    until: Nanos,
+    /// When the last grant below the floor ends, once an epoch has been sealed.
+    sealed: Option<(u64, Nanos)>,
+}
+
+/// All grants that one process has given.
+///
+/// They are kept in memory. A process that starts has forgotten those of its predecessor, so its start counts as a grant of the
+/// longest time that was just given to each disk; and it answers no epoch below the one that it has read since.
+#[derive(Clone, Debug)]
+pub struct Grants {
+    started: Nanos,
+    longest: Duration,
+    disks: BTreeMap<String, Granted>,
+    planted: Planted,
+}
+
+impl Grants {
+    /// A process that has started at `started`, in a cluster whose grants last at most `longest`.
+    #[must_use]
+    pub fn new(started: Nanos, longest: Duration) -> Grants {
+        Grants { started, longest, disks: BTreeMap::new(), planted: Planted::default() }
+    }
+
+    /// Plants a bug, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
+    }
+
+    /// The owner in `epoch` asks for a grant of `length`. `known` is the epoch of the record, by a linearizable read that was sent
+    /// since the start.
+    ///
+    /// # Errors
+    /// The owner is over, or not known here.
+    pub fn renew(
+        &mut self,
+        now: Nanos,
+        disk: &str,
+        epoch: u64,
+        length: Duration,
+        known: Option<u64>,
+    ) -> Result<(), GrantRefusal> {
+        if length > self.longest {
+            return Err(GrantRefusal::TooLong { longest: self.longest });
+        }
+        let granted = self.admit(disk, epoch, known)?;
+        granted.until = granted.until.max(now + length);
+        Ok(())
+    }
+
+    /// The owner in `epoch`, which has been committed, ends all earlier ones: returns when the last grant that they may count on
+    /// ends, by this node's clock.
+    ///
+    /// # Errors
+    /// The epoch is over, or not known here.
+    pub fn seal(
+        &mut self,
+        now: Nanos,
+        disk: &str,
+        epoch: u64,
+        known: Option<u64>,
+    ) -> Result<Nanos, GrantRefusal> {
+        let start = if self.planted.has(Bug::NoStartWait) { Nanos(0) } else { self.started + self.longest };
+        let granted = self.admit(disk, epoch, known)?;
+        // Asked again: what was granted since is the sealing owner's own.
+        let (_, until) = match granted.sealed {
+            Some(sealed) if sealed.0 == epoch => sealed,
+            _ => *granted.sealed.insert((epoch, granted.until)),
+        };
+        Ok(until.max(start).max(now))
+    }
+
+    fn admit(&mut self, disk: &str, epoch: u64, known: Option<u64>) -> Result<&mut Granted, GrantRefusal> {
+        let Some(known) = known else { return Err(GrantRefusal::Unknown { known: 0 }) };
+        let granted = self.disks.entry(disk.to_owned()).or_default();
+        granted.floor = granted.floor.max(known);
+        if epoch < granted.floor {
+            return Err(GrantRefusal::Over { floor: granted.floor });
+        }
+        if epoch > known.saturating_add(EPOCH_LEAD) {
+            return Err(GrantRefusal::Unknown { known });
+        }
+        granted.floor = epoch;
+        Ok(granted)
+    }
+
+    /// Forgets disks that are not `kept` any more and whose grants have ended.
+    pub fn forget(&mut self, now: Nanos, kept: impl Fn(&str) -> bool) {
+        self.disks.retain(|disk, granted| kept(disk) || granted.until > now);
+    }
+
+    /// The lowest epoch of a disk that is still answered.
+    #[must_use]
+    pub fn floor(&self, disk: &str) -> u64 {
+        self.disks.get(disk).map_or(0, |granted| granted.floor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(5);
+    const START: Nanos = Nanos(1_000_000_000);
+
+    fn at(seconds: u64) -> Nanos {
+        START + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_seal_ends_when_the_last_grant_does() {
+        let mut grants = Grants::new(START, LONG);
+        assert_eq!(grants.renew(at(10), "d", 3, LONG, Some(3)), Ok(()));
+        assert_eq!(grants.seal(at(11), "d", 4, Some(4)), Ok(at(15)));
+        assert_eq!(grants.renew(at(12), "d", 3, LONG, Some(3)), Err(GrantRefusal::Over { floor: 4 }));
+        assert_eq!(grants.renew(at(12), "d", 4, LONG, Some(4)), Ok(()), "the new owner");
+        assert_eq!(grants.seal(at(13), "d", 4, Some(4)), Ok(at(15)), "asked again");
+        assert_eq!(grants.seal(at(13), "d", 5, Some(5)), Ok(at(17)), "the next one waits for it");
+        assert_eq!(grants.seal(at(13), "d", 4, Some(5)), Err(GrantRefusal::Over { floor: 5 }));
+    }
+
+    #[test]
+    fn a_start_counts_as_a_grant() {
+        let mut grants = Grants::new(START, LONG);
+        assert_eq!(grants.seal(at(1), "d", 4, Some(4)), Ok(at(5)));
+        assert_eq!(grants.seal(at(9), "e", 4, Some(4)), Ok(at(9)));
+    }
+
+    #[test]
+    fn nothing_is_granted_before_the_record_was_read() {
+        let mut grants = Grants::new(START, LONG);
+        assert_eq!(grants.renew(at(1), "d", 3, LONG, None), Err(GrantRefusal::Unknown { known: 0 }));
+        assert_eq!(grants.renew(at(1), "d", 3, LONG, Some(4)), Err(GrantRefusal::Over { floor: 4 }));
+    }
+
+    #[test]
+    fn a_number_out_of_the_blue_lifts_no_floor() {
+        let mut grants = Grants::new(START, LONG);
+        let refused = Err(GrantRefusal::Unknown { known: 3 });
+        assert_eq!(grants.renew(at(1), "d", u64::MAX, LONG, Some(3)), refused);
+        assert_eq!(grants.seal(at(1), "d", u64::MAX, Some(3)), Err(GrantRefusal::Unknown { known: 3 }));
+        assert_eq!(grants.renew(at(1), "d", 3, LONG, Some(3)), Ok(()));
+        let long = Err(GrantRefusal::TooLong { longest: LONG });
+        assert_eq!(grants.renew(at(1), "d", 3, Duration::MAX, Some(3)), long);
+    }
+
+    #[test]
+    fn a_disk_is_forgotten_once_its_grants_have_ended() {
+        let mut grants = Grants::new(START, LONG);
+        grants.renew(at(1), "d", 3, LONG, Some(3)).expect("granted");
+        grants.forget(at(5), |_| false);
+        assert_eq!(grants.floor("d"), 3);
+        grants.forget(at(6), |_| false);
+        assert_eq!(grants.floor("d"), 0);
+    }
+}
