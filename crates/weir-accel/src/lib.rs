@@ -28,4 +28,4 @@ mod writes;
 pub use accel::{Accel, AccelNotice, AccelStatus, DestageStatus};
 pub use config::{AccelConfig, Configuration, Inheritance};
 pub use host::ReplicaHost;
-pub use log::{Layout, Log, Record, RecordKind};
+pub use log::{Layout, Log, Record, RecordKind, checksum};

@@ -45,6 +45,14 @@ enum PeerError {
     Silent(Duration),
 }
 
+/// A batch of records that is not confirmed.
+struct UnderWay {
+    first: u64,
+    last: u64,
+    bytes: u64,
+    queued: Nanos,
+}
+
 struct Peer {
     /// Never used again, so that an event of an older channel is not taken for one of this.
     slot: u32,
@@ -59,9 +67,8 @@ struct Peer {
     told: (u64, u64),
     /// The replica was told that its copy is complete.
     complete: bool,
-    /// Batches that are not confirmed: their last record, their bytes, when they were queued. At most one for each record
-    /// of the log (P10).
-    under_way: VecDeque<(u64, u64, Nanos)>,
+    /// Batches that are not confirmed. At most one for each record of the log (P10).
+    under_way: VecDeque<UnderWay>,
     /// When the next part of a copy that is being filled is due.
     resumes: Nanos,
     longest_rest: Duration,
@@ -208,6 +215,15 @@ impl Peers {
             if let Err(error) = sent {
                 peer.give_up(&error.into(), reactor.now(), sending.meter, events);
             }
+        }
+    }
+
+    /// The log is about to free everything up to `sequence`. A peer that nobody counts may not have been sent all of it: what is
+    /// queued for it must not change any more, although the arena will (P11).
+    pub fn freeing(&mut self, sequence: u64) {
+        let lacks = |peer: &&mut Peer| peer.under_way.iter().any(|batch| batch.first <= sequence);
+        for peer in self.peers.iter_mut().filter(lacks) {
+            peer.channel.copy_out();
         }
     }
 
@@ -358,7 +374,8 @@ impl Peer {
         self.next = first + count as u64;
         if count > 0 {
             meter.arrive(RequestKind::Write, now);
-            self.under_way.push_back((self.next - 1, bytes as u64, now));
+            let last = self.next - 1;
+            self.under_way.push_back(UnderWay { first, last, bytes: bytes as u64, queued: now });
         }
         self.complete |= self.next > log.last();
         self.told = told;
@@ -373,13 +390,13 @@ impl Peer {
 
 /// The batches up to this record are confirmed. Returns how long the last of them was under way.
 fn came_back(
-    under_way: &mut VecDeque<(u64, u64, Nanos)>,
+    under_way: &mut VecDeque<UnderWay>,
     last: u64,
     now: Nanos,
     meter: &mut Meter,
 ) -> Option<Duration> {
     let mut took = None;
-    while let Some(&(_, bytes, queued)) = under_way.front().filter(|(to, ..)| *to <= last) {
+    while let Some(&UnderWay { bytes, queued, .. }) = under_way.front().filter(|batch| batch.last <= last) {
         meter.complete(RequestKind::Write, bytes, queued, now, true);
         took = Some(now - queued);
         under_way.pop_front();
@@ -388,8 +405,8 @@ fn came_back(
 }
 
 /// Nobody will confirm them.
-fn forget(under_way: &mut VecDeque<(u64, u64, Nanos)>, now: Nanos, meter: &mut Meter) {
-    for (_, bytes, queued) in under_way.drain(..) {
+fn forget(under_way: &mut VecDeque<UnderWay>, now: Nanos, meter: &mut Meter) {
+    for UnderWay { bytes, queued, .. } in under_way.drain(..) {
         meter.complete(RequestKind::Write, bytes, queued, now, false);
     }
 }

@@ -30,6 +30,9 @@ pub enum ChannelError {
     Frame(#[from] FrameError),
 }
 
+/// A frame that was copied out ([`Channel::copy_out`]) keeps its memory for the next one if that is not more than this, in bytes.
+const LARGEST_SPARE: usize = HEADER + LARGEST_META;
+
 /// One frame on its way out: what was encoded, then pieces of a region that are sent from where they are.
 struct Outgoing {
     head: Vec<u8>,
@@ -40,7 +43,8 @@ struct Outgoing {
 }
 
 /// A channel to one peer. Data pieces are lent from one region (the log's arena) and must stay unchanged until
-/// they are sent or the channel is dropped; sends copy, so nothing outlives the call that sends.
+/// they are sent, copied out ([`Channel::copy_out`]) or the channel is dropped; sends copy, so nothing outlives the call that
+/// sends.
 pub struct Channel {
     socket: Socket,
     region: Option<Rc<Region>>,
@@ -124,6 +128,18 @@ impl Channel {
         self.unsent >= BACKED_UP
     }
 
+    /// Copies what is queued and not sent out of the region: its owner is about to write something else there.
+    ///
+    /// The copy is at most what [`Channel::is_backed_up`] allows and one frame more.
+    pub fn copy_out(&mut self) {
+        let Some(region) = &self.region else { return };
+        for Outgoing { head, pieces, .. } in &mut self.outgoing {
+            for (start, length) in pieces.drain(..) {
+                head.extend_from_slice(region.bytes(start, length));
+            }
+        }
+    }
+
     /// Sends what is queued, as much as the socket takes.
     ///
     /// # Errors
@@ -175,6 +191,7 @@ impl Channel {
             bytes -= step;
             if front.sent == front.length
                 && let Some(mut done) = self.outgoing.pop_front()
+                && done.head.capacity() <= LARGEST_SPARE
             {
                 done.head.clear();
                 done.pieces.clear();

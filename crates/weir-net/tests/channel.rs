@@ -116,3 +116,28 @@ fn nonsense_ends_the_channel_and_the_frames_before_it_count() {
     assert!(matches!(result, Err(ChannelError::Frame(_))), "{result:?}");
     assert_eq!(kinds, [7]);
 }
+
+#[test]
+fn what_is_copied_out_is_sent_as_it_was() {
+    let mut ends = ends();
+    let mut rng = Rng::with_seed(3);
+    let mut expected = Vec::new();
+    for number in 0..40 {
+        let pieces: Vec<(usize, usize)> =
+            (0..3).map(|_| (rng.usize(..4 << 20), rng.usize(1..200_000))).collect();
+        let data = pieces.iter().flat_map(|piece| ends.region.bytes(piece.0, piece.1)).copied().collect();
+        ends.near.queue(number, b"meta", &pieces);
+        expected.push((number, b"meta".to_vec(), data));
+    }
+    // The first are sent in part; some more come after the copy.
+    let mut arrived = ends.turn().unwrap();
+    assert!(arrived.len() < 20, "the socket takes more than is thought here");
+    ends.near.copy_out();
+    ends.region.copy_in(0, &vec![0; 5 << 20]);
+    ends.near.queue(40, b"late", &[(100, 5)]);
+    expected.push((40, b"late".to_vec(), vec![0; 5]));
+    while arrived.len() < expected.len() {
+        arrived.extend(ends.turn().unwrap());
+    }
+    assert!(arrived == expected, "not what was queued");
+}

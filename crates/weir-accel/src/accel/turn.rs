@@ -209,6 +209,7 @@ impl<L: Destage> Accel<L> {
     }
 
     fn free_to(&mut self, to: u64) {
+        self.peers.freeing(to);
         for (sequence, record) in self.log.range(0, to) {
             self.index.remove(record.offset, record.end(), sequence);
             self.dirty.remove(record.weight());

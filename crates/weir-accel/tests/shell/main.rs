@@ -11,8 +11,10 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, Refuse};
-use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, ReplicaHost};
+use weir_accel::wire::{self, Batch, Confirm, Hello, MessageKind, Refuse};
+use weir_accel::{
+    Accel, AccelConfig, AccelNotice, Configuration, Inheritance, Record, ReplicaHost, checksum,
+};
 use weir_block::{
     Code, Completion, ExtentState, Layer, Metered, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request,
     RequestKind, Tag,
@@ -60,11 +62,15 @@ impl Disk {
     }
 
     fn with_buffers(configuration: Configuration, buffer_limit: usize) -> Disk {
+        Disk::with(configuration, buffer_limit, PEER_DEADLINE)
+    }
+
+    fn with(configuration: Configuration, buffer_limit: usize, peer_deadline: Duration) -> Disk {
         let mut reactor = Reactor::new(ReactorConfig { buffer_limit, ..ReactorConfig::default() }).unwrap();
         let script = Rc::new(RefCell::new(Script { bytes: vec![0; SIZE], ..Script::default() }));
         let config = AccelConfig {
             destage_delay: Duration::from_millis(2),
-            peer_deadline: PEER_DEADLINE,
+            peer_deadline,
             ..AccelConfig::standalone(LOG)
         };
         let lower = Metered::new("backing", Backing(Rc::clone(&script)));
@@ -163,6 +169,35 @@ impl Peer {
         let complete = u32::from(complete);
         (confirm.epoch, confirm.last, confirm.complete) = (epoch.into(), last.into(), complete.into());
         self.send(MessageKind::Confirm, confirm.as_bytes());
+    }
+
+    /// The records that come within so many turns: number, and whether they match their checksums.
+    fn records(&mut self, disk: &mut Disk, turns: usize) -> Vec<(u64, bool)> {
+        self.stream.set_nonblocking(true).unwrap();
+        let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 20]);
+        for _ in 0..turns {
+            disk.turn();
+            while let Ok(length @ 1..) = self.stream.read(&mut buffer) {
+                bytes.extend_from_slice(&buffer[..length]);
+            }
+        }
+        let (mut rest, mut records) = (&bytes[..], Vec::new());
+        for number in 0.. {
+            let Some((frame, used)) = frame::decode(rest, number).unwrap() else { break };
+            rest = &rest[used..];
+            if frame.kind != MessageKind::Batch as u16 {
+                continue;
+            }
+            let (head, headers) = wire::batch(frame.meta).unwrap();
+            let mut data = frame.data;
+            for (sequence, header) in (head.first.get()..).zip(headers) {
+                let Record { offset, length, checksum: sum, kind, .. } = header.parse().unwrap();
+                let (own, others) = data.split_at(length as usize);
+                data = others;
+                records.push((sequence, checksum(sequence, offset, length, kind, own) == sum));
+            }
+        }
+        records
     }
 
     /// Everything that comes within so many turns, in bytes.
@@ -326,7 +361,7 @@ fn reads_wait_for_memory_and_do_not_fail() {
     assert!(!disk.accel.has_room(RequestKind::Read, 512));
     disk.settle();
     disk.script.borrow_mut().hold_reads = false;
-    disk.run(Duration::from_millis(50));
+    disk.run(Duration::from_millis(500));
     assert_eq!(disk.tags(), [1, 2, 3, 4]);
     for completion in disk.done.iter().filter(|completion| completion.tag.0 > 1) {
         let Ok(Outcome::Read(buffer)) = &completion.result else { panic!("{completion:?}") };
@@ -457,7 +492,7 @@ fn data_that_leaves_the_log_while_the_backing_is_asked_for_extents_is_no_hole() 
 fn a_copy_is_filled_in_parts_and_catches_up() {
     const RECORD: usize = 64 << 10;
     const PART: usize = 512 << 10;
-    let mut disk = Disk::new(alone());
+    let mut disk = Disk::with(alone(), 16 << 20, Duration::from_secs(20));
     disk.script.borrow_mut().hold_writes = true;
     let write = |disk: &mut Disk, records: usize| {
         for _ in 0..records {
@@ -486,6 +521,39 @@ fn a_copy_is_filled_in_parts_and_catches_up() {
     // A part was under way; what the guest has written since comes on top, without waiting for anything.
     let heard = peer.hear(&mut disk, 400);
     assert!(heard >= PART + 16 * RECORD, "{heard} bytes after the guest wrote on");
+}
+
+/// A peer that nobody counts takes its time; what is queued for it is freed and its place in the arena written anew (P11).
+#[test]
+fn what_is_freed_while_it_is_queued_for_a_peer_arrives_as_it_was() {
+    const RECORD: usize = 64 << 10;
+    let mut disk = Disk::with(alone(), 16 << 20, Duration::from_secs(20));
+    disk.script.borrow_mut().hold_writes = true;
+    let write = |disk: &mut Disk, fill: u8| {
+        let (tag, payload) = (Tag(0), Payload::Lent(&[fill; RECORD]));
+        disk.accel.submit(&mut disk.reactor, Request::Write { tag, offset: 0, payload, fua: false });
+    };
+    (0..16).for_each(|_| write(&mut disk, 7));
+    disk.settle();
+    disk.accel.request_policy(Some(1));
+    disk.settle();
+    let mut peer = Peer::connect(&mut disk, "b");
+    disk.settle();
+    peer.confirm_as(1, 0, false);
+    disk.settle();
+    disk.script.borrow_mut().hold_writes = false;
+    // More than the arena holds, as it is freed.
+    for _ in 0..(LOG as usize / RECORD + 64) {
+        while !disk.accel.has_room(RequestKind::Write, RECORD as u64) {
+            disk.run(Duration::from_millis(1));
+        }
+        write(&mut disk, 9);
+        disk.turn();
+    }
+    let heard = peer.records(&mut disk, 400);
+    assert!(heard.len() > 4, "only {heard:?}");
+    let spoiled: Vec<u64> = heard.iter().filter(|(_, intact)| !intact).map(|(number, _)| *number).collect();
+    assert_eq!(spoiled, [], "of {} records", heard.len());
 }
 
 /// Sends batches and never reads an answer. How many frames were taken before the socket was full.
