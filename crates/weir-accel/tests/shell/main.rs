@@ -492,7 +492,7 @@ fn data_that_leaves_the_log_while_the_backing_is_asked_for_extents_is_no_hole() 
 fn a_copy_is_filled_in_parts_and_catches_up() {
     const RECORD: usize = 64 << 10;
     const PART: usize = 512 << 10;
-    let mut disk = Disk::with(alone(), 16 << 20, Duration::from_secs(20));
+    let mut disk = Disk::with(alone(), 16 << 20, Duration::from_millis(400));
     disk.script.borrow_mut().hold_writes = true;
     let write = |disk: &mut Disk, records: usize| {
         for _ in 0..records {
@@ -515,7 +515,7 @@ fn a_copy_is_filled_in_parts_and_catches_up() {
         assert_eq!(waits, 0, "part {part} is not confirmed");
         peer.confirm_as(1, part * (PART / RECORD) as u64, false);
         // It rests, as long as there is time.
-        disk.run(Duration::from_millis(10));
+        disk.run(Duration::from_millis(60));
     }
     write(&mut disk, 16);
     // A part was under way; what the guest has written since comes on top, without waiting for anything.
