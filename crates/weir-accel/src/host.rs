@@ -1,9 +1,8 @@
 //! A replica on a shard: the protocol core of [`crate::replica`] with real channels.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
-use weir_block::{Action, Event, OwnerId, Reactor, Token};
+use weir_block::{Action, Event, OwnerId, Reactor, Stream, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
@@ -100,7 +99,7 @@ impl ReplicaHost {
     ///
     /// # Errors
     /// The connection cannot be used.
-    pub fn attach(&mut self, reactor: &mut Reactor, node: String, fd: OwnedFd) -> io::Result<()> {
+    pub fn attach(&mut self, reactor: &mut Reactor, node: String, stream: Stream) -> io::Result<()> {
         if let Some(error) = self.store_error() {
             return Err(io::Error::other(format!("this node's flash has failed: {error}")));
         }
@@ -111,7 +110,7 @@ impl ReplicaHost {
         }
         let slot = self.next_slot;
         self.next_slot = self.next_slot.wrapping_add(1);
-        let channel = Channel::new(fd, Token { owner: self.owner, slot }, None, &[], reactor)?;
+        let channel = Channel::new(stream, Token { owner: self.owner, slot }, None, &[], reactor)?;
         self.sessions.push(Session { slot, node, channel, greeted: false, told: None, ended: false });
         Ok(())
     }

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use weir_block::{Interest, Meter, Nanos, OwnerId, Reactor, RequestKind, Token};
+use weir_block::{Interest, Meter, Nanos, OwnerId, Reactor, RequestKind, Stream, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
@@ -131,7 +130,7 @@ impl Peers {
         &mut self,
         reactor: &mut Reactor,
         node: String,
-        fd: OwnedFd,
+        stream: Stream,
         (identity, counted): (Identity, bool),
         log: &Log,
     ) -> io::Result<()> {
@@ -139,7 +138,7 @@ impl Peers {
         let slot = self.next_slot;
         self.next_slot = slot.wrapping_add(1);
         let token = Token { owner: self.owner, slot };
-        let mut channel = Channel::new(fd, token, Some(log.region().clone()), &[], reactor)?;
+        let mut channel = Channel::new(stream, token, Some(log.region().clone()), &[], reactor)?;
         let hello = Hello::new(identity.epoch, identity.lineage, log.freed(), counted);
         channel.queue(MessageKind::Hello as u16, hello.as_bytes(), &[]);
         let told = (identity.epoch, log.freed());

@@ -2,7 +2,6 @@
 //! with owners that vanish at any moment.
 #![allow(clippy::unwrap_used)]
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -151,9 +150,9 @@ impl Pair {
         match notice {
             AccelNotice::WantPeer { .. } if self.peer_available && self.host.is_some() => {
                 let (ours, theirs) = UnixStream::pair().unwrap();
-                accel.peer_connected(&mut self.reactor, "b".into(), OwnedFd::from(ours));
+                accel.peer_connected(&mut self.reactor, "b".into(), ours.into());
                 let host = self.host.as_mut().unwrap();
-                host.attach(&mut self.reactor, "a".into(), OwnedFd::from(theirs)).unwrap();
+                host.attach(&mut self.reactor, "a".into(), theirs.into()).unwrap();
             }
             AccelNotice::WantPeer { .. } => accel.peer_unavailable(String::new()),
             AccelNotice::WantConfiguration { epoch, replicas, write_back } => {

@@ -3,10 +3,11 @@
 //! Protocol cores never read a clock: they are given a [`Nanos`]. The shard's loop reads it here, through the [`Clock`] of
 //! its reactor, which in a simulation is a virtual one.
 
-use std::cell::Cell;
 use std::ops::{Add, Sub};
 use std::rc::Rc;
 use std::time::Duration;
+
+use crate::sim::VirtualClock;
 
 /// A point on the clock that runs since boot, in nanoseconds.
 ///
@@ -56,8 +57,8 @@ pub enum Clock {
     /// [`Nanos::now`].
     #[default]
     Boot,
-    /// Moved by whoever made it.
-    Virtual(Rc<Cell<Nanos>>),
+    /// Of a simulated process.
+    Virtual(Rc<VirtualClock>),
 }
 
 impl Clock {
@@ -67,7 +68,7 @@ impl Clock {
     pub fn now(&self) -> Nanos {
         match self {
             Clock::Boot => Nanos::now(),
-            Clock::Virtual(time) => time.get(),
+            Clock::Virtual(clock) => clock.now(),
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod metered;
 pub mod reactor;
 pub mod region;
 pub mod request;
+pub mod sim;
 pub mod socket;
 
 pub use buffer::{Buffer, BufferPool};
@@ -27,4 +28,4 @@ pub use reactor::{
 };
 pub use region::Region;
 pub use request::{Completion, Extent, ExtentState, Outcome, Payload, Request, RequestKind, Tag};
-pub use socket::{Received, Sent, Socket};
+pub use socket::{Received, Sent, Socket, Stream};

@@ -5,9 +5,12 @@
 //! receive buffer), and one `recv` takes all that has arrived, one `sendmsg` answers all of it.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 
 use crate::reactor::{Interest, Reactor, Token, WatchId};
+use crate::sim;
 
 /// What a read from a socket brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,10 +32,43 @@ pub enum Sent {
     Full,
 }
 
+/// A connection that a shard is to use.
+#[derive(Debug)]
+pub enum Stream {
+    /// A connected stream socket of the kernel's.
+    Kernel(OwnedFd),
+    /// One end of a simulated connection, on a reactor of the same world.
+    Simulated(sim::End),
+}
+
+impl From<OwnedFd> for Stream {
+    fn from(fd: OwnedFd) -> Stream {
+        Stream::Kernel(fd)
+    }
+}
+
+impl From<UnixStream> for Stream {
+    fn from(stream: UnixStream) -> Stream {
+        Stream::Kernel(stream.into())
+    }
+}
+
+impl From<TcpStream> for Stream {
+    fn from(stream: TcpStream) -> Stream {
+        Stream::Kernel(stream.into())
+    }
+}
+
+impl From<sim::End> for Stream {
+    fn from(end: sim::End) -> Stream {
+        Stream::Simulated(end)
+    }
+}
+
 /// A connected stream socket, non-blocking, watched through its shard's reactor.
 #[derive(Debug)]
 pub struct Socket {
-    fd: OwnedFd,
+    stream: Stream,
     token: Token,
     watching_read: Option<WatchId>,
     watching_write: Option<WatchId>,
@@ -43,11 +79,14 @@ impl Socket {
     ///
     /// # Errors
     /// The descriptor is not one whose flags can be changed.
-    pub fn new(fd: OwnedFd, token: Token) -> io::Result<Socket> {
-        rustix::io::ioctl_fionbio(&fd, true)?;
-        // Small answers must not wait for the acknowledgement of earlier ones. Fails on Unix sockets, which have no such delay.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
-        Ok(Socket { fd, token, watching_read: None, watching_write: None })
+    pub fn new(stream: impl Into<Stream>, token: Token) -> io::Result<Socket> {
+        let stream = stream.into();
+        if let Stream::Kernel(fd) = &stream {
+            rustix::io::ioctl_fionbio(fd, true)?;
+            // Small answers must not wait for the acknowledgement of earlier ones. Fails on Unix sockets, which have no such delay.
+            let _ = rustix::net::sockopt::set_tcp_nodelay(fd, true);
+        }
+        Ok(Socket { stream, token, watching_read: None, watching_write: None })
     }
 
     /// The token that this socket's events carry.
@@ -67,14 +106,14 @@ impl Socket {
     /// Asks for an event when there is something to read. Idempotent.
     pub fn watch_read(&mut self, reactor: &mut Reactor) {
         if self.watching_read.is_none() {
-            self.watching_read = Some(reactor.watch(self.fd.as_raw_fd(), Interest::Read, self.token));
+            self.watching_read = Some(reactor.watch(self.as_raw_fd(), Interest::Read, self.token));
         }
     }
 
     /// Asks for an event when there is room to send. Idempotent.
     pub fn watch_write(&mut self, reactor: &mut Reactor) {
         if self.watching_write.is_none() {
-            self.watching_write = Some(reactor.watch(self.fd.as_raw_fd(), Interest::Write, self.token));
+            self.watching_write = Some(reactor.watch(self.as_raw_fd(), Interest::Write, self.token));
         }
     }
 
@@ -83,11 +122,13 @@ impl Socket {
     /// # Errors
     /// The connection is broken.
     pub fn receive(&mut self, target: &mut [u8]) -> io::Result<Received> {
+        let fd = match &mut self.stream {
+            Stream::Kernel(fd) => fd.as_raw_fd(),
+            Stream::Simulated(end) => return end.receive(&mut [IoSliceMut::new(target)]),
+        };
         loop {
             // SAFETY: `target` is writable memory of the given length for the duration of the call.
-            let n = unsafe {
-                libc::recv(self.fd.as_raw_fd(), target.as_mut_ptr().cast(), target.len(), libc::MSG_DONTWAIT)
-            };
+            let n = unsafe { libc::recv(fd, target.as_mut_ptr().cast(), target.len(), libc::MSG_DONTWAIT) };
             match n {
                 0 => return Ok(Received::End),
                 n if n > 0 => return Ok(Received::Bytes(n as usize)),
@@ -106,13 +147,17 @@ impl Socket {
     /// # Errors
     /// The connection is broken.
     pub fn receive_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
+        let fd = match &mut self.stream {
+            Stream::Kernel(fd) => fd.as_raw_fd(),
+            Stream::Simulated(end) => return end.receive(targets),
+        };
         loop {
             // SAFETY: an all-zero msghdr is valid (no name, no control data).
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = targets.as_mut_ptr().cast();
             message.msg_iovlen = targets.len();
             // SAFETY: `IoSliceMut` has the layout of `iovec`; the targets are writable and outlive the call.
-            let n = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+            let n = unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) };
             match n {
                 0 => return Ok(Received::End),
                 n if n > 0 => return Ok(Received::Bytes(n as usize)),
@@ -131,19 +176,18 @@ impl Socket {
     /// The connection is broken.
     pub fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Sent> {
         const MOST_SLICES: usize = 1024;
+        let slices = &slices[..slices.len().min(MOST_SLICES)];
+        let fd = match &mut self.stream {
+            Stream::Kernel(fd) => fd.as_raw_fd(),
+            Stream::Simulated(end) => return end.send(slices),
+        };
         loop {
             // SAFETY: an all-zero msghdr is valid (no name, no control data).
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = slices.as_ptr().cast_mut().cast();
-            message.msg_iovlen = slices.len().min(MOST_SLICES);
+            message.msg_iovlen = slices.len();
             // SAFETY: `IoSlice` has the layout of `iovec`; the slices outlive the call.
-            let n = unsafe {
-                libc::sendmsg(
-                    self.fd.as_raw_fd(),
-                    &raw const message,
-                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-                )
-            };
+            let n = unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
             if n >= 0 {
                 return Ok(Sent::Bytes(n as usize));
             }
@@ -161,12 +205,18 @@ impl Socket {
         for watch in [self.watching_read.take(), self.watching_write.take()].into_iter().flatten() {
             reactor.unwatch(watch);
         }
-        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+        match &mut self.stream {
+            Stream::Kernel(fd) => drop(rustix::net::shutdown(fd, rustix::net::Shutdown::Both)),
+            Stream::Simulated(end) => end.close(),
+        }
     }
 
-    /// The descriptor, for socket options.
+    /// The descriptor, for socket options; of a simulated connection its number.
     #[must_use]
     pub fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        match &self.stream {
+            Stream::Kernel(fd) => fd.as_raw_fd(),
+            Stream::Simulated(end) => end.number(),
+        }
     }
 }

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use weir_block::{Interest, Reactor, Received, Region, Sent, Socket, Token};
+use weir_block::{Interest, Reactor, Received, Region, Sent, Socket, Stream, Token};
 
 use crate::frame::{self, Frame, FrameError, HEADER, LARGEST_DATA, LARGEST_META};
 
@@ -66,13 +65,13 @@ impl Channel {
     /// # Errors
     /// The socket cannot be made non-blocking.
     pub fn new(
-        fd: OwnedFd,
+        stream: Stream,
         token: Token,
         region: Option<Rc<Region>>,
         received: &[u8],
         reactor: &mut Reactor,
     ) -> io::Result<Channel> {
-        let mut socket = Socket::new(fd, token)?;
+        let mut socket = Socket::new(stream, token)?;
         socket.watch_read(reactor);
         let mut incoming = vec![0; FIRST_BUFFER.max(received.len())];
         incoming[..received.len()].copy_from_slice(received);

@@ -5,14 +5,14 @@ mod turn;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use slab::Slab;
 use weir_block::buffer::LARGEST;
 use weir_block::{
     Action, Buffer, BufferPool, Clock, Code, Completion, Destage, ErrorKind, Event, IoError, Layer,
-    LayerInfo, LayerMeter, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Tag,
+    LayerInfo, LayerMeter, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, Request, RequestKind, Stream,
+    Tag,
 };
 
 use crate::config::{AccelConfig, Configuration, Inheritance};
@@ -197,12 +197,12 @@ impl<L: Destage> Accel<L> {
     }
 
     /// A connection to `node` stands.
-    pub fn peer_connected(&mut self, reactor: &mut Reactor, node: String, fd: OwnedFd) {
+    pub fn peer_connected(&mut self, reactor: &mut Reactor, node: String, stream: Stream) {
         if self.gone || self.owner.is_fenced() {
             return;
         }
         let counted = self.owner.configuration().replicas.contains(&node);
-        if let Err(error) = self.peers.connect(reactor, node, fd, (self.identity, counted), &self.log) {
+        if let Err(error) = self.peers.connect(reactor, node, stream, (self.identity, counted), &self.log) {
             tracing::warn!(%error, "connection to a peer cannot be used");
             self.events.push(OwnerEvent::PeerUnavailable);
         }

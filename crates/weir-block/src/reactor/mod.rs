@@ -5,8 +5,9 @@
 //! Everything started since the last [`Reactor::wait`] goes to the kernel in one call, together with the
 //! wait itself.
 //!
-//! Two engines stand behind it: io_uring, and epoll with a few threads for file I/O where io_uring is
-//! switched off (`kernel.io_uring_disabled`, seccomp in containers).
+//! Three engines stand behind it: io_uring; epoll with a few threads for file I/O where io_uring is
+//! switched off (`kernel.io_uring_disabled`, seccomp in containers); and virtual time with simulated sockets and files
+//! ([`crate::sim`]).
 
 mod epoll;
 mod slot;
@@ -25,7 +26,9 @@ use slab::Slab;
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::{Clock, Nanos};
 use crate::region::Region;
-use slot::{FileKind, FileOperation, Slot};
+use crate::sim;
+use slot::Slot;
+pub(crate) use slot::{FileKind, FileOperation};
 pub use waker::Waker;
 
 /// Who on the shard an event is for: a layer, a connection, a peer. Given out by [`Reactor::new_owner`].
@@ -60,19 +63,32 @@ pub struct WatchId {
 
 /// A file that operations in flight keep open.
 #[derive(Clone, Debug)]
-pub struct SharedFile(Rc<OwnedFd>);
+pub struct SharedFile(Rc<Opened>);
+
+#[derive(Debug)]
+enum Opened {
+    Kernel(OwnedFd),
+    Simulated(i32),
+}
 
 impl SharedFile {
     /// Shares `file` on this shard.
     #[must_use]
     pub fn new(file: File) -> SharedFile {
-        SharedFile(Rc::new(file.into()))
+        SharedFile(Rc::new(Opened::Kernel(file.into())))
     }
 
-    /// The descriptor, for calls that do not block.
+    pub(crate) fn simulated(number: i32) -> SharedFile {
+        SharedFile(Rc::new(Opened::Simulated(number)))
+    }
+
+    /// The descriptor, for calls that do not block; of a simulated file its number.
     #[must_use]
     pub fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        match &*self.0 {
+            Opened::Kernel(file) => file.as_raw_fd(),
+            Opened::Simulated(number) => *number,
+        }
     }
 }
 
@@ -171,6 +187,7 @@ impl Default for ReactorConfig {
 enum Driver {
     Uring(uring::Uring),
     Epoll(epoll::Epoll),
+    Sim(sim::Engine),
 }
 
 /// The shard's loop to the kernel.
@@ -206,10 +223,30 @@ impl Reactor {
                 Err(_) => Driver::Epoll(epoll::Epoll::new()?),
             },
         };
+        let mut reactor = Reactor::over(driver, Clock::Boot, config)?;
+        reactor.watch_waker();
+        Ok(reactor)
+    }
+
+    /// The reactor of a process in a simulated world.
+    ///
+    /// # Errors
+    /// The system refuses the waker's descriptor.
+    pub fn simulated(
+        world: &sim::World,
+        process: sim::ProcessId,
+        clock: Rc<sim::VirtualClock>,
+        config: ReactorConfig,
+    ) -> io::Result<Reactor> {
+        let engine = sim::Engine::new(world, process, Rc::clone(&clock));
+        Reactor::over(Driver::Sim(engine), Clock::Virtual(clock), config)
+    }
+
+    fn over(driver: Driver, clock: Clock, config: ReactorConfig) -> io::Result<Reactor> {
         let waker = Arc::new(Waker::new()?);
-        let mut reactor = Reactor {
+        Ok(Reactor {
             driver,
-            clock: Clock::Boot,
+            clock,
             slots: Slab::new(),
             buffers: BufferPool::new(config.buffer_limit),
             waker,
@@ -220,17 +257,16 @@ impl Reactor {
             spare_vectors: Vec::new(),
             poll: config.poll,
             busy: false,
-        };
-        reactor.watch_waker();
-        Ok(reactor)
+        })
     }
 
-    /// `io_uring` or `epoll`.
+    /// `io_uring`, `epoll` or `sim`.
     #[must_use]
     pub fn engine_name(&self) -> &'static str {
         match self.driver {
             Driver::Uring(_) => "io_uring",
             Driver::Epoll(_) => "epoll",
+            Driver::Sim(_) => "sim",
         }
     }
 
@@ -280,6 +316,7 @@ impl Reactor {
         match &mut self.driver {
             Driver::Uring(uring) => uring.watch(key, fd, interest),
             Driver::Epoll(epoll) => epoll.watch(key, fd, interest),
+            Driver::Sim(sim) => sim.watch(key, fd, interest),
         }
         WatchId { key, serial }
     }
@@ -299,6 +336,10 @@ impl Reactor {
             }
             Driver::Epoll(epoll) => {
                 epoll.unwatch(fd, interest);
+                self.slots.remove(watch.key);
+            }
+            Driver::Sim(sim) => {
+                sim.unwatch(watch.key, fd, interest);
                 self.slots.remove(watch.key);
             }
         }
@@ -376,6 +417,9 @@ impl Reactor {
     /// # Errors
     /// The ring or the epoll instance is broken; the shard cannot go on.
     pub fn wait(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
+        if let Driver::Sim(_) = self.driver {
+            return self.sleep(deadline, events);
+        }
         let began = self.now();
         if self.busy
             && deadline > began
@@ -395,13 +439,17 @@ impl Reactor {
         // The engines wait for a length of time, which does not count a suspend: whoever wakes from one looks at its clock late.
         let timeout = match deadline {
             Nanos::NEVER => None,
+            // Here nothing waits for a length of time, and a look at the clock may take long.
+            _ if matches!(self.driver, Driver::Sim(_)) => None,
             deadline => Some(deadline - self.now()),
         };
-        let timeout = if self.waker.prepare_to_sleep() { timeout } else { Some(Duration::ZERO) };
+        let sleeps = self.waker.prepare_to_sleep();
+        let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);
         let waited = match &mut self.driver {
             Driver::Uring(uring) => uring.wait(timeout, &mut finished),
             Driver::Epoll(epoll) => epoll.wait(timeout, &mut finished),
+            Driver::Sim(sim) => sim.wait(deadline, !sleeps, &mut finished),
         };
         self.waker.awake();
         for (key, result) in finished.drain(..) {
@@ -457,6 +505,8 @@ impl Reactor {
         match &mut self.driver {
             Driver::Uring(uring) => uring.watch(key, fd, Interest::Read),
             Driver::Epoll(epoll) => epoll.watch(key, fd, Interest::Read),
+            // Nobody but the thread itself wakes it.
+            Driver::Sim(_) => drop(self.slots.remove(key)),
         }
     }
 }
@@ -466,6 +516,7 @@ impl Driver {
         match self {
             Driver::Uring(uring) => uring.start(key, operation),
             Driver::Epoll(epoll) => epoll.start(key, operation),
+            Driver::Sim(sim) => sim.start(key, operation),
         }
     }
 }
@@ -473,6 +524,9 @@ impl Driver {
 impl Drop for Reactor {
     /// Waits for the file operations in flight: their buffers must not go before the kernel is done with them.
     fn drop(&mut self) {
+        if let Driver::Sim(sim) = &self.driver {
+            return sim.leave();
+        }
         let mut events = Vec::new();
         while self.files_in_flight > 0 {
             if self.wait(Nanos::NEVER, &mut events).is_err() {

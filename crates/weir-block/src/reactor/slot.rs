@@ -24,7 +24,7 @@ pub(super) enum Slot {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum FileKind {
+pub(crate) enum FileKind {
     Read,
     Write {
         /// With `RWF_DSYNC`: on stable storage when it completes.
@@ -37,7 +37,7 @@ pub(super) enum FileKind {
     },
 }
 
-pub(super) struct FileOperation {
+pub(crate) struct FileOperation {
     pub token: Token,
     pub file: SharedFile,
     pub kind: FileKind,

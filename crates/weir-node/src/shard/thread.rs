@@ -192,7 +192,7 @@ impl ShardThread {
             },
             Command::PeerConnected { disk, node, fd } => {
                 if let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) {
-                    one.accel().peer_connected(&mut self.reactor, node, fd);
+                    one.accel().peer_connected(&mut self.reactor, node, fd.into());
                 }
             }
             Command::Replicate { disk, medium, known_epoch, owner, fd } => {

@@ -196,7 +196,7 @@ impl ShardThread {
             Ok(slot) => slot,
             Err(error) => return tracing::error!(disk, error, "this node cannot keep a replica"),
         };
-        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd) {
+        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd.into()) {
             tracing::warn!(%error, "replication connection cannot be used");
         }
     }

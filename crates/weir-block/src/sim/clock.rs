@@ -1,0 +1,101 @@
+//! What a process takes for the time.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::random::Random;
+use super::{ProcessId, World, nanos};
+use crate::clock::Nanos;
+
+/// The clock of one process: starts anywhere, runs a little too fast or too slow, and the process may stand still at any
+/// look at it, as a thread does that the system has put aside. What it does after that it does later in the world, too.
+#[derive(Debug)]
+pub struct VirtualClock {
+    world: Arc<AtomicU64>,
+    /// How much faster it runs, in thousandths.
+    drift: i64,
+    offset: u64,
+    /// Until when, in the world's time, the process stands still in what it is doing.
+    stands_until: Arc<AtomicU64>,
+    /// It stands still once in so many looks, for so long at most.
+    stalls: Cell<(u32, Duration)>,
+    random: RefCell<Random>,
+}
+
+impl World {
+    /// The clock of a process, which runs `drift` thousandths too fast.
+    #[must_use]
+    pub fn clock(&self, process: ProcessId, drift: i64) -> Rc<VirtualClock> {
+        let mut state = self.lock();
+        let mut random = Random::new(state.random.next());
+        Rc::new(VirtualClock {
+            world: Arc::clone(&self.time),
+            drift,
+            offset: random.below(1 << 40),
+            stands_until: Arc::clone(&state.processes[process.0].stands_until),
+            stalls: Cell::new((0, Duration::ZERO)),
+            random: RefCell::new(random),
+        })
+    }
+}
+
+impl VirtualClock {
+    /// The time by this clock, after the process has perhaps stood still.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        let (odds, longest) = self.stalls.get();
+        if odds != 0 {
+            let mut random = self.random.borrow_mut();
+            if random.once_in(odds) {
+                let until = self.world_now() + random.between(Duration::ZERO, longest);
+                self.stands_until.store(until, Ordering::Relaxed);
+            }
+        }
+        self.at(Nanos(self.world_now()))
+    }
+
+    /// What this clock shows at a time of the world.
+    #[must_use]
+    pub fn at(&self, world: Nanos) -> Nanos {
+        Nanos(self.offset + (u128::from(world.0) * self.rate() / 1000) as u64)
+    }
+
+    /// When this clock shows that time; [`Nanos::NEVER`] stays what it is.
+    #[must_use]
+    pub fn when(&self, local: Nanos) -> Nanos {
+        if local == Nanos::NEVER {
+            return local;
+        }
+        let elapsed = u128::from(local.0.saturating_sub(self.offset));
+        Nanos(u64::try_from((elapsed * 1000).div_ceil(self.rate())).unwrap_or(u64::MAX))
+    }
+
+    /// From now on the process stands still once in `odds` looks at the clock (never when 0), for at most `longest`.
+    pub fn stall(&self, odds: u32, longest: Duration) {
+        self.stalls.set((odds, longest));
+    }
+
+    /// Until when, in the world's time, the process is busy or stands still: it is not to be given a turn before.
+    #[must_use]
+    pub fn busy_until(&self) -> Nanos {
+        Nanos(self.stands_until.load(Ordering::Relaxed))
+    }
+
+    /// Where in the world's time the process is.
+    fn world_now(&self) -> u64 {
+        self.world.load(Ordering::Relaxed).max(self.stands_until.load(Ordering::Relaxed))
+    }
+
+    fn rate(&self) -> u128 {
+        u128::from((1000 + self.drift).max(1).unsigned_abs())
+    }
+
+    /// How long a time by this clock is in the world, in nanoseconds.
+    #[must_use]
+    pub fn world_length(&self, local: Duration) -> Duration {
+        Duration::from_nanos((u128::from(nanos(local)) * 1000 / self.rate()) as u64)
+    }
+}

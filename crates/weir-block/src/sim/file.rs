@@ -1,0 +1,491 @@
+//! Files: what is written, what is synced, and what is left when power goes or a process ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use super::{Death, Happening, ProcessId, State, World};
+use crate::reactor::{FileKind, FileOperation, SharedFile};
+
+const PAGE: usize = 4096;
+
+/// What a medium writes whole or not at all.
+const SECTOR: usize = 512;
+
+/// A file of the world. It outlives the processes that use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(usize);
+
+/// What a medium does to the operations that begin from now on.
+#[derive(Clone, Copy, Debug)]
+pub struct Medium {
+    /// An operation takes between `least` and `most`.
+    pub least: Duration,
+    /// See `least`.
+    pub most: Duration,
+    /// Once in so many operations (never when 0) up to `longest`.
+    pub late: u32,
+    /// See `late`. Also how late what a killed process had handed over may land.
+    pub longest: Duration,
+    /// Once in so many operations (never when 0) one fails; it may have been done.
+    pub fails: u32,
+    /// Writes find no space.
+    pub full: bool,
+    /// Nothing comes back any more until this is taken back.
+    pub hangs: bool,
+    /// Once in so many reads and writes (never when 0) only a part is moved.
+    pub partial: u32,
+    /// Direct I/O: what is not a multiple of a sector is refused.
+    pub direct: bool,
+}
+
+impl Default for Medium {
+    fn default() -> Medium {
+        Medium {
+            least: Duration::from_micros(20),
+            most: Duration::from_micros(300),
+            late: 0,
+            longest: Duration::from_millis(1),
+            fails: 0,
+            full: false,
+            hangs: false,
+            partial: 0,
+            direct: false,
+        }
+    }
+}
+
+/// Bytes by page; pages that were never written are zeroes.
+#[derive(Clone, Debug, Default)]
+struct Content(BTreeMap<u64, Box<[u8; PAGE]>>);
+
+impl Content {
+    fn read(&self, mut offset: u64, mut target: &mut [u8]) {
+        while !target.is_empty() {
+            let start = (offset % PAGE as u64) as usize;
+            let length = (PAGE - start).min(target.len());
+            let (part, rest) = target.split_at_mut(length);
+            match self.0.get(&(offset / PAGE as u64)) {
+                Some(page) => part.copy_from_slice(&page[start..start + length]),
+                None => part.fill(0),
+            }
+            (target, offset) = (rest, offset + length as u64);
+        }
+    }
+
+    fn write(&mut self, mut offset: u64, mut source: &[u8]) {
+        while !source.is_empty() {
+            let start = (offset % PAGE as u64) as usize;
+            let length = (PAGE - start).min(source.len());
+            let page = self.0.entry(offset / PAGE as u64).or_insert_with(|| Box::new([0; PAGE]));
+            page[start..start + length].copy_from_slice(&source[..length]);
+            (source, offset) = (&source[length..], offset + length as u64);
+        }
+    }
+}
+
+pub(super) struct File {
+    length: u64,
+    /// What reads see.
+    content: Content,
+    /// What is on the medium itself.
+    durable: Content,
+    /// What was written and not synced since, in order.
+    unsynced: Vec<(u64, Vec<u8>)>,
+    medium: Medium,
+    /// Operations that hang.
+    hanging: Vec<usize>,
+}
+
+impl File {
+    fn write(&mut self, offset: u64, bytes: &[u8], durable: bool) {
+        self.content.write(offset, bytes);
+        self.length = self.length.max(offset + bytes.len() as u64);
+        if durable {
+            self.durable.write(offset, bytes);
+            self.forget_unsynced(offset, offset + bytes.len() as u64);
+        } else {
+            self.unsynced.push((offset, bytes.to_vec()));
+        }
+    }
+
+    fn sync(&mut self) {
+        for (offset, bytes) in self.unsynced.drain(..) {
+            self.durable.write(offset, &bytes);
+        }
+    }
+
+    /// A write through the cache covers what was left in it there: the older bytes never come to the medium any more.
+    fn forget_unsynced(&mut self, start: u64, end: u64) {
+        for (offset, bytes) in std::mem::take(&mut self.unsynced) {
+            let last = offset + bytes.len() as u64;
+            if last <= start || end <= offset {
+                self.unsynced.push((offset, bytes));
+                continue;
+            }
+            if offset < start {
+                self.unsynced.push((offset, bytes[..(start - offset) as usize].to_vec()));
+            }
+            if end < last {
+                self.unsynced.push((end, bytes[(end - offset) as usize..].to_vec()));
+            }
+        }
+    }
+}
+
+/// Where the bytes of an operation are.
+enum Memory {
+    /// In the memory of the process, which keeps it until it hears of the end.
+    Lent(Vec<libc::iovec>),
+    /// The process has ended, and the kernel still has what it was given.
+    Kept(Vec<u8>),
+}
+
+pub(super) struct Operation {
+    process: ProcessId,
+    slot: usize,
+    file: usize,
+    kind: FileKind,
+    offset: u64,
+    memory: Memory,
+    result: i32,
+    landed: bool,
+}
+
+// SAFETY: a world is used by one thread at a time, and `Memory::Lent` leads to memory that the slot of a reactor on that
+// thread keeps until the operation has ended or the process has (`State::leave_files`).
+unsafe impl Send for Operation {}
+
+impl Operation {
+    /// All bytes of a write.
+    fn bytes(&self) -> Vec<u8> {
+        match &self.memory {
+            Memory::Kept(bytes) => bytes.clone(),
+            Memory::Lent(vectors) => {
+                let mut bytes = Vec::new();
+                for vector in vectors {
+                    // SAFETY: see `Send` above: the reactor's slot keeps this memory until it hears of the end.
+                    bytes.extend_from_slice(unsafe {
+                        std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len)
+                    });
+                }
+                bytes
+            }
+        }
+    }
+
+    fn length(&self) -> usize {
+        match &self.memory {
+            Memory::Kept(bytes) => bytes.len(),
+            Memory::Lent(vectors) => vectors.iter().map(|vector| vector.iov_len).sum(),
+        }
+    }
+
+    fn is_aligned(&self) -> bool {
+        let aligned = |number: u64| number.is_multiple_of(SECTOR as u64);
+        let memory = match &self.memory {
+            Memory::Kept(_) => true,
+            Memory::Lent(vectors) => {
+                vectors.iter().all(|vector| aligned(vector.iov_len as u64) && aligned(vector.iov_base as u64))
+            }
+        };
+        memory && aligned(self.offset)
+    }
+}
+
+impl World {
+    /// A file of so many bytes, all zero.
+    #[must_use]
+    pub fn file(&self, length: u64) -> FileId {
+        let mut state = self.lock();
+        state.files.push(File {
+            length,
+            content: Content::default(),
+            durable: Content::default(),
+            unsynced: Vec::new(),
+            medium: Medium::default(),
+            hanging: Vec::new(),
+        });
+        FileId(state.files.len() - 1)
+    }
+
+    /// A descriptor of a file, for a reactor of this world.
+    #[must_use]
+    pub fn open(&self, file: FileId) -> SharedFile {
+        SharedFile::simulated(file.0 as i32)
+    }
+
+    /// What a file's medium does.
+    #[must_use]
+    pub fn medium(&self, file: FileId) -> Medium {
+        self.lock().files[file.0].medium
+    }
+
+    /// What a file's medium does from now on. What hung, and does not any more, comes back.
+    pub fn set_medium(&self, file: FileId, medium: Medium) {
+        let mut state = self.lock();
+        state.files[file.0].medium = medium;
+        if !medium.hangs {
+            let now = state.now;
+            for operation in std::mem::take(&mut state.files[file.0].hanging) {
+                state.at(now, Happening::Land(operation));
+            }
+        }
+    }
+
+    /// What a read of a file would bring now. The medium has nothing to say to it.
+    pub fn read(&self, file: FileId, offset: u64, target: &mut [u8]) {
+        self.lock().files[file.0].content.read(offset, target);
+    }
+
+    /// The same of what would be left without power, if nothing that is not synced is.
+    pub fn read_durable(&self, file: FileId, offset: u64, target: &mut [u8]) {
+        self.lock().files[file.0].durable.read(offset, target);
+    }
+
+    /// Writes to a file at once and for good, behind everybody's back.
+    pub fn write(&self, file: FileId, offset: u64, bytes: &[u8]) {
+        self.lock().files[file.0].write(offset, bytes, true);
+    }
+
+    /// The medium loses its power: of what was not synced, each write is there, gone, or torn between two sectors, and the same
+    /// goes for those under way.
+    pub fn power_cut(&self, file: FileId) {
+        self.lock().power_cut(file.0);
+    }
+}
+
+impl State {
+    pub(super) fn start(&mut self, process: ProcessId, slot: usize, started: &FileOperation) {
+        let file = started.file.as_raw_fd() as usize;
+        let operation = Operation {
+            process,
+            slot,
+            file,
+            kind: started.kind,
+            offset: started.offset,
+            memory: Memory::Lent(started.rest().to_vec()),
+            result: 0,
+            landed: false,
+        };
+        let medium = self.files[file].medium;
+        let delay = if self.random.once_in(medium.late) {
+            self.random.between(medium.most, medium.longest)
+        } else {
+            self.random.between(medium.least, medium.most)
+        };
+        let at = self.time_of(process) + delay;
+        self.begin(operation, at);
+    }
+
+    /// Never the number of another one: what is still queued for an operation that is gone finds nothing.
+    fn begin(&mut self, operation: Operation, lands: u64) {
+        self.started += 1;
+        self.operations.insert(self.started, operation);
+        self.at(lands, Happening::Land(self.started));
+    }
+
+    /// An operation takes effect; its process hears of it later.
+    pub(super) fn land(&mut self, place: usize) {
+        let Some(mut operation) = self.operations.remove(&place) else { return };
+        let medium = self.files[operation.file].medium;
+        if medium.hangs {
+            self.files[operation.file].hanging.push(place);
+            self.operations.insert(place, operation);
+            return;
+        }
+        operation.result = self.perform(&mut operation, medium);
+        operation.landed = true;
+        let heard = self.now + self.random.below(20_000);
+        if self.processes[operation.process.0].alive {
+            self.operations.insert(place, operation);
+            self.at(heard, Happening::Complete(place));
+        }
+    }
+
+    fn perform(&mut self, operation: &mut Operation, medium: Medium) -> i32 {
+        let fails = self.random.once_in(medium.fails);
+        if medium.direct && !operation.is_aligned() {
+            return -libc::EINVAL;
+        }
+        // What fails may have been done.
+        if fails && self.random.once_in(2) {
+            return -libc::EIO;
+        }
+        let writes = matches!(operation.kind, FileKind::Write { .. } | FileKind::Allocate { .. });
+        if medium.full && writes {
+            return -libc::ENOSPC;
+        }
+        let mut length = operation.length();
+        if length > SECTOR && self.random.once_in(medium.partial) {
+            length = (1 + self.random.below((length / SECTOR) as u64 - 1) as usize) * SECTOR;
+        }
+        let file = &mut self.files[operation.file];
+        let result = match operation.kind {
+            FileKind::Read => read(file, operation, length),
+            FileKind::Write { durable } => {
+                file.write(operation.offset, &operation.bytes()[..length], durable);
+                length as i32
+            }
+            FileKind::Sync => {
+                file.sync();
+                0
+            }
+            FileKind::Allocate { mode, length } => allocate(file, operation.offset, length, mode),
+        };
+        if fails { -libc::EIO } else { result }
+    }
+
+    /// The process hears of the end.
+    pub(super) fn complete(&mut self, place: usize) {
+        if let Some(Operation { process, slot, result, .. }) = self.operations.remove(&place) {
+            self.tell(process, slot, result);
+        }
+    }
+
+    /// The process ends; what the kernel has of it lands late, or never.
+    pub(super) fn leave_files(&mut self, process: ProcessId, death: Death) {
+        let its = |operation: &Operation| operation.process == process;
+        let places: Vec<usize> =
+            self.operations.iter().filter(|(_, operation)| its(operation)).map(|(place, _)| *place).collect();
+        for place in places {
+            let Some(mut operation) = self.operations.remove(&place) else { continue };
+            let writes = matches!(operation.kind, FileKind::Write { .. }) && !operation.landed;
+            if !writes || death == Death::PowerCut {
+                continue;
+            }
+            operation.memory = Memory::Kept(operation.bytes());
+            // What hangs comes to the same medium again, and hangs again.
+            let longest = self.files[operation.file].medium.longest;
+            let late = self.now + self.random.between(Duration::ZERO, longest);
+            self.begin(operation, late);
+        }
+    }
+
+    fn power_cut(&mut self, file: usize) {
+        let under_way = self.operations.values().filter(|operation| {
+            operation.file == file && !operation.landed && matches!(operation.kind, FileKind::Write { .. })
+        });
+        let torn: Vec<_> = under_way.map(|operation| (operation.offset, operation.bytes())).collect();
+        self.files[file].unsynced.extend(torn);
+        let State { operations, processes, .. } = self;
+        operations.retain(|_, operation| operation.file != file || processes[operation.process.0].alive);
+        for (offset, bytes) in std::mem::take(&mut self.files[file].unsynced) {
+            let choice = self.random.below(4);
+            for (number, sector) in bytes.chunks(SECTOR).enumerate() {
+                let kept = match choice {
+                    0 => true,
+                    1 => false,
+                    _ => self.random.once_in(2),
+                };
+                if kept {
+                    self.files[file].durable.write(offset + (number * SECTOR) as u64, sector);
+                }
+            }
+        }
+        let File { content, durable, .. } = &mut self.files[file];
+        content.clone_from(durable);
+    }
+}
+
+fn read(file: &File, operation: &Operation, length: usize) -> i32 {
+    let Memory::Lent(vectors) = &operation.memory else { return 0 };
+    let length = length.min(file.length.saturating_sub(operation.offset) as usize);
+    let mut left = length;
+    let mut offset = operation.offset;
+    for vector in vectors {
+        let part = vector.iov_len.min(left);
+        // SAFETY: see `Operation`: the reactor's slot keeps this memory, and nobody else touches it until the end.
+        let target = unsafe { std::slice::from_raw_parts_mut(vector.iov_base.cast::<u8>(), part) };
+        file.content.read(offset, target);
+        (left, offset) = (left - part, offset + part as u64);
+    }
+    length as i32
+}
+
+fn allocate(file: &mut File, offset: u64, length: u64, mode: i32) -> i32 {
+    let end = if mode & libc::FALLOC_FL_KEEP_SIZE != 0 {
+        file.length.min(offset + length)
+    } else {
+        offset + length
+    };
+    let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+    if zeroes && end > offset {
+        file.write(offset, &vec![0; (end - offset) as usize], false);
+    }
+    file.length = file.length.max(end);
+    0
+}
+
+/// A file for plain blocking calls, such as a flash device's superblock: they take no time, and what they write is there for
+/// good only after [`MediumFile::sync_data`].
+#[derive(Clone, Debug)]
+pub struct MediumFile {
+    world: World,
+    file: FileId,
+}
+
+impl MediumFile {
+    /// One of a world's.
+    #[must_use]
+    pub fn new(world: &World, file: FileId) -> MediumFile {
+        MediumFile { world: world.clone(), file }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.world.lock().files[self.file.0].length
+    }
+
+    /// For a reactor.
+    #[must_use]
+    pub fn shared(&self) -> SharedFile {
+        self.world.open(self.file)
+    }
+
+    /// Reads the whole of `target`.
+    ///
+    /// # Errors
+    /// The medium fails, or the file is shorter.
+    pub fn read_exact_at(&self, target: &mut [u8], offset: u64) -> io::Result<()> {
+        let state = self.world.lock();
+        let file = &state.files[self.file.0];
+        if offset + target.len() as u64 > file.length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.content.read(offset, target);
+        Ok(())
+    }
+
+    /// Writes all of `bytes`.
+    ///
+    /// # Errors
+    /// The medium fails or is full.
+    pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = self.world.lock();
+        let medium = state.files[self.file.0].medium;
+        if medium.full {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        if state.random.once_in(medium.fails) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        state.files[self.file.0].write(offset, bytes, false);
+        Ok(())
+    }
+
+    /// What was written is there for good.
+    ///
+    /// # Errors
+    /// The medium fails.
+    pub fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.world.lock();
+        let medium = state.files[self.file.0].medium;
+        if state.random.once_in(medium.fails) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        state.files[self.file.0].sync();
+        Ok(())
+    }
+}

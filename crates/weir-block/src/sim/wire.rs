@@ -1,0 +1,425 @@
+//! Connections: two directions of bytes in order, in pieces, late, until they break.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::time::Duration;
+
+use super::{Happening, ProcessId, State, World};
+use crate::clock::Nanos;
+use crate::reactor::Interest;
+use crate::socket::{Received, Sent};
+
+/// What wires do to all that is sent from now on.
+#[derive(Clone, Copy, Debug)]
+pub struct Wires {
+    /// A piece is under way between `least` and `most`.
+    pub least: Duration,
+    /// See `least`.
+    pub most: Duration,
+    /// Once in so many pieces (never when 0) it takes up to `longest`; what was sent behind it waits.
+    pub late: u32,
+    /// See `late`.
+    pub longest: Duration,
+    /// Once in so many calls (never when 0) only a part is taken, or given.
+    pub partial: u32,
+    /// Bytes that a new connection holds in each direction before it takes no more.
+    pub capacity: usize,
+    /// The next piece of at least that many bytes is spoiled in one bit.
+    pub spoil: Option<usize>,
+}
+
+impl Default for Wires {
+    fn default() -> Wires {
+        Wires {
+            least: Duration::from_micros(20),
+            most: Duration::from_micros(200),
+            late: 0,
+            longest: Duration::ZERO,
+            partial: 0,
+            capacity: 256 << 10,
+            spoil: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// The other side has closed.
+    Closed,
+    /// The connection broke.
+    Broken,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Bytes(Vec<u8>),
+    End(Ending),
+}
+
+/// One direction: the bytes on their way to one end.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    reader: ProcessId,
+    flying: VecDeque<(u64, Piece)>,
+    arrived: VecDeque<u8>,
+    /// Bytes in both.
+    held: usize,
+    capacity: usize,
+    ended: Option<Ending>,
+    /// The reader has closed its end: nobody takes what arrives.
+    closed: bool,
+    /// The reader's slots that wait for something to read, and for room to write into the other direction.
+    reading: Option<usize>,
+    writing: Option<usize>,
+}
+
+impl Pipe {
+    fn new(reader: ProcessId, capacity: usize) -> Pipe {
+        Pipe {
+            reader,
+            flying: VecDeque::new(),
+            arrived: VecDeque::new(),
+            held: 0,
+            capacity,
+            ended: None,
+            closed: false,
+            reading: None,
+            writing: None,
+        }
+    }
+}
+
+/// One end of a simulated connection. Dropping it closes it, as dropping a descriptor does.
+#[derive(Debug)]
+pub struct End {
+    world: World,
+    /// Of the direction that arrives here; the other one is its neighbour.
+    pipe: usize,
+}
+
+impl World {
+    /// What wires do from now on.
+    pub fn set_wires(&self, wires: Wires) {
+        self.lock().wires = wires;
+    }
+
+    /// What wires do.
+    #[must_use]
+    pub fn wires(&self) -> Wires {
+        self.lock().wires
+    }
+
+    /// Two ends of a new connection, for two processes.
+    #[must_use]
+    pub fn connect(&self, one: ProcessId, other: ProcessId) -> (End, End) {
+        let mut state = self.lock();
+        let (pipe, capacity) = (state.pipes.len(), state.wires.capacity);
+        state.pipes.push(Pipe::new(one, capacity));
+        state.pipes.push(Pipe::new(other, capacity));
+        let end = |pipe| End { world: self.clone(), pipe };
+        (end(pipe), end(pipe + 1))
+    }
+
+    /// Nothing comes from one machine to another until a time of the world. What is under way stays under way.
+    pub fn block(&self, from: usize, to: usize, until: Nanos) {
+        let mut state = self.lock();
+        let now = state.now;
+        state.blocked.retain(|&(one, other, end)| (one, other) != (from, to) && end > now);
+        state.blocked.push((from, to, until.0));
+    }
+
+    /// Whether nothing comes from one machine to another now.
+    #[must_use]
+    pub fn is_blocked(&self, from: usize, to: usize) -> bool {
+        self.lock().blocked_until(from, to).is_some()
+    }
+
+    /// All partitions end.
+    pub fn unblock(&self) {
+        let mut state = self.lock();
+        let now = state.now;
+        state.blocked.clear();
+        for pipe in 0..state.pipes.len() {
+            if !state.pipes[pipe].flying.is_empty() {
+                state.at(now, Happening::Deliver(pipe));
+            }
+        }
+    }
+
+    /// The machine of a process that lost its power is up again: what is sent to the process is answered with a reset.
+    pub fn power_back(&self, process: ProcessId) {
+        self.lock().hang_up(process, Ending::Broken);
+    }
+
+    /// Breaks connections between two machines: of what is under way a part still arrives, cut anywhere; then both ends
+    /// learn of it. Returns how many.
+    pub fn cut(&self, one: usize, other: usize) -> usize {
+        let mut state = self.lock();
+        let mut cut = 0;
+        for pipe in (0..state.pipes.len()).step_by(2) {
+            let ends = [state.machine_at(pipe), state.machine_at(pipe + 1)];
+            if ends == [one, other] || ends == [other, one] {
+                cut += usize::from(state.cut(pipe));
+            }
+        }
+        cut
+    }
+}
+
+impl State {
+    fn machine_at(&self, pipe: usize) -> usize {
+        self.processes[self.pipes[pipe].reader.0].machine
+    }
+
+    /// Where in time the process at this end is.
+    fn time_at(&self, pipe: usize) -> u64 {
+        self.time_of(self.pipes[pipe].reader)
+    }
+
+    fn blocked_until(&self, from: usize, to: usize) -> Option<u64> {
+        let all = self
+            .blocked
+            .iter()
+            .filter(|&&(one, other, until)| (one, other) == (from, to) && until > self.now);
+        all.map(|&(.., until)| until).max()
+    }
+
+    fn cut(&mut self, pipe: usize) -> bool {
+        let open = |pipe: &Pipe| pipe.ended.is_none() && !pipe.closed;
+        if !open(&self.pipes[pipe]) || !open(&self.pipes[pipe + 1]) {
+            return false;
+        }
+        for pipe in [pipe, pipe + 1] {
+            let mut keep = self.random.below(self.pipes[pipe].held as u64 + 1) as usize;
+            let direction = &mut self.pipes[pipe];
+            keep = keep.saturating_sub(direction.arrived.len());
+            let last = direction.flying.back().map_or(self.now, |last| last.0);
+            let mut kept = VecDeque::new();
+            while let Some((at, Piece::Bytes(mut bytes))) = direction.flying.pop_front() {
+                bytes.truncate(keep);
+                keep -= bytes.len();
+                if !bytes.is_empty() {
+                    kept.push_back((at, Piece::Bytes(bytes)));
+                }
+            }
+            kept.push_back((last, Piece::End(Ending::Broken)));
+            direction.flying = kept;
+            self.at(last, Happening::Deliver(pipe));
+        }
+        true
+    }
+
+    /// What has arrived by now at this end.
+    pub(super) fn deliver(&mut self, pipe: usize) {
+        let (from, to) = (self.machine_at(pipe ^ 1), self.machine_at(pipe));
+        if let Some(until) = self.blocked_until(from, to) {
+            if until != u64::MAX {
+                self.at(until, Happening::Deliver(pipe));
+            }
+            return;
+        }
+        let now = self.now;
+        let direction = &mut self.pipes[pipe];
+        let alive = self.processes[direction.reader.0].alive;
+        let mut news = false;
+        while direction.flying.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, piece)) = direction.flying.pop_front() else { break };
+            match piece {
+                Piece::Bytes(bytes) if direction.closed || direction.ended.is_some() => {
+                    direction.held -= bytes.len()
+                }
+                // Nobody answers for a machine without power.
+                Piece::Bytes(_) if !alive => {}
+                Piece::Bytes(bytes) => direction.arrived.extend(bytes),
+                Piece::End(ending) => direction.ended = Some(ending),
+            }
+            news = true;
+        }
+        let (reader, ended, closed) = (direction.reader, direction.ended, direction.closed);
+        if news && let Some(slot) = self.pipes[pipe].reading.take() {
+            self.tell(reader, slot, 0);
+        }
+        if ended.is_some() {
+            if let Some(slot) = self.pipes[pipe].writing.take() {
+                self.tell(reader, slot, 0);
+            }
+        } else if news && closed {
+            // The kernel of who has closed answers with a reset.
+            self.push(pipe ^ 1, now, Piece::End(Ending::Broken));
+        }
+    }
+
+    /// Something leaves for the end of a direction.
+    fn push(&mut self, pipe: usize, sent: u64, piece: Piece) {
+        let wires = self.wires;
+        let delay = if self.random.once_in(wires.late) {
+            self.random.between(wires.most, wires.longest)
+        } else {
+            self.random.between(wires.least, wires.most)
+        };
+        let direction = &mut self.pipes[pipe];
+        if matches!(direction.flying.back(), Some((_, Piece::End(_)))) || direction.ended.is_some() {
+            return;
+        }
+        let at = direction.flying.back().map_or(0, |last| last.0).max(sent + delay);
+        if let Piece::Bytes(bytes) = &piece {
+            direction.held += bytes.len();
+        }
+        direction.flying.push_back((at, piece));
+        self.at(at, Happening::Deliver(pipe));
+    }
+
+    /// How much of so many bytes a call moves.
+    fn part(&mut self, length: usize) -> usize {
+        let odds = self.wires.partial;
+        if length > 1 && self.random.once_in(odds) {
+            1 + self.random.below(length as u64 - 1) as usize
+        } else {
+            length
+        }
+    }
+
+    fn receive(&mut self, pipe: usize, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
+        let room: usize = targets.iter().map(|target| target.len()).sum();
+        let direction = &self.pipes[pipe];
+        if direction.arrived.is_empty() {
+            return match direction.ended {
+                None => Ok(Received::Nothing),
+                Some(Ending::Closed) => Ok(Received::End),
+                Some(Ending::Broken) => Err(io::Error::from_raw_os_error(libc::ECONNRESET)),
+            };
+        }
+        let most = room.min(direction.arrived.len());
+        let count = self.part(most);
+        let direction = &mut self.pipes[pipe];
+        let mut bytes = direction.arrived.drain(..count);
+        for target in targets {
+            for place in target.iter_mut() {
+                let Some(byte) = bytes.next() else { break };
+                *place = byte;
+            }
+        }
+        drop(bytes);
+        direction.held -= count;
+        // Who waits for room in this direction is at its other end.
+        if let Some(slot) = self.pipes[pipe ^ 1].writing.take() {
+            self.tell(self.pipes[pipe ^ 1].reader, slot, 0);
+        }
+        Ok(Received::Bytes(count))
+    }
+
+    fn send(&mut self, pipe: usize, sent: u64, slices: &[IoSlice<'_>]) -> io::Result<Sent> {
+        if self.pipes[pipe].closed || self.pipes[pipe].ended == Some(Ending::Broken) {
+            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        }
+        let other = &self.pipes[pipe ^ 1];
+        let room = other.capacity.saturating_sub(other.held);
+        let offered: usize = slices.iter().map(|slice| slice.len()).sum();
+        if room == 0 {
+            return Ok(Sent::Full);
+        }
+        let count = self.part(room.min(offered));
+        let mut bytes = Vec::with_capacity(count);
+        for slice in slices {
+            bytes.extend_from_slice(&slice[..slice.len().min(count - bytes.len())]);
+        }
+        if self.wires.spoil.is_some_and(|least| count >= least) {
+            self.wires.spoil = None;
+            let (place, bit) = (self.random.below(count as u64) as usize, self.random.below(8));
+            bytes[place] ^= 1 << bit;
+        }
+        self.push(pipe ^ 1, sent, Piece::Bytes(bytes));
+        Ok(Sent::Bytes(count))
+    }
+
+    fn close(&mut self, pipe: usize, sent: u64) {
+        let direction = &mut self.pipes[pipe];
+        // What has ended closes nothing any more.
+        if !self.processes[direction.reader.0].alive || std::mem::replace(&mut direction.closed, true) {
+            return;
+        }
+        // Closing with unread bytes is a reset, as with the kernel's TCP.
+        let ending = if direction.arrived.is_empty() { Ending::Closed } else { Ending::Broken };
+        direction.held -= direction.arrived.len();
+        direction.arrived.clear();
+        self.push(pipe ^ 1, sent, Piece::End(ending));
+    }
+
+    /// The kernel closes what a killed process had open; a machine that is up again answers with a reset.
+    fn hang_up(&mut self, process: ProcessId, ending: Ending) {
+        let now = self.now;
+        for pipe in 0..self.pipes.len() {
+            if self.pipes[pipe].reader == process && !std::mem::replace(&mut self.pipes[pipe].closed, true) {
+                self.push(pipe ^ 1, now, Piece::End(ending));
+            }
+        }
+    }
+
+    pub(super) fn killed(&mut self, process: ProcessId) {
+        self.hang_up(process, Ending::Closed);
+    }
+
+    fn is_readable(&self, pipe: usize) -> bool {
+        !self.pipes[pipe].arrived.is_empty() || self.pipes[pipe].ended.is_some()
+    }
+
+    fn is_writable(&self, pipe: usize) -> bool {
+        let other = &self.pipes[pipe ^ 1];
+        other.held < other.capacity || self.pipes[pipe].ended.is_some()
+    }
+
+    pub(super) fn watch(&mut self, pipe: usize, interest: Interest, slot: usize) {
+        let ready = match interest {
+            Interest::Read => self.is_readable(pipe),
+            Interest::Write => self.is_writable(pipe),
+        };
+        let direction = &mut self.pipes[pipe];
+        match (ready, interest) {
+            (true, _) => {
+                let reader = direction.reader;
+                self.tell(reader, slot, 0);
+            }
+            (false, Interest::Read) => direction.reading = Some(slot),
+            (false, Interest::Write) => direction.writing = Some(slot),
+        }
+    }
+
+    /// Takes a watch back, also one that has fired and that the process has not been told of.
+    pub(super) fn unwatch(&mut self, process: ProcessId, pipe: usize, interest: Interest, slot: usize) {
+        let direction = &mut self.pipes[pipe];
+        match interest {
+            Interest::Read => direction.reading = direction.reading.filter(|known| *known != slot),
+            Interest::Write => direction.writing = direction.writing.filter(|known| *known != slot),
+        }
+        self.processes[process.0].ready.retain(|(known, _)| *known != slot);
+    }
+}
+
+impl End {
+    /// The number by which the reactor knows it.
+    pub(crate) fn number(&self) -> i32 {
+        self.pipe as i32
+    }
+
+    pub(crate) fn receive(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
+        self.world.lock().receive(self.pipe, targets)
+    }
+
+    pub(crate) fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Sent> {
+        let mut state = self.world.lock();
+        let sent = state.time_at(self.pipe);
+        state.send(self.pipe, sent, slices)
+    }
+
+    pub(crate) fn close(&mut self) {
+        let mut state = self.world.lock();
+        let sent = state.time_at(self.pipe);
+        state.close(self.pipe, sent);
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
