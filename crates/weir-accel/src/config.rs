@@ -44,6 +44,8 @@ pub struct AccelConfig {
     pub peer_deadline: Duration,
     /// Dirty data waits at most this long for company before a checkpoint is begun.
     pub destage_delay: Duration,
+    /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9). More than zero.
+    pub full_log_wait: Duration,
     /// Until when, on the shard's clock in nanoseconds, the registry counts this node as alive. Nothing is
     /// answered and nothing destaged beyond it (P2).
     pub lease_until: Arc<AtomicU64>,
@@ -53,6 +55,10 @@ impl AccelConfig {
     /// A log must be able to hold the largest request (32 MiB) and what it wastes at its end.
     pub const SMALLEST_LOG: u64 = 64 << 20;
 
+    /// How long writes wait for room unless told otherwise: longer than storage usually takes to come back, shorter than an
+    /// operator wants to look for the reason of a guest that stands still.
+    pub const FULL_LOG_WAIT: Duration = Duration::from_secs(600);
+
     /// Defaults with a lease that never ends, for a disk that nobody else could own.
     #[must_use]
     pub fn standalone(log_bytes: u64) -> AccelConfig {
@@ -60,6 +66,7 @@ impl AccelConfig {
             log_bytes: log_bytes.max(Self::SMALLEST_LOG),
             peer_deadline: Duration::from_secs(1),
             destage_delay: Duration::from_millis(100),
+            full_log_wait: Self::FULL_LOG_WAIT,
             lease_until: Arc::new(AtomicU64::new(u64::MAX)),
         }
     }

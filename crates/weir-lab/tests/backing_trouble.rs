@@ -50,10 +50,16 @@ struct Place {
 
 impl Place {
     fn up(policy: &str) -> Place {
+        Place::up_with(policy, |_| {})
+    }
+
+    fn up_with(policy: &str, adapt: impl FnOnce(&mut LabConfig)) -> Place {
         let filesystem = SmallFilesystem::mount(64 * MIB);
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(filesystem.path(), directory.path().join("pool")).unwrap();
-        let lab = Lab::up(&config(directory.path().join("lab"))).unwrap();
+        let mut config = config(directory.path().join("lab"));
+        adapt(&mut config);
+        let lab = Lab::up(&config).unwrap();
         let place = Place { bench: Bench { lab, directory, medium: Medium::Ram }, filesystem };
         place.create("pool", DISK, policy);
         place.bench.wait_effective();
@@ -251,6 +257,45 @@ fn a_full_backing_stops_destage_and_loses_nothing() {
         assert_sound(&place, &mut place.load(DISK, history.clone(), None));
         check_file(&place, &mut history);
     }
+}
+
+/// With the configured wait over, a write for which the log has no room gets the backing's error; what was acknowledged
+/// stays, reads go on, and with the trouble over so do writes (P9).
+#[test]
+fn a_full_log_refuses_writes_when_the_configured_wait_is_over() {
+    const WAIT: Duration = Duration::from_secs(2);
+    let _turn = alone();
+    let seed = seed();
+    let place = Place::up_with("write-back+1", |config| config.full_log_wait = WAIT);
+    let mut load = place.load(DISK, history(seed, 0, 8 * MIB), Some(2000));
+    load.run(Duration::from_millis(500)).unwrap();
+    place.filesystem.fill(64 << 10);
+    let mut nbd = NbdClient::connect(&place.uri(DISK)).unwrap();
+    let mebibyte = vec![5; MIB as usize];
+    let (mut acknowledged, began) = (Vec::new(), Nanos::now());
+    let (refused, waited) = loop {
+        let (at, asked) = (8 * MIB + acknowledged.len() as u64 % 24 * MIB, Nanos::now());
+        match nbd.write(at, &mebibyte, false) {
+            Ok(()) => acknowledged.push(at),
+            Err(error) => break (error, Nanos::now() - asked),
+        }
+        assert!(Nanos::now() - began < SOON * 2, "{} MiB and no end", acknowledged.len());
+    };
+    assert!(matches!(refused, NbdError::Request { errno: ENOSPC, .. }), "{refused}");
+    assert!(waited >= WAIT, "{waited:?}");
+    let told = place.await_event("log-jammed");
+    assert!(told.contains("No space left") && told.contains("stay in the log"), "{told}");
+    let mut back = vec![0; MIB as usize];
+    for at in &acknowledged {
+        nbd.read(*at, &mut back).unwrap();
+        assert_eq!(back, mebibyte, "at {at}");
+    }
+    assert_sound(&place, &mut load);
+    place.filesystem.empty();
+    place.await_event("log-has-room");
+    nbd.write(8 * MIB, &mebibyte, true).unwrap();
+    place.await_drained();
+    assert_sound(&place, &mut load);
 }
 
 /// An immutable file takes no writes, also from those who have it open: what a filesystem that was remounted read-only

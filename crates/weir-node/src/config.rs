@@ -46,6 +46,9 @@ pub struct Config {
     /// The flash medium.
     #[serde(default)]
     pub flash: FlashConfig,
+    /// How long guests and operators wait.
+    #[serde(default)]
+    pub limits: LimitsConfig,
 }
 
 /// `[registry]`
@@ -119,6 +122,20 @@ pub struct FlashConfig {
     pub path: Option<PathBuf>,
     /// Size of the file when it is made.
     pub size: Size,
+}
+
+/// `[limits]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9).
+    pub full_log_wait: Period,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> LimitsConfig {
+        LimitsConfig { full_log_wait: Period(AccelConfig::FULL_LOG_WAIT) }
+    }
 }
 
 impl Default for FlashConfig {
@@ -235,6 +252,7 @@ impl Config {
             ("lease.ttl", self.lease.ttl, 500 * ms, 5 * minute),
             ("lease.fence_grace", self.lease.fence_grace, second, 60 * minute),
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
+            ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
         ] {
             if !(least..=most).contains(&period.0) {
                 return bad(key, &period, format!("it must be {} to {}", Period(least), Period(most)));
@@ -323,7 +341,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 17, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 18, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

@@ -255,6 +255,7 @@ fn start_shards(
         buffer_bytes: usize::try_from(config.resources.buffers.0).unwrap_or(usize::MAX),
         log_bytes: config.resources.log.0,
         peer_deadline: config.peers.deadline.0,
+        full_log_wait: config.limits.full_log_wait.0,
         engine: Engine::Auto,
         flash,
         wrap: Arc::clone(wrap),

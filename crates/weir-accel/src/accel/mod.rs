@@ -1,5 +1,6 @@
 //! The accelerator as a layer: the protocol core of [`crate::owner`] driven with a real log, real channels and a real backing.
 
+mod jam;
 mod notices;
 mod turn;
 
@@ -28,6 +29,7 @@ use crate::peers::{Identity, Peers};
 use crate::reads::{self, HeldRead, Hit, Overlay};
 use crate::replica::Replica;
 use crate::writes::Writes;
+use jam::Jam;
 pub use notices::{AccelNotice, AccelStatus, DestageStatus};
 
 /// Most bytes of zeroes in one record; longer ranges become several.
@@ -97,6 +99,7 @@ pub struct Accel<L: Destage> {
     cached: Cached,
     destager: Destager,
     pacer: Pacer,
+    jam: Jam,
     dirty: Dirty,
     clock: Clock,
     /// When the last turn began.
@@ -158,6 +161,7 @@ impl<L: Destage> Accel<L> {
         }
         let mut accel = Accel {
             destager: Destager::new(config.destage_delay),
+            jam: Jam::new(config.full_log_wait, log.freed()),
             owner,
             identity,
             log,
@@ -372,6 +376,7 @@ impl<L: Destage> Accel<L> {
     #[must_use]
     pub fn status(&self) -> AccelStatus {
         let reason = match self.destager.error() {
+            _ if self.jam.is_jammed() => self.jam_reason(),
             Some(error) => format!("the backing refuses destage: {error}"),
             None if !self.gone && !self.config.holds_lease(self.clock.now()) => {
                 "the registry has not confirmed this node lately: waiting for its lease".into()
@@ -491,9 +496,32 @@ impl<L: Destage> Accel<L> {
     }
 
     fn log_has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        if self.log_takes(kind, bytes) { self.pacer.admits() } else { self.jam.no_room() }
+    }
+
+    fn log_takes(&self, kind: RequestKind, bytes: u64) -> bool {
         let (data, largest) =
             if kind == RequestKind::Write { (bytes, LARGEST_RECORD as u64) } else { (0, LARGEST_ZERO) };
-        self.pacer.admits() && self.log.has_room(data, bytes.div_ceil(largest))
+        self.log.has_room(data, bytes.div_ceil(largest))
+    }
+
+    /// Why writes do not wait for room any more.
+    fn jam_reason(&self) -> String {
+        let why = self.destager.error().map_or_else(String::new, |error| format!(": {error}"));
+        let (wait, dirty) = (self.config.full_log_wait, self.dirty.bytes());
+        format!(
+            "the write log is full and has freed nothing for {wait:?}{why}; writes get an error, {dirty} acknowledged bytes stay in \
+             the log"
+        )
+    }
+
+    /// The answer to a write that has waited for room long enough: what the backing said, if it said something.
+    fn jam_error(&self) -> IoError {
+        let full = "the write log is full and its backing takes nothing";
+        self.destager.error().map_or_else(
+            || IoError::new(ErrorKind::Retry, Code::Io, full),
+            |error| IoError { context: full, ..error },
+        )
     }
 
     fn below_tag(&mut self, below: Below) -> Tag {
@@ -538,6 +566,10 @@ impl<L: Destage> Layer for Accel<L> {
                 Ok(request) => return self.behind = Some(request),
                 Err(request) => request,
             };
+        }
+        let (kind, (_, bytes)) = (request.kind(), request.range());
+        if kind.changes_data() && self.jam.is_jammed() && !self.log_takes(kind, bytes) {
+            return self.finished.push(Completion { tag: request.tag(), result: Err(self.jam_error()) });
         }
         match request {
             Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),

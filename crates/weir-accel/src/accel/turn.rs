@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use weir_block::{Completion, Destage, IoError, Layer, Nanos, Outcome, Reactor, Tag};
 
+use super::jam::Change;
 use super::{Accel, AccelNotice, Below, not_owner};
 use crate::destage::Progress;
 use crate::flash::FlashStore;
@@ -47,6 +48,7 @@ impl<L: Destage> Accel<L> {
         // A backing in memory has answered already.
         self.collect(reactor, now);
         self.decide(reactor, now);
+        self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
         if !holds_lease || self.owner.is_fenced() {
@@ -218,6 +220,19 @@ impl<L: Destage> Accel<L> {
         self.log.free_to(to);
     }
 
+    /// Writes wait for room in the log, and not without a limit (P9).
+    fn watch_room(&mut self, now: Nanos) {
+        let (kind, text) = match self.jam.turn(now, self.log.freed()) {
+            None => return,
+            Some(Change::Jammed) => ("log-jammed", self.jam_reason()),
+            Some(Change::Over) => {
+                ("log-has-room", "the write log empties again; writes are taken".to_owned())
+            }
+        };
+        self.notices.push(AccelNotice::Tell(kind, text));
+        self.again = true;
+    }
+
     /// Whether there is something that may go to the backing now.
     fn may_destage(&self) -> bool {
         // A write that went past the log must not land on top of a newer one that went through it (P4).
@@ -300,6 +315,11 @@ impl<L: Destage> Accel<L> {
         let destage = if asks { self.destager.deadline() } else { self.look_again };
         let writing = self.store.as_ref().and_then(FlashStore::writing_since);
         let flash = writing.map_or(Nanos::NEVER, |since| since + FLASH_PATIENCE);
-        peers.min(destage).min(flash).min(self.pacer.deadline()).min(self.lower.deadline())
+        peers
+            .min(destage)
+            .min(flash)
+            .min(self.jam.deadline())
+            .min(self.pacer.deadline())
+            .min(self.lower.deadline())
     }
 }

@@ -66,13 +66,26 @@ impl Disk {
     }
 
     fn with(configuration: Configuration, buffer_limit: usize, peer_deadline: Duration) -> Disk {
+        Disk::adapted(configuration, buffer_limit, |config| config.peer_deadline = peer_deadline)
+    }
+
+    fn with_wait(configuration: Configuration, full_log_wait: Duration) -> Disk {
+        Disk::adapted(configuration, 16 << 20, |config| config.full_log_wait = full_log_wait)
+    }
+
+    fn adapted(
+        configuration: Configuration,
+        buffer_limit: usize,
+        adapt: impl FnOnce(&mut AccelConfig),
+    ) -> Disk {
         let mut reactor = Reactor::new(ReactorConfig { buffer_limit, ..ReactorConfig::default() }).unwrap();
         let script = Rc::new(RefCell::new(Script { bytes: vec![0; SIZE], ..Script::default() }));
-        let config = AccelConfig {
+        let mut config = AccelConfig {
             destage_delay: Duration::from_millis(2),
-            peer_deadline,
+            peer_deadline: PEER_DEADLINE,
             ..AccelConfig::standalone(LOG)
         };
+        adapt(&mut config);
         let lower = Metered::new("backing", Backing(Rc::clone(&script)));
         let accel =
             Accel::new(&mut reactor, config, configuration, Inheritance::Nothing, true, lower, None).unwrap();
@@ -484,6 +497,64 @@ fn data_that_leaves_the_log_while_the_backing_is_asked_for_extents_is_no_hole() 
     let states: Vec<_> = extents.iter().map(|extent| (extent.offset, extent.length, extent.state)).collect();
     let (hole, data) = (ExtentState::Hole, ExtentState::Allocated);
     assert_eq!(states, [(0, 2048, hole), (2048, 512, data), (2560, 1536, hole)]);
+}
+
+/// The backing takes nothing and the log is full: writes wait for as long as configured and get an error then (P9). What was
+/// acknowledged stays, reads go on, and so do writes when the backing is back.
+#[test]
+fn a_full_log_before_a_dead_backing_makes_writes_wait_for_a_bounded_time() {
+    const WAIT: Duration = Duration::from_millis(300);
+    const LARGE: usize = 1 << 20;
+    let mut disk = Disk::with_wait(alone(), WAIT);
+    disk.settle();
+    disk.script.borrow_mut().fails = true;
+    let (mut written, began) = (0, Nanos::now());
+    let payload = vec![9; LARGE];
+    // Admission is paced as the log fills; from some point on there is no room, whatever the pace.
+    while disk.accel.status().log_bytes - disk.accel.status().log_used > LARGE as u64 {
+        if disk.accel.has_room(RequestKind::Write, LARGE as u64) {
+            let request =
+                Request::Write { tag: Tag(0), offset: 0, payload: Payload::Lent(&payload), fua: false };
+            disk.accel.submit(&mut disk.reactor, request);
+            written += 1;
+        }
+        disk.turn();
+        assert!(Nanos::now() - began < Duration::from_secs(60), "{written} MiB are in the log");
+    }
+    disk.settle();
+    assert!(disk.done.drain(..).all(|completion| completion.result.is_ok()), "{written} MiB acknowledged");
+    let waits = Nanos::now();
+    while !disk.accel.has_room(RequestKind::Write, LARGE as u64) {
+        assert!(Nanos::now() - waits < WAIT * 4, "it waits on");
+        disk.run(Duration::from_millis(10));
+    }
+    assert!(Nanos::now() - waits >= WAIT, "{:?}", Nanos::now() - waits);
+    let request = Request::Write { tag: Tag(1), offset: 0, payload: Payload::Lent(&[1; LARGE]), fua: false };
+    disk.accel.submit(&mut disk.reactor, request);
+    disk.read(2, 0, 512);
+    disk.settle();
+    assert_eq!(disk.tags(), [1, 2]);
+    for Completion { tag, result } in disk.done.drain(..) {
+        match (tag.0, result) {
+            (1, Err(error)) => assert_eq!(error.code, Code::Io, "{error}"),
+            (2, Ok(Outcome::Read(buffer))) => assert!(buffer.bytes().iter().all(|byte| *byte == 9)),
+            other => panic!("{other:?}"),
+        }
+    }
+    let told = |disk: &Disk, what| {
+        disk.notices.iter().any(|notice| matches!(notice, AccelNotice::Tell(kind, _) if *kind == what))
+    };
+    assert!(told(&disk, "log-jammed") && disk.accel.status().reason.contains("as the test says"));
+    disk.script.borrow_mut().fails = false;
+    disk.run(Duration::from_millis(2_500));
+    assert!(told(&disk, "log-has-room") && disk.accel.is_clean());
+    assert!(
+        disk.script.borrow().bytes.iter().all(|byte| *byte == 9),
+        "all that was acknowledged, and no more"
+    );
+    disk.write(3, 0, 4);
+    disk.settle();
+    assert_eq!(disk.tags(), [3]);
 }
 
 /// A copy for which nobody waits comes in parts, each after the one before is confirmed, so that live writes get most of the

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, LeaseConfig, NbdConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, LeaseConfig, LimitsConfig, NbdConfig, PeersConfig, RegistryConfig,
+    ResourcesConfig,
 };
 use weir_node::units::{Period, Size};
 
@@ -39,6 +40,8 @@ pub struct LabConfig {
     pub fence_grace: Duration,
     /// A replica that has not answered for this long is replaced.
     pub peer_deadline: Duration,
+    /// Writes wait at most this long for room in a log that frees nothing.
+    pub full_log_wait: Duration,
     /// Threads for I/O, per node.
     pub shards: usize,
     /// Memory for requests under way, per shard.
@@ -65,6 +68,7 @@ impl LabConfig {
             lease_ttl: Duration::from_secs(2),
             fence_grace: Duration::from_secs(10),
             peer_deadline: Duration::from_secs(1),
+            full_log_wait: LimitsConfig::default().full_log_wait.0,
             shards: 1,
             buffers: Size(64 << 20),
             log: Size(64 << 20),
@@ -141,6 +145,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
         api: ApiConfig { socket: Some(node.api.clone()) },
+        limits: LimitsConfig { full_log_wait: Period(config.full_log_wait) },
         resources: ResourcesConfig {
             shards: config.shards,
             buffers: config.buffers,

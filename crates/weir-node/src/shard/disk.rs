@@ -71,6 +71,7 @@ impl Disk {
         };
         let accel_config = AccelConfig {
             peer_deadline: config.peer_deadline,
+            full_log_wait: config.full_log_wait,
             lease_until: open.lease_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
         };

@@ -33,6 +33,8 @@ pub struct ShardConfig {
     pub log_bytes: u64,
     /// A replica that does not confirm within this time is lost (P9).
     pub peer_deadline: Duration,
+    /// Writes wait at most this long for room in a log that frees nothing (P9).
+    pub full_log_wait: Duration,
     /// Which engine the reactor uses.
     pub engine: Engine,
     /// The node's flash device, if it has one.
