@@ -54,7 +54,7 @@ confusion: ## faults planted one at a time, and what weir diagnose takes each fo
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about ten minutes; ONLY=generator for a part
 	$(CARGO) run --release -p weir-peers -- --only "$(ONLY)"
 
-soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (as root), with seeds that are printed
+soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of which outlast the fence grace (as root)
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition -- --nocapture
 
 # What `make heal` and its like measure with; as root.

@@ -1,18 +1,20 @@
 //! Partitions with real processes, each in a network of its own: ways are cut under load, one direction or both, between two
 //! nodes or around one, and every block is checked against the history of acknowledged writes (P1, P2, P4, P7, P9). Needs
-//! root, for network namespaces.
+//! root, for network namespaces. Half of the partitions last for longer than lease and grace together.
 //!
 //! `WEIR_ROUNDS` sets how many rounds there are over all tests here and in `crash`, `WEIR_SEED` replays.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::rounds::{Setup, refused, rounds, run_rounds, some_time};
+use common::rounds::{CUT_OFF_GRACE, Setup, refused, rounds, run_rounds, some_time};
 use common::{Bench, during};
 use fastrand::Rng;
+use weir_block::Nanos;
 use weir_lab::REGISTRY;
 use weir_load::verifying::VerifyingLoad;
 
@@ -21,6 +23,14 @@ const ONE: Setup = Setup { nodes: 3, policy: "write-back+1", network: true };
 
 /// Two replicas; one node is left over.
 const TWO: Setup = Setup { nodes: 4, policy: "write-back+2", ..ONE };
+
+/// How long a partition lasts at least: every second one longer than lease and grace together, so that nobody waits any more for
+/// what the node that is cut off may still do.
+fn lasts() -> Duration {
+    static LONG: AtomicBool = AtomicBool::new(false);
+    let beyond = CUT_OFF_GRACE + Duration::from_secs(3);
+    if LONG.fetch_xor(true, Ordering::Relaxed) { Duration::ZERO } else { beyond }
+}
 
 fn some_replica(bench: &Bench, random: &mut Rng) -> String {
     let replicas = bench.wait_effective().replicas;
@@ -40,11 +50,13 @@ fn cut_replica(
     ways: impl Fn(&Bench, &str, &str) -> Vec<(String, String)>,
 ) -> (VerifyingLoad, String) {
     let before = some_time(random, 20, 500);
+    let lasts = lasts();
     let (owner, replica) = (bench.owner(), some_replica(bench, random));
-    let (load, ()) = during(load, before + Duration::from_millis(2000), || {
+    let (load, ()) = during(load, before + lasts + Duration::from_millis(2000), || {
         thread::sleep(before);
         bench.lab.network().unwrap().cut(ways(bench, &owner, &replica)).unwrap();
         bench.wait(|view| !view.replicas.contains(&replica) && view.requested == view.effective);
+        thread::sleep(lasts);
     });
     assert_eq!(bench.owner(), owner);
     assert_eq!(load.progress().reconnects(), 0, "the owner was not touched (P9)");
@@ -137,8 +149,10 @@ fn succeeded(
     let (load, successor) = during(load, Duration::from_secs(3600), || {
         thread::sleep(before);
         bench.lab.network().unwrap().cut(ways).unwrap();
+        let until = Nanos::now() + lasts();
         let successor = bench.wait(|view| view.owner.as_ref() != Some(&former)).owner.unwrap();
         thread::sleep(after);
+        thread::sleep(until - Nanos::now());
         bench.lab.network().unwrap().restore().unwrap();
         thread::sleep(Duration::from_millis(1000));
         progress.stop();

@@ -14,6 +14,9 @@ use super::{Bench, DISK, alone, new_history, seed};
 /// Longest stall that a load may see, on a machine that does much else (the target on a quiet one is 2 s).
 pub const LONGEST_STALL: Duration = Duration::from_secs(10);
 
+/// `fence_grace` where nodes are cut off: short, so that a partition can outlast it.
+pub const CUT_OFF_GRACE: Duration = Duration::from_secs(3);
+
 /// Room for the log of one disk.
 const FLASH: Size = Size(96 << 20);
 
@@ -29,6 +32,9 @@ pub struct Setup {
 impl Setup {
     fn tune(self, medium: Medium, config: &mut LabConfig) {
         config.network = self.network;
+        if self.network {
+            config.fence_grace = CUT_OFF_GRACE;
+        }
         if medium == Medium::Flash {
             config.flash = LabFlash::Files(FLASH);
         }
