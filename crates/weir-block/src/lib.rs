@@ -23,8 +23,8 @@ pub use layer::{Destage, Layer, LayerInfo};
 pub use meter::{KindMeter, LayerMeter, Meter};
 pub use metered::{Metered, Observe};
 pub use reactor::{
-    Action, Engine, Event, Interest, OwnerId, Reactor, ReactorConfig, SharedFile, Token, Waker, WatchId,
-    WriteSource,
+    Action, Descriptor, Engine, Event, Interest, OwnerId, Reactor, ReactorConfig, SharedFile, Token, Waker,
+    WatchId, WriteSource,
 };
 pub use region::Region;
 pub use request::{Completion, Extent, ExtentState, Outcome, Payload, Request, RequestKind, Tag};

@@ -10,22 +10,22 @@ pub use crate::shard::profile::DiskProfile;
 
 /// The lowest layers of a disk: its backing, and what was put around it.
 pub trait Bottom: Destage {
-    /// Looks at the size of the file or device again, after it was resized. The disk's size in bytes.
+    /// The disk has another size from now on, in bytes.
     ///
     /// # Errors
-    /// As for [`FileBacking::reload_size`].
-    fn reload_size(&mut self) -> Result<u64, VolumeError>;
+    /// As for [`FileBacking::resize`].
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
 }
 
 impl Bottom for FileBacking {
-    fn reload_size(&mut self) -> Result<u64, VolumeError> {
-        FileBacking::reload_size(self)
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        FileBacking::resize(self, size)
     }
 }
 
 impl<B: Bottom + ?Sized> Bottom for Box<B> {
-    fn reload_size(&mut self) -> Result<u64, VolumeError> {
-        (**self).reload_size()
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        (**self).resize(size)
     }
 }
 

@@ -108,7 +108,7 @@ impl DirVolume {
         }
     }
 
-    /// Grows a disk to `size` bytes (a multiple of 4096), durably. Who has it open calls [`FileBacking::reload_size`].
+    /// Grows a disk to `size` bytes (a multiple of 4096), durably. Who has it open calls [`FileBacking::resize`].
     /// The size that it has already is fine, so that the step can be repeated.
     ///
     /// # Errors

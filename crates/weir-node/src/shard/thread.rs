@@ -1,5 +1,6 @@
 //! The loop of a shard: wait, take commands and events, give every disk a turn, go on.
 
+mod openings;
 mod replicas;
 
 use std::io;
@@ -14,9 +15,11 @@ use weir_block::{Event, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::nbd::Workspace;
 
 use super::disk::Disk;
-use super::messages::{Command, DiskStatus, Notice, OpenDisk};
+use super::messages::{Command, DiskStatus, Notice};
+use super::opener::Opener;
 use super::places::{Place, Places};
 use super::{ShardConfig, answer};
+use openings::Opening;
 use replicas::Replica;
 
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
@@ -30,6 +33,11 @@ pub struct ShardThread {
     replicas: Slab<Replica>,
     /// Flash stores that are not needed any more and still have a write under way.
     retired: Slab<FlashStore>,
+    /// Disks whose backings are being opened.
+    openings: Vec<Opening>,
+    opener: Opener,
+    /// Number of the last opening.
+    last_opening: u64,
     places: Places,
     workspace: Workspace,
     reactor: Reactor,
@@ -49,14 +57,18 @@ impl ShardThread {
         commands: mpsc::Receiver<Command>,
         notices: mpsc::Sender<Notice>,
     ) -> io::Result<ShardThread> {
+        let reactor = Reactor::new(reactor)?;
         Ok(ShardThread {
             config,
+            openings: Vec::new(),
+            opener: Opener::new(reactor.waker()),
+            last_opening: 0,
             disks: Slab::new(),
             replicas: Slab::new(),
             retired: Slab::new(),
             places: Places::default(),
             workspace: Workspace::new(),
-            reactor: Reactor::new(reactor)?,
+            reactor,
             commands,
             notices,
             unsent: Vec::new(),
@@ -79,6 +91,8 @@ impl ShardThread {
                 return;
             }
             let again = self.take_commands();
+            self.take_opened();
+            self.expire_openings();
             self.dispatch(&mut events);
             self.turn();
             if self.is_finished() {
@@ -95,7 +109,7 @@ impl ShardThread {
             return Nanos(0);
         }
         let disks = self.disks.iter().map(|(_, disk)| disk.deadline(&self.reactor, &self.workspace));
-        let soonest = disks.min().unwrap_or(Nanos::NEVER);
+        let soonest = disks.min().unwrap_or(Nanos::NEVER).min(self.openings_deadline());
         if self.unsent.is_empty() {
             return soonest;
         }
@@ -177,14 +191,8 @@ impl ShardThread {
 
     fn take_command(&mut self, command: Command) {
         match command {
-            Command::Open(open, done) => {
-                let opened = self.open(&open);
-                answer(done, opened);
-            }
-            Command::Close { disk, done } => match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
-                Some((_, one)) => one.close(&mut self.workspace, done),
-                None => answer(done, Ok(())),
-            },
+            Command::Open(open, done) => self.open(open, done),
+            Command::Close { disk, done } => self.close(&disk, done),
             Command::LetGo { disk, keep, done } => self.let_go(disk, keep, done),
             Command::HoldDestage { disk, done } => match self.find(&disk) {
                 Some(one) => one.hold_destage(done),
@@ -269,28 +277,25 @@ impl ShardThread {
         }
     }
 
-    fn open(&mut self, open: &OpenDisk) -> Result<(), String> {
-        if self.find(&open.disk).is_some() {
-            return Err("the disk is open already".into());
+    fn close(&mut self, disk: &str, done: oneshot::Sender<Result<(), String>>) {
+        self.stop_opening(Some(disk), "the disk is closed again");
+        match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
+            Some((_, one)) => one.close(&mut self.workspace, done),
+            None => answer(done, Ok(())),
         }
-        // The backing first: if it cannot be opened, the replica must stay, it may be the only copy of the log.
-        let backing = Disk::open_backing(&mut self.reactor, open)?;
-        let (inheritance, store) = self.inherit(open)?;
-        let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store)?;
-        let (clients, layers) = (disk.clients(), disk.layers());
-        let slot = self.disks.insert(disk);
-        self.places.set(clients, Place::Clients(slot));
-        layers.for_each(|owner| self.places.set(owner, Place::Layers(slot)));
-        Ok(())
     }
 
     fn status(&self) -> Vec<DiskStatus> {
         let owned = self.disks.iter().map(|(_, disk)| disk.status());
-        owned.chain(self.replicas.iter().map(|(_, replica)| replica.status())).collect()
+        owned
+            .chain(self.openings_status())
+            .chain(self.replicas.iter().map(|(_, replica)| replica.status()))
+            .collect()
     }
 
     fn stop(&mut self, done: oneshot::Sender<()>) {
         self.stopping = Some(done);
+        self.stop_opening(None, "the node is stopping");
         for (_, disk) in &mut self.disks {
             disk.close(&mut self.workspace, oneshot::channel().0);
         }

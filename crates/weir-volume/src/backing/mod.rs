@@ -4,6 +4,7 @@ mod engine_sync;
 mod engine_uring;
 mod extents;
 mod flushes;
+mod lookups;
 mod storage;
 mod zeroing;
 
@@ -22,12 +23,17 @@ use crate::error::VolumeError;
 use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
 use flushes::Flushes;
+use lookups::{Lookups, Question};
 pub use storage::Medium;
 use storage::Storage;
 use zeroing::{Way, Ways, ZeroJob};
 
 /// The slot of the sync that answers a group of flushes; requests never reach it.
 const SYNC: u32 = u32::MAX;
+
+/// Most requests under way to storage for which the ring keeps a thread for each: one that hangs must leave threads to the
+/// shard's other disks (P10).
+const MOST_WAITING: usize = 64;
 
 /// How operations are done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +100,7 @@ enum Step {
     Write,
     Zero(ZeroJob),
     Sync,
+    Extents,
 }
 
 /// A file or block device that takes requests.
@@ -107,6 +114,7 @@ pub struct FileBacking {
     engine: Engine,
     depth: usize,
     pending: Slab<Pending>,
+    lookups: Lookups,
     ready: Vec<Completion>,
     /// Results being worked off; empty between calls, kept for its memory.
     round: Vec<Finished>,
@@ -123,24 +131,57 @@ pub struct FileBacking {
     lost: Option<i32>,
 }
 
-impl FileBacking {
-    /// Opens the file or block device at `path` for the shard of `reactor`.
+/// A file or block device that was opened and examined, on a thread that may wait for the storage, and is to become a
+/// [`FileBacking`] on its shard.
+pub struct OpenedFile {
+    path: PathBuf,
+    storage: Storage,
+    size: u64,
+    options: BackingOptions,
+}
+
+impl OpenedFile {
+    /// Opens the file or block device at `path`. Waits for as long as the storage does not answer, so that a shard never
+    /// calls it. Closing, which dropping does, may wait as well.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::NotABacking`], [`VolumeError::Busy`] (a device that this host uses
     /// otherwise), [`VolumeError::InvalidSize`], [`VolumeError::LogicalBlock`], [`VolumeError::Permission`].
+    pub fn open(path: &Path, options: &BackingOptions) -> Result<OpenedFile, VolumeError> {
+        let storage = Storage::open(path, options)?;
+        let size = options.size.unwrap_or(storage.length);
+        check_size(path, size, storage.logical_block)?;
+        check_device(path, size, storage.medium, storage.length)?;
+        Ok(OpenedFile { path: path.to_path_buf(), storage, size, options: options.clone() })
+    }
+}
+
+impl FileBacking {
+    /// Opens the file or block device at `path` for the shard of `reactor`, and waits for the storage.
+    ///
+    /// # Errors
+    /// As for [`OpenedFile::open`] and [`FileBacking::new`].
     pub fn open(
         reactor: &mut Reactor,
         path: &Path,
         options: &BackingOptions,
     ) -> Result<FileBacking, VolumeError> {
-        let storage = Storage::open(path, options)?;
-        let size = options.size.unwrap_or(storage.length);
-        check_size(path, size, &storage)?;
+        FileBacking::new(reactor, OpenedFile::open(path, options)?)
+    }
+
+    /// Takes what was opened to the shard of `reactor`. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::Io`]: no memory for zeroes to write from.
+    pub fn new(reactor: &mut Reactor, opened: OpenedFile) -> Result<FileBacking, VolumeError> {
+        let OpenedFile { path, storage, size, options } = opened;
         let zeroes = Region::new(zeroing::WRITE_PIECE as usize)
-            .map_err(|error| VolumeError::from_io("mapping zeroes for", path, error))?;
+            .map_err(|error| VolumeError::from_io("mapping zeroes for", &path, error))?;
         let owner = reactor.new_owner();
-        let file = SharedFile::new(storage.file);
+        let file = match storage.medium {
+            Medium::Memory => SharedFile::new(storage.file),
+            Medium::File | Medium::Device => SharedFile::closed_aside(storage.file),
+        };
         let inline = match options.engine {
             EngineChoice::Auto => storage.medium == Medium::Memory,
             EngineChoice::Reactor => false,
@@ -161,15 +202,17 @@ impl FileBacking {
             fast_zeroes: ways.punch || ways.zero_range,
             discards: ways.punch,
         };
+        let most = if storage.begins_at_once || inline { usize::MAX } else { MOST_WAITING };
         Ok(FileBacking {
-            path: path.to_path_buf(),
+            path,
+            lookups: Lookups::new(file.clone(), owner),
             file,
             medium: storage.medium,
             direct: storage.direct,
             info,
             owner,
             engine,
-            depth: options.depth.max(1),
+            depth: options.depth.clamp(1, most),
             pending: Slab::new(),
             ready: Vec::new(),
             round: Vec::new(),
@@ -207,16 +250,21 @@ impl FileBacking {
         self.owner
     }
 
-    /// Looks at the size of the file or device again, after it was resized. Returns the disk's size in bytes.
+    /// The disk has another size from now on: that of its record, in bytes, whatever the file's length is. A file that is
+    /// shorter reads as zeroes behind its end. Waits for nothing.
     ///
     /// # Errors
-    /// As for [`FileBacking::open`]; the old size then stays.
-    pub fn reload_size(&mut self) -> Result<u64, VolumeError> {
-        let size = storage::length(self.file.as_raw_fd())
-            .map_err(|error| VolumeError::from_io("examining", &self.path, error))?;
-        check_multiple(&self.path, size, self.info.logical_block)?;
+    /// [`VolumeError::InvalidSize`]: not a multiple of the logical block, or more than the device has; the old size then
+    /// stays.
+    pub fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        check_size(&self.path, size, self.info.logical_block)?;
+        if self.medium == Medium::Device {
+            let length = storage::length(self.file.as_raw_fd())
+                .map_err(|error| VolumeError::from_io("examining", &self.path, error))?;
+            check_device(&self.path, size, self.medium, length)?;
+        }
         self.info.size = size;
-        Ok(size)
+        Ok(())
     }
 
     /// Takes a request in; its slot.
@@ -269,14 +317,33 @@ impl FileBacking {
         self.flushes.arrive(slot);
     }
 
-    fn extents(&mut self, tag: Tag, offset: u64, length: u64) {
-        let result = if self.medium == Medium::Device {
-            Ok(vec![Extent { offset, length, state: ExtentState::Allocated }])
-        } else {
-            extents::of_file(self.file.as_raw_fd(), offset, length, u64::from(self.info.logical_block))
-        };
-        let result = result.map_err(|errno| IoError::from_errno(errno, "looking up extents of the backing"));
-        self.answer(tag, result.map(Outcome::Extents));
+    fn extents(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, length: u64) {
+        let logical_block = u64::from(self.info.logical_block);
+        match self.medium {
+            Medium::Device => {
+                let all = vec![Extent { offset, length, state: ExtentState::Allocated }];
+                self.answer(tag, Ok(Outcome::Extents(all)));
+            }
+            Medium::Memory => {
+                let found = extents::of_file(self.file.as_raw_fd(), offset, length, logical_block);
+                self.answer(tag, extents_outcome(found));
+            }
+            Medium::File => {
+                let slot = self.take(tag, Step::Extents);
+                if let Err(errno) =
+                    self.lookups.ask(reactor, Question { slot, offset, length, logical_block })
+                {
+                    self.finish(slot, extents_outcome(Err(errno)));
+                }
+            }
+        }
+    }
+
+    /// What the lookup thread has found out.
+    fn take_lookups(&mut self, reactor: &mut Reactor) {
+        for (slot, found) in self.lookups.take(reactor) {
+            self.finish(slot, extents_outcome(found));
+        }
     }
 
     fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob) {
@@ -373,6 +440,7 @@ impl FileBacking {
             }
             Step::Zero(job) => self.zero_finished(reactor, slot, job, result),
             Step::Sync => unreachable!("a flush waits for the sync's own slot"),
+            Step::Extents => unreachable!("extents come from the lookup thread"),
         }
     }
 
@@ -418,7 +486,7 @@ impl Layer for FileBacking {
                 self.zero(reactor, tag, zero_job(offset, length, fua, true, false));
             }
             Request::Flush { tag } => self.flush(tag),
-            Request::Extents { tag, offset, length } => self.extents(tag, offset, length),
+            Request::Extents { tag, offset, length } => self.extents(reactor, tag, offset, length),
         }
     }
 
@@ -426,8 +494,11 @@ impl Layer for FileBacking {
         if event.token.owner != self.owner {
             return;
         }
-        if let Action::File { result, buffer } = event.action {
-            self.finished(reactor, Finished { slot: event.token.slot, result, buffer });
+        match event.action {
+            Action::File { result, buffer } => {
+                self.finished(reactor, Finished { slot: event.token.slot, result, buffer });
+            }
+            Action::Ready(_) => self.take_lookups(reactor),
         }
     }
 
@@ -484,6 +555,12 @@ impl Destage for FileBacking {
     }
 }
 
+fn extents_outcome(found: Result<Vec<Extent>, i32>) -> Result<Outcome, IoError> {
+    found
+        .map(Outcome::Extents)
+        .map_err(|errno| IoError::from_errno(errno, "looking up extents of the backing"))
+}
+
 fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: bool) -> ZeroJob {
     ZeroJob {
         next: offset,
@@ -496,16 +573,15 @@ fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: boo
     }
 }
 
-fn check_size(path: &Path, size: u64, storage: &Storage) -> Result<(), VolumeError> {
-    check_multiple(path, size, storage.logical_block)?;
-    if storage.medium == Medium::Device && size > storage.length {
+fn check_device(path: &Path, size: u64, medium: Medium, length: u64) -> Result<(), VolumeError> {
+    if medium == Medium::Device && size > length {
         let reason = "is more than the device has";
         return Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason });
     }
     Ok(())
 }
 
-fn check_multiple(path: &Path, size: u64, logical_block: u32) -> Result<(), VolumeError> {
+fn check_size(path: &Path, size: u64, logical_block: u32) -> Result<(), VolumeError> {
     let reason = if size == 0 {
         "is not a disk"
     } else if !size.is_multiple_of(u64::from(logical_block)) {

@@ -36,13 +36,16 @@ pub(super) struct Storage {
     pub logical_block: u32,
     /// The unit below which writes are slower, in bytes.
     pub preferred_block: u32,
-    /// `FALLOC_FL_PUNCH_HOLE` works.
+    /// `FALLOC_FL_PUNCH_HOLE` is worth a try.
     pub punches: bool,
     /// `FALLOC_FL_ZERO_RANGE` is worth a try.
     pub zeroes: bool,
+    /// Requests can be begun without waiting for the storage. Otherwise the ring keeps a thread for each (FUSE, NFS).
+    pub begins_at_once: bool,
 }
 
 impl Storage {
+    /// Waits for the storage, for as long as that does not answer.
     pub fn open(path: &Path, options: &BackingOptions) -> Result<Storage, VolumeError> {
         let failed = |error| VolumeError::from_io("opening", path, error);
         // Looked at before it is opened: opening a FIFO would wait, opening a tape would rewind it.
@@ -62,11 +65,9 @@ impl Storage {
         let able = alignment.unwrap_or(512);
         let logical_block = choose_logical_block(path, options.logical_block, able)?;
         let length = length(file.as_raw_fd()).map_err(failed)?;
-        let (punches, zeroes) =
-            if options.writable { zeroing(&file, medium, &metadata, length) } else { (false, false) };
+        let (punches, zeroes) = if options.writable { zeroing(medium, &metadata) } else { (false, false) };
         let physical = if device { physical_block(file.as_raw_fd()) } else { 4096 };
         Ok(Storage {
-            file,
             medium,
             direct: alignment.is_some(),
             length,
@@ -74,6 +75,8 @@ impl Storage {
             preferred_block: physical.clamp(4096, 64 << 10),
             punches,
             zeroes,
+            begins_at_once: begins_at_once(&file, length),
+            file,
         })
     }
 }
@@ -161,19 +164,32 @@ fn choose_logical_block(path: &Path, asked: Option<u32>, able: u32) -> Result<u3
     Ok(asked)
 }
 
-/// Whether holes can be punched, and whether ranges can be zeroed without sending zeroes.
-fn zeroing(file: &File, medium: Medium, metadata: &std::fs::Metadata, length: u64) -> (bool, bool) {
-    if medium == Medium::Device {
+/// Whether it is worth a try to punch holes, and to zero ranges without sending zeroes. A file is not tried here: `fallocate`
+/// waits for all direct I/O to it, also for that of a former owner that is stuck behind a slow device. What a filesystem
+/// turns out not to do is not tried again.
+fn zeroing(medium: Medium, metadata: &std::fs::Metadata) -> (bool, bool) {
+    match medium {
         // Without hardware help the kernel would write the zeroes itself, which is not fast and cannot be interrupted.
-        let offloads = device_offloads_zeroes(metadata.rdev());
-        return (offloads, offloads);
+        Medium::Device => {
+            let offloads = device_offloads_zeroes(metadata.rdev());
+            (offloads, offloads)
+        }
+        Medium::File => (true, true),
+        Medium::Memory => (true, false),
     }
-    // Behind the end of the file there is nothing to lose.
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let start = length.next_multiple_of(4096) as i64;
-    // SAFETY: no pointers.
-    let punches = unsafe { libc::fallocate(file.as_raw_fd(), mode, start, 4096) } == 0;
-    (punches, medium == Medium::File)
+}
+
+/// Whether the filesystem takes requests that must not wait (`RWF_NOWAIT`). Asked behind the end of the file, where nothing is
+/// read.
+fn begins_at_once(file: &File, length: u64) -> bool {
+    #[repr(align(4096))]
+    struct Aligned([u8; 4096]);
+    let mut block = Aligned([0; 4096]);
+    let vector = libc::iovec { iov_base: block.0.as_mut_ptr().cast(), iov_len: block.0.len() };
+    let behind = length.next_multiple_of(4096) as i64;
+    // SAFETY: one vector of 4096 writable bytes.
+    let read = unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, behind, libc::RWF_NOWAIT) };
+    read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP)
 }
 
 fn device_offloads_zeroes(device: u64) -> bool {

@@ -70,6 +70,10 @@ impl ShardThread {
         self.replicas.iter().find(|(_, replica)| replica.disk == disk).map(|(slot, _)| slot)
     }
 
+    pub(super) fn has_replica(&self, disk: &str) -> bool {
+        self.replica_of(disk).is_some()
+    }
+
     fn remove_replica(&mut self, slot: usize) -> ReplicaHost {
         let Replica { host, owner, .. } = self.replicas.remove(slot);
         for owner in host.store_owner().into_iter().chain([owner]) {
@@ -152,6 +156,7 @@ impl ShardThread {
     }
 
     pub(super) fn let_go(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
+        self.stop_opening(Some(&disk), "another node owns the disk");
         let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) else {
             return answer(done, ());
         };
@@ -186,7 +191,7 @@ impl ShardThread {
         owner: String,
         fd: OwnedFd,
     ) {
-        if self.find(&disk).is_some_and(|one| !one.is_let_go()) {
+        if self.is_opening(&disk) || self.find(&disk).is_some_and(|one| !one.is_let_go()) {
             // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
             tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
             return;

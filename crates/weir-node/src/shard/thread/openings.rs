@@ -1,0 +1,166 @@
+//! Disks whose backings are being opened.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use weir_block::Nanos;
+use weir_volume::OpenedFile;
+
+use super::ShardThread;
+use crate::shard::answer;
+use crate::shard::disk::Disk;
+use crate::shard::messages::{DiskStatus, OpenDisk};
+use crate::shard::opener::{Opened, Opener};
+use crate::shard::places::Place;
+
+/// Whoever has a disk opened is told after this long that its backing does not answer. The opening goes on, and the next
+/// attempt joins it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An opening is worth a word in the disk's state after this long.
+const NOTICEABLE: Duration = Duration::from_secs(1);
+
+/// A disk whose backing is being opened.
+pub(super) struct Opening {
+    number: u64,
+    open: Box<OpenDisk>,
+    since: Nanos,
+    /// Who waits for it; nobody any more when the disk was let go meanwhile, or `PATIENCE` is over.
+    waiting: Option<oneshot::Sender<Result<(), String>>>,
+}
+
+impl Opening {
+    fn is_wanted(&self) -> bool {
+        self.waiting.as_ref().is_some_and(|waiting| !waiting.is_closed())
+    }
+
+    /// What was opened for `self` will do for `other`.
+    fn fits(&self, other: &OpenDisk) -> bool {
+        let file = |open: &OpenDisk| (open.path.clone(), open.size, open.logical_block);
+        file(&self.open) == file(other)
+    }
+
+    fn answer(&mut self, result: Result<(), String>) {
+        if let Some(waiting) = self.waiting.take() {
+            answer(waiting, result);
+        }
+    }
+}
+
+impl ShardThread {
+    /// Has a disk's backing opened; the rest follows when that is done. The replica stays meanwhile: it may be the only copy
+    /// of the log.
+    pub(super) fn open(&mut self, open: Box<OpenDisk>, done: oneshot::Sender<Result<(), String>>) {
+        if self.stopping.is_some() {
+            return answer(done, Err("the node is stopping".into()));
+        }
+        if self.find(&open.disk).is_some() {
+            return answer(done, Err("the disk is open already".into()));
+        }
+        if self.is_opening(&open.disk) {
+            return answer(done, Err("the disk is being opened already".into()));
+        }
+        let since = Nanos::now();
+        // An earlier attempt's opening that nobody waits for any more goes on all the same.
+        let earlier = self.openings.iter_mut().find(|one| one.open.disk == open.disk && one.fits(&open));
+        if let Some(earlier) = earlier {
+            (earlier.open, earlier.since, earlier.waiting) = (open, since, Some(done));
+            return;
+        }
+        self.last_opening += 1;
+        let number = self.last_opening;
+        match self.opener.start(number, open.path.clone(), Disk::backing_options(&open)) {
+            Ok(()) => self.openings.push(Opening { number, open, since, waiting: Some(done) }),
+            Err(reason) => answer(done, Err(reason)),
+        }
+    }
+
+    /// Goes on with the disks whose backings have been opened.
+    pub(super) fn take_opened(&mut self) {
+        while let Some(opened) = self.opener.take() {
+            let Some(place) = self.openings.iter().position(|one| one.number == opened.number) else {
+                Opener::discard(opened);
+                continue;
+            };
+            let mut opening = self.openings.swap_remove(place);
+            if !opening.is_wanted() {
+                Opener::discard(opened);
+                continue;
+            }
+            let Opened { result, .. } = opened;
+            let result = result.and_then(|file| self.put_together(&opening.open, file));
+            opening.answer(result);
+        }
+    }
+
+    fn put_together(&mut self, open: &OpenDisk, file: OpenedFile) -> Result<(), String> {
+        let backing = Disk::backing(&mut self.reactor, file)?;
+        let (inheritance, store) = self.inherit(open)?;
+        let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store)?;
+        let (clients, layers) = (disk.clients(), disk.layers());
+        let slot = self.disks.insert(disk);
+        self.places.set(clients, Place::Clients(slot));
+        layers.for_each(|owner| self.places.set(owner, Place::Layers(slot)));
+        Ok(())
+    }
+
+    /// Whether somebody waits for the disk's opening.
+    pub(super) fn is_opening(&self, disk: &str) -> bool {
+        self.openings.iter().any(|one| one.open.disk == disk && one.is_wanted())
+    }
+
+    /// The disk is to be closed, or belongs to another node: whoever waits for its opening is told, and what will have been
+    /// opened is closed.
+    pub(super) fn stop_opening(&mut self, disk: Option<&str>, reason: &str) {
+        for one in &mut self.openings {
+            if disk.is_none_or(|disk| one.open.disk == disk) {
+                one.answer(Err(reason.to_owned()));
+            }
+        }
+    }
+
+    /// Tells those who have waited for too long.
+    pub(super) fn expire_openings(&mut self) {
+        if self.openings.is_empty() {
+            return;
+        }
+        let now = Nanos::now();
+        for one in self.openings.iter_mut().filter(|one| now >= one.since + PATIENCE) {
+            let path = one.open.path.display().to_string();
+            one.answer(Err(format!(
+                "its backing {path} has not been opened for {PATIENCE:?}: the storage does not answer"
+            )));
+        }
+    }
+
+    /// When [`ShardThread::expire_openings`] has something to do.
+    pub(super) fn openings_deadline(&self) -> Nanos {
+        let waited = self.openings.iter().filter(|one| one.waiting.is_some());
+        waited.map(|one| one.since + PATIENCE).min().unwrap_or(Nanos::NEVER)
+    }
+
+    /// The state of disks that are being opened, for people.
+    pub(super) fn openings_status(&self) -> impl Iterator<Item = DiskStatus> {
+        let now = Nanos::now();
+        self.openings.iter().filter(|one| one.is_wanted()).map(move |one| {
+            let OpenDisk { disk, path, configuration, log_bytes, .. } = &*one.open;
+            let lasts = now - one.since;
+            let reason = if lasts < NOTICEABLE {
+                String::new()
+            } else {
+                format!("its backing {} has not been opened for {} s", path.display(), lasts.as_secs())
+            };
+            DiskStatus {
+                disk: disk.clone(),
+                role: "owner".into(),
+                state: "opening".into(),
+                reason,
+                epoch: configuration.epoch,
+                effective: configuration.effective(),
+                // The log that it goes on from is still counted as a replica's.
+                log_bytes: if self.has_replica(disk) { 0 } else { *log_bytes },
+                ..DiskStatus::default()
+            }
+        })
+    }
+}
