@@ -17,6 +17,7 @@
 //! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_load::profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
 //! | `GET /v1/events` | list of [`EventView`], oldest first |
+//! | `GET /metrics` | how the shards turn, in Prometheus' text format |
 //!
 //! Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind.
 
@@ -27,6 +28,7 @@ use weir_block::{KindMeter, LayerMeter, RequestKind};
 pub use weir_cluster::records::{Medium, MediumSpace};
 use weir_load::Workload;
 
+use crate::shard::health::Look;
 use crate::shard::messages::{DiskStatus, LoadLayer};
 
 /// What the caller has to do about an error.
@@ -94,8 +96,56 @@ pub struct NodeStatus {
     pub disks: Vec<DiskView>,
     /// Replicas that this node keeps for other owners.
     pub replicas: Vec<DiskStatus>,
+    /// How this node's shards turn, by number.
+    #[serde(default)]
+    pub shards: Vec<ShardView>,
     /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`.
     pub exports: Vec<String>,
+}
+
+/// How a shard (a thread with the disks that are its) turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShardView {
+    /// Its number, from 0.
+    pub shard: usize,
+    /// `ok`, `spins` (turns that do nothing, one after the other, within the last second), or `hangs` (a turn has lasted for over
+    /// a second, and all its disks stand still).
+    pub state: String,
+    /// For how long it hangs, and in which disk's turn; empty otherwise.
+    pub reason: String,
+    /// Turns since the node started.
+    pub turns: u64,
+    /// Turns of single disks.
+    pub disk_turns: u64,
+    /// Turns that took longer than 10 ms.
+    pub long_turns: u64,
+    /// The longest turn, in milliseconds.
+    pub longest_turn_ms: f64,
+    /// How often it was found spinning.
+    pub spins: u64,
+}
+
+impl ShardView {
+    /// Shard `shard`, looked at.
+    #[must_use]
+    pub fn new(shard: usize, look: &Look) -> ShardView {
+        let (state, reason) = match look.hangs {
+            Some(lasts) if look.disk.is_empty() => ("hangs", format!("for {lasts:.1?}")),
+            Some(lasts) => ("hangs", format!("for {lasts:.1?}, in the turn of disk {}", look.disk)),
+            None if look.spinning => ("spins", String::new()),
+            None => ("ok", String::new()),
+        };
+        ShardView {
+            shard,
+            state: state.into(),
+            reason,
+            turns: look.turns,
+            disk_turns: look.disk_turns,
+            long_turns: look.long_turns,
+            longest_turn_ms: look.longest.as_secs_f64() * 1e3,
+            spins: look.spins,
+        }
+    }
 }
 
 /// A node, as the registry has it.

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
@@ -14,6 +15,7 @@ use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Follow, Move, RecordProfile, Resize,
     RunLoad, SetPolicy,
 };
+use crate::metrics;
 use crate::operations::Operations;
 
 /// Longest request that is read, in bytes.
@@ -61,6 +63,7 @@ pub fn router(operations: Operations) -> Router {
     let disks = async |State(ops): Ops| json(ops.disks().await);
     let create_disk = async |State(ops): Ops, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
     let events = async |State(ops): Ops| json(ops.events().await);
+    let metrics = async |State(ops): Ops| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], ops.metrics());
     let nothing = async || {
         ApiError::new(ApiErrorKind::NotFound, "there is nothing here").hint("the API begins at /v1/")
     };
@@ -69,6 +72,7 @@ pub fn router(operations: Operations) -> Router {
         .route("/v1/volumes", get(volumes).post(create_volume))
         .route("/v1/disks", get(disks).post(create_disk))
         .route("/v1/events", get(events))
+        .route("/metrics", get(metrics))
         .merge(of_disk())
         .fallback(nothing)
         .layer(DefaultBodyLimit::max(LONGEST_REQUEST))

@@ -6,7 +6,7 @@
 //! - [`shard`]: the data path, on threads of its own;
 //! - [`stack`]: where whoever starts a node may put layers around a disk's;
 //! - [`peer`], [`exports`]: who connects, and where to;
-//! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how.
+//! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how; [`metrics`]: what Prometheus can.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod api;
@@ -15,6 +15,7 @@ pub mod config;
 pub mod control;
 pub mod exports;
 pub mod http;
+pub mod metrics;
 pub mod operations;
 pub mod peer;
 mod run;

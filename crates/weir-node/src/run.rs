@@ -27,7 +27,7 @@ use crate::config::Config;
 use crate::control::disk::{Message, Request, log_medium};
 use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
 use crate::control::world::World;
-use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor};
+use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, watchdog};
 use crate::exports::{self, Exports};
 use crate::http;
 use crate::operations::Operations;
@@ -181,6 +181,7 @@ pub async fn run_with(
     let mut services = JoinSet::new();
     services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
     services.spawn(room::keep_told(Arc::clone(&node)));
+    services.spawn(watchdog::watch(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));

@@ -23,7 +23,7 @@ use crate::flash::FlashStore;
 use crate::index::Index;
 use crate::lineage::Lineage;
 use crate::log::{LARGEST_RECORD, Layout, Log, RecordKind};
-use crate::owner::{Effect, Event as OwnerEvent, Owner};
+use crate::owner::{Effect, Event as OwnerEvent, Owner, Watermarks};
 use crate::pacing::Pacer;
 use crate::peers::{Identity, Peers};
 use crate::reads::{self, HeldRead, Hit, Overlay};
@@ -313,6 +313,13 @@ impl<L: Destage> Accel<L> {
         self.below.is_empty()
     }
 
+    /// Whether a request waits for memory of the shard, which other disks give back without a word: it needs a turn whenever
+    /// one of them has had one.
+    #[must_use]
+    pub fn waits_for_memory(&self) -> bool {
+        !self.deferred.is_empty() || self.behind.is_some()
+    }
+
     /// Takes what the accelerator has to say to its node.
     pub fn take_notices(&mut self, out: &mut Vec<AccelNotice>) {
         out.append(&mut self.notices);
@@ -370,6 +377,12 @@ impl<L: Destage> Accel<L> {
     /// The backing with its meter.
     pub fn lower_mut(&mut self) -> &mut Metered<L> {
         &mut self.lower
+    }
+
+    /// The watermarks.
+    #[must_use]
+    pub fn marks(&self) -> Watermarks {
+        self.owner.marks()
     }
 
     /// The state, for people.

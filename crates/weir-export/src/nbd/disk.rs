@@ -123,6 +123,12 @@ impl NbdDisk {
         self.turn = turn;
     }
 
+    /// Whether a connection waits for room, in the layer or in the shard's memory, which other disks give back.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Whether a connection stopped only to give others their turn.
     #[must_use]
     pub fn has_more(&self) -> bool {

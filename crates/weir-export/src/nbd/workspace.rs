@@ -76,6 +76,13 @@ impl Workspace {
         self.first_in_line.map(|(_, since)| since)
     }
 
+    /// Whether a connection of some disk waits for memory of the shard. The others are then looked through for clients that
+    /// hold memory and do not move, so that every disk needs its turns.
+    #[must_use]
+    pub fn somebody_waits(&self) -> bool {
+        self.first_in_line.is_some()
+    }
+
     /// Whether a request has to let another pass, which would otherwise starve beside many smaller ones.
     pub(super) fn yields(&self, who: Token, wanted: usize) -> bool {
         let Some((first, since)) = self.first_in_line else { return false };

@@ -8,7 +8,8 @@
 //! - [`flash`]: what is at rest on this node's flash when it starts;
 //! - [`room`]: what this node offers for write logs, and that it takes no more than fit;
 //! - [`supervisor`]: starts the tasks, routes what the shards want, keeps the membership;
-//! - [`shards`]: the way to the shards.
+//! - [`shards`]: the way to the shards;
+//! - [`watchdog`]: tells when a shard hangs or spins.
 //!
 //! Nothing here is on the way of an I/O.
 
@@ -20,6 +21,7 @@ pub mod node;
 pub mod room;
 pub mod shards;
 pub mod supervisor;
+pub mod watchdog;
 pub mod world;
 
 pub use node::Node;

@@ -1,11 +1,11 @@
 //! Room for write logs on this node: what it offers the others, and that no more logs are taken than fit (P10).
 //!
-//! How much is occupied is asked of the shards each time and kept nowhere: a second account of it would one day differ.
+//! How much is occupied is asked of the shards each time and kept nowhere: a second account of it would one day differ. What
+//! has been promised and is not there yet is kept here, for that long.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard};
 use weir_accel::flash::FlashDevice;
 use weir_cluster::records::{Medium, MediumSpace};
 
@@ -20,13 +20,24 @@ const PAUSE: Duration = Duration::from_secs(3);
 /// What a node with these logs on its shards offers, by medium.
 #[must_use]
 pub fn media(config: &ResourcesConfig, flash: Option<&FlashDevice>, logs: &[DiskStatus]) -> Vec<MediumSpace> {
-    let used: u64 = logs.iter().map(|log| log.log_bytes).sum();
+    offered(config, flash, logs, 0)
+}
+
+/// As [`media`], less room for as many logs as are promised and not there yet. On which medium they will be is not known of
+/// all of them, so they count on each.
+fn offered(
+    config: &ResourcesConfig,
+    flash: Option<&FlashDevice>,
+    logs: &[DiskStatus],
+    promised: usize,
+) -> Vec<MediumSpace> {
+    let used = logs.iter().map(|log| log.log_bytes).sum::<u64>() + promised as u64 * config.log.0;
     let (bytes, log) = (config.logs.0, config.log.0);
     let ram = MediumSpace { medium: Medium::Ram, bytes, free: bytes.saturating_sub(used), log };
     let flash = flash.filter(|flash| !flash.has_failed()).map(|flash| {
         let (slots, free) = flash.slots();
         // A log on flash is in memory as well.
-        let free = (free as u64 * log).min(ram.free);
+        let free = (free.saturating_sub(promised) as u64 * log).min(ram.free);
         MediumSpace { medium: Medium::Flash, bytes: slots as u64 * log, free, log }
     });
     [ram].into_iter().chain(flash).collect()
@@ -52,10 +63,34 @@ pub async fn keep_told(node: Arc<Node>) {
     }
 }
 
-/// Gives room to one log after the other.
+/// Promises room to logs. Nobody waits here for anybody else: whoever asks counts the promises that were made before.
 #[derive(Debug, Default)]
 pub struct LogRoom {
-    turn: Mutex<()>,
+    promised: Arc<Mutex<Promises>>,
+}
+
+/// Disks whose logs are promised room, by number.
+#[derive(Debug, Default)]
+struct Promises {
+    made: Vec<(u64, String)>,
+    last: u64,
+}
+
+/// Room for a disk's log, promised until this is dropped.
+#[derive(Debug)]
+pub struct Promise {
+    promised: Arc<Mutex<Promises>>,
+    number: u64,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        lock(&self.promised).made.retain(|(number, _)| *number != self.number);
+    }
+}
+
+fn lock(promised: &Mutex<Promises>) -> MutexGuard<'_, Promises> {
+    promised.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LogRoom {
@@ -64,15 +99,29 @@ impl LogRoom {
     ///
     /// # Errors
     /// In words: this node does not have the disk's medium, or no room on it.
-    pub async fn admit(&self, node: &Node, disk: &str) -> Result<MutexGuard<'_, ()>, String> {
-        let turn = self.turn.lock().await;
+    pub async fn admit(&self, node: &Node, disk: &str) -> Result<Promise, String> {
+        let (promise, before) = self.promise(disk);
         let logs = node.shards.status().await;
         // Whoever does not see the disk's record yet finds out when it does; a log is in memory unless somebody says otherwise.
         let medium = node.world.disk(disk).map_or_else(Medium::default, |record| record.medium);
-        if !logs.iter().any(|log| log.disk == disk && log.log_bytes > 0) {
-            fits(&node.config.name, medium, &media(&node.config.resources, node.flash.as_deref(), &logs))?;
+        let is_here = |disk: &str| logs.iter().any(|log| log.disk == disk && log.log_bytes > 0);
+        if !is_here(disk) {
+            let promised = before.iter().filter(|other| *other != disk && !is_here(other)).count();
+            let offered = offered(&node.config.resources, node.flash.as_deref(), &logs, promised);
+            fits(&node.config.name, medium, &offered)?;
         }
-        Ok(turn)
+        Ok(promise)
+    }
+
+    /// Promises room, and tells whom it has been promised before. Before the shards are asked: a promise that was kept by
+    /// then is among their logs, and one that was not is counted here.
+    fn promise(&self, disk: &str) -> (Promise, Vec<String>) {
+        let mut promises = lock(&self.promised);
+        let before = promises.made.iter().map(|(_, disk)| disk.clone()).collect();
+        promises.last += 1;
+        let number = promises.last;
+        promises.made.push((number, disk.to_owned()));
+        (Promise { promised: Arc::clone(&self.promised), number }, before)
     }
 }
 
@@ -105,9 +154,23 @@ mod tests {
         assert_eq!(fits("n1", Medium::Ram, &offers(2)), Ok(()));
         let full = fits("n1", Medium::Ram, &offers(3)).unwrap_err();
         assert!(full.contains("8 MiB of 200MiB") && full.contains("resources.logs"), "{full}");
+        assert!(fits("n1", Medium::Ram, &offered(&config, None, &[log.clone(), log.clone()], 1)).is_err());
         assert_eq!(offers(4)[0].free, 0, "more than there should be is not less than none");
         let flash = fits("n1", Medium::Flash, &offers(0)).unwrap_err();
         assert!(flash.contains("no write logs on flash"), "{flash}");
         assert_eq!((load(&[]), load(&[log.clone(), DiskStatus::default()])), (0, 1));
+    }
+
+    #[test]
+    fn promises_count_for_those_who_come_later_until_they_are_kept() {
+        let room = LogRoom::default();
+        let (first, before) = room.promise("a");
+        assert!(before.is_empty());
+        let (second, before) = room.promise("b");
+        assert_eq!(before, ["a"]);
+        drop(first);
+        assert_eq!(room.promise("c").1, ["b"]);
+        drop(second);
+        assert!(room.promise("d").1.is_empty());
     }
 }

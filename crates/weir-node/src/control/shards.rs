@@ -1,17 +1,32 @@
 //! The way to the shards.
+//!
+//! A shard answers within a turn, so whoever asks has a limit: a shard that hangs must not have the control plane hang with
+//! it. What it said last stands in for its answer where that is better than none.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use weir_block::Nanos;
 
 use crate::api::{ApiError, ApiErrorKind};
+use crate::shard::health::{Health, Look};
 use crate::shard::messages::{Command, DiskStatus};
 
-/// The queue of one shard, and how to wake its thread.
+/// Longest wait for a shard to say what its disks are doing.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Pause between two looks at whether the shard that is to answer hangs.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The queue of one shard, how to wake its thread, and whether it turns.
 #[derive(Clone)]
 pub struct ShardQueue {
     commands: mpsc::Sender<Command>,
     wake: Arc<dyn Fn() + Send + Sync>,
+    health: Arc<Health>,
+    /// What it said last.
+    last: Arc<Mutex<Vec<DiskStatus>>>,
 }
 
 /// The queues of all shards. Each disk is on one of them, for ever.
@@ -30,7 +45,20 @@ impl ShardQueue {
     /// A queue whose reader is woken by `wake`.
     #[must_use]
     pub fn new(commands: mpsc::Sender<Command>, wake: impl Fn() + Send + Sync + 'static) -> ShardQueue {
-        ShardQueue { commands, wake: Arc::new(wake) }
+        let (health, last) = (Arc::default(), Arc::default());
+        ShardQueue { commands, wake: Arc::new(wake), health, last }
+    }
+
+    /// Says where the reader publishes how it turns.
+    #[must_use]
+    pub fn with_health(self, health: Arc<Health>) -> ShardQueue {
+        ShardQueue { health, ..self }
+    }
+
+    /// Where the reader publishes how it turns.
+    #[must_use]
+    pub fn health(&self) -> &Health {
+        &self.health
     }
 
     /// Queues a command; waits while the queue is full. A shard ends only with the process, so a command that it does not
@@ -38,6 +66,58 @@ impl ShardQueue {
     async fn send(&self, command: Command) {
         let _ = self.commands.send(command).await;
         (self.wake)();
+    }
+
+    /// Asks what the disks are doing. Nothing, when the shard hangs or takes nothing more.
+    fn ask_status(&self) -> Option<oneshot::Receiver<Vec<DiskStatus>>> {
+        if self.health.hangs(Nanos::now()).is_some() {
+            return None;
+        }
+        let (answer, answered) = oneshot::channel();
+        self.commands.try_send(Command::Status { answer }).ok()?;
+        (self.wake)();
+        Some(answered)
+    }
+
+    /// The answer; if it does not come in time, what was said last, marked as such.
+    async fn status(
+        &self,
+        number: usize,
+        asked: Option<oneshot::Receiver<Vec<DiskStatus>>>,
+        until: tokio::time::Instant,
+    ) -> Vec<DiskStatus> {
+        if let Some(answered) = asked {
+            match tokio::time::timeout_at(until, answered).await {
+                Ok(Ok(statuses)) => {
+                    self.last().clone_from(&statuses);
+                    return statuses;
+                }
+                // The node is stopping.
+                Ok(Err(_)) => return Vec::new(),
+                Err(_) => {}
+            }
+        }
+        let mut statuses = self.last().clone();
+        for status in &mut statuses {
+            status.state = "silent".into();
+            status.reason =
+                format!("shard {number} of this node does not answer; the rest is what it said last");
+        }
+        statuses
+    }
+
+    fn last(&self) -> MutexGuard<'_, Vec<DiskStatus>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends when the shard hangs; says for how long.
+    async fn hangs(&self) -> Duration {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if let Some(lasts) = self.health.hangs(Nanos::now()).filter(|&lasts| lasts > PATIENCE) {
+                return lasts;
+            }
+        }
     }
 }
 
@@ -49,8 +129,21 @@ impl Shards {
         Shards { queues: queues.into() }
     }
 
+    /// The number of the shard that has `disk`.
+    #[must_use]
+    pub fn number_of(&self, disk: &str) -> usize {
+        crc32c::crc32c(disk.as_bytes()) as usize % self.queues.len()
+    }
+
     fn of(&self, disk: &str) -> &ShardQueue {
-        &self.queues[crc32c::crc32c(disk.as_bytes()) as usize % self.queues.len()]
+        &self.queues[self.number_of(disk)]
+    }
+
+    /// How each shard turns, by number.
+    #[must_use]
+    pub fn health(&self) -> Vec<Look> {
+        let now = Nanos::now();
+        self.queues.iter().map(|queue| queue.health.look(now)).collect()
     }
 
     /// Sends a command to the shard that has `disk`.
@@ -69,27 +162,37 @@ impl Shards {
         sent
     }
 
-    /// Sends a command that is answered, and waits for the answer.
+    /// Sends a command that is answered, and waits for the answer for as long as the shard turns.
     ///
     /// # Errors
-    /// The shard has ended.
+    /// The shard hangs, or has ended.
     pub async fn ask<T>(
         &self,
         disk: &str,
         command: impl FnOnce(oneshot::Sender<T>) -> Command,
     ) -> Result<T, ApiError> {
+        let queue = self.of(disk);
         let (answer, answered) = oneshot::channel();
-        self.send(disk, command(answer)).await;
-        answered.await.map_err(|_| ApiError::new(ApiErrorKind::Unavailable, "the node is stopping"))
+        let asked = async {
+            queue.send(command(answer)).await;
+            answered.await
+        };
+        tokio::select! {
+            answer = asked => {
+                answer.map_err(|_| ApiError::new(ApiErrorKind::Unavailable, "the node is stopping"))
+            }
+            lasts = queue.hangs() => Err(silent(self.number_of(disk), disk, lasts)),
+        }
     }
 
-    /// What all disks on all shards are doing, owned and replicated.
+    /// What all disks on all shards are doing, owned and replicated. A shard that does not answer within two seconds is
+    /// represented by what it said last, in the state `silent`.
     pub async fn status(&self) -> Vec<DiskStatus> {
+        let asked: Vec<_> = self.queues.iter().map(ShardQueue::ask_status).collect();
+        let until = tokio::time::Instant::now() + PATIENCE;
         let mut all = Vec::new();
-        for queue in self.queues.iter() {
-            let (answer, answered) = oneshot::channel();
-            queue.send(Command::Status { answer }).await;
-            all.extend(answered.await.unwrap_or_default());
+        for (number, (queue, asked)) in self.queues.iter().zip(asked).enumerate() {
+            all.extend(queue.status(number, asked, until).await);
         }
         all
     }
@@ -101,5 +204,71 @@ impl Shards {
             queue.send(Command::Stop { done }).await;
             let _ = stopped.await;
         }
+    }
+}
+
+fn silent(number: usize, disk: &str, lasts: Duration) -> ApiError {
+    let message =
+        format!("shard {number} of this node, which has disk {disk}, has not answered for {lasts:.1?}");
+    ApiError::new(ApiErrorKind::Unavailable, message)
+        .hint("`weir status` shows in which disk's turn it hangs; its log says more")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::health::Pulse;
+
+    /// A shard that answers once and hangs from then on, and one that answers always.
+    fn shards() -> (Shards, mpsc::Receiver<Command>, Arc<Health>) {
+        let (commands, hanging) = mpsc::channel(16);
+        let health = Arc::new(Health::default());
+        let first = ShardQueue::new(commands, || {}).with_health(Arc::clone(&health));
+        let (commands, mut answering) = mpsc::channel(16);
+        tokio::spawn(async move {
+            while let Some(command) = answering.recv().await {
+                let Command::Status { answer } = command else { continue };
+                let status =
+                    DiskStatus { disk: "well".into(), state: "serving".into(), ..DiskStatus::default() };
+                answer.send(vec![status]).unwrap();
+            }
+        });
+        (Shards::new(vec![first, ShardQueue::new(commands, || {})]), hanging, health)
+    }
+
+    async fn states(shards: &Shards) -> Vec<(String, String)> {
+        let statuses = shards.status().await;
+        statuses.into_iter().map(|status| (status.disk, status.state)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_shard_that_hangs_keeps_nobody_waiting() {
+        let (shards, mut hanging, health) = shards();
+        let well = || ("well".to_owned(), "serving".to_owned());
+        let answers = async {
+            let Some(Command::Status { answer }) = hanging.recv().await else { panic!("it is asked") };
+            let status = DiskStatus { disk: "ill".into(), state: "serving".into(), ..DiskStatus::default() };
+            answer.send(vec![status]).unwrap();
+        };
+        let (all, ()) = tokio::join!(states(&shards), answers);
+        assert_eq!(all, [("ill".to_owned(), "serving".to_owned()), well()]);
+
+        // It turns, and does not answer.
+        let before = Nanos::now();
+        assert_eq!(states(&shards).await, [("ill".to_owned(), "silent".to_owned()), well()]);
+        let waited = Nanos::now() - before;
+        assert!(waited >= PATIENCE && waited < PATIENCE * 2, "{waited:?}");
+
+        // It hangs, and everybody can see that.
+        Pulse::new(health).begin(Nanos(Nanos::now().0 - 3_000_000_000));
+        let before = Nanos::now();
+        assert_eq!(states(&shards).await, [("ill".to_owned(), "silent".to_owned()), well()]);
+        let name = (0..).map(|n| n.to_string()).find(|name| shards.number_of(name) == 0).unwrap();
+        let disk = name.clone();
+        let refused = shards.ask(&name, |answer| Command::HasCopy { disk, answer }).await.unwrap_err();
+        assert!(refused.message.contains("shard 0"), "{refused}");
+        let waited = Nanos::now() - before;
+        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        assert!(shards.health()[0].hangs.is_some() && shards.health()[1].hangs.is_none());
     }
 }

@@ -18,7 +18,7 @@ use weir_volume::DirVolume;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
-    Move, Moved, NodeStatus, NodeView, Resize, SetPolicy, VolumeView,
+    Move, Moved, NodeStatus, NodeView, Resize, SetPolicy, ShardView, VolumeView,
 };
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
@@ -71,9 +71,23 @@ impl Operations {
             },
             nodes: self.nodes(),
             disks: self.node.world.disks.now().values().map(|record| self.view(record, &statuses)).collect(),
+            shards: self.shards(),
             replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
             exports: self.node.uris_on(&me.node, ""),
         }
+    }
+
+    /// How this node's shards turn. Never waits for one.
+    #[must_use]
+    pub fn shards(&self) -> Vec<ShardView> {
+        let health = self.node.shards.health();
+        health.iter().enumerate().map(|(number, look)| ShardView::new(number, look)).collect()
+    }
+
+    /// What this node counts, for Prometheus. Never waits for a shard.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        crate::metrics::to_prometheus(&self.node.config.name, &self.shards())
     }
 
     /// The nodes that live, and those that are gone and still own something.

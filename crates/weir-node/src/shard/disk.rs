@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
-use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
+use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
 use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
@@ -41,6 +41,12 @@ pub struct Disk {
     load: Option<RunningLoad>,
     /// Who waits until the disk may be handed over.
     holding: Option<oneshot::Sender<()>>,
+    /// Something has happened to it since its last turn.
+    touched: bool,
+    /// When its next turn is due even if nothing happens, as of the last one.
+    due: Nanos,
+    /// What it had done by its last turn; see [`Disk::has_moved`].
+    activity: u64,
 }
 
 impl Disk {
@@ -98,6 +104,9 @@ impl Disk {
             done: Vec::new(),
             load: None,
             holding: None,
+            touched: true,
+            due: Nanos(0),
+            activity: 0,
         })
     }
 
@@ -110,6 +119,37 @@ impl Disk {
     pub fn layers(&self) -> impl Iterator<Item = OwnerId> + use<> {
         let accel = self.top.accel().inner();
         [accel.peers_id(), self.backing_id].into_iter().chain(accel.store_id())
+    }
+
+    /// It gets a turn, whether or not its time has come.
+    pub fn touch(&mut self) {
+        self.touched = true;
+    }
+
+    /// Whether it needs a turn now.
+    pub fn is_due(&self, now: Nanos) -> bool {
+        self.touched || self.due <= now
+    }
+
+    /// Whether it waits for memory that other disks give back without a word: it needs a turn after one of theirs.
+    pub fn waits_for_memory(&self) -> bool {
+        self.nbd.is_waiting() || self.top.accel().inner().waits_for_memory()
+    }
+
+    /// Whether anything has come of its turns since this was asked last.
+    pub fn has_moved(&mut self) -> bool {
+        let now = self.activity();
+        std::mem::replace(&mut self.activity, now) != now
+    }
+
+    /// Grows with everything that is done.
+    fn activity(&self) -> u64 {
+        let accel = self.top.accel();
+        let meters = [accel.meter(), accel.inner().lower().meter()];
+        let requests = meters.into_iter().flat_map(|meter| RequestKind::ALL.map(|kind| meter.kind(kind)));
+        let requests: u64 = requests.map(|seen| seen.arrivals + seen.completions + seen.errors).sum();
+        let marks = accel.inner().marks();
+        requests + marks.appended + marks.replicated + marks.acknowledged + marks.destaged + marks.freed
     }
 
     /// The accelerator, for what the control plane says.
@@ -156,15 +196,18 @@ impl Disk {
     }
 
     pub fn on_client_event(&mut self, event: &Event) {
+        self.touched = true;
         self.nbd.on_event(event);
     }
 
     pub fn on_layer_event(&mut self, reactor: &mut Reactor, event: Event) {
+        self.touched = true;
         self.top.on_event(reactor, event);
     }
 
     /// One turn: take what clients (and a load) ask for, advance the layers, answer.
     pub fn turn(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        self.touched = false;
         for _ in 0..ROUNDS_PER_TURN {
             self.round(reactor, workspace);
             if !self.nbd.has_more() {
@@ -176,6 +219,7 @@ impl Disk {
         if self.holding.is_some() && self.top.accel().inner().may_hand_over() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
+        self.due = self.deadline_now(reactor, workspace);
     }
 
     /// Nothing more is destaged; answered when nothing of it is under way and the disk may be handed over.
@@ -205,7 +249,19 @@ impl Disk {
         self.accel().take_notices(out);
     }
 
+    /// When the next turn is due even if nothing happens to it.
     pub fn deadline(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
+        if self.touched {
+            Nanos(0)
+        } else if self.nbd.is_waiting() {
+            // Other disks' turns may have given back what it waits for.
+            self.due.min(self.deadline_now(reactor, workspace))
+        } else {
+            self.due
+        }
+    }
+
+    fn deadline_now(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         let load = self.load.as_ref().map_or(Nanos::NEVER, RunningLoad::deadline);
         let recording = self.top.accel().observer().deadline();
         let layers = self.top.deadline().min(self.nbd.deadline(&self.top, reactor, workspace));

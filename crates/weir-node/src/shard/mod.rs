@@ -2,6 +2,7 @@
 //! to them. Nothing is shared between shards; they and the control plane talk through [`messages`].
 
 mod disk;
+pub mod health;
 mod load;
 pub mod messages;
 mod opener;
@@ -20,6 +21,7 @@ use weir_block::{Engine, ReactorConfig};
 
 use crate::control::ShardQueue;
 use crate::stack::Wrap;
+use health::Health;
 use messages::{Command, Notice};
 
 /// Commands that may wait for a shard (P10).
@@ -58,6 +60,8 @@ impl Shard {
     /// No thread, or no reactor, can be had.
     pub fn start(number: usize, config: ShardConfig, notices: mpsc::Sender<Notice>) -> io::Result<Shard> {
         let (commands, queue) = mpsc::channel::<Command>(COMMANDS);
+        let health = Arc::new(Health::default());
+        let published = Arc::clone(&health);
         let (ready, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("weir-shard-{number}")).spawn(move || {
             let reactor_config = ReactorConfig {
@@ -65,7 +69,7 @@ impl Shard {
                 engine: config.engine,
                 ..ReactorConfig::default()
             };
-            match thread::ShardThread::new(reactor_config, config, queue, notices) {
+            match thread::ShardThread::new(reactor_config, config, queue, notices, published) {
                 Ok(mut shard) => {
                     // Nobody listening means that the starter is gone, and the queue with it.
                     let _ = ready.send(Ok(shard.waker()));
@@ -75,7 +79,7 @@ impl Shard {
             }
         })?;
         let waker = started.recv().map_err(|_| io::Error::other("the shard ended while starting"))??;
-        Ok(Shard { queue: ShardQueue::new(commands, move || waker.wake()), thread })
+        Ok(Shard { queue: ShardQueue::new(commands, move || waker.wake()).with_health(health), thread })
     }
 
     /// Waits for the thread, which ends after [`Command::Stop`].

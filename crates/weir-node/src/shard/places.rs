@@ -1,5 +1,7 @@
 //! Whom an event of the reactor is for.
 
+use std::collections::BTreeMap;
+
 use weir_block::OwnerId;
 
 /// An object on the shard that gets events.
@@ -15,31 +17,43 @@ pub enum Place {
     Retired(usize),
 }
 
-/// Places by owner number. Owner numbers are small and never given out twice, so a late event finds nothing.
+/// Places by owner number. Numbers are never given out twice, so a late event finds nothing; what is cleared takes no room.
 #[derive(Debug, Default)]
 pub struct Places {
-    by_owner: Vec<Option<Place>>,
+    by_owner: BTreeMap<OwnerId, Place>,
 }
 
 impl Places {
     /// Events of `owner` go to `place`.
     pub fn set(&mut self, owner: OwnerId, place: Place) {
-        let index = owner.0 as usize;
-        if self.by_owner.len() <= index {
-            self.by_owner.resize(index + 1, None);
-        }
-        self.by_owner[index] = Some(place);
+        self.by_owner.insert(owner, place);
     }
 
     /// Events of `owner` go nowhere.
     pub fn clear(&mut self, owner: OwnerId) {
-        if let Some(place) = self.by_owner.get_mut(owner.0 as usize) {
-            *place = None;
-        }
+        self.by_owner.remove(&owner);
     }
 
     /// Where events of `owner` go.
     pub fn get(&self, owner: OwnerId) -> Option<Place> {
-        self.by_owner.get(owner.0 as usize).copied().flatten()
+        self.by_owner.get(&owner).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_disks_that_are_gone_take_no_room() {
+        let mut places = Places::default();
+        for number in 1..=100_000 {
+            let owner = OwnerId(number);
+            places.set(owner, Place::Clients(3));
+            assert_eq!(places.get(owner), Some(Place::Clients(3)));
+            places.clear(owner);
+            assert_eq!(places.get(owner), None, "a late event finds nothing");
+        }
+        assert!(places.by_owner.is_empty());
     }
 }

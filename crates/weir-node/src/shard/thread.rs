@@ -1,4 +1,4 @@
-//! The loop of a shard: wait, take commands and events, give every disk a turn, go on.
+//! The loop of a shard: wait, take commands and events, give the disks concerned a turn, go on.
 
 mod openings;
 mod replicas;
@@ -15,6 +15,7 @@ use weir_block::{Event, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::nbd::Workspace;
 
 use super::disk::Disk;
+use super::health::{Health, Pulse};
 use super::messages::{Command, DiskStatus, Notice};
 use super::opener::Opener;
 use super::places::{Place, Places};
@@ -45,8 +46,11 @@ pub struct ShardThread {
     notices: mpsc::Sender<Notice>,
     /// Notices for which the control plane's queue had no room yet.
     unsent: Vec<Notice>,
-    /// A replica has more to read.
-    replicas_again: bool,
+    /// What a disk wants; empty between its turns, kept for its memory.
+    wanted: Vec<AccelNotice>,
+    pulse: Pulse,
+    /// Slots of the disks that get a turn; empty between turns, kept for its memory.
+    due: Vec<usize>,
     stopping: Option<oneshot::Sender<()>>,
 }
 
@@ -56,6 +60,7 @@ impl ShardThread {
         config: ShardConfig,
         commands: mpsc::Receiver<Command>,
         notices: mpsc::Sender<Notice>,
+        health: Arc<Health>,
     ) -> io::Result<ShardThread> {
         let reactor = Reactor::new(reactor)?;
         Ok(ShardThread {
@@ -72,7 +77,9 @@ impl ShardThread {
             commands,
             notices,
             unsent: Vec::new(),
-            replicas_again: false,
+            wanted: Vec::new(),
+            pulse: Pulse::new(health),
+            due: Vec::new(),
             stopping: None,
         })
     }
@@ -90,22 +97,25 @@ impl ShardThread {
                 tracing::error!(%error, "the shard's reactor is broken; its disks stop here");
                 return;
             }
-            let again = self.take_commands();
-            self.take_opened();
+            self.pulse.begin(Nanos::now());
+            let happened = !events.is_empty();
+            let (commands, again) = self.take_commands();
+            let opened = self.take_opened();
             self.expire_openings();
             self.dispatch(&mut events);
-            self.turn();
+            let moved = self.turn();
             if self.is_finished() {
                 return;
             }
             if again {
                 self.reactor.waker().wake();
             }
+            self.pulse.end(Nanos::now(), happened || commands || opened || moved);
         }
     }
 
     fn deadline(&self) -> Nanos {
-        if self.replicas_again {
+        if self.replicas.iter().any(|(_, replica)| replica.is_due()) {
             return Nanos(0);
         }
         let disks = self.disks.iter().map(|(_, disk)| disk.deadline(&self.reactor, &self.workspace));
@@ -116,22 +126,22 @@ impl ShardThread {
         soonest.min(self.reactor.now() + std::time::Duration::from_millis(10))
     }
 
-    /// Whether more may be waiting.
-    fn take_commands(&mut self) -> bool {
-        for _ in 0..COMMANDS_PER_TURN {
+    /// Whether there were any, and whether more may be waiting.
+    fn take_commands(&mut self) -> (bool, bool) {
+        for taken in 0..COMMANDS_PER_TURN {
             match self.commands.try_recv() {
                 Ok(command) => self.take_command(command),
-                Err(mpsc::error::TryRecvError::Empty) => return false,
+                Err(mpsc::error::TryRecvError::Empty) => return (taken > 0, false),
                 Err(mpsc::error::TryRecvError::Disconnected) => {
                     // The control plane is gone: nobody renews the lease either.
                     if self.stopping.is_none() {
                         self.stop(oneshot::channel().0);
                     }
-                    return false;
+                    return (taken > 0, false);
                 }
             }
         }
-        true
+        (true, true)
     }
 
     fn dispatch(&mut self, events: &mut Vec<Event>) {
@@ -139,31 +149,55 @@ impl ShardThread {
             match self.places.get(event.token.owner) {
                 Some(Place::Clients(slot)) => self.disks[slot].on_client_event(&event),
                 Some(Place::Layers(slot)) => self.disks[slot].on_layer_event(&mut self.reactor, event),
-                Some(Place::Replica(slot)) => self.replicas[slot].host.on_event(&self.reactor, event),
+                Some(Place::Replica(slot)) => self.replicas[slot].on_event(&self.reactor, event),
                 Some(Place::Retired(slot)) => self.on_retired_event(slot, event),
                 None => {}
             }
         }
     }
 
-    fn turn(&mut self) {
-        self.turn_replicas();
-        let mut over = None;
-        let mut wanted = Vec::new();
-        for (slot, disk) in &mut self.disks {
-            disk.turn(&mut self.reactor, &mut self.workspace);
-            disk.take_notices(&mut wanted);
-            self.unsent.extend(wanted.drain(..).map(|notice| translate(&disk.name, notice)));
-            if disk.is_over() {
-                over = Some(slot);
-            }
+    /// Gives a turn to the disks and replicas concerned. Whether anything came of it.
+    fn turn(&mut self) -> bool {
+        let mut moved = self.turn_replicas();
+        let now = self.reactor.now();
+        let mut due = std::mem::take(&mut self.due);
+        due.extend(self.disks.iter().filter(|(_, disk)| disk.is_due(now)).map(|(slot, _)| slot));
+        for &slot in &due {
+            moved |= self.turn_disk(slot);
         }
-        // One in a turn is soon enough: the deadline of a disk that is over is now.
-        if let Some(slot) = over {
-            self.remove(slot);
-            self.reactor.waker().wake();
+        if !due.is_empty() {
+            moved |= self.turn_waiting();
         }
+        due.clear();
+        self.due = due;
+        self.pulse.no_disk();
         self.send_notices();
+        moved
+    }
+
+    /// Disks that wait for memory of the shard get their turn after others, which may have given some back. While a client
+    /// is in line for it, all disks look for clients that hold memory and do not move.
+    fn turn_waiting(&mut self) -> bool {
+        let all = self.workspace.somebody_waits();
+        let waits = |disk: &Disk| all || disk.waits_for_memory();
+        let waiting: Vec<usize> =
+            self.disks.iter().filter(|(_, disk)| waits(disk)).map(|(slot, _)| slot).collect();
+        waiting.into_iter().fold(false, |moved, slot| self.turn_disk(slot) | moved)
+    }
+
+    /// Whether anything came of the disk's turn. A disk that has come to its end goes.
+    fn turn_disk(&mut self, slot: usize) -> bool {
+        self.pulse.disk(slot);
+        let disk = &mut self.disks[slot];
+        disk.turn(&mut self.reactor, &mut self.workspace);
+        disk.take_notices(&mut self.wanted);
+        self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
+        let moved = disk.has_moved();
+        if disk.is_over() {
+            self.remove(slot);
+            return true;
+        }
+        moved
     }
 
     fn send_notices(&mut self) {
@@ -176,12 +210,24 @@ impl ShardThread {
         self.unsent = rest;
     }
 
+    /// The disk of this name; it gets a turn, because something is about to happen to it.
     fn find(&mut self, name: &str) -> Option<&mut Disk> {
-        self.disks.iter_mut().map(|(_, disk)| disk).find(|disk| disk.name == name)
+        let mut disks = self.disks.iter_mut().map(|(_, disk)| disk);
+        let found = disks.find(|disk| disk.name == name)?;
+        found.touch();
+        Some(found)
+    }
+
+    /// As [`ShardThread::find`], for those who need the shard's other parts as well.
+    fn slot_of(&mut self, name: &str) -> Option<usize> {
+        let (slot, disk) = self.disks.iter_mut().find(|(_, disk)| disk.name == name)?;
+        disk.touch();
+        Some(slot)
     }
 
     fn remove(&mut self, slot: usize) {
         let disk = self.disks.remove(slot);
+        self.pulse.name(slot, None);
         for owner in disk.layers().chain([disk.clients()]) {
             self.places.clear(owner);
         }
@@ -199,8 +245,8 @@ impl ShardThread {
                 None => answer(done, ()),
             },
             Command::PeerConnected { disk, node, fd } => {
-                if let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) {
-                    one.accel().peer_connected(&mut self.reactor, node, fd.into());
+                if let Some(slot) = self.slot_of(&disk) {
+                    self.disks[slot].accel().peer_connected(&mut self.reactor, node, fd.into());
                 }
             }
             Command::Replicate { disk, medium, known_epoch, owner, fd } => {
@@ -215,9 +261,10 @@ impl ShardThread {
                 answer(to, has);
             }
             Command::ForgetReplica { disk, below_epoch } => self.forget_replica(&disk, below_epoch),
-            Command::Attach { disk, client } => match self.disks.iter_mut().find(|(_, one)| one.name == disk)
-            {
-                Some((_, one)) if one.is_serving() => one.attach(*client, &mut self.workspace),
+            Command::Attach { disk, client } => match self.slot_of(&disk) {
+                Some(slot) if self.disks[slot].is_serving() => {
+                    self.disks[slot].attach(*client, &mut self.workspace);
+                }
                 // Dropping the client disconnects it; it will ask the directory again.
                 _ => drop(client),
             },
@@ -279,10 +326,8 @@ impl ShardThread {
 
     fn close(&mut self, disk: &str, done: oneshot::Sender<Result<(), String>>) {
         self.stop_opening(Some(disk), "the disk is closed again");
-        match self.disks.iter_mut().find(|(_, one)| one.name == disk) {
-            Some((_, one)) => one.close(&mut self.workspace, done),
-            None => answer(done, Ok(())),
-        }
+        let Some(slot) = self.slot_of(disk) else { return answer(done, Ok(())) };
+        self.disks[slot].close(&mut self.workspace, done);
     }
 
     fn status(&self) -> Vec<DiskStatus> {
@@ -297,6 +342,7 @@ impl ShardThread {
         self.stopping = Some(done);
         self.stop_opening(None, "the node is stopping");
         for (_, disk) in &mut self.disks {
+            disk.touch();
             disk.close(&mut self.workspace, oneshot::channel().0);
         }
     }

@@ -178,9 +178,10 @@ impl FileBacking {
         let zeroes = Region::new(zeroing::WRITE_PIECE as usize)
             .map_err(|error| VolumeError::from_io("mapping zeroes for", &path, error))?;
         let owner = reactor.new_owner();
-        let file = match storage.medium {
-            Medium::Memory => SharedFile::new(storage.file),
-            Medium::File | Medium::Device => SharedFile::closed_aside(storage.file),
+        let file = if storage.begins_at_once {
+            SharedFile::new(storage.file)
+        } else {
+            SharedFile::closed_aside(storage.file)
         };
         let inline = match options.engine {
             EngineChoice::Auto => storage.medium == Medium::Memory,

@@ -1,6 +1,6 @@
 //! `weir status` and `weir events`
 
-use weir_node::api::{EventView, MediumSpace, NodeStatus, NodeView};
+use weir_node::api::{EventView, MediumSpace, NodeStatus, NodeView, ShardView};
 use weir_node::units::about;
 
 use super::disk;
@@ -41,7 +41,17 @@ fn text(status: &NodeStatus) -> String {
     };
     let reasons = status.disks.iter().filter(|disk| !disk.reason.is_empty());
     let reasons: String = reasons.map(|disk| format!("\n{}: {}", disk.name, disk.reason)).collect();
-    format!("asked {}, registry {}\n\n{nodes}\n\n{disks}{reasons}", status.node, status.registry)
+    let shards: String = status.shards.iter().map(|shard| format!("\n{}", of_shard(shard))).collect();
+    format!("asked {}, registry {}{shards}\n\n{nodes}\n\n{disks}{reasons}", status.node, status.registry)
+}
+
+/// `shard 0: ok; longest turn 3.1 ms, 0 turns over 10 ms, spun 0 times`
+fn of_shard(shard: &ShardView) -> String {
+    let ShardView { shard, state, reason, long_turns, longest_turn_ms, spins, .. } = shard;
+    let reason = if reason.is_empty() { String::new() } else { format!(" {reason}") };
+    format!(
+        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {long_turns} turns over 10 ms, spun {spins} times"
+    )
 }
 
 /// `3.9 GiB of 4 GiB ram`, for each medium.

@@ -60,7 +60,7 @@ impl ShardThread {
         if self.is_opening(&open.disk) {
             return answer(done, Err("the disk is being opened already".into()));
         }
-        let since = Nanos::now();
+        let since = self.reactor.now();
         // An earlier attempt's opening that nobody waits for any more goes on all the same.
         let earlier = self.openings.iter_mut().find(|one| one.open.disk == open.disk && one.fits(&open));
         if let Some(earlier) = earlier {
@@ -75,9 +75,11 @@ impl ShardThread {
         }
     }
 
-    /// Goes on with the disks whose backings have been opened.
-    pub(super) fn take_opened(&mut self) {
+    /// Goes on with the disks whose backings have been opened. Whether there were any.
+    pub(super) fn take_opened(&mut self) -> bool {
+        let mut any = false;
         while let Some(opened) = self.opener.take() {
+            any = true;
             let Some(place) = self.openings.iter().position(|one| one.number == opened.number) else {
                 Opener::discard(opened);
                 continue;
@@ -91,6 +93,7 @@ impl ShardThread {
             let result = result.and_then(|file| self.put_together(&opening.open, file));
             opening.answer(result);
         }
+        any
     }
 
     fn put_together(&mut self, open: &OpenDisk, file: OpenedFile) -> Result<(), String> {
@@ -99,6 +102,7 @@ impl ShardThread {
         let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store)?;
         let (clients, layers) = (disk.clients(), disk.layers());
         let slot = self.disks.insert(disk);
+        self.pulse.name(slot, Some(&open.disk));
         self.places.set(clients, Place::Clients(slot));
         layers.for_each(|owner| self.places.set(owner, Place::Layers(slot)));
         Ok(())
@@ -124,7 +128,7 @@ impl ShardThread {
         if self.openings.is_empty() {
             return;
         }
-        let now = Nanos::now();
+        let now = self.reactor.now();
         for one in self.openings.iter_mut().filter(|one| now >= one.since + PATIENCE) {
             let path = one.open.path.display().to_string();
             one.answer(Err(format!(
@@ -141,7 +145,7 @@ impl ShardThread {
 
     /// The state of disks that are being opened, for people.
     pub(super) fn openings_status(&self) -> impl Iterator<Item = DiskStatus> {
-        let now = Nanos::now();
+        let now = self.reactor.now();
         self.openings.iter().filter(|one| one.is_wanted()).map(move |one| {
             let OpenDisk { disk, path, configuration, log_bytes, .. } = &*one.open;
             let lasts = now - one.since;

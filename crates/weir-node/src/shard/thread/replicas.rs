@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::{DestageStatus, Inheritance, ReplicaHost, replica};
-use weir_block::{Event, OwnerId};
+use weir_block::{Event, OwnerId, Reactor};
 
 use super::ShardThread;
 use crate::shard::answer;
@@ -19,9 +19,21 @@ pub(super) struct Replica {
     owner: OwnerId,
     /// The control plane knows that its flash has failed.
     told: bool,
+    /// Something has happened to it since its last turn, or it has more to read.
+    due: bool,
 }
 
 impl Replica {
+    /// Whether it needs a turn.
+    pub(super) fn is_due(&self) -> bool {
+        self.due
+    }
+
+    pub(super) fn on_event(&mut self, reactor: &Reactor, event: Event) {
+        self.due = true;
+        self.host.on_event(reactor, event);
+    }
+
     /// The state, for people.
     pub(super) fn status(&self) -> DiskStatus {
         let held = self.host.replica();
@@ -54,16 +66,20 @@ impl Replica {
 }
 
 impl ShardThread {
-    pub(super) fn turn_replicas(&mut self) {
-        self.replicas_again = false;
-        for (_, replica) in &mut self.replicas {
-            self.replicas_again |= replica.host.advance(&mut self.reactor);
+    /// Gives a turn to the replicas concerned. Whether anything came of it.
+    pub(super) fn turn_replicas(&mut self) -> bool {
+        let mut moved = false;
+        for (_, replica) in self.replicas.iter_mut().filter(|(_, replica)| replica.due) {
+            let before = replica.host.replica().log().last();
+            replica.due = replica.host.advance(&mut self.reactor);
+            moved |= replica.host.replica().log().last() != before;
             if let Some(error) = replica.host.store_error().filter(|_| !replica.told) {
                 let text = format!("this node's flash fails ({error}): its replica is of no use any more");
                 self.unsent.push(Notice::Event { disk: replica.disk.clone(), kind: "flash-failed", text });
                 replica.told = true;
             }
         }
+        moved
     }
 
     fn replica_of(&self, disk: &str) -> Option<usize> {
@@ -157,10 +173,8 @@ impl ShardThread {
 
     pub(super) fn let_go(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
         self.stop_opening(Some(&disk), "another node owns the disk");
-        let Some((_, one)) = self.disks.iter_mut().find(|(_, one)| one.name == disk) else {
-            return answer(done, ());
-        };
-        match one.let_go(&mut self.reactor, &mut self.workspace, done) {
+        let Some(slot) = self.slot_of(&disk) else { return answer(done, ()) };
+        match self.disks[slot].let_go(&mut self.reactor, &mut self.workspace, done) {
             Some((held, store)) if keep => {
                 self.keep_replica(disk, held, store);
             }
@@ -176,7 +190,7 @@ impl ShardThread {
 
     fn keep(&mut self, disk: String, host: ReplicaHost, owner: OwnerId) -> usize {
         let store = host.store_owner();
-        let slot = self.replicas.insert(Replica { disk, host, owner, told: false });
+        let slot = self.replicas.insert(Replica { disk, host, owner, told: false, due: true });
         for owner in store.into_iter().chain([owner]) {
             self.places.set(owner, Place::Replica(slot));
         }
@@ -201,6 +215,7 @@ impl ShardThread {
             Ok(slot) => slot,
             Err(error) => return tracing::error!(disk, error, "this node cannot keep a replica"),
         };
+        self.replicas[slot].due = true;
         if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd.into()) {
             tracing::warn!(%error, "replication connection cannot be used");
         }

@@ -1,0 +1,238 @@
+//! Whether a shard turns as it should: it publishes when its turn began, and counts turns that take long and turns that do
+//! nothing. Anybody may look, also while the shard hangs.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+/// A turn that takes longer is counted: every guest of the shard has waited for it.
+pub const LONG_TURN: Duration = Duration::from_millis(10);
+
+/// A turn that takes longer hangs.
+pub const HANGS: Duration = Duration::from_secs(1);
+
+/// So many turns in a row that do nothing, within [`SPIN_TIME`], are spinning.
+const SPIN_TURNS: u64 = 1000;
+
+/// See [`SPIN_TURNS`].
+const SPIN_TIME: Duration = Duration::from_millis(100);
+
+/// Not in any disk's turn.
+const NO_DISK: usize = usize::MAX;
+
+/// What a shard publishes about its turns.
+#[derive(Debug)]
+pub struct Health {
+    /// Nanoseconds since boot; 0 while the shard waits for something to do.
+    began: AtomicU64,
+    turns: AtomicU64,
+    disk_turns: AtomicU64,
+    long_turns: AtomicU64,
+    longest: AtomicU64,
+    spins: AtomicU64,
+    /// Nanoseconds since boot.
+    spun_at: AtomicU64,
+    /// The slot of the disk whose turn it is.
+    at: AtomicUsize,
+    /// The disks' names, by slot.
+    names: Mutex<BTreeMap<usize, String>>,
+}
+
+/// A look at a shard's health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Turns that it has begun.
+    pub turns: u64,
+    /// Turns of single disks.
+    pub disk_turns: u64,
+    /// Turns that took longer than [`LONG_TURN`]; the present one too.
+    pub long_turns: u64,
+    /// The longest turn; the present one too.
+    pub longest: Duration,
+    /// How often it was found spinning.
+    pub spins: u64,
+    /// How long the present turn lasts, when that is longer than [`HANGS`].
+    pub hangs: Option<Duration>,
+    /// Whether it was found spinning within the last second.
+    pub spinning: bool,
+    /// The disk in whose turn it is; empty when in none.
+    pub disk: String,
+}
+
+impl Default for Health {
+    fn default() -> Health {
+        Health {
+            began: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            disk_turns: AtomicU64::new(0),
+            long_turns: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+            spins: AtomicU64::new(0),
+            spun_at: AtomicU64::new(0),
+            at: AtomicUsize::new(NO_DISK),
+            names: Mutex::default(),
+        }
+    }
+}
+
+impl Health {
+    /// How the shard does at `now`.
+    #[must_use]
+    pub fn look(&self, now: Nanos) -> Look {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let began = self.began.load(Ordering::Acquire);
+        let lasts = if began == 0 { Duration::ZERO } else { now - Nanos(began) };
+        let spins = count(&self.spins);
+        Look {
+            turns: count(&self.turns),
+            disk_turns: count(&self.disk_turns),
+            long_turns: count(&self.long_turns) + u64::from(lasts > LONG_TURN),
+            longest: Duration::from_nanos(count(&self.longest)).max(lasts),
+            spins,
+            hangs: Some(lasts).filter(|&lasts| lasts > HANGS),
+            spinning: spins > 0 && now - Nanos(count(&self.spun_at)) < Duration::from_secs(1),
+            disk: self.lock().get(&self.at.load(Ordering::Relaxed)).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// How long the present turn lasts at `now`, when that is longer than [`HANGS`].
+    #[must_use]
+    pub fn hangs(&self, now: Nanos) -> Option<Duration> {
+        let began = self.began.load(Ordering::Acquire);
+        (began != 0).then(|| now - Nanos(began)).filter(|&lasts| lasts > HANGS)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, String>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The shard's side of its [`Health`].
+#[derive(Debug)]
+pub struct Pulse {
+    health: std::sync::Arc<Health>,
+    began: Nanos,
+    /// Turns in a row that did nothing, and when the first of them began.
+    idle: u64,
+    idle_since: Nanos,
+}
+
+impl Pulse {
+    /// Publishes to `health`.
+    pub fn new(health: std::sync::Arc<Health>) -> Pulse {
+        Pulse { health, began: Nanos(0), idle: 0, idle_since: Nanos(0) }
+    }
+
+    /// A turn begins.
+    pub fn begin(&mut self, now: Nanos) {
+        self.began = now;
+        add(&self.health.turns, 1);
+        self.health.began.store(now.0.max(1), Ordering::Release);
+    }
+
+    /// The turn of a disk begins.
+    pub fn disk(&self, slot: usize) {
+        add(&self.health.disk_turns, 1);
+        self.health.at.store(slot, Ordering::Relaxed);
+    }
+
+    /// No disk's turn any more.
+    pub fn no_disk(&self) {
+        self.health.at.store(NO_DISK, Ordering::Relaxed);
+    }
+
+    /// The turn is over. `did` tells whether there was anything to do in it.
+    pub fn end(&mut self, now: Nanos, did: bool) {
+        let lasted = now - self.began;
+        self.health.began.store(0, Ordering::Release);
+        if lasted > LONG_TURN {
+            add(&self.health.long_turns, 1);
+        }
+        let lasted = lasted.as_nanos() as u64;
+        if lasted > self.health.longest.load(Ordering::Relaxed) {
+            self.health.longest.store(lasted, Ordering::Relaxed);
+        }
+        if did {
+            self.idle = 0;
+            return;
+        }
+        if self.idle == 0 {
+            self.idle_since = self.began;
+        }
+        self.idle += 1;
+        if self.idle >= SPIN_TURNS {
+            if now - self.idle_since <= SPIN_TIME {
+                add(&self.health.spins, 1);
+                self.health.spun_at.store(now.0, Ordering::Relaxed);
+            }
+            self.idle = 0;
+        }
+    }
+
+    /// Which disk is in which slot; `None`: none any more.
+    pub fn name(&self, slot: usize, name: Option<&str>) {
+        match name {
+            Some(name) => drop(self.health.lock().insert(slot, name.to_owned())),
+            None => drop(self.health.lock().remove(&slot)),
+        }
+    }
+}
+
+/// One thread writes each counter, so that adding needs no locked instruction.
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_turn_that_does_not_end_is_seen_from_outside() {
+        let health = Arc::new(Health::default());
+        let mut pulse = Pulse::new(Arc::clone(&health));
+        pulse.name(3, Some("d3"));
+        pulse.begin(Nanos(5 * MS));
+        pulse.disk(3);
+        assert_eq!(health.look(Nanos(10 * MS)).hangs, None);
+        let look = health.look(Nanos(1505 * MS));
+        assert_eq!((look.hangs, look.disk.as_str()), (Some(Duration::from_millis(1500)), "d3"));
+        assert_eq!((look.long_turns, look.longest), (1, Duration::from_millis(1500)));
+        pulse.no_disk();
+        pulse.end(Nanos(1605 * MS), true);
+        let look = health.look(Nanos(9000 * MS));
+        assert_eq!((look.hangs, look.long_turns, look.longest), (None, 1, Duration::from_millis(1600)));
+        assert_eq!((look.disk.as_str(), look.turns, look.disk_turns), ("", 1, 1));
+    }
+
+    #[test]
+    fn turns_that_do_nothing_are_spinning_only_when_they_are_fast() {
+        let health = Arc::new(Health::default());
+        let mut pulse = Pulse::new(Arc::clone(&health));
+        let mut now = 0;
+        let mut turns = |count: u64, each: u64, did: bool| {
+            for _ in 0..count {
+                now += each;
+                pulse.begin(Nanos(now));
+                pulse.end(Nanos(now), did);
+            }
+            now
+        };
+        turns(5000, 1000, true);
+        turns(5000, MS, false);
+        turns(999, 1000, false);
+        turns(1, 1000, true);
+        let end = turns(999, 1000, false);
+        assert_eq!(health.look(Nanos(end)).spins, 0);
+        let end = turns(1, 1000, false);
+        assert_eq!((health.look(Nanos(end)).spins, health.look(Nanos(end)).spinning), (1, true));
+        assert!(!health.look(Nanos(end + 1500 * MS)).spinning, "over a second ago");
+    }
+}
