@@ -1,0 +1,249 @@
+//! One of twenty disks of a shard has a backing that does not answer: the others notice nothing, the node says what hangs, and
+//! takes over what it is to take over. Needs root, for FUSE and loop devices.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod support;
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, SIZE, SOON, alone, program};
+use support::{await_some, run};
+use weir_block::Nanos;
+use weir_lab::volatile_disk::VolatileDisk;
+use weir_lab::{Lab, LabConfig};
+use weir_load::nbd::{Client as NbdClient, Command as NbdCommand, CommandFlags, Options, Uri};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium, NodeStatus};
+
+/// Disks of the shard, the one that hangs included.
+const DISKS: usize = 20;
+
+/// How many of the healthy ones are written to and measured.
+const MEASURED: usize = 4;
+
+/// Requests that hang at the backing that does.
+const STUCK: u32 = 128;
+
+/// How long each measurement takes.
+const MEASURES: Duration = Duration::from_secs(6);
+
+/// The device under the volume that hangs, in bytes.
+const LUN: u64 = 128 << 20;
+
+/// An ext4 whose device can stop answering.
+struct Lun {
+    disk: VolatileDisk,
+    at: PathBuf,
+}
+
+impl Lun {
+    fn mount(directory: &Path) -> Lun {
+        let disk = VolatileDisk::create(&directory.join("lun.disk"), LUN).unwrap();
+        let at = directory.join("lun");
+        std::fs::create_dir(&at).unwrap();
+        run("mkfs.ext4", ["-q".as_ref(), "-E".as_ref(), "nodiscard".as_ref(), disk.path().as_os_str()]);
+        run("mount", ["-t".as_ref(), "ext4".as_ref(), disk.path().as_os_str(), at.as_os_str()]);
+        Lun { disk, at }
+    }
+
+    /// From now on nobody gets an answer.
+    fn hang(&self) {
+        self.disk.fail_power();
+    }
+}
+
+impl Drop for Lun {
+    fn drop(&mut self) {
+        // Whoever waits gets an error, or the mount would stay.
+        self.disk.power_off();
+        let _ = Command::new("umount").arg("--lazy").arg(&self.at).stderr(Stdio::null()).status();
+    }
+}
+
+/// Two nodes; all disks but those called otherwise are on n1.
+struct Place {
+    bench: Bench,
+    lun: Lun,
+}
+
+impl Place {
+    fn up() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        let lun = Lun::mount(directory.path());
+        std::fs::create_dir(directory.path().join("pool")).unwrap();
+        symlink(&lun.at, directory.path().join("slow")).unwrap();
+        let mut config = LabConfig::new(directory.path().join("lab"), program());
+        (config.nodes, config.lease_ttl, config.fence_grace) =
+            (2, Duration::from_secs(2), Duration::from_secs(3));
+        let lab = Lab::up(&config).unwrap();
+        for volume in ["pool", "slow"] {
+            let path = directory.path().join(volume);
+            let wanted = CreateVolume { name: volume.into(), kind: "dir".into(), path };
+            lab.client("n1").unwrap().create_volume(&wanted).unwrap();
+        }
+        Place { bench: Bench { lab, directory, medium: Medium::Ram }, lun }
+    }
+
+    fn create(&self, disk: &str, volume: &str, policy: &str) {
+        let wanted = CreateDisk {
+            name: disk.into(),
+            volume: volume.into(),
+            size: SIZE,
+            logical_block: 4096,
+            policy: policy.into(),
+            medium: Medium::Ram,
+        };
+        self.bench.lab.client("n1").unwrap().create_disk(&wanted).unwrap();
+    }
+
+    fn open(&self, disk: &str, on: &str) {
+        let export = Export { on: Some(on.into()), accept_loss: false };
+        self.bench.lab.client("n1").unwrap().export(disk, &export).unwrap();
+    }
+
+    fn uri(&self, disk: &str) -> Uri {
+        Uri::unix(&self.bench.lab.node("n1").unwrap().nbd_unix, disk)
+    }
+
+    /// What n1 says, and how long it took to say it.
+    fn status(&self) -> (NodeStatus, Duration) {
+        let before = Nanos::now();
+        let client = self.bench.lab.client("n1").unwrap().patience(Duration::from_secs(10));
+        let status = client.status().unwrap_or_else(|error| panic!("{error}{}", self.bench.logs()));
+        (status, Nanos::now() - before)
+    }
+
+    fn disk(&self, name: &str) -> DiskView {
+        self.status().0.disks.into_iter().find(|disk| disk.name == name).unwrap()
+    }
+
+    /// Writes and flushes on some healthy disks for a while; the latencies of all requests, sorted.
+    fn measure(&self) -> Vec<Duration> {
+        let over = AtomicBool::new(false);
+        let mut all: Vec<_> = thread::scope(|scope| {
+            let writers: Vec<_> = (0..MEASURED)
+                .map(|number| {
+                    let (uri, over) = (self.uri(&format!("d{number}")), &over);
+                    scope.spawn(move || writes(&uri, over))
+                })
+                .collect();
+            thread::sleep(MEASURES);
+            over.store(true, Ordering::Relaxed);
+            writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
+        });
+        all.sort();
+        all
+    }
+}
+
+/// Some 200 writes in a second, each tenth followed by a flush, until it is over.
+fn writes(uri: &Uri, over: &AtomicBool) -> Vec<Duration> {
+    let mut nbd = NbdClient::connect(uri).unwrap();
+    let (mut took, mut number) = (Vec::new(), 0);
+    while !over.load(Ordering::Relaxed) {
+        let before = Nanos::now();
+        nbd.write(number * 4096 * 37 % SIZE / 4096 * 4096, &[number as u8; 4096], false).unwrap();
+        if number % 10 == 9 {
+            nbd.flush().unwrap();
+        }
+        took.push(Nanos::now() - before);
+        number += 1;
+        thread::sleep(Duration::from_millis(5));
+    }
+    took
+}
+
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    sorted[(sorted.len() - 1) * percent / 100]
+}
+
+fn show(when: &str, sorted: &[Duration]) {
+    let [median, high] = [50, 99].map(|percent| percentile(sorted, percent));
+    println!(
+        "{when}: {} writes, median {median:?}, p99 {high:?}, slowest {:?}",
+        sorted.len(),
+        sorted.last().unwrap()
+    );
+}
+
+#[test]
+fn one_hung_backing_is_no_other_disks_trouble() {
+    let _turn = alone();
+    let place = Place::up();
+    for number in 0..DISKS - 1 {
+        let disk = format!("d{number}");
+        place.create(&disk, "pool", if number % 2 == 0 { "write-back+0" } else { "write-through" });
+        place.open(&disk, "n1");
+    }
+    for (disk, volume, policy, on) in [
+        ("ill", "slow", "write-through", "n1"),
+        ("ill-too", "slow", "write-through", ""),
+        ("other", "pool", "write-back+1", "n2"),
+    ] {
+        place.create(disk, volume, policy);
+        if !on.is_empty() {
+            place.open(disk, on);
+        }
+    }
+    await_some(
+        SOON,
+        || Some(place.disk("other")).filter(|disk| disk.replicas == ["n1"]),
+        || format!("no replica{}", place.bench.logs()),
+    );
+    // Once to allocate the files, then as it is.
+    place.measure();
+    let before = place.measure();
+    show("before", &before);
+
+    place.lun.hang();
+    // As many requests as the disk takes: every one of them waits from now on.
+    let deep = Options { depth: STUCK, ..Options::default() };
+    let mut stuck = NbdClient::connect_with(&place.uri("ill"), &deep).unwrap();
+    for number in 0..u64::from(STUCK) {
+        stuck
+            .submit(
+                NbdCommand::Write { offset: number * 4096, length: 4096, flags: CommandFlags::FUA },
+                &[1; 4096],
+            )
+            .unwrap();
+    }
+    let _ = stuck.poll(Duration::from_millis(100)).unwrap();
+    // And a disk is to be opened there, which waits as well.
+    let lab = &place.bench.lab;
+    let opening = lab.client("n1").unwrap();
+    let beside = thread::scope(|scope| {
+        let opened = scope.spawn(move || opening.export("ill-too", &Export::default()));
+        let beside = place.measure();
+        drop(opened);
+        beside
+    });
+    show("beside a backing that hangs", &beside);
+    let (status, took) = place.status();
+    println!("status after {took:?}: {:?}", status.shards);
+    for disk in status.disks.iter().filter(|disk| disk.name.starts_with("ill")) {
+        println!("{}: {} {}", disk.name, disk.state, disk.reason);
+    }
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    let healthy = status.disks.iter().filter(|disk| disk.name.starts_with('d'));
+    assert!(healthy.clone().count() == DISKS - 1 && healthy.clone().all(|disk| disk.state == "serving"));
+    assert!(status.shards.iter().all(|shard| shard.state == "ok" && shard.spins == 0), "{:?}", status.shards);
+    let (was, is) = (percentile(&before, 99), percentile(&beside, 99));
+    println!("p99 {:.2} times of before", is.as_secs_f64() / was.as_secs_f64());
+    assert!(is < was * 2 + Duration::from_millis(20), "p99 {is:?}, before {was:?}");
+    assert!(*beside.last().unwrap() < Duration::from_secs(1), "{:?}", beside.last());
+
+    // The other node dies, and its disk comes here.
+    let Place { mut bench, lun } = place;
+    bench.lab.kill("n2").unwrap();
+    let place = Place { bench, lun };
+    let killed = Nanos::now();
+    let taken = || Some(place.disk("other")).filter(|disk| disk.state == "serving");
+    await_some(SOON, taken, || format!("{:?}{}", place.disk("other"), place.bench.logs()));
+    println!("the other node's disk was here after {:?}", Nanos::now() - killed);
+    NbdClient::connect(&place.uri("other")).unwrap().write(0, &[1; 4096], false).unwrap();
+}

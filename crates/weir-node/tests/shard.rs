@@ -1,0 +1,230 @@
+//! A shard by itself, with real files: what hangs in one disk is no other disk's trouble, and idle disks cost nothing.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use weir_accel::Configuration;
+use weir_block::{Engine, Nanos};
+use weir_load::workload::Access;
+use weir_load::{Summary, Workload};
+use weir_node::control::Shards;
+use weir_node::shard::health::Look;
+use weir_node::shard::messages::{Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk};
+use weir_node::shard::{Shard, ShardConfig};
+use weir_node::stack::Plain;
+
+const MIB: u64 = 1 << 20;
+
+/// A file for a disk is as large.
+const SIZE: u64 = 4 * MIB;
+
+/// `fcntl` command for the signal of a lease (linux/fcntl.h).
+const F_SETSIG: i32 = 10;
+
+/// A shard that does not hang answers within this, also on a machine that does much else.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// A shard and its way in, and files for its disks.
+struct Rig {
+    shards: Shards,
+    shard: Option<Shard>,
+    directory: tempfile::TempDir,
+    _notices: mpsc::Receiver<Notice>,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let config = ShardConfig {
+            buffer_bytes: 64 << 20,
+            log_bytes: 64 * MIB,
+            peer_deadline: Duration::from_secs(1),
+            engine: Engine::Auto,
+            flash: None,
+            wrap: Arc::new(Plain),
+        };
+        let (told, notices) = mpsc::channel(64);
+        let shard = Shard::start(0, config, told).unwrap();
+        let shards = Shards::new(vec![shard.queue.clone()]);
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Rig { shards, shard: Some(shard), directory, _notices: notices }
+    }
+
+    fn path(&self, disk: &str) -> PathBuf {
+        self.directory.path().join(disk)
+    }
+
+    /// A disk over a new file.
+    fn disk(&self, name: &str) -> OpenDisk {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(SIZE).unwrap();
+        OpenDisk {
+            disk: name.into(),
+            path,
+            size: SIZE,
+            logical_block: 4096,
+            log_bytes: 64 * MIB,
+            medium: LogMedium::Ram,
+            configuration: Configuration {
+                epoch: 1,
+                replicas: Vec::new(),
+                write_back: true,
+                wanted_replicas: Some(0),
+                strict: false,
+                misplaced: Vec::new(),
+            },
+            arrival: Arrival::Clean,
+            lease_until: Arc::new(AtomicU64::new(u64::MAX)),
+        }
+    }
+
+    /// Begins to open a disk.
+    async fn begin(&self, disk: OpenDisk) -> oneshot::Receiver<Result<(), String>> {
+        let (done, opened) = oneshot::channel();
+        self.shards.send("", Command::Open(Box::new(disk), done)).await;
+        opened
+    }
+
+    async fn open(&self, name: &str) {
+        self.begin(self.disk(name)).await.await.unwrap().unwrap();
+    }
+
+    async fn status(&self, disk: &str) -> Option<DiskStatus> {
+        self.shards.status().await.into_iter().find(|status| status.disk == disk)
+    }
+
+    async fn close(&self, name: &str) -> Result<(), String> {
+        let disk = name.to_owned();
+        self.shards.ask("", |done| Command::Close { disk, done }).await.unwrap()
+    }
+
+    /// Writes for a second onto a disk, one request at a time.
+    async fn load(&self, name: &str, rate: u64) -> Summary {
+        let workload = Box::new(Workload {
+            access: Access::RandWrite,
+            queue_depth: 1,
+            rate: Some(rate),
+            runtime: Some(Duration::from_secs(1)),
+            ..Workload::default()
+        });
+        let (disk, layer) = (name.to_owned(), LoadLayer::Accel);
+        let loaded = self.shards.ask("", |answer| Command::Load { disk, layer, workload, answer }).await;
+        loaded.unwrap().unwrap()
+    }
+
+    fn health(&self) -> Look {
+        self.shards.health().remove(0)
+    }
+
+    /// Closes all disks and ends the thread.
+    async fn stop(mut self) {
+        tokio::time::timeout(Duration::from_secs(10), self.shards.stop()).await.expect("the shard stops");
+        self.shard.take().unwrap().join();
+    }
+}
+
+/// Whoever opens the file waits until this is dropped (a lease; fcntl(2)), as for a server that does not answer.
+struct Withheld {
+    file: File,
+}
+
+impl Withheld {
+    fn new(path: &Path) -> Withheld {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        // SAFETY: no pointers. The signal that somebody waits is one that nobody minds.
+        let told = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
+        // SAFETY: no pointers.
+        let leased = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+        assert!(told == 0 && leased == 0, "{}", std::io::Error::last_os_error());
+        Withheld { file }
+    }
+}
+
+impl Drop for Withheld {
+    fn drop(&mut self) {
+        // SAFETY: no pointers.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backing_that_cannot_be_opened_is_no_other_disks_trouble() {
+    let rig = Rig::new();
+    rig.open("well").await;
+    let disk = rig.disk("ill");
+    let withheld = Withheld::new(&disk.path);
+    let mut opened = rig.begin(disk.clone()).await;
+
+    let before = Nanos::now();
+    assert_eq!(rig.status("ill").await.unwrap().state, "opening");
+    assert_eq!(rig.status("well").await.unwrap().state, "serving");
+    rig.open("another").await;
+    assert!(Nanos::now() - before < AT_ONCE * 3, "{:?}", Nanos::now() - before);
+    let summary = rig.load("well", 500).await;
+    let slowest = Duration::from_nanos(summary.kinds[0].latency_ns.max);
+    println!("beside an opening that hangs, the slowest write took {slowest:?}");
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    assert!(opened.try_recv().is_err(), "it still hangs");
+    assert!(rig.status("ill").await.unwrap().reason.contains("has not been opened"));
+
+    // It can be given up, and tried again: the second attempt joins the first.
+    let before = Nanos::now();
+    rig.close("ill").await.unwrap();
+    assert!(opened.await.unwrap().unwrap_err().contains("closed again"));
+    assert!(Nanos::now() - before < AT_ONCE);
+    assert!(rig.status("ill").await.is_none());
+    let opened = rig.begin(disk).await;
+    assert_eq!(rig.status("ill").await.unwrap().state, "opening");
+    drop(withheld);
+    tokio::time::timeout(Duration::from_secs(10), opened).await.unwrap().unwrap().unwrap();
+    assert_eq!(rig.status("ill").await.unwrap().state, "serving");
+    assert!(rig.health().hangs.is_none() && rig.health().longest < AT_ONCE, "{:?}", rig.health());
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_does_not_wait_for_a_backing_that_cannot_be_opened() {
+    let rig = Rig::new();
+    let disk = rig.disk("ill");
+    let _withheld = Withheld::new(&disk.path);
+    let opened = rig.begin(disk).await;
+    assert_eq!(rig.status("ill").await.unwrap().state, "opening");
+    rig.stop().await;
+    assert!(opened.await.unwrap().unwrap_err().contains("stopping"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_disks_have_no_part_in_the_turns_of_a_busy_one() {
+    const IDLE: usize = 20;
+    let rig = Rig::new();
+    rig.open("busy").await;
+    for number in 0..IDLE {
+        rig.open(&format!("idle-{number}")).await;
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = rig.health();
+    let summary = rig.load("busy", 2000).await;
+    let after = rig.health();
+    let (turns, disk_turns) = (after.turns - before.turns, after.disk_turns - before.disk_turns);
+    let each = disk_turns as f64 / turns as f64;
+    println!(
+        "{} writes beside {IDLE} idle disks: {turns} turns, {disk_turns} of disks, {each:.2} for each; longest {:?}",
+        summary.kinds[0].ios, after.longest
+    );
+    assert!(summary.kinds[0].ios > 500, "{summary:?}");
+    assert!(each < 1.5, "{disk_turns} turns of disks in {turns} turns of the shard");
+    assert_eq!(after.spins, before.spins);
+
+    // Nothing to do: no turns.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = rig.health();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let turns = rig.health().turns - before.turns;
+    assert!(turns < 20, "{turns} turns in a second of nothing");
+    rig.stop().await;
+}
