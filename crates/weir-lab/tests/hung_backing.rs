@@ -5,6 +5,7 @@
 mod common;
 mod support;
 
+use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use common::{Bench, SIZE, SOON, alone, program};
 use support::{await_some, run};
-use weir_block::Nanos;
+use weir_block::{Engine, Nanos, Reactor, ReactorConfig, SharedFile, Token};
 use weir_lab::volatile_disk::VolatileDisk;
 use weir_lab::{Lab, LabConfig};
 use weir_load::nbd::{Client as NbdClient, Command as NbdCommand, CommandFlags, Options, Uri};
@@ -246,4 +247,43 @@ fn one_hung_backing_is_no_other_disks_trouble() {
     await_some(SOON, taken, || format!("{:?}{}", place.disk("other"), place.bench.logs()));
     println!("the other node's disk was here after {:?}", Nanos::now() - killed);
     NbdClient::connect(&place.uri("other")).unwrap().write(0, &[1; 4096], false).unwrap();
+}
+
+/// The ring and its substitute keep a thread for each call to a FUSE file. One that hangs must not have them all.
+#[test]
+fn calls_that_hang_do_not_hold_up_those_of_other_files() {
+    const HUNG: usize = 64;
+    let _turn = alone();
+    for engine in [Engine::Uring, Engine::Epoll] {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = VolatileDisk::create(&directory.path().join("disk"), 1 << 20).unwrap();
+        let hanging = SharedFile::closed_aside(File::open(directory.path().join("disk/fuse/disk")).unwrap());
+        let file = SharedFile::new(tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        let mut reactor = Reactor::new(ReactorConfig { engine, ..ReactorConfig::default() }).unwrap();
+        let owner = reactor.new_owner();
+        disk.fail_power();
+        for slot in 0..HUNG {
+            let buffer = reactor.buffers().take(4096).unwrap();
+            reactor.read(&hanging, 0, buffer, Token { owner, slot: slot as u32 });
+        }
+        let token = Token { owner, slot: u32::MAX };
+        let mut events = Vec::new();
+        for _ in 0..10 {
+            let before = Nanos::now();
+            reactor.sync(&file, token);
+            while events.is_empty() && Nanos::now() < before + SOON {
+                reactor.wait(before + SOON, &mut events).unwrap();
+            }
+            let took = Nanos::now() - before;
+            println!("{engine:?}: a sync beside {HUNG} calls that hang took {took:?}");
+            let event = events.pop().unwrap();
+            assert!(event.token == token && events.is_empty() && took < Duration::from_secs(2), "{took:?}");
+        }
+        // They fail, and are waited for.
+        disk.power_off();
+        while reactor.files_in_flight() > 0 {
+            reactor.wait(Nanos::NEVER, &mut events).unwrap();
+        }
+        assert_eq!(events.len(), HUNG);
+    }
 }

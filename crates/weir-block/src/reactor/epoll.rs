@@ -10,9 +10,16 @@ use std::time::Duration;
 
 use super::Interest;
 use super::slot::{FileKind, FileOperation};
+use crate::clock::Nanos;
 
-/// Threads for file I/O. Four keep a disk busy enough for a fallback.
+/// Threads for file I/O to begin with. Four keep a disk busy enough for a fallback.
 const WORKERS: usize = 4;
+
+/// Most threads for file I/O (P10). As many as calls that storage does not answer, and some for the shard's other disks.
+const MOST_WORKERS: usize = 512;
+
+/// When calls wait and none has come back for this long, those under way may hang: then the others get threads of their own.
+const STUCK: Duration = Duration::from_millis(10);
 
 /// Marks the descriptor with which the workers announce results.
 const WORKERS_DONE: u64 = u64::MAX;
@@ -24,8 +31,13 @@ pub(super) struct Epoll {
     /// Registrations that `epoll_ctl` refused, reported as ready so that the next call shows the error.
     refused: Vec<usize>,
     jobs: Option<Sender<Job>>,
+    queue: Arc<Mutex<Receiver<Job>>>,
     workers: Vec<JoinHandle<()>>,
     results: Arc<Results>,
+    /// Calls started whose results were not taken yet.
+    in_flight: usize,
+    /// When a result was taken last, or a call started while there was none.
+    moved: Nanos,
 }
 
 struct Results {
@@ -64,13 +76,42 @@ impl Epoll {
         let results = Arc::new(Results { event, list: Mutex::new(Vec::new()) });
         let (jobs, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
-        let workers = (0..WORKERS)
-            .map(|_| {
-                let (queue, results) = (Arc::clone(&queue), Arc::clone(&results));
-                std::thread::Builder::new().name("weir-file".into()).spawn(move || work(&queue, &results))
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Epoll { epoll, watches: HashMap::new(), refused: Vec::new(), jobs: Some(jobs), workers, results })
+        let mut epoll = Epoll {
+            epoll,
+            watches: HashMap::new(),
+            refused: Vec::new(),
+            jobs: Some(jobs),
+            queue,
+            workers: Vec::new(),
+            results,
+            in_flight: 0,
+            moved: Nanos(0),
+        };
+        for _ in 0..WORKERS {
+            epoll.hire()?;
+        }
+        Ok(epoll)
+    }
+
+    /// One more worker.
+    fn hire(&mut self) -> io::Result<()> {
+        let (queue, results) = (Arc::clone(&self.queue), Arc::clone(&self.results));
+        let work = move || work(&queue, &results);
+        self.workers.push(std::thread::Builder::new().name("weir-file".into()).spawn(work)?);
+        Ok(())
+    }
+
+    /// Whether calls wait for a worker, and more workers can be had.
+    fn is_short(&self) -> bool {
+        self.in_flight > self.workers.len() && self.workers.len() < MOST_WORKERS
+    }
+
+    /// One disk's storage that hangs has a worker for each of its calls; the other disks' calls must not wait for them.
+    fn relieve(&mut self) {
+        if !self.is_short() || Nanos::now() < self.moved + STUCK {
+            return;
+        }
+        while self.is_short() && self.hire().is_ok() {}
     }
 
     pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
@@ -129,11 +170,17 @@ impl Epoll {
             vectors: rest.as_ptr(),
             count: rest.len().min(libc::UIO_MAXIOV as usize) as i32,
         };
+        if self.in_flight == 0 {
+            self.moved = Nanos::now();
+        }
+        self.in_flight += 1;
         let jobs = self.jobs.as_ref().expect("present until drop");
         assert!(jobs.send(job).is_ok(), "the workers live as long as the engine");
     }
 
     pub fn wait(&mut self, timeout: Option<Duration>, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
+        self.relieve();
+        let timeout = if self.is_short() { Some(timeout.unwrap_or(STUCK).min(STUCK)) } else { timeout };
         let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 128];
         let milliseconds = match timeout {
             _ if !self.refused.is_empty() => 0,
@@ -160,11 +207,13 @@ impl Epoll {
         Ok(())
     }
 
-    fn take_results(&self, finished: &mut Vec<(usize, i32)>) {
+    fn take_results(&mut self, finished: &mut Vec<(usize, i32)>) {
         let mut count = [0u8; 8];
         // SAFETY: eight writable bytes, non-blocking descriptor.
         unsafe { libc::read(self.results.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         let mut list = self.results.list.lock().expect("workers do not panic while they hold the list");
+        self.in_flight -= list.len();
+        self.moved = Nanos::now();
         finished.append(&mut list);
     }
 

@@ -63,7 +63,7 @@ pub struct WatchId {
 
 /// A file that operations in flight keep open.
 #[derive(Clone, Debug)]
-pub struct SharedFile(Rc<Arc<Descriptor>>);
+pub struct SharedFile(Arc<Descriptor>);
 
 impl SharedFile {
     /// Shares `file` on this shard.
@@ -84,7 +84,7 @@ impl SharedFile {
     }
 
     fn of(descriptor: Descriptor) -> SharedFile {
-        SharedFile(Rc::new(Arc::new(descriptor)))
+        SharedFile(Arc::new(descriptor))
     }
 
     /// The descriptor, for calls that do not block; of a simulated file its number.
