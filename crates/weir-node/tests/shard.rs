@@ -44,6 +44,7 @@ impl Rig {
             buffer_bytes: 64 << 20,
             log_bytes: 64 * MIB,
             peer_deadline: Duration::from_secs(1),
+            full_log_wait: Duration::from_secs(30),
             engine: Engine::Auto,
             flash: None,
             wrap: Arc::new(Plain),
