@@ -1,12 +1,11 @@
 //! This node's place in the cluster: its lease, its record, and the moment until which it may trust them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use weir_block::Nanos;
 
 use crate::records::{
     MediumSpace, NodeRecord, NodeRef, Record, RecordError, StoppedHow, StoppedRecord, keys,
@@ -14,6 +13,7 @@ use crate::records::{
 use crate::registry::{
     Compare, Expect, LeaseId, MAX_TTL, MIN_TTL, ProcessWatch, Registry, RegistryError, Transaction,
 };
+use crate::right::SessionLease;
 use crate::view::View;
 
 /// All nodes whose lease stands; start it with [`keys::NODES`].
@@ -80,7 +80,7 @@ struct Shared {
     /// What others see, or are about to see.
     record: Mutex<NodeRecord>,
     config: SessionConfig,
-    deadline: Arc<AtomicU64>,
+    lease: watch::Sender<SessionLease>,
     state: watch::Sender<SessionState>,
     held: Mutex<Held>,
 }
@@ -113,12 +113,12 @@ impl NodeSession {
     ) -> Result<NodeSession, SessionError> {
         record.check()?;
         check(&config)?;
-        let deadline = Arc::new(AtomicU64::new(0));
-        let joined = join(&*registry, &record, &config, &deadline).await?;
+        let (joined, leased) = join(&*registry, &record, &config).await?;
+        let lease = watch::Sender::new(leased);
         let state = watch::Sender::new(SessionState::Held);
         let (me, record) = (record.node_ref(), Mutex::new(record));
         let held = Mutex::new(joined);
-        let shared = Arc::new(Shared { registry, me, record, config, deadline, state, held });
+        let shared = Arc::new(Shared { registry, me, record, config, lease, state, held });
         let keeper = Mutex::new(Some(tokio::spawn(keep_alive(Arc::clone(&shared), joined.lease))));
         Ok(NodeSession { shared, keeper })
     }
@@ -152,13 +152,13 @@ impl NodeSession {
         Ok(())
     }
 
-    /// Until when the lease certainly stands, in nanoseconds of `CLOCK_BOOTTIME`; 0 when it does not.
+    /// This session, and until when it certainly stands. A later session has another number.
     ///
-    /// For the data path: one load, compared with the clock. The time counts from before the keep-alive was
-    /// *sent*, so that the registry, which counts from when it came, always ends the lease later.
+    /// The time counts from before the keep-alive was *sent*, so that the registry, which counts from when it came, always ends
+    /// the lease later.
     #[must_use]
-    pub fn lease_deadline(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.shared.deadline)
+    pub fn leased(&self) -> watch::Receiver<SessionLease> {
+        self.shared.lease.subscribe()
     }
 
     /// Tells what becomes of the lease.
@@ -195,8 +195,9 @@ impl NodeSession {
         self.stop_keeper().await;
         let shared = &self.shared;
         let record = self.record();
-        let joined = join(&*shared.registry, &record, &shared.config, &shared.deadline).await?;
+        let (joined, leased) = join(&*shared.registry, &record, &shared.config).await?;
         *shared.held() = joined;
+        shared.lease.send_replace(leased);
         shared.state.send_replace(SessionState::Held);
         let keeper = tokio::spawn(keep_alive(Arc::clone(shared), joined.lease));
         if let Some(other) = self.keeper().replace(keeper) {
@@ -212,7 +213,7 @@ impl NodeSession {
     /// What the registry says; the lease then runs out by itself.
     pub async fn leave(self) -> Result<(), RegistryError> {
         self.stop_keeper().await;
-        self.shared.deadline.store(0, Ordering::Release);
+        self.shared.end_lease();
         let lease = self.lease();
         self.shared.registry.revoke(lease).await
     }
@@ -251,7 +252,11 @@ impl Shared {
 
     /// Whether the lease certainly stands.
     fn is_trusted(&self) -> bool {
-        monotonic_nanos() < self.deadline.load(Ordering::Acquire)
+        Nanos::now() < self.lease.borrow().until
+    }
+
+    fn end_lease(&self) {
+        self.lease.send_modify(|lease| lease.until = Nanos(0));
     }
 
     fn set_state(&self, state: SessionState) {
@@ -277,14 +282,13 @@ async fn join(
     registry: &dyn Registry,
     record: &NodeRecord,
     config: &SessionConfig,
-    deadline: &AtomicU64,
-) -> Result<Held, SessionError> {
-    let sent = monotonic_nanos();
+) -> Result<(Held, SessionLease), SessionError> {
+    let sent = Nanos::now();
     let lease = registry.grant(config.ttl).await?;
     match put_node(registry, record, lease).await {
         Ok((revision, watched)) => {
-            deadline.store(sent.saturating_add(nanos(config.ttl - config.margin)), Ordering::Release);
-            Ok(Held { lease, revision, watched })
+            let until = sent + (config.ttl - config.margin);
+            Ok((Held { lease, revision, watched }, SessionLease { number: lease.0, until }))
         }
         Err(error) => {
             // A lease without a node is nobody's; if this fails too, it runs out by itself.
@@ -313,7 +317,11 @@ async fn put_node(
     // Watched before it is visible: whoever sees the node may rely on hearing of its end.
     let watched = registry.register_process(&record.name, record.incarnation, lease).await?;
     let session = keys::session(&record.name);
-    let put = transaction.put_leased(key, record.encode(), lease).put_leased(session, "", lease);
+    let put = transaction.put_leased(key, record.encode(), lease).put_leased(
+        session,
+        record.incarnation.to_string(),
+        lease,
+    );
     Ok((registry.transact(put).await?.revision, watched))
 }
 
@@ -328,19 +336,19 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
             pause = soon;
             continue;
         }
-        let sent = monotonic_nanos();
+        let sent = Nanos::now();
         // No longer than until the next attempt is due: a late answer to this one may be the last in time.
         let answer = tokio::time::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
         let error = match answer {
             Ok(Ok(granted)) => {
                 let trusted = granted.saturating_sub(margin);
-                shared.deadline.fetch_max(sent.saturating_add(nanos(trusted)), Ordering::AcqRel);
+                shared.lease.send_modify(|lease| lease.until = lease.until.max(sent + trusted));
                 shared.set_state(SessionState::Held);
                 pause = granted / 3;
                 continue;
             }
             Ok(Err(RegistryError::LeaseExpired { .. })) => {
-                shared.deadline.store(0, Ordering::Release);
+                shared.end_lease();
                 tracing::warn!(node = shared.me.node, %lease, "lost the lease");
                 return shared.set_state(SessionState::Lost);
             }
@@ -363,6 +371,24 @@ async fn hears(shared: &Shared) -> bool {
     matches!(tokio::time::timeout(shared.config.ttl / 3, question).await, Ok(Ok(_)))
 }
 
+/// The condition that the session of `process` is over: that no process has one under its name, or another one has.
+///
+/// A takeover carries it, so that it fails when the owner comes back before it commits. Elapsed time would prove nothing: a registry
+/// may let leases live longer than they were granted for.
+///
+/// # Errors
+/// What the registry says; [`RegistryError::Conflict`] while the session stands.
+pub async fn session_over(registry: &dyn Registry, process: &NodeRef) -> Result<Compare, RegistryError> {
+    let key = keys::session(&process.node);
+    match registry.get(&key).await? {
+        None => Ok(Compare { key, expect: Expect::Absent }),
+        Some(entry) if entry.value == process.incarnation.to_string().as_bytes() => {
+            Err(RegistryError::Conflict { current: vec![entry] })
+        }
+        Some(entry) => Ok(Compare { key, expect: Expect::ModRevision(entry.mod_revision) }),
+    }
+}
+
 /// Writes down, on an operator's word, that a process has ended. The operator has made sure of it (fencing,
 /// power off): owners are replaced on the strength of this.
 ///
@@ -378,16 +404,4 @@ pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<
         Ok(_) | Err(RegistryError::Conflict { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// The clock of [`NodeSession::lease_deadline`], in nanoseconds: that of the data path, which runs on while the host is suspended.
-#[must_use]
-pub fn monotonic_nanos() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    // Neither part is ever negative on this clock.
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -5,17 +5,17 @@ mod common;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use common::{Machine, eventually, node};
+use weir_block::Nanos;
 use weir_cluster::events::{Events, MAX_EVENTS};
 use weir_cluster::housekeeping::prune_notes;
 use weir_cluster::membership::{
-    LiveNodes, NodeSession, SessionConfig, SessionError, SessionState, declare_stopped, monotonic_nanos,
+    LiveNodes, NodeSession, SessionConfig, SessionError, SessionState, declare_stopped, session_over,
 };
 use weir_cluster::ownership::claim_free;
 use weir_cluster::records::{
@@ -35,16 +35,16 @@ fn disk(name: &str) -> DiskRecord {
 async fn a_session_keeps_its_deadline_ahead_and_its_name_to_itself() {
     let machine = Machine::start().await;
     let session = NodeSession::start(machine.client(), node("a", 1), config(600)).await.unwrap();
-    let deadline = session.lease_deadline();
+    let leased = session.leased();
     for _ in 0..15 {
-        let left = deadline.load(Ordering::Acquire).saturating_sub(monotonic_nanos());
-        assert!(left > 0 && left <= 450_000_000, "{left}");
+        let left = leased.borrow().until - Nanos::now();
+        assert!(left > Duration::ZERO && left <= Duration::from_millis(450), "{left:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let taken = NodeSession::start(machine.client(), node("a", 2), config(600)).await.unwrap_err();
     assert_eq!(taken, SessionError::NameTaken { holder: NodeRef::new("a", 1) });
     session.leave().await.unwrap();
-    assert_eq!(deadline.load(Ordering::Acquire), 0);
+    assert_eq!(leased.borrow().until, Nanos(0));
     NodeSession::start(machine.client(), node("a", 2), config(600)).await.unwrap();
     let bad = SessionConfig { ttl: Duration::from_secs(1), margin: Duration::from_millis(400) };
     assert!(matches!(
@@ -67,11 +67,18 @@ async fn a_lost_lease_is_told_and_guards_refuse_what_comes_late() {
     let mut state = session.state();
     let lost = state.wait_for(|state| *state == SessionState::Lost);
     tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never told").unwrap();
-    assert_eq!(session.lease_deadline().load(Ordering::Acquire), 0);
+    let before = *session.leased().borrow();
+    assert_eq!(before.until, Nanos(0));
     assert!(matches!(registry.transact(claim).await, Err(RegistryError::Conflict { .. })));
+    let over = session_over(&*registry, &session.node_ref()).await.unwrap();
     session.register_again().await.unwrap();
+    assert_ne!(session.leased().borrow().number, before.number, "another session");
+    assert!(session_over(&*registry, &session.node_ref()).await.is_err(), "it stands");
+    let late = registry.transact(Transaction::new().put("k", "1").when(over)).await;
+    assert!(matches!(late, Err(RegistryError::Conflict { .. })), "a takeover that looked before: {late:?}");
+    assert!(session_over(&*registry, &NodeRef::new("a", 7)).await.is_ok(), "of another process");
     assert_eq!(*session.state().borrow(), SessionState::Held);
-    assert!(session.lease_deadline().load(Ordering::Acquire) > monotonic_nanos());
+    assert!(session.leased().borrow().until > Nanos::now());
     let claim = claim_free(&free, &session.node_ref()).unwrap().replace(&entry).when(session.guard());
     registry.transact(claim).await.unwrap();
 }
@@ -118,10 +125,10 @@ async fn while_the_registry_is_away_the_lease_is_unconfirmed_and_then_held_again
         }
     };
     wait(SessionState::Unconfirmed).await;
-    assert!(session.lease_deadline().load(Ordering::Acquire) <= monotonic_nanos());
+    assert!(session.leased().borrow().until <= Nanos::now());
     machine.restart().await;
     wait(SessionState::Held).await;
-    assert!(session.lease_deadline().load(Ordering::Acquire) > monotonic_nanos());
+    assert!(session.leased().borrow().until > Nanos::now());
     assert!(view.now().contains_key("a"), "what was known last is shown meanwhile");
     state.mark_unchanged();
 }

@@ -1,9 +1,9 @@
 //! Changes of a disk's record: read, compute, compare-and-swap, read again when the answer is lost (P2, P3).
 
-use weir_cluster::membership::NodeSession;
+use weir_cluster::membership::{NodeSession, session_over};
 use weir_cluster::ownership::Refusal;
 use weir_cluster::records::{DiskRecord, Record, RecordError, keys};
-use weir_cluster::registry::{Entry, Registry, RegistryError};
+use weir_cluster::registry::{Entry, Registry, RegistryError, Transaction};
 
 use crate::api::{ApiError, ApiErrorKind};
 
@@ -25,6 +25,14 @@ pub enum ChangeError {
     /// The registry does not answer, or this node has lost its place in it.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+}
+
+impl ChangeError {
+    /// Whether the change may yet be committed: it was sent, and nothing was heard of it.
+    #[must_use]
+    pub fn is_doubtful(&self) -> bool {
+        matches!(self, ChangeError::Registry(RegistryError::Unavailable { .. }))
+    }
 }
 
 impl From<ChangeError> for ApiError {
@@ -61,14 +69,45 @@ pub async fn change(
     disk: &str,
     compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
 ) -> Result<DiskRecord, ChangeError> {
+    replace(registry, session, disk, None, compute).await
+}
+
+/// As [`change`], and only while the session of `owner`, from whom the disk is taken, is over: an owner whose session ended and
+/// that has a new one by now may have read the record in between, and serves on the strength of that (P2).
+///
+/// # Errors
+/// As [`change`]; [`RegistryError::Conflict`] when the owner is there again.
+pub async fn take(
+    registry: &dyn Registry,
+    session: &NodeSession,
+    disk: &str,
+    owner: &NodeRef,
+    compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+) -> Result<DiskRecord, ChangeError> {
+    replace(registry, session, disk, Some(owner), compute).await
+}
+
+async fn replace(
+    registry: &dyn Registry,
+    session: &NodeSession,
+    disk: &str,
+    taken_from: Option<&NodeRef>,
+    compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+) -> Result<DiskRecord, ChangeError> {
     let mut last = RegistryError::Conflict { current: Vec::new() };
     for _ in 0..ATTEMPTS {
+        let over = match taken_from {
+            Some(owner) => Some(session_over(registry, owner).await?),
+            None => None,
+        };
         let (entry, record) = read(registry, disk).await?;
         let next = compute(&record)?;
         if next == record {
             return Ok(next);
         }
-        match registry.transact(next.replace(&entry).when(session.guard())).await {
+        let replace = next.replace(&entry).when(session.guard());
+        let replace = over.into_iter().fold(replace, Transaction::when);
+        match registry.transact(replace).await {
             Ok(_) => return Ok(next),
             Err(error @ RegistryError::Conflict { .. }) => last = error,
             Err(error @ RegistryError::Unavailable { .. }) => {
@@ -93,9 +132,9 @@ mod tests {
     use super::*;
     use weir_cluster::Embedded;
     use weir_cluster::membership::SessionConfig;
-    use weir_cluster::ownership::{claim_free, set_policy};
-    use weir_cluster::records::{NodeRecord, Policy, Source};
-    use weir_cluster::registry::{Committed, LeaseId, Listing, Pending, ProcessWatch, Transaction, Watch};
+    use weir_cluster::ownership::{Gone, OwnerGone, claim_free, set_policy, take_over};
+    use weir_cluster::records::{NodeRecord, NodeRef, Policy, Source};
+    use weir_cluster::registry::{Committed, LeaseId, Listing, Pending, ProcessWatch, Watch};
 
     /// A registry whose answers to some transactions are lost, before or after it has carried them out.
     struct Lossy {
@@ -207,5 +246,33 @@ mod tests {
         assert_eq!(read(&*registry, "d").await.unwrap().1.owner, None);
         session.register_again().await.unwrap();
         change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap();
+    }
+
+    /// The session ends, somebody looks, the owner has a new session and confirms itself, and then the takeover's transaction comes.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_takeover_fails_when_the_owner_is_there_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, session) = cluster(directory.path()).await;
+        let (me, owner) = (session.node_ref(), NodeRef::new("n2", 1));
+        let record = NodeRecord { name: "n2".into(), ..session.record() };
+        let other = NodeSession::start(registry.clone(), record, SessionConfig::default()).await.unwrap();
+        change(&*registry, &other, "d", |record| claim_free(record, &owner)).await.unwrap();
+        let gone = OwnerGone { owner: owner.clone(), how: Gone::LeaseEnded };
+        let taken = take(&*registry, &session, "d", &owner, |record| take_over(record, &me, &gone)).await;
+        assert!(matches!(taken, Err(ChangeError::Registry(RegistryError::Conflict { .. }))), "{taken:?}");
+        registry.revoke(other.lease()).await.unwrap();
+        let returns = AtomicUsize::new(0);
+        let compute = |record: &DiskRecord| {
+            if returns.fetch_add(1, Ordering::Relaxed) == 0 {
+                tokio::task::block_in_place(|| {
+                    tokio::runtime::Handle::current().block_on(other.register_again()).unwrap()
+                });
+            }
+            take_over(record, &me, &gone)
+        };
+        let taken = take(&*registry, &session, "d", &owner, compute).await;
+        assert!(taken.is_err() && returns.load(Ordering::Relaxed) == 1, "{taken:?}");
+        registry.revoke(other.lease()).await.unwrap();
+        take(&*registry, &session, "d", &owner, |record| take_over(record, &me, &gone)).await.unwrap();
     }
 }
