@@ -35,6 +35,17 @@ impl Configuration {
     }
 }
 
+/// What is certain about whoever owned the disk before. Each includes the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Former {
+    /// It may still be in its right: it may answer reads. Its writes go unacknowledged, for they need a copy that is sealed by now.
+    Serving,
+    /// Its right is over. Its I/O to the backing may be under way.
+    Silent,
+    /// It has no I/O to the backing under way, or there was nobody.
+    Stopped,
+}
+
 /// Limits and times of one disk's accelerator.
 #[derive(Clone, Debug)]
 pub struct AccelConfig {
@@ -46,9 +57,9 @@ pub struct AccelConfig {
     pub destage_delay: Duration,
     /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9). More than zero.
     pub full_log_wait: Duration,
-    /// Until when, on the shard's clock in nanoseconds, the registry counts this node as alive. Nothing is
-    /// answered and nothing destaged beyond it (P2).
-    pub lease_until: Arc<AtomicU64>,
+    /// Until when this node may serve the disk, in nanoseconds of the machine's clock; the node's control plane moves it. Nothing is
+    /// answered and nothing handed to the backing beyond it (P2, P4).
+    pub serves_until: Arc<AtomicU64>,
 }
 
 impl AccelConfig {
@@ -59,7 +70,7 @@ impl AccelConfig {
     /// operator wants to look for the reason of a guest that stands still.
     pub const FULL_LOG_WAIT: Duration = Duration::from_secs(600);
 
-    /// Defaults with a lease that never ends, for a disk that nobody else could own.
+    /// Defaults with a right that never ends, for a disk that nobody else could own.
     #[must_use]
     pub fn standalone(log_bytes: u64) -> AccelConfig {
         AccelConfig {
@@ -67,12 +78,12 @@ impl AccelConfig {
             peer_deadline: Duration::from_secs(1),
             destage_delay: Duration::from_millis(100),
             full_log_wait: Self::FULL_LOG_WAIT,
-            lease_until: Arc::new(AtomicU64::new(u64::MAX)),
+            serves_until: Arc::new(AtomicU64::new(u64::MAX)),
         }
     }
 
-    pub(crate) fn holds_lease(&self, now: Nanos) -> bool {
-        now.0 < self.lease_until.load(Ordering::Acquire)
+    pub(crate) fn holds_right(&self, now: Nanos) -> bool {
+        now.0 < self.serves_until.load(Ordering::Acquire)
     }
 }
 

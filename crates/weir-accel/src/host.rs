@@ -95,11 +95,18 @@ impl ReplicaHost {
         self.sessions.iter().any(|session| session.greeted && !session.ended)
     }
 
-    /// An owner (or who thinks that it is) has connected.
+    /// An owner (or who thinks that it is) has connected, while the disk's record is in `known_epoch` or later.
     ///
     /// # Errors
     /// The connection cannot be used.
-    pub fn attach(&mut self, reactor: &mut Reactor, node: String, stream: Stream) -> io::Result<()> {
+    pub fn attach(
+        &mut self,
+        reactor: &mut Reactor,
+        node: String,
+        known_epoch: u64,
+        stream: Stream,
+    ) -> io::Result<()> {
+        self.replica.record_is_in(known_epoch);
         if let Some(error) = self.store_error() {
             return Err(io::Error::other(format!("this node's flash has failed: {error}")));
         }

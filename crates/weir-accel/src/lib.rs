@@ -26,6 +26,6 @@ pub mod wire;
 mod writes;
 
 pub use accel::{Accel, AccelNotice, AccelStatus, DestageStatus};
-pub use config::{AccelConfig, Configuration, Inheritance};
+pub use config::{AccelConfig, Configuration, Former, Inheritance};
 pub use host::ReplicaHost;
 pub use log::{Layout, Log, Record, RecordKind, checksum};

@@ -310,7 +310,7 @@ impl Peer {
                     }
                     Some(MessageKind::Refuse) => {
                         let refuse: Refuse = wire::fixed(MessageKind::Refuse, frame.meta)?;
-                        events.push(Event::Refused(refuse.epoch.get()));
+                        events.push(Event::Refused { node: node.clone(), epoch: refuse.epoch.get() });
                         Ok(())
                     }
                     _ => Err(WireError::Kind(frame.kind).into()),

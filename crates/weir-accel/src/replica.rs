@@ -7,6 +7,9 @@ use crate::owner::Held;
 use crate::planted::{Bug, Planted};
 use crate::wire::{self, Batch, Hello, RecordHeader, WireError};
 
+/// Epochs that an owner may be ahead of the record as the replica's node knows it.
+const EPOCH_LEAD: u64 = 16;
+
 /// What a replica answers to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -23,6 +26,8 @@ pub struct Replica {
     epoch: u64,
     /// An empty copy is not begun for an owner below this.
     begins_at: u64,
+    /// The epoch of the disk's record, as this node last heard it.
+    known: u64,
     lineage: Lineage,
     /// Holds every record that was live when the owner said so, and all that followed.
     complete: bool,
@@ -43,6 +48,7 @@ impl Replica {
             log,
             epoch: 0,
             begins_at: known_epoch,
+            known: known_epoch,
             lineage: Lineage::default(),
             complete: false,
             sealed: false,
@@ -104,6 +110,21 @@ impl Replica {
         (self.log, self.lineage)
     }
 
+    /// The disk's record is in this epoch.
+    pub fn record_is_in(&mut self, epoch: u64) {
+        self.known = self.known.max(epoch);
+    }
+
+    /// An owner is ahead of what this node knows by a few changes of its own at most. A number out of the blue, once obeyed, would
+    /// make this copy refuse everybody else, on flash for good.
+    fn believes(&self, epoch: u64) -> Result<(), WireError> {
+        let known = self.known.max(self.epoch);
+        if epoch > known.saturating_add(EPOCH_LEAD) {
+            return Err(WireError::UnknownEpoch { epoch, known });
+        }
+        Ok(())
+    }
+
     fn refuses(&self, epoch: u64) -> bool {
         let is_over = epoch < self.epoch || (self.sealed && epoch == self.epoch);
         is_over && !self.planted.has(Bug::IgnoreEpoch)
@@ -118,6 +139,7 @@ impl Replica {
         if self.refuses(epoch) {
             return Ok(Verdict::Refused(self.epoch));
         }
+        self.believes(epoch)?;
         // Not a refusal, which would end the owner: it may be the right one whose own change of the record is news to it still.
         if epoch < self.begins_at && self.epoch == 0 && !self.planted.has(Bug::IgnoreEpoch) {
             return Err(WireError::Outdated { epoch, known: self.begins_at });
@@ -159,6 +181,7 @@ impl Replica {
         if self.refuses(head.epoch.get()) {
             return Ok(Verdict::Refused(self.epoch));
         }
+        self.believes(head.epoch.get())?;
         let (first, freed) = (wire::sequence(head.first)?, wire::sequence(head.freed)?);
         self.epoch = self.epoch.max(head.epoch.get());
         // Freeing comes first: it makes the room that the owner counts on.
@@ -283,6 +306,18 @@ mod tests {
         assert_eq!(replica.batch(&head, &headers, &data), Ok(Verdict::Refused(5)));
         assert_eq!(replica.hello(&hello(5, 5, (0, 0), 0)), Ok(Verdict::Refused(5)));
         assert_eq!(replica.hello(&hello(6, 6, (5, 3), 0)), Ok(Verdict::Taken));
+    }
+
+    #[test]
+    fn an_epoch_out_of_the_blue_is_not_obeyed() {
+        let mut replica = filled();
+        let far = Err(WireError::UnknownEpoch { epoch: u64::MAX, known: 5 });
+        assert_eq!(replica.hello(&hello(u64::MAX, 5, (0, 0), 0)), far);
+        let (head, headers, data) = batch(5 + EPOCH_LEAD + 1, 4, 0, &[4]);
+        assert!(replica.batch(&head, &headers, &data).is_err());
+        assert_eq!((replica.epoch(), replica.log().last()), (5, 3));
+        replica.record_is_in(90);
+        assert_eq!(replica.hello(&hello(92, 92, (5, 3), 0)), Ok(Verdict::Taken));
     }
 
     #[test]

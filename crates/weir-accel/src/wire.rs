@@ -224,6 +224,14 @@ pub enum WireError {
         "this node's copy of the log is of another past; it is given up when the registry does not count it any more"
     )]
     OtherPast,
+    /// A message in an epoch that the registry has never been in, as far as this node knows.
+    #[error("a message of epoch {epoch}, and this node knows the disk's record up to epoch {known}")]
+    UnknownEpoch {
+        /// The message's.
+        epoch: u64,
+        /// The highest that is known.
+        known: u64,
+    },
     /// An empty copy is to be begun for an owner whose epoch is over already, as the registry's record says.
     #[error("an owner of epoch {epoch} wants a new copy, and the registry was at epoch {known} before")]
     Outdated {

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use weir_accel::flash::device::device_bytes;
 use weir_accel::flash::{FlashDevice, FlashStore};
 use weir_accel::replica::Replica;
-use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, ReplicaHost};
+use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Former, Inheritance, ReplicaHost};
 use weir_block::{
     Completion, Layer, Metered, Nanos, Outcome, OwnerId, Payload, Reactor, ReactorConfig, Request,
     RequestKind, Tag,
@@ -113,7 +113,8 @@ impl Pair {
         let config = AccelConfig { destage_delay: Duration::from_millis(3), ..AccelConfig::standalone(LOG) };
         let lower = Metered::new("backing", backing);
         let (reactor, configuration) = (&mut self.reactor, self.configuration.clone());
-        let accel = Accel::new(reactor, config, configuration, inheritance, true, lower, store).unwrap();
+        let accel =
+            Accel::new(reactor, config, configuration, inheritance, Former::Stopped, lower, store).unwrap();
         self.accel = Some(accel);
     }
 
@@ -152,7 +153,7 @@ impl Pair {
                 let (ours, theirs) = UnixStream::pair().unwrap();
                 accel.peer_connected(&mut self.reactor, "b".into(), ours.into());
                 let host = self.host.as_mut().unwrap();
-                host.attach(&mut self.reactor, "a".into(), theirs.into()).unwrap();
+                host.attach(&mut self.reactor, "a".into(), 0, theirs.into()).unwrap();
             }
             AccelNotice::WantPeer { .. } => accel.peer_unavailable(String::new()),
             AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
@@ -527,7 +528,7 @@ fn without_a_lease_nothing_is_answered_and_nothing_destaged() {
     let mut pair = Pair::new(&path, Some(0));
     pair.until("write-back", |pair| pair.effective() == "write-back+0");
     let accel = pair.accel.as_mut().unwrap();
-    accel.config().lease_until.store(1, std::sync::atomic::Ordering::Release);
+    accel.config().serves_until.store(1, std::sync::atomic::Ordering::Release);
     let payload = Payload::Lent(&[9; 512]);
     accel.submit(&mut pair.reactor, Request::Write { tag: Tag(1), offset: 0, payload, fua: false });
     let end = Nanos::now() + Duration::from_millis(50);
@@ -536,7 +537,7 @@ fn without_a_lease_nothing_is_answered_and_nothing_destaged() {
     }
     assert!(pair.done.is_empty(), "answered without a lease");
     assert_eq!(pair.accel.as_ref().unwrap().status().marks.destaged, 0);
-    pair.accel.as_ref().unwrap().config().lease_until.store(u64::MAX, std::sync::atomic::Ordering::Release);
+    pair.accel.as_ref().unwrap().config().serves_until.store(u64::MAX, std::sync::atomic::Ordering::Release);
     pair.until("the answer", |pair| !pair.done.is_empty());
 }
 

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Places, Policy};
+use crate::right::MAX_GUARDS;
 
 /// The nodes whose lease stands, by name.
 pub type Live = BTreeMap<String, NodeRecord>;
@@ -60,6 +61,24 @@ pub fn choose_replicas(
         chosen.push(node.node_ref());
     }
     chosen
+}
+
+/// The guards of a disk without replicas that `owner` owns: those that it has and that live, then nodes of other fault domains than
+/// the owner's and each other's, then whom the disk's name falls to. Fewer than [`MAX_GUARDS`] where there are fewer nodes.
+#[must_use]
+pub fn choose_guards(record: &DiskRecord, owner: &str, live: &Live) -> Vec<String> {
+    let present = record.guards.iter().filter(|guard| *guard != owner && live.contains_key(*guard));
+    let mut guards: Vec<String> = present.cloned().collect();
+    let free = |node: &&NodeRecord| node.name != owner && !guards.contains(&node.name);
+    let mut candidates: Vec<&NodeRecord> = live.values().filter(free).collect();
+    candidates.sort_by_key(|node| Reverse(weight(&record.name, &node.name)));
+    while guards.len() < MAX_GUARDS && !candidates.is_empty() {
+        let set = guards.iter().map(String::as_str).chain([owner]);
+        let taken: BTreeSet<&str> = set.filter_map(|node| domain(node, live)).collect();
+        let elsewhere = candidates.iter().position(|node| !taken.contains(&*node.fault_domain));
+        guards.push(candidates.remove(elsewhere.unwrap_or(0)).name.clone());
+    }
+    guards
 }
 
 /// The best of `candidates`, which are sorted, for one more place in `set`.
@@ -194,6 +213,22 @@ mod tests {
         let none = |policy| choose_replicas(&disk("x", policy), "a", &[], &[], &live);
         assert!(none(Policy::WriteThrough).is_empty() && none(Policy::WriteBack(0)).is_empty());
         assert!(choose_replicas(&disk("x", Policy::WriteBack(2)), "a", &[], &[], &Live::new()).is_empty());
+    }
+
+    #[test]
+    fn guards_are_three_in_other_fault_domains_and_stay() {
+        let all = live(&[("a", "r1"), ("b", "r1"), ("c", "r2"), ("d", "r3"), ("e", "r2"), ("f", "r1")]);
+        let mut disk = disk("x", Policy::WriteThrough);
+        let guards = choose_guards(&disk, "a", &all);
+        assert!(guards.len() == 3 && guards.contains(&"d".into()), "{guards:?}");
+        assert_eq!(
+            places("a", guards.iter().map(String::as_str), &all).outside,
+            3 - u8::from(guards.contains(&"b".into()) || guards.contains(&"f".into()))
+        );
+        disk.guards = owned(&["b", "f", "gone"]);
+        assert_eq!(choose_guards(&disk, "a", &all)[..2], owned(&["b", "f"]), "who is there stays");
+        assert_eq!(choose_guards(&disk, "b", &live(&[("b", "r1"), ("a", "r1")])), ["a"]);
+        assert!(choose_guards(&disk, "b", &live(&[("b", "r1")])).is_empty());
     }
 
     #[test]

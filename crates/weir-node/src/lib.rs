@@ -14,6 +14,7 @@ pub mod client;
 pub mod config;
 pub mod control;
 pub mod exports;
+pub mod grants;
 pub mod http;
 pub mod metrics;
 pub mod operations;

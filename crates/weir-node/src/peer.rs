@@ -9,10 +9,10 @@
 //! | 0 | 8 | `WEIRPEER` |
 //! | 8 | 2 | version, 1 |
 //! | 10 | 2 | length of the whole greeting |
-//! | 12 | 1 | length of the disk's name |
+//! | 12 | 1 | length of the disk's name; 0 where all disks are meant |
 //! | 13 | 1 | length of the name of the node that connects |
 //! | 14 | 1 | length of the name of the node that is meant |
-//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation` |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`; 8 for grants |
 //! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
@@ -53,6 +53,8 @@ pub struct Greeting {
 pub enum Purpose {
     /// The owner of the disk has its log replicated.
     Replicate,
+    /// Owners of any disks on the node that connects ask for grants and seals ([`crate::grants`]).
+    Grants,
     /// Requests of a client of the disk, which has agreed on this ([`weir_export::nbd::Session`]).
     Client {
         /// Reads and errors are answered with structured replies.
@@ -66,10 +68,12 @@ impl Purpose {
     const CLIENT: u8 = 1;
     const STRUCTURED: u8 = 2;
     const ALLOCATION: u8 = 4;
+    const GRANTS: u8 = 8;
 
     fn encode(self) -> u8 {
         match self {
             Purpose::Replicate => 0,
+            Purpose::Grants => Self::GRANTS,
             Purpose::Client { structured_replies, base_allocation } => {
                 let bit = |set: bool, bit: u8| if set { bit } else { 0 };
                 Self::CLIENT
@@ -83,6 +87,7 @@ impl Purpose {
         let all = Self::CLIENT | Self::STRUCTURED | Self::ALLOCATION;
         match byte {
             0 => Some(Purpose::Replicate),
+            Self::GRANTS => Some(Purpose::Grants),
             byte if byte & Self::CLIENT != 0 && byte & !all == 0 => Some(Purpose::Client {
                 structured_replies: byte & Self::STRUCTURED != 0,
                 base_allocation: byte & Self::ALLOCATION != 0,
@@ -180,8 +185,10 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
         Ok::<_, GreetingError>(name.to_owned())
     };
     let incarnation = u64::from_le_bytes(content[16..24].try_into().expect("eight bytes"));
-    let (disk, owner, replica) = (name(content[12])?, name(content[13])?, name(content[14])?);
     let purpose = Purpose::decode(content[15]).ok_or(GreetingError::Malformed("an unknown purpose"))?;
+    let of_all = purpose == Purpose::Grants && content[12] == 0;
+    let disk = if of_all { String::new() } else { name(content[12])? };
+    let (owner, replica) = (name(content[13])?, name(content[14])?);
     Ok(Greeting { disk, owner, replica: NodeRef::new(replica, incarnation), purpose })
 }
 
@@ -190,18 +197,24 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
 /// # Errors
 /// The node cannot be reached in time.
 pub async fn connect(address: SocketAddr, greeting: &Greeting, deadline: Duration) -> io::Result<OwnedFd> {
-    let attempt = async {
-        let mut stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        stream.write_all(&greeting.encode()).await?;
-        stream.into_std().map(OwnedFd::from)
-    };
+    let attempt = async { greet(address, greeting).await?.into_std().map(OwnedFd::from) };
     tokio::time::timeout(deadline, attempt).await.unwrap_or_else(|_| {
         Err(io::Error::new(
             io::ErrorKind::TimedOut,
             format!("no connection to {address} within {deadline:?}"),
         ))
     })
+}
+
+/// Connects and greets, however long it takes.
+///
+/// # Errors
+/// The node cannot be reached.
+pub async fn greet(address: SocketAddr, greeting: &Greeting) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&greeting.encode()).await?;
+    Ok(stream)
 }
 
 #[cfg(test)]
@@ -235,7 +248,7 @@ mod tests {
             assert_eq!(greeting.encode()[15], byte);
             assert_eq!(read(&greeting.encode()).unwrap(), greeting);
         }
-        assert!([2, 4, 6, 8, 9, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
+        assert!([2, 4, 6, 9, 10, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
     }
 
     #[test]

@@ -13,11 +13,12 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use weir_accel::flash::{FlashDevice, FlashError};
-use weir_block::Engine;
+use weir_block::{Engine, Nanos};
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
+use weir_cluster::right::GrantTimes;
 use weir_cluster::{Client, ClientConfig};
 use weir_export::nbd::{
     Address, BASE_ALLOCATION_ID, Client as NbdClient, ListenError, Listener, ListenerConfig, Session,
@@ -29,6 +30,7 @@ use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, watchdog};
 use crate::exports::{self, Exports};
+use crate::grants::{self, Rights};
 use crate::http;
 use crate::operations::Operations;
 use crate::peer::{Greeting, Purpose};
@@ -41,6 +43,12 @@ const NOTICES: usize = 4096;
 
 /// Greetings of peers at once; further connections wait in the kernel's queue (P10).
 const GREETINGS: usize = 128;
+
+/// Connections on which other nodes ask for grants: one for each, and some for seals (P10).
+const GRANT_CONNECTIONS: usize = 256;
+
+/// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
+const MARGIN: u32 = 5;
 
 /// Time for a peer's greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
@@ -117,6 +125,7 @@ pub async fn run_with(
     setup: Setup,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
+    let started = Nanos::now();
     make_state_dir(&config.state_dir)?;
     let peers = TcpListener::bind(config.peers.listen)
         .await
@@ -156,10 +165,13 @@ pub async fn run_with(
         () = &mut shutdown => return Ok(()),
     };
     let me = session.node_ref();
+    let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
+    let rights = Rights::new(times, *session.leased().borrow(), started);
     let node = Arc::new(Node {
         world: World::start(&registry).await?,
         journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
         registry,
+        rights,
         session,
         shards: queues,
         here: Here::new(config.resources.buffers.0),
@@ -182,6 +194,7 @@ pub async fn run_with(
     services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
     services.spawn(room::keep_told(Arc::clone(&node)));
     services.spawn(watchdog::watch(Arc::clone(&node)));
+    services.spawn(grants::run(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
@@ -214,7 +227,7 @@ async fn join(
 ) -> Result<NodeSession, NodeError> {
     let ttl = config.lease.ttl.0;
     loop {
-        let times = SessionConfig { ttl, margin: ttl / 5 };
+        let times = SessionConfig { ttl, margin: ttl / MARGIN };
         match NodeSession::start(Arc::clone(registry), record.clone(), times).await {
             Ok(session) => return Ok(session),
             Err(
@@ -300,16 +313,17 @@ async fn bind_api(path: &Path) -> Result<UnixListener, NodeError> {
 /// Takes connections of other nodes' disks and hands each to the shard that keeps the replica.
 async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
     let room = Arc::new(Semaphore::new(GREETINGS));
+    let members = Arc::new(Semaphore::new(GRANT_CONNECTIONS));
     let mut greetings = JoinSet::new();
     loop {
         let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
         while greetings.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, from)) => {
-                let node = Arc::clone(&node);
+                let (node, members) = (Arc::clone(&node), Arc::clone(&members));
                 greetings.spawn(async move {
                     let _place = place;
-                    match tokio::time::timeout(GREETING_DEADLINE, welcome(stream, &node)).await {
+                    match tokio::time::timeout(GREETING_DEADLINE, welcome(stream, &node, members)).await {
                         Ok(Ok(())) => {}
                         Ok(Err(reason)) => tracing::warn!(%from, reason, "a peer was turned away"),
                         Err(_) => tracing::warn!(%from, "a peer did not greet in time"),
@@ -324,14 +338,25 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
     }
 }
 
-async fn welcome(mut stream: TcpStream, node: &Node) -> Result<(), String> {
+async fn welcome(mut stream: TcpStream, node: &Arc<Node>, members: Arc<Semaphore>) -> Result<(), String> {
     let greeting = Greeting::read(&mut stream).await.map_err(|error| error.to_string())?;
     let me = node.session.node_ref();
     if greeting.replica != me {
         return Err(format!("it looks for {}, and this is {me}", greeting.replica));
     }
-    let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
     let Greeting { disk, owner, purpose, .. } = greeting;
+    if purpose == Purpose::Grants {
+        let place = members.try_acquire_owned().map_err(|_| "too many grant connections".to_owned())?;
+        let node = Arc::clone(node);
+        tokio::spawn(async move {
+            let _place = place;
+            if let Err(error) = grants::serve(&node, &owner, stream).await {
+                tracing::debug!(owner, %error, "a grant connection ended");
+            }
+        });
+        return Ok(());
+    }
+    let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
     if let Purpose::Client { structured_replies, base_allocation } = purpose {
         let session = Session {
             export: disk,

@@ -80,7 +80,7 @@ impl Rig {
                 misplaced: Vec::new(),
             },
             arrival: Arrival::Clean,
-            lease_until: Arc::new(AtomicU64::new(u64::MAX)),
+            serves_until: Arc::new(AtomicU64::new(u64::MAX)),
         }
     }
 

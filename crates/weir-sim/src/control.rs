@@ -10,10 +10,10 @@ use weir_accel::owner::Event;
 use weir_accel::planted::Bug;
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Hello, RecordHeader};
-use weir_accel::{Layout, Log};
+use weir_accel::{Former, Layout, Log};
 use weir_block::Nanos;
 use weir_cluster::ownership::OwnerGone;
-use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, former_ends};
+use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, former_certainty};
 
 use crate::atlas::Fault;
 use crate::flash::Device;
@@ -39,7 +39,7 @@ impl World {
         }
         match self.decide(process) {
             Decision::Nothing => self.settle_former(process),
-            Decision::WaitUntil(_) | Decision::Unavailable(_) => {}
+            Decision::Unavailable(_) => {}
             Decision::TakeOver(evidence) => self.take_over(process, &evidence),
             Decision::Disclaim(evidence) => self.disclaim(process, &evidence),
             Decision::Open => self.open(process),
@@ -202,7 +202,8 @@ impl World {
     /// What the registry says is this process's is opened, with the log of the replica if there may be one.
     fn open(&mut self, process: Process) {
         let record = self.registry.record.clone();
-        let former_stopped = self.former_has_ended(process);
+        // A lease that the registry has ended was over for its owner before: there are no grants here.
+        let former = if self.former_has_ended(process) { Former::Stopped } else { Former::Silent };
         if !record.write_back {
             self.nodes[process.node].replica = None;
             self.retire_store(process.node);
@@ -231,14 +232,8 @@ impl World {
             Layout::Memory => (Layout::Memory, u64::MAX),
             Layout::Flash => (Layout::Flash, self.flash_records),
         };
-        let owner = OwnerProcess::new(
-            self.serial,
-            record.configuration(),
-            inherited,
-            former_stopped,
-            self.planted,
-            medium,
-        );
+        let owner =
+            OwnerProcess::new(self.serial, record.configuration(), inherited, former, self.planted, medium);
         self.note(|| format!("n{} opens the disk: {record:?}, log to {}", process.node, owner.log.last()));
         self.nodes[process.node].owner = Some(owner);
         self.rewound(process.node);
@@ -258,13 +253,13 @@ impl World {
             return;
         }
         if self.owner(process).is_some_and(|owner| !std::mem::replace(&mut owner.told_former, true)) {
-            self.tell(process, serial, Event::FormerStopped);
+            self.tell(process, serial, Event::Former(Former::Stopped));
         }
         self.registry.forget_former(process);
     }
 
     fn former_has_ended(&mut self, process: Process) -> bool {
-        let mut known = Vec::new();
+        let (now, mut ended) = (self.now, true);
         let grace = self.fence_grace(process.node);
         let mut since = std::mem::take(&mut self.nodes[process.node].former_since);
         for former in &self.registry.disk().former {
@@ -283,9 +278,11 @@ impl World {
             if since[place].1 != evidence {
                 since[place] = (who, evidence, self.now);
             }
-            known.push((former, evidence, since[place].2));
+            // There are no grants here: the right was over when the lease was.
+            let seen = since[place].2;
+            let (certain, _) = former_certainty(evidence, seen, Some(seen), grace, now);
+            ended &= certain == Former::Stopped;
         }
-        let ended = former_ends(&known, grace, self.now).is_none();
         self.nodes[process.node].former_since = since;
         ended
     }

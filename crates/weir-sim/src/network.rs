@@ -142,7 +142,9 @@ impl World {
                 }
                 self.step(process, Event::PeerConfirmed { node, held });
             }
-            Message::Refuse(refuse) => self.step(process, Event::Refused(refuse.epoch.get())),
+            Message::Refuse(refuse) => {
+                self.step(process, Event::Refused { node, epoch: refuse.epoch.get() });
+            }
             Message::End => self.step(process, Event::PeerLost(node)),
             Message::Hello(_) | Message::Batch(..) => {
                 self.fail(|| "a replica sent an owner's message".into())
@@ -190,7 +192,7 @@ impl World {
                 self.note(|| format!("n{} gives a connection up: {error}", process.node));
                 let injected = match error {
                     WireError::Checksum(_) => self.corrupted > 0,
-                    WireError::Outdated { .. } => true,
+                    WireError::Outdated { .. } | WireError::UnknownEpoch { .. } => true,
                     WireError::OtherPast => self.nodes[process.node].flash.is_some(),
                     _ => false,
                 };
@@ -214,7 +216,9 @@ impl World {
             replica.plant(planted);
             self.nodes[process.node].replica = Some(replica);
         }
+        let known = self.known_epoch(process.node).unwrap_or(0);
         let Some(replica) = &mut self.nodes[process.node].replica else { return Ok(Verdict::Taken) };
+        replica.record_is_in(known);
         let verdict = replica.hello(hello)?;
         if verdict == Verdict::Taken {
             self.connections[connection].greeted = true;

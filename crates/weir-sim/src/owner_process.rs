@@ -7,7 +7,7 @@ use weir_accel::lineage::Lineage;
 use weir_accel::owner::Owner;
 use weir_accel::planted::{Bug, Planted};
 use weir_accel::wire::{Batch, Hello, RecordHeader};
-use weir_accel::{Configuration, Layout, Log, Record, RecordKind};
+use weir_accel::{Configuration, Former, Layout, Log, Record, RecordKind};
 use weir_block::Nanos;
 
 use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE, name};
@@ -99,7 +99,7 @@ impl OwnerProcess {
         serial: u64,
         configuration: Configuration,
         inherited: Option<(Log, Lineage)>,
-        former_stopped: bool,
+        former: Former,
         planted: Planted,
         (layout, most_records): (Layout, u64),
     ) -> OwnerProcess {
@@ -113,7 +113,7 @@ impl OwnerProcess {
         };
         let inherited = log.last();
         let (told_epoch, told_policy) = (configuration.epoch, configuration.wanted_replicas);
-        let mut owner = Owner::new(configuration, log.freed(), log.last(), former_stopped, PEER_DEADLINE);
+        let mut owner = Owner::new(configuration, log.freed(), log.last(), former, PEER_DEADLINE);
         if layout == Layout::Flash {
             owner = owner.on_flash();
         }
@@ -136,7 +136,7 @@ impl OwnerProcess {
             again_to: 0,
             told_epoch,
             told_policy,
-            told_former: former_stopped,
+            told_former: former == Former::Stopped,
             wake: Nanos::NEVER,
         }
     }

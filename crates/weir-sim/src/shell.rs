@@ -303,6 +303,9 @@ impl World {
         let (holds, guarded) = (self.holds_lease(process), self.lease_guards_answers);
         let Some(owner) = self.owner(process) else { return };
         owner.acknowledge();
+        if owner.owner.waits_for_former() {
+            return;
+        }
         let epoch = owner.owner.configuration().epoch;
         let replicas_vouch = owner.owner.configuration().write_back && !guarded;
         let finished = std::mem::take(&mut owner.finished);

@@ -16,7 +16,7 @@ use weir_block::{
     Tag,
 };
 
-use crate::config::{AccelConfig, Configuration, Inheritance};
+use crate::config::{AccelConfig, Configuration, Former, Inheritance};
 use crate::destage::Destager;
 use crate::dirty::Dirty;
 use crate::flash::FlashStore;
@@ -112,7 +112,7 @@ pub struct Accel<L: Destage> {
     direct: Vec<Completion>,
     /// Another turn of the loop has work without a new event.
     again: bool,
-    /// When to look for the lease again; never while there is one.
+    /// When to look for the right again; never while there is one.
     look_again: Nanos,
     closing: bool,
     destage_held: bool,
@@ -129,7 +129,7 @@ impl<L: Destage> Accel<L> {
         config: AccelConfig,
         configuration: Configuration,
         inheritance: Inheritance,
-        former_stopped: bool,
+        former: Former,
         lower: Metered<L>,
         mut store: Option<FlashStore>,
     ) -> io::Result<Accel<L>> {
@@ -153,8 +153,7 @@ impl<L: Destage> Accel<L> {
             dirty.add(sequence, record.weight(), clock.now());
         }
         let identity = Identity { epoch, lineage };
-        let mut owner =
-            Owner::new(configuration, log.freed(), log.last(), former_stopped, config.peer_deadline);
+        let mut owner = Owner::new(configuration, log.freed(), log.last(), former, config.peer_deadline);
         if let Some(store) = &mut store {
             owner = owner.on_flash();
             store.rewound(&log);
@@ -232,9 +231,18 @@ impl<L: Destage> Accel<L> {
         self.push_event(OwnerEvent::NotConfigured);
     }
 
-    /// The former owner has certainly stopped (P4).
-    pub fn former_stopped(&mut self) {
-        self.push_event(OwnerEvent::FormerStopped);
+    /// More is certain about the former owner now (P2, P4).
+    pub fn former(&mut self, former: Former) {
+        self.push_event(OwnerEvent::Former(former));
+    }
+
+    /// The registry names this owner, though a node has refused it.
+    pub fn still_owner(&mut self) {
+        if self.owner.is_fenced() {
+            self.push_event(OwnerEvent::StillOwner);
+            // What came to rest meanwhile was not heard.
+            self.events.extend(self.store.as_ref().map(|store| OwnerEvent::Stored(store.stored())));
+        }
     }
 
     /// The requested policy changed.
@@ -391,8 +399,8 @@ impl<L: Destage> Accel<L> {
         let reason = match self.destager.error() {
             _ if self.jam.is_jammed() => self.jam_reason(),
             Some(error) => format!("the backing refuses destage: {error}"),
-            None if !self.gone && !self.config.holds_lease(self.clock.now()) => {
-                "the registry has not confirmed this node lately: waiting for its lease".into()
+            None if !self.gone && !self.config.holds_right(self.clock.now()) => {
+                "neither the registry nor the members of its set have confirmed this owner lately: waiting for that".into()
             }
             None => self.owner.reason().into(),
         };
@@ -505,7 +513,7 @@ impl<L: Destage> Accel<L> {
     /// Whether a write may go straight to the backing now. Looks at the clock as late as possible: this process may have
     /// stood still since the last turn, and another node may own the disk by now (P2, P4).
     fn may_bypass(&self) -> bool {
-        !self.gone && !self.owner.is_fenced() && self.config.holds_lease(self.clock.now())
+        !self.gone && !self.owner.is_fenced() && self.config.holds_right(self.clock.now())
     }
 
     fn log_has_room(&self, kind: RequestKind, bytes: u64) -> bool {

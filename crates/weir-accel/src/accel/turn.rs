@@ -13,8 +13,8 @@ use crate::owner::{Effect, Event as OwnerEvent};
 use crate::peers::Identity;
 use crate::reads::{self, HeldRead, Overlay};
 
-/// The lease is renewed by another thread that wakes nobody. While there is none, look again after this time.
-const LEASE_POLL: Duration = Duration::from_millis(10);
+/// The right is renewed by another thread that wakes nobody. While there is none, look again after this time.
+const RIGHT_POLL: Duration = Duration::from_millis(10);
 
 /// A write to flash that takes longer counts as failed. Long, because failing is for good; a replica's flash that hangs
 /// costs its place in the set much earlier.
@@ -33,15 +33,15 @@ impl<L: Destage> Accel<L> {
         self.at_rest(now);
         self.pacer.refill(now, self.log.fill(), self.log.room(), self.destager.remaining(now));
         self.decide(reactor, now);
-        // What is older than our lease must neither reach the backing nor be answered (P2, P4).
-        let holds_lease = self.config.holds_lease(now);
-        self.look_again = if holds_lease { Nanos::NEVER } else { now + LEASE_POLL };
+        // What is older than our right must neither reach the backing nor be answered (P2, P4).
+        let holds_right = self.config.holds_right(now);
+        self.look_again = if holds_right { Nanos::NEVER } else { now + RIGHT_POLL };
         let freed = self.log.freed();
         if !self.owner.is_fenced() {
             let hurry = self.owner.is_stuck();
             self.peers.send(reactor, &self.log, self.identity.epoch, hurry, &mut self.events);
             self.put_to_rest(reactor);
-            if holds_lease {
+            if holds_right {
                 self.destage(reactor, now);
             }
         }
@@ -51,7 +51,7 @@ impl<L: Destage> Accel<L> {
         self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
-        if !holds_lease || self.owner.is_fenced() {
+        if !holds_right || self.owner.is_fenced() || self.owner.waits_for_former() {
             return;
         }
         // The replicas are told with the next batch, or next turn.
@@ -310,7 +310,7 @@ impl<L: Destage> Accel<L> {
             return self.lower.deadline();
         }
         let peers = self.owner.deadline().min(self.peers.deadline());
-        // Without a lease, or while writes go past the log, destage is not even asked what it wants.
+        // Without the right, or while writes go past the log, destage is not even asked what it wants.
         let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && !self.destage_held;
         let destage = if asks { self.destager.deadline() } else { self.look_again };
         let writing = self.store.as_ref().and_then(FlashStore::writing_since);

@@ -1,6 +1,6 @@
 //! What an owner's core is told, and what it wants done.
 
-use crate::config::Configuration;
+use crate::config::{Configuration, Former};
 
 /// The watermarks of a log: sequence numbers of the last record in each state (DESIGN §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,10 +82,17 @@ pub enum Event {
     Stored(Held),
     /// Nothing comes to rest on this node's flash any more; why.
     StoreFailed(String),
-    /// The former owner has no I/O under way any more (P4).
-    FormerStopped,
-    /// Somebody knows a higher epoch than ours (P2).
-    Refused(u64),
+    /// What has become of the former owner (P2, P4).
+    Former(Former),
+    /// This node says that it knows a higher epoch than ours (P2).
+    Refused {
+        /// Node.
+        node: String,
+        /// Which.
+        epoch: u64,
+    },
+    /// The registry, asked since a node refused us, names this owner in its present epoch: that node is mistaken.
+    StillOwner,
     /// Time passed.
     Tick,
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 
-use crate::config::Configuration;
+use crate::config::{Configuration, Former};
 use crate::planted::{Bug, Planted};
 use asked::Asked;
 use member::Member;
@@ -41,8 +41,11 @@ pub struct Owner {
     /// Records up to here are older than a write that went past the log: who still holds one must not take over.
     bypassed_at: u64,
     asked: Asked,
-    former_stopped: bool,
-    fenced: bool,
+    former: Former,
+    /// The disk came here without a log, so that the backing alone answers reads: what the former owner wrote must have ended.
+    reads_wait: bool,
+    /// Who said that this owner is over, until the registry has been asked.
+    fenced: Option<String>,
     peer_deadline: Duration,
     peer_wanted: bool,
     /// Next time a peer is wanted, ask for the member of the set that is away.
@@ -66,11 +69,12 @@ impl Owner {
         configuration: Configuration,
         freed: u64,
         last: u64,
-        former_stopped: bool,
+        former: Former,
         peer_deadline: Duration,
     ) -> Owner {
         let members = configuration.replicas.iter().map(|node| Member::new(node.clone(), true)).collect();
         let short = configuration.wanted_replicas.is_some_and(|wanted| configuration.replicas.len() < wanted);
+        let reads_wait = !configuration.write_back;
         let restoring = configuration.write_back && (last > freed || short);
         Owner {
             configuration,
@@ -88,8 +92,9 @@ impl Owner {
             restoring,
             bypassed_at: freed,
             asked: Asked::default(),
-            former_stopped,
-            fenced: false,
+            former,
+            reads_wait,
+            fenced: None,
             peer_deadline,
             peer_wanted: false,
             ask_absent: restoring,
@@ -133,7 +138,7 @@ impl Owner {
     /// Whether this owner was told that it is none.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
-        self.fenced
+        self.fenced.is_some()
     }
 
     /// Everything up to here is in the backing: the next checkpoint begins behind it.
@@ -153,7 +158,7 @@ impl Owner {
     /// Everything up to here may be written to the backing now.
     #[must_use]
     pub fn destage_limit(&self) -> u64 {
-        if self.fenced || !self.may_use_backing() {
+        if self.is_fenced() || !self.may_use_backing() {
             return self.in_backing;
         }
         // A set that was asked for may be committed by now: what its members lack, the backing must not show yet (P7).
@@ -166,8 +171,14 @@ impl Owner {
         }
     }
 
+    /// Whether nothing may be answered yet, because the backing alone is the disk and the former owner may still write to it (P7).
+    #[must_use]
+    pub fn waits_for_former(&self) -> bool {
+        self.reads_wait && !self.may_use_backing()
+    }
+
     fn may_use_backing(&self) -> bool {
-        self.former_stopped || self.planted.has(Bug::ForgetFormer)
+        self.former == Former::Stopped || self.planted.has(Bug::ForgetFormer)
     }
 
     /// Whether writes are acknowledged from the backing, so that somebody waits for the log to be drained.
@@ -223,7 +234,7 @@ impl Owner {
     /// Whether writes can bypass the log: acknowledged from the backing, and nothing older is on its way there (P4).
     #[must_use]
     pub fn bypasses(&self) -> bool {
-        !self.fenced
+        !self.is_fenced()
             && self.may_use_backing()
             && !self.configuration.write_back
             && !self.asked.any
@@ -240,9 +251,11 @@ impl Owner {
     /// In words, why a write waits; empty when nothing is unusual.
     #[must_use]
     pub fn reason(&self) -> &'static str {
-        if self.fenced {
+        if self.is_fenced() {
             "another node owns the disk"
-        } else if !self.former_stopped {
+        } else if self.former == Former::Serving {
+            "waiting until the former owner's right to serve has certainly ended"
+        } else if self.former == Former::Silent {
             "waiting until the former owner has certainly stopped; destage is held back"
         } else if self.own.has_failed() {
             "this node's flash has failed: effective policy is write-through until the disk moves or the node is mended"
@@ -265,8 +278,12 @@ impl Owner {
 
     /// Takes an event into account and appends what follows from it to `effects`.
     pub fn step(&mut self, now: Nanos, event: Event, effects: &mut Vec<Effect>) {
-        if self.fenced {
-            return;
+        if let Some(node) = &self.fenced {
+            if event != Event::StillOwner {
+                return;
+            }
+            let node = node.clone();
+            self.lift_fence(now, &node, effects);
         }
         match event {
             Event::Appended(last) => self.appended(now, last),
@@ -297,20 +314,21 @@ impl Owner {
                 assert!(to <= self.marks.appended, "destaged {to} of {}", self.marks.appended);
                 self.in_backing = self.in_backing.max(to);
             }
-            Event::FormerStopped => self.former_stopped = true,
+            Event::Former(former) => self.former = self.former.max(former),
             Event::Stored(held) => {
                 if let Own::Flash(own) = &mut self.own {
                     *own = held;
                 }
             }
             Event::StoreFailed(reason) => self.store_failed(&reason, effects),
-            Event::Refused(epoch) => {
+            Event::Refused { node, epoch } => {
                 if epoch >= self.configuration.epoch {
-                    self.fenced = true;
+                    self.fenced = Some(node);
                     effects.push(Effect::Fenced(epoch));
                     return;
                 }
             }
+            Event::StillOwner => {}
             Event::Tick => self.expire(now, effects),
         }
         self.acknowledge(effects);
@@ -321,13 +339,28 @@ impl Owner {
     /// When [`Event::Tick`] is due.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        if self.fenced {
+        if self.is_fenced() {
             return Nanos::NEVER;
         }
         let waiting = self.members.iter().filter(|member| member.is_behind(self.due(self.marks.appended)));
         let slowest = waiting.map(|member| member.progress + self.peer_deadline);
         let retries = [self.ask_peer_at, self.propose_at].into_iter().filter(|at| *at != Nanos(0));
         slowest.chain(retries).min().unwrap_or(Nanos::NEVER)
+    }
+
+    /// The node that refused us is mistaken. What the others have said meanwhile was not heard: all are greeted anew, that one last.
+    fn lift_fence(&mut self, now: Nanos, mistaken: &str, effects: &mut Vec<Effect>) {
+        self.fenced = None;
+        let connected = self.members.iter().filter(|member| member.connected);
+        let nodes: Vec<String> = connected.map(|member| member.node.clone()).collect();
+        for node in nodes {
+            self.lost(now, &node, effects);
+        }
+        self.avoid.retain(|node| node == mistaken);
+        self.avoid(mistaken);
+        self.ask_peer_at = Nanos(0);
+        let text = format!("{mistaken} refuses this owner, whom the registry confirms: its copy is given up");
+        effects.push(Effect::Tell("replica-mistaken", text));
     }
 
     fn appended(&mut self, now: Nanos, last: u64) {
@@ -489,7 +522,9 @@ impl Owner {
 
     /// Moves the watermarks. They never go back: what was once true of a record stays true.
     fn acknowledge(&mut self, effects: &mut Vec<Effect>) {
-        let limit = if self.configuration.write_back && self.restoring { self.inherited } else { u64::MAX };
+        let restoring = self.configuration.write_back && self.restoring;
+        // While the former owner may answer reads, a new write must not be acknowledged: it would read an older version (P7).
+        let limit = if restoring || self.former == Former::Serving { self.inherited } else { u64::MAX };
         let held = self.held().min(limit);
         let safe = if self.drains() { held.min(self.in_backing) } else { held };
         let replicated = if self.configuration.write_back { held } else { safe };

@@ -34,7 +34,8 @@ fn misplaced(epoch: u64) -> Configuration {
 
 impl Case {
     fn new(configuration: Configuration, freed: u64, last: u64, former_stopped: bool) -> Case {
-        let owner = Owner::new(configuration, freed, last, former_stopped, DEADLINE);
+        let former = if former_stopped { Former::Stopped } else { Former::Silent };
+        let owner = Owner::new(configuration, freed, last, former, DEADLINE);
         Case { owner, effects: Vec::new() }
     }
 
@@ -92,7 +93,7 @@ fn what_was_inherited_is_drained_before_write_through_is_asked_for() {
     let mut case = Case::new(configuration(3, &[], true, None), 5, 9, false);
     case.step(Event::Tick);
     assert_eq!(case.proposals(), [], "the log is the only copy");
-    case.step(Event::FormerStopped);
+    case.step(Event::Former(Former::Stopped));
     assert_eq!(case.owner.destage_limit(), 9);
     case.step(Event::Destaged(9));
     assert_eq!(case.proposals(), [(vec![], false)]);
@@ -232,7 +233,7 @@ fn a_deadline_that_has_passed_is_over_after_a_tick() {
     let retry = case.owner.deadline();
     case.at(retry, Event::Tick);
     assert!(case.owner.deadline() > retry);
-    case.step(Event::Refused(9));
+    case.step(Event::Refused { node: "b".into(), epoch: 9 });
     assert_eq!(case.owner.deadline(), Nanos::NEVER);
 }
 

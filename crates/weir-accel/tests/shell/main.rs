@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use weir_accel::wire::{self, Batch, Confirm, Hello, MessageKind, Refuse};
 use weir_accel::{
-    Accel, AccelConfig, AccelNotice, Configuration, Inheritance, Record, ReplicaHost, checksum,
+    Accel, AccelConfig, AccelNotice, Configuration, Former, Inheritance, Record, ReplicaHost, checksum,
 };
 use weir_block::{
     Code, Completion, ExtentState, Layer, Metered, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request,
@@ -87,8 +87,16 @@ impl Disk {
         };
         adapt(&mut config);
         let lower = Metered::new("backing", Backing(Rc::clone(&script)));
-        let accel =
-            Accel::new(&mut reactor, config, configuration, Inheritance::Nothing, true, lower, None).unwrap();
+        let accel = Accel::new(
+            &mut reactor,
+            config,
+            configuration,
+            Inheritance::Nothing,
+            Former::Stopped,
+            lower,
+            None,
+        )
+        .unwrap();
         Disk { reactor, accel, script, done: Vec::new(), notices: Vec::new() }
     }
 
@@ -143,7 +151,7 @@ impl Disk {
     }
 
     fn set_lease(&self, until: u64) {
-        self.accel.config().lease_until.store(until, Ordering::Release);
+        self.accel.config().serves_until.store(until, Ordering::Release);
     }
 
     fn tags(&self) -> Vec<u64> {
@@ -659,7 +667,7 @@ fn who_does_not_take_answers_is_not_listened_to() {
     let mut host = ReplicaHost::new(id, LOG, None, 0).unwrap();
     let (mut stream, theirs) = UnixStream::pair().unwrap();
     stream.set_nonblocking(true).unwrap();
-    host.attach(&mut reactor, "adversary".into(), theirs.into()).unwrap();
+    host.attach(&mut reactor, "adversary".into(), 0, theirs.into()).unwrap();
     let mut hello = Hello::new_zeroed();
     (hello.epoch, hello.lineage) = (1.into(), 1.into());
     let mut bytes = Vec::new();

@@ -41,8 +41,16 @@ struct Granted {
     floor: u64,
     /// When the last grant ends, by this node's clock.
     until: Nanos,
-    /// When the last grant below the floor ends, once an epoch has been sealed.
-    sealed: Option<(u64, Nanos)>,
+    /// When the last grant in an epoch below the floor ends.
+    below: Nanos,
+}
+
+impl Granted {
+    fn rise_to(&mut self, epoch: u64) {
+        if epoch > self.floor {
+            (self.floor, self.below) = (epoch, self.below.max(self.until));
+        }
+    }
 }
 
 /// All grants that one process has given.
@@ -104,26 +112,22 @@ impl Grants {
         known: Option<u64>,
     ) -> Result<Nanos, GrantRefusal> {
         let start = if self.planted.has(Bug::NoStartWait) { Nanos(0) } else { self.started + self.longest };
+        // What was granted in this very epoch is the sealing owner's own.
         let granted = self.admit(disk, epoch, known)?;
-        // Asked again: what was granted since is the sealing owner's own.
-        let (_, until) = match granted.sealed {
-            Some(sealed) if sealed.0 == epoch => sealed,
-            _ => *granted.sealed.insert((epoch, granted.until)),
-        };
-        Ok(until.max(start).max(now))
+        Ok(granted.below.max(start).max(now))
     }
 
     fn admit(&mut self, disk: &str, epoch: u64, known: Option<u64>) -> Result<&mut Granted, GrantRefusal> {
         let Some(known) = known else { return Err(GrantRefusal::Unknown { known: 0 }) };
         let granted = self.disks.entry(disk.to_owned()).or_default();
-        granted.floor = granted.floor.max(known);
+        granted.rise_to(known);
         if epoch < granted.floor {
             return Err(GrantRefusal::Over { floor: granted.floor });
         }
         if epoch > known.saturating_add(EPOCH_LEAD) {
             return Err(GrantRefusal::Unknown { known });
         }
-        granted.floor = epoch;
+        granted.rise_to(epoch);
         Ok(granted)
     }
 

@@ -2,7 +2,7 @@
 
 use weir_cluster::membership::{NodeSession, session_over};
 use weir_cluster::ownership::Refusal;
-use weir_cluster::records::{DiskRecord, Record, RecordError, keys};
+use weir_cluster::records::{DiskRecord, NodeRef, Record, RecordError, keys};
 use weir_cluster::registry::{Entry, Registry, RegistryError, Transaction};
 
 use crate::api::{ApiError, ApiErrorKind};
@@ -133,7 +133,7 @@ mod tests {
     use weir_cluster::Embedded;
     use weir_cluster::membership::SessionConfig;
     use weir_cluster::ownership::{Gone, OwnerGone, claim_free, set_policy, take_over};
-    use weir_cluster::records::{NodeRecord, NodeRef, Policy, Source};
+    use weir_cluster::records::{NodeRecord, Policy, Source};
     use weir_cluster::registry::{Committed, LeaseId, Listing, Pending, ProcessWatch, Watch};
 
     /// A registry whose answers to some transactions are lost, before or after it has carried them out.
@@ -145,7 +145,7 @@ mod tests {
         unanswered: AtomicUsize,
     }
 
-    fn take(counter: &AtomicUsize) -> bool {
+    fn lose(counter: &AtomicUsize) -> bool {
         counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
@@ -159,11 +159,11 @@ mod tests {
         fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
             Box::pin(async move {
                 let unavailable = || Err(RegistryError::Unavailable { reason: "lost".into() });
-                if take(&self.lost) {
+                if lose(&self.lost) {
                     return unavailable();
                 }
                 let answer = self.registry.transact(transaction).await;
-                if take(&self.unanswered) { unavailable() } else { answer }
+                if lose(&self.unanswered) { unavailable() } else { answer }
             })
         }
         fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch> {

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use weir_accel::Former;
 use weir_block::Nanos;
 use weir_cluster::ownership::{Gone, OwnerGone};
 use weir_cluster::placement::{Live, successor};
-use weir_cluster::records::{DiskRecord, FormerOwner, Medium, Mode, NodeRef};
+use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
 /// After the end of a process was seen, the kernel may still be finishing what the process had handed to it. This is
 /// how long it gets on the same machine (P4).
@@ -61,8 +62,6 @@ pub struct Situation<'a> {
 pub enum Decision {
     /// Nothing, until something changes.
     Nothing,
-    /// Nothing, until then.
-    WaitUntil(Nanos),
     /// The owner is gone and this node is next: take over on this evidence, by compare-and-swap.
     TakeOver(OwnerGone),
     /// The owner is gone and this node is counted among the replicas, but its flash does not hold that copy: say so, by
@@ -130,18 +129,9 @@ fn succeed(record: &DiskRecord, owner: &NodeRef, situation: &Situation<'_>) -> D
             false => Decision::Unavailable(lost_copies(record, owner)),
         };
     }
-    match (record.mode, evidence.how, situation.owner_gone_since) {
-        // The replicas refuse the old epoch from now on, whatever the former owner still does.
-        (Mode::WriteBack, ..) | (_, Gone::Stopped | Gone::FenceGracePassed, _) => {
-            Decision::TakeOver(evidence)
-        }
-        (Mode::WriteThrough, Gone::LeaseEnded, Some(since)) => {
-            Decision::WaitUntil(since + situation.fence_grace)
-        }
-        (Mode::WriteThrough, Gone::LeaseEnded, None) => {
-            Decision::WaitUntil(situation.now + situation.fence_grace)
-        }
-    }
+    // In write-back the replicas refuse the old epoch from now on. In write-through the new owner waits, before it answers
+    // anything, until the former one's right has ended and the fence grace after that has passed.
+    Decision::TakeOver(evidence)
 }
 
 /// The best evidence that there is about an owner that is gone.
@@ -182,20 +172,24 @@ fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
     )
 }
 
-/// When the I/O of a former owner has ended for certain: now, at a point of time, or at one that depends on evidence
-/// still to come (`None`: already).
+/// What is certain of a former owner at `now`, and when more will be, as far as that is only a matter of time.
+///
+/// The evidence was first seen at `seen`. Its right to serve ends, or has ended, at `right_over`, if that is known.
 #[must_use]
-pub fn former_ends(
-    former: &[(&FormerOwner, Evidence, Nanos)],
+pub fn former_certainty(
+    evidence: Evidence,
+    seen: Nanos,
+    right_over: Option<Nanos>,
     fence_grace: Duration,
     now: Nanos,
-) -> Option<Nanos> {
-    let ends = former.iter().map(|(_, evidence, since)| match evidence {
-        Evidence::Released => *since,
-        Evidence::Stopped => *since + SETTLE.min(fence_grace),
-        Evidence::None => *since + fence_grace,
-    });
-    ends.max().filter(|end| *end > now)
+) -> (Former, Option<Nanos>) {
+    let ends = match (evidence, right_over) {
+        (Evidence::Released, _) => seen,
+        (Evidence::Stopped, _) => seen + SETTLE.min(fence_grace),
+        (Evidence::None, Some(over)) if over <= now => over + fence_grace,
+        (Evidence::None, over) => return (Former::Serving, over),
+    };
+    if ends > now { (Former::Silent, Some(ends)) } else { (Former::Stopped, None) }
 }
 
 #[cfg(test)]
@@ -346,11 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn write_through_waits_until_the_former_owner_cannot_write() {
+    fn write_through_is_taken_over_at_once() {
         let record = disk(Some("a"), &[], Mode::WriteThrough);
         let mut case = Case::of("b", &["b"]);
         case.gone_since = Some(Nanos(NOW.0 - 4_000_000_000));
-        assert_eq!(case.decide(Some(&record)), Decision::WaitUntil(NOW + Duration::from_secs(6)));
+        let ended = Decision::TakeOver(OwnerGone { owner: node("a"), how: Gone::LeaseEnded });
+        assert_eq!(case.decide(Some(&record)), ended, "the grace is waited for once, behind the takeover");
         case.gone_since = Some(Nanos(NOW.0 - 10_000_000_000));
         let passed = Decision::TakeOver(OwnerGone { owner: node("a"), how: Gone::FenceGracePassed });
         assert_eq!(case.decide(Some(&record)), passed);
@@ -380,14 +375,15 @@ mod tests {
     }
 
     #[test]
-    fn the_last_former_owner_counts() {
-        let former = |name: &str| FormerOwner::silent(node(name), 1);
-        let (a, b) = (former("a"), former("b"));
-        let ends = |list: &[(&FormerOwner, Evidence, Nanos)]| former_ends(list, GRACE, NOW);
-        assert_eq!(ends(&[]), None);
-        assert_eq!(ends(&[(&a, Evidence::Released, NOW)]), None);
-        assert_eq!(ends(&[(&a, Evidence::Stopped, NOW)]), Some(NOW + SETTLE));
-        let both = [(&a, Evidence::Stopped, NOW), (&b, Evidence::None, NOW)];
-        assert_eq!(ends(&both), Some(NOW + GRACE));
+    fn the_grace_begins_when_the_right_has_ended() {
+        let certain = |evidence, right_over| former_certainty(evidence, NOW, right_over, GRACE, NOW);
+        assert_eq!(certain(Evidence::Released, None), (Former::Stopped, None));
+        assert_eq!(certain(Evidence::Stopped, None), (Former::Silent, Some(NOW + SETTLE)));
+        assert_eq!(certain(Evidence::None, None), (Former::Serving, None), "too few are sealed");
+        let soon = NOW + Duration::from_secs(3);
+        assert_eq!(certain(Evidence::None, Some(soon)), (Former::Serving, Some(soon)));
+        assert_eq!(certain(Evidence::None, Some(NOW)), (Former::Silent, Some(NOW + GRACE)));
+        let long_ago = Nanos(NOW.0 - 10_000_000_000);
+        assert_eq!(certain(Evidence::None, Some(long_ago)), (Former::Stopped, None));
     }
 }

@@ -19,6 +19,7 @@ use super::shards::Shards;
 use super::world::World;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::config::Config;
+use crate::grants::Rights;
 
 /// Events that wait to be written to the registry; further ones are only logged (P10).
 const EVENT_QUEUE: usize = 256;
@@ -31,6 +32,8 @@ pub struct Node {
     pub registry: Arc<dyn Registry>,
     /// Its membership.
     pub session: NodeSession,
+    /// The rights of the disks that it owns, and what it has granted to others.
+    pub rights: Rights,
     /// What the registry says.
     pub world: World,
     /// The way to the shards.

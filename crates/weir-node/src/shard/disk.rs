@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
-use weir_accel::{Accel, AccelConfig, AccelNotice, Inheritance};
+use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
 use weir_load::profile::Profile;
@@ -74,15 +74,14 @@ impl Disk {
         store: Option<FlashStore>,
     ) -> Result<Disk, String> {
         let backing_id = backing.owner();
-        let former_stopped = match open.arrival {
-            Arrival::Clean => true,
-            Arrival::TakeOver { former_stopped, .. } => former_stopped,
-            Arrival::FromWriteThrough => false,
+        let former = match open.arrival {
+            Arrival::Clean => Former::Stopped,
+            Arrival::TakeOver { former } | Arrival::FromWriteThrough { former } => former,
         };
         let accel_config = AccelConfig {
             peer_deadline: config.peer_deadline,
             full_log_wait: config.full_log_wait,
-            lease_until: open.lease_until.clone(),
+            serves_until: open.serves_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
         };
         let accel = Accel::new(
@@ -90,7 +89,7 @@ impl Disk {
             accel_config,
             open.configuration.clone(),
             inheritance,
-            former_stopped,
+            former,
             Metered::new("backing", config.wrap.bottom(&open.disk, backing)),
             store,
         )
@@ -295,6 +294,7 @@ impl Disk {
             return None;
         }
         self.nbd.abort(reactor, workspace);
+        self.holding = None;
         let held = self.accel().let_go(reactor);
         self.stop_load();
         let before = std::mem::replace(&mut self.life, Life::LettingGo(vec![done]));

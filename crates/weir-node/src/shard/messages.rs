@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use weir_accel::{Configuration, DestageStatus};
+use weir_accel::{Configuration, DestageStatus, Former};
 use weir_block::LayerMeter;
 use weir_export::nbd;
 use weir_load::profile::Profile;
@@ -24,13 +24,14 @@ pub enum Arrival {
     Clean,
     /// This node holds a complete replica of the former owner's log and goes on from it.
     TakeOver {
-        /// Epoch under which the replica was written.
-        former_epoch: u64,
-        /// False while the former owner may still have writes to the backing under way (P4).
-        former_stopped: bool,
+        /// What is certain about the former owners (P2, P4).
+        former: Former,
     },
-    /// Nothing dirty (write-through), but the former owner may still have writes under way (P4).
-    FromWriteThrough,
+    /// Nothing dirty (write-through), but there was another owner before (P2, P4).
+    FromWriteThrough {
+        /// What is certain about the former owners.
+        former: Former,
+    },
 }
 
 /// A disk to be opened for writing on a shard.
@@ -52,9 +53,8 @@ pub struct OpenDisk {
     pub configuration: Configuration,
     /// Where its log comes from.
     pub arrival: Arrival,
-    /// Until when, on the clock since boot in nanoseconds, the registry counts this node as alive. A disk
-    /// answers nothing beyond it (P2).
-    pub lease_until: Arc<AtomicU64>,
+    /// Until when this node may serve the disk, in nanoseconds of the machine's clock. It answers nothing beyond (P2).
+    pub serves_until: Arc<AtomicU64>,
 }
 
 /// Where a disk's log is kept.
@@ -90,8 +90,10 @@ pub enum Command {
     Configured { disk: String, configuration: Configuration },
     /// A change that the disk had asked for cannot be had now; it may ask again after a while.
     NotConfigured { disk: String, reason: String },
-    /// The former owner has certainly no I/O to the backing under way any more (P4).
-    FormerStopped { disk: String },
+    /// More is certain about the former owners now (P2, P4).
+    Former { disk: String, former: Former },
+    /// The registry names this owner still, though a replica has refused it.
+    StillOwner { disk: String },
     /// A connection to `node` for replicating `disk` is there.
     PeerConnected { disk: String, node: String, fd: OwnedFd },
     /// No connection to `node` can be had (or no node at all, when `node` is empty).

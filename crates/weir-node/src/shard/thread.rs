@@ -300,7 +300,8 @@ impl ShardThread {
         let disk = match &command {
             Command::Configured { disk, .. }
             | Command::NotConfigured { disk, .. }
-            | Command::FormerStopped { disk }
+            | Command::Former { disk, .. }
+            | Command::StillOwner { disk }
             | Command::PeerUnavailable { disk, .. }
             | Command::Successor { disk, .. }
             | Command::ResumeDestage { disk }
@@ -315,7 +316,8 @@ impl ShardThread {
                 tracing::warn!(disk, reason, "configuration not changed");
                 accel.not_configured();
             }
-            Command::FormerStopped { .. } => accel.former_stopped(),
+            Command::Former { former, .. } => accel.former(former),
+            Command::StillOwner { .. } => accel.still_owner(),
             Command::PeerUnavailable { node, .. } => accel.peer_unavailable(node),
             Command::Successor { node, .. } => accel.prepare_successor(node),
             Command::ResumeDestage { .. } => accel.resume_destage(),

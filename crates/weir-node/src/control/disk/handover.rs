@@ -6,9 +6,11 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
+use weir_cluster::right::Event;
 
 use super::{DiskTask, RETRY, sleep_until};
 use crate::api::{ApiError, ApiErrorKind};
+use crate::control::change::ChangeError;
 use crate::control::decide::{Local, is_live};
 use crate::shard::messages::Command;
 
@@ -31,7 +33,7 @@ impl DiskTask {
             Ok(()) => self.hand_over(to).await,
             Err(error) => Err(error),
         };
-        if moved.is_err() {
+        if moved.is_err() && self.local != Local::Closed {
             let disk = self.name.clone();
             self.send(Command::ResumeDestage { disk: disk.clone() }).await;
             self.send(Command::Successor { disk, node: None }).await;
@@ -102,6 +104,10 @@ impl DiskTask {
         let Some(to) = to else { return Ok(()) };
         let deadline = Nanos::now() + FILL;
         while !self.known()?.is_replica(to) {
+            if self.is_taken() {
+                let message = format!("another node owns disk {disk} by now");
+                return Err(ApiError::new(ApiErrorKind::Unavailable, message));
+            }
             let gone = !is_live(&self.node.world.nodes.now(), to);
             if gone || Nanos::now() >= deadline {
                 let reason = if gone {
@@ -146,7 +152,21 @@ impl DiskTask {
         let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
         let dirty = own.map_or(0, |status| status.dirty_bytes);
         let me = self.me.clone();
-        let next = self.change(|record| ownership::hand_over(record, &me, record.epoch, to)).await?;
+        // From the moment that the change is sent, the successor may own the disk without our hearing of it (P2).
+        self.node.rights.step(&self.name, Event::HandingOver);
+        let changed = self.change(|record| ownership::hand_over(record, &me, record.epoch, to)).await;
+        let next = match changed {
+            Ok(next) => next,
+            Err(error) => {
+                if error.is_doubtful() {
+                    self.doubtful_move = true;
+                    self.end_doubtful_move().await;
+                } else {
+                    self.node.rights.step(&self.name, Event::Kept);
+                }
+                return Err(error.into());
+            }
+        };
         self.event(
             "moved",
             format!("from {} to {} in epoch {}, {dirty} bytes dirty", me.node, to.node, next.epoch),
@@ -154,6 +174,23 @@ impl DiskTask {
         // At once: the new owner is about to connect to what is a replica from here on.
         self.let_go(next.epoch, Some(next)).await;
         Ok(dirty)
+    }
+}
+
+impl DiskTask {
+    /// Nobody has heard whether the change that gives the disk away was committed. A read would not settle it, because the change may
+    /// commit late: only an epoch of our own that commits behind the same record does.
+    pub(super) async fn end_doubtful_move(&mut self) {
+        let me = self.me.clone();
+        match self.change(|record| ownership::renew(record, &me, record.epoch)).await {
+            Ok(_) => self.node.rights.step(&self.name, Event::Kept),
+            // It is another node's now; what is here is let go.
+            Err(ChangeError::Refused(_)) => {
+                self.refresh().await;
+            }
+            Err(error) => return self.later(&error),
+        }
+        self.doubtful_move = false;
     }
 }
 

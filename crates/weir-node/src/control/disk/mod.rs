@@ -4,6 +4,7 @@
 //! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are
 //! tasks of their own that report back. What the shard asks for is in `wishes`, what operators want in `request`.
 
+mod former;
 mod handover;
 mod request;
 #[cfg(test)]
@@ -13,23 +14,24 @@ mod wishes;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
 use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::placement;
-use weir_cluster::records::{
-    DiskRecord, FormerOwner, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys,
-};
+use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
+use weir_cluster::right::Event;
 
 use super::change::{self, ChangeError};
-use super::decide::{Decision, Evidence, Local, Situation, decide, former_ends, is_live};
+use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::{Node, wall_clock_ms};
 use crate::api::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
+use former::Formers;
 
 /// Messages that wait for a disk's task before their senders do.
 const INBOX: usize = 256;
@@ -48,6 +50,15 @@ pub enum Message {
         node: NodeRef,
         /// The connection, greeted.
         connection: Result<OwnedFd, String>,
+    },
+    /// A member of a former owner's set has been sealed, or not.
+    Sealed {
+        /// The member.
+        member: String,
+        /// For the owner in this epoch.
+        epoch: u64,
+        /// When its last grant to a former owner ends, or why it is not sealed.
+        until: Result<Nanos, String>,
     },
     /// An operator wants something.
     Request(Request),
@@ -117,11 +128,17 @@ struct DiskTask {
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
-    former_since: HashMap<NodeRef, (Evidence, Nanos)>,
+    formers: Formers,
     /// The processes that this owner is connected to, by node: who a replica's name stands for.
     connected: HashMap<String, NodeRef>,
     told_policy: Option<Policy>,
-    told_former: bool,
+    /// A move whose outcome is unknown: the disk is served again only under an epoch of its own that has committed behind it.
+    doubtful_move: bool,
+    /// The outcome of a change is unknown.
+    doubtful: bool,
+    /// A replica has refused this owner, and the registry has not been asked yet.
+    refused: bool,
+    sessions: watch::Receiver<u64>,
     forgotten_below: u64,
     /// A `released/` note that is still to be written: the epoch.
     owed_release: Option<u64>,
@@ -151,10 +168,13 @@ impl DiskTask {
             arrival: None,
             retry_at: None,
             owner_gone: None,
-            former_since: HashMap::new(),
+            formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,
-            told_former: false,
+            doubtful_move: false,
+            doubtful: false,
+            refused: false,
+            sessions: node.rights.sessions(),
             forgotten_below: 0,
             owed_release: None,
             waiting: Vec::new(),
@@ -173,6 +193,7 @@ impl DiskTask {
             }
             tokio::select! {
                 () = changes.next() => {}
+                _ = self.sessions.changed() => {}
                 () = sleep_until(again) => {}
                 message = self.inbox.recv() => match message {
                     Some(message) => self.on_message(message).await,
@@ -190,29 +211,53 @@ impl DiskTask {
         match message {
             Message::Notice(notice) => self.on_notice(notice).await,
             Message::Peer { node, connection } => self.on_peer(node, connection).await,
+            Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
             Message::Request(request) => self.on_request(request).await,
         }
     }
 
     /// Sends a command that the shard may take its time to answer. What the disk needs meanwhile (another replica set,
     /// a connection, the end of former owners) is carried out, or the two would wait for each other.
+    ///
+    /// When another node turns out to own the disk, nobody waits any longer: what this node has of the disk must be let go (P2).
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
+        self.ask_until(command, DiskTask::is_taken).await
+    }
+
+    /// As [`DiskTask::ask`], given up when `over` says so.
+    async fn ask_until<T>(
+        &mut self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+        over: impl Fn(&mut DiskTask) -> bool,
+    ) -> Result<T, String> {
         let (answer, mut answered) = oneshot::channel();
         let mut changes = self.node.world.changes();
         self.node.shards.send(&self.name, command(answer)).await;
         let mut again = Some(Nanos::now());
         loop {
+            if over(self) {
+                return Err("another node owns the disk now".to_owned());
+            }
             tokio::select! {
                 answer = &mut answered => return answer.map_err(|_| "the node is stopping".to_owned()),
                 Some(message) = self.inbox.recv() => self.serve(message).await,
                 () = sleep_until(again) => again = self.settle_meanwhile().await,
                 () = changes.next() => again = self.settle_meanwhile().await,
+                _ = self.sessions.changed() => again = self.settle_meanwhile().await,
             }
         }
     }
 
+    /// Whether the disk is open here and the registry gives it to somebody else.
+    fn is_taken(&mut self) -> bool {
+        let Local::Open { epoch } = self.local else { return false };
+        let record = self.record();
+        record.is_none_or(|record| record.owner.as_ref() != Some(&self.me) && record.epoch >= epoch)
+    }
+
     /// Former owners end while another step waits: for a disk that is to be closed, nothing is destaged before (P4).
     async fn settle_meanwhile(&mut self) -> Option<Nanos> {
+        self.confirm_right().await;
         let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me))?;
         if self.local == Local::Closed {
             return None;
@@ -228,6 +273,7 @@ impl DiskTask {
         match message {
             Message::Notice(notice) => self.on_notice(notice).await,
             Message::Peer { node, connection } => self.on_peer(node, connection).await,
+            Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
             Message::Request(request) => self.waiting.insert(0, request),
         }
     }
@@ -244,10 +290,46 @@ impl DiskTask {
         }
     }
 
-    /// Looks at the registry itself: the view may lag behind it.
-    async fn refresh(&mut self) {
-        if let Ok((_, record)) = change::read(&*self.node.registry, &self.name).await {
+    /// Looks at the registry itself: the view may lag behind it. Returns whether it has answered.
+    async fn refresh(&mut self) -> bool {
+        let read = change::read(&*self.node.registry, &self.name).await;
+        if let Ok((_, record)) = read {
             self.committed = Some(record);
+            return true;
+        }
+        false
+    }
+
+    /// Makes the session that the node has by now count for this disk, by a read of the record that is sent since it began.
+    async fn confirm_right(&mut self) {
+        let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
+        let read = tokio::time::timeout(RETRY, self.refresh()).await;
+        if !read.unwrap_or(false) {
+            self.retry_at = Some(Nanos::now() + RETRY);
+            return;
+        }
+        match self.committed.as_ref() {
+            Some(record) if record.owner.as_ref() == Some(&self.me) => {
+                self.node.rights.step(&self.name, Event::Confirmed { session, epoch: record.epoch });
+            }
+            _ => self.node.rights.end(&self.name),
+        }
+    }
+
+    /// What bears on the right of an owner whose outstanding questions to the registry have not been answered.
+    async fn settle_right(&mut self) {
+        self.confirm_right().await;
+        if self.doubtful_move {
+            self.end_doubtful_move().await;
+        }
+        if self.refused && self.refresh().await {
+            self.refused = false;
+            if !self.is_taken() {
+                self.send(Command::StillOwner { disk: self.name.clone() }).await;
+            }
+        }
+        if self.doubtful_move || self.refused {
+            self.retry_at = Some(Nanos::now() + RETRY);
         }
     }
 
@@ -256,9 +338,61 @@ impl DiskTask {
         &mut self,
         compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
     ) -> Result<DiskRecord, ChangeError> {
-        let record = change::change(&*self.node.registry, &self.node.session, &self.name, compute).await?;
-        self.committed = Some(record.clone());
-        Ok(record)
+        let node = Arc::clone(&self.node);
+        let compute = self.proposing(compute);
+        let changed = change::change(&*node.registry, &node.session, &self.name, compute).await;
+        self.changed(changed)
+    }
+
+    /// As [`DiskTask::change`], to take the disk from `owner`, whose session must be over.
+    async fn take(
+        &mut self,
+        owner: &NodeRef,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
+    ) -> Result<DiskRecord, ChangeError> {
+        let node = Arc::clone(&self.node);
+        let compute = self.proposing(compute);
+        let changed = change::take(&*node.registry, &node.session, &self.name, owner, compute).await;
+        self.changed(changed)
+    }
+
+    /// Chooses guards for what a change leaves without replicas. Before a change is sent, the set that it brings counts beside the
+    /// present one: the change may commit without our hearing of it (P3).
+    fn proposing(
+        &self,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
+    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal> {
+        let live = self.node.world.nodes.now();
+        move |record| {
+            let mut next = compute(record)?;
+            if next.owner.as_ref() == Some(&self.me) {
+                let guards = placement::choose_guards(&next, &self.me.node, &live);
+                next.guards = if next.replicas.is_empty() { guards } else { Vec::new() };
+                if next.grant_set() != record.grant_set() {
+                    self.node.rights.step(&self.name, Event::Proposed(next.grant_set()));
+                }
+            }
+            Ok(next)
+        }
+    }
+
+    fn changed(&mut self, changed: Result<DiskRecord, ChangeError>) -> Result<DiskRecord, ChangeError> {
+        match &changed {
+            Ok(record) if record.owner.as_ref() == Some(&self.me) => {
+                let committed = Event::Committed { epoch: record.epoch, set: record.grant_set() };
+                self.node.rights.step(&self.name, committed);
+            }
+            // What an earlier change asked for may still commit: only one that succeeds behind it ends that.
+            Err(error) if !error.is_doubtful() && !self.doubtful => {
+                self.node.rights.step(&self.name, Event::NotCommitted);
+            }
+            Ok(_) | Err(_) => {}
+        }
+        match &changed {
+            Ok(record) => (self.committed, self.doubtful) = (Some(record.clone()), false),
+            Err(error) => self.doubtful |= error.is_doubtful(),
+        }
+        changed
     }
 
     /// Whether the copy that the record may count on because of this node's flash is here. Asked only when somebody is to take over.
@@ -283,6 +417,8 @@ impl DiskTask {
             return self.retry_at;
         }
         self.retry_at = None;
+        self.settle_right().await;
+        let record = self.record();
         let has_copy = self.has_copy(record.as_ref()).await;
         let decision = {
             let live = self.node.world.nodes.now();
@@ -310,15 +446,17 @@ impl DiskTask {
         match (decision, record) {
             (Decision::Nothing, Some(record)) => {
                 self.settle_follower(&record).await;
+                self.settle_guards(&record).await;
                 return self.settle_former(&record).await;
             }
             (Decision::Nothing | Decision::Unavailable(_), _) => {}
-            (Decision::WaitUntil(time), _) => return Some(time),
-            (Decision::TakeOver(evidence), Some(record)) => {
+            (Decision::TakeOver(evidence), Some(_)) => {
                 let me = self.me.clone();
-                match self.change(|record| ownership::take_over(record, &me, &evidence)).await {
+                let taken =
+                    self.take(&evidence.owner, |record| ownership::take_over(record, &me, &evidence)).await;
+                match taken {
                     Ok(next) => {
-                        self.arrival = Some(self.arrival_after(&record, &next));
+                        self.arrival = Some(self.arrival_after(&next));
                         self.event(
                             "takeover",
                             format!("{} takes over from {} in epoch {}", me.node, evidence.owner, next.epoch),
@@ -330,7 +468,9 @@ impl DiskTask {
             }
             (Decision::Disclaim(evidence), Some(_)) => {
                 let me = self.me.clone();
-                match self.change(|record| ownership::disclaim(record, &me, &evidence)).await {
+                let disclaimed =
+                    self.take(&evidence.owner, |record| ownership::disclaim(record, &me, &evidence)).await;
+                match disclaimed {
                     Ok(_) => {
                         let text = format!(
                             "the flash of {} does not hold its copy of the log; others go first",
@@ -384,30 +524,45 @@ impl DiskTask {
         }
     }
 
-    /// What a takeover of `former` means for the data.
-    fn arrival_after(&mut self, former: &DiskRecord, next: &DiskRecord) -> Arrival {
-        let former_stopped = self.former_ends(next).is_none();
+    /// What a takeover that leads to `next` means for the data.
+    fn arrival_after(&mut self, next: &DiskRecord) -> Arrival {
+        let (former, _) = self.former(next);
         match (next.mode, next.former.is_empty()) {
-            (Mode::WriteBack, _) => Arrival::TakeOver { former_epoch: former.epoch, former_stopped },
+            (Mode::WriteBack, _) => Arrival::TakeOver { former },
             (Mode::WriteThrough, true) => Arrival::Clean,
-            (Mode::WriteThrough, false) => Arrival::FromWriteThrough,
+            (Mode::WriteThrough, false) => Arrival::FromWriteThrough { former },
         }
     }
 
-    /// How a disk that this process owns, and does not remember claiming, came to it: the answer to the claim was lost,
-    /// or opening failed.
-    fn arrival_of(&mut self, record: &DiskRecord) -> Arrival {
-        let former_epoch = record.former.last().map_or(record.epoch, |former| former.epoch);
-        let former = DiskRecord { epoch: former_epoch, ..record.clone() };
-        self.arrival_after(&former, record)
+    /// Opens the disk on its shard.
+    ///
+    /// The record is read anew: the right to serve rests on a linearizable read since the node's session began.
+    async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
+        let session = *self.node.session.leased().borrow();
+        let read = change::read(&*self.node.registry, &self.name).await;
+        let record = match read {
+            Ok((_, now)) if now.owner.as_ref() == Some(&self.me) && now.epoch >= record.epoch => now,
+            Ok((_, now)) => {
+                self.committed = Some(now);
+                return Err("another node owns the disk now".into());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        // The log is taken from a sealed copy only.
+        self.seal_own(&record);
+        let serves_until = self.node.rights.begin(&self.name, record.epoch, record.grant_set(), session);
+        let opened = self.open_with(&record, serves_until).await;
+        if opened.is_err() {
+            self.node.rights.end(&self.name);
+        }
+        opened
     }
 
-    /// Opens the disk on its shard.
-    async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
+    async fn open_with(&mut self, record: &DiskRecord, serves_until: Arc<AtomicU64>) -> Result<(), String> {
         let path = self.node.backing_path(record).await?;
         let arrival = match self.arrival {
             Some(arrival) => arrival,
-            None => self.arrival_of(record),
+            None => self.arrival_after(record),
         };
         let disk = OpenDisk {
             disk: self.name.clone(),
@@ -418,14 +573,15 @@ impl DiskTask {
             medium: log_medium(record),
             configuration: self.configuration(record),
             arrival,
-            lease_until: self.node.session.lease_deadline(),
+            serves_until,
         };
         self.connected.clear();
         let node = Arc::clone(&self.node);
         let place = node.room.admit(&node, &self.name).await?;
         self.ask(|done| Command::Open(Box::new(disk), done)).await??;
         drop(place);
-        (self.arrival, self.told_policy, self.told_former) = (None, Some(record.policy), false);
+        (self.arrival, self.told_policy) = (None, Some(record.policy));
+        self.formers.opened(arrival);
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
         self.event("open", format!("{} serves it in epoch {}", self.me.node, record.epoch));
@@ -460,13 +616,15 @@ impl DiskTask {
 
     /// Another node owns the disk: end all I/O here, then say so (P4).
     async fn let_go(&mut self, epoch: u64, record: Option<DiskRecord>) {
+        self.node.rights.end(&self.name);
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
         let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
-        let ended = self.ask(|done| Command::LetGo { disk, keep, done }).await;
+        let ended = self.ask_until(|done| Command::LetGo { disk, keep, done }, |_| false).await;
         self.local = Local::Closed;
+        (self.doubtful_move, self.refused) = (false, false);
         // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
-        self.former_since.clear();
+        self.formers = Formers::default();
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
         self.event(
@@ -496,53 +654,6 @@ impl DiskTask {
                 self.retry_at = Some(Nanos::now() + RETRY);
             }
         }
-    }
-
-    /// When the I/O of all former owners has ended: tells the shard, and strikes them off the record. Otherwise says when
-    /// to look again.
-    async fn settle_former(&mut self, record: &DiskRecord) -> Option<Nanos> {
-        if !matches!(self.local, Local::Open { .. }) || record.former.is_empty() {
-            self.former_since.clear();
-            return None;
-        }
-        if let Some(end) = self.former_ends(record) {
-            return Some(end);
-        }
-        if !std::mem::replace(&mut self.told_former, true) {
-            self.send(Command::FormerStopped { disk: self.name.clone() }).await;
-        }
-        let (me, epoch) = (self.me.clone(), record.epoch);
-        let strike_off = |record: &DiskRecord| {
-            let former: Vec<FormerOwner> = record.former.clone();
-            former.iter().try_fold(record.clone(), |record, former| {
-                ownership::forget_former(&record, &me, epoch, former)
-            })
-        };
-        if let Err(error) = self.change(strike_off).await {
-            self.later(&error);
-        }
-        self.retry_at
-    }
-
-    /// When the I/O of the former owners ends; `None` when it has.
-    fn former_ends(&mut self, record: &DiskRecord) -> Option<Nanos> {
-        let now = Nanos::now();
-        let mut known = Vec::new();
-        for former in &record.former {
-            let evidence = if self.node.world.has_released(&self.name, former.epoch, &former.node) {
-                Evidence::Released
-            } else if self.node.world.has_stopped(&former.node) {
-                Evidence::Stopped
-            } else {
-                Evidence::None
-            };
-            let seen = self.former_since.entry(former.node.clone()).or_insert((evidence, now));
-            if seen.0 != evidence {
-                *seen = (evidence, now);
-            }
-            known.push((former, evidence, seen.1));
-        }
-        former_ends(&known, self.node.config.lease.fence_grace.0, now)
     }
 
     /// A replica here that no record asks for any more.

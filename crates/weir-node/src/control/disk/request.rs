@@ -64,7 +64,7 @@ impl DiskTask {
             Some(_) => self.succeed(&record, accept_loss).await?,
             None => {
                 let next = self.change(|record| ownership::claim_free(record, &me)).await?;
-                self.arrival = Some(self.arrival_after(&record, &next));
+                self.arrival = Some(self.arrival_after(&next));
                 next
             }
         };
@@ -108,12 +108,14 @@ impl DiskTask {
         };
         let result = match (&lost, accept_loss) {
             (Some(reason), false) => return Err(ApiError::new(ApiErrorKind::Refused, reason.clone())),
-            (Some(_), true) => self.change(|record| ownership::accept_loss(record, &me, &evidence)).await,
-            (None, _) => self.change(|record| ownership::take_over(record, &me, &evidence)).await,
+            (Some(_), true) => {
+                self.take(&owner, |record| ownership::accept_loss(record, &me, &evidence)).await
+            }
+            (None, _) => self.take(&owner, |record| ownership::take_over(record, &me, &evidence)).await,
         };
         match result {
             Ok(next) => {
-                self.arrival = Some(self.arrival_after(record, &next));
+                self.arrival = Some(self.arrival_after(&next));
                 if lost.is_some() {
                     let text = format!(
                         "opened on {} as of the last checkpoint; acknowledged writes are lost",

@@ -1,10 +1,12 @@
 //! The task of a disk on a node whose shard is played: it does at once what it is told.
 
+use weir_accel::Former;
 use weir_cluster::Embedded;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
-use weir_cluster::records::{NodeRecord, Source};
+use weir_cluster::records::{FormerOwner, NodeRecord, Source};
 use weir_cluster::registry::Registry;
+use weir_cluster::right::GrantTimes;
 
 use super::*;
 use crate::config::Config;
@@ -12,6 +14,7 @@ use crate::control::node::{Here, Journal};
 use crate::control::shards::ShardQueue;
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards};
+use crate::grants::Rights;
 
 fn record_of(name: &str) -> NodeRecord {
     NodeRecord {
@@ -43,8 +46,11 @@ async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>
             }
         }
     });
+    let times = GrantTimes { length: Duration::from_secs(5), margin: Duration::from_secs(1) };
+    let rights = Rights::new(times, *session.leased().borrow(), Nanos::now());
     let node = Node {
         flash: None,
+        rights,
         config: Config::parse("name = \"a\"", std::path::Path::new("weir.toml")).unwrap(),
         world: World::start(&registry).await.unwrap(),
         journal: Journal::start(Events::new(registry.clone(), session.node_ref())),
@@ -78,14 +84,15 @@ async fn letting_go_forgets_how_long_former_owners_were_silent() {
     let record = disk_of_a(&node, |record| record.former = vec![former]).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
-    let first = task.former_ends(&record).expect("c may still write");
+    let (certain, first) = task.former(&record);
+    assert_eq!(certain, Former::Silent, "c may still write");
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert_eq!(task.former_ends(&record), Some(first), "it counts from when it was first seen");
+    assert_eq!(task.former(&record).1, first, "it counts from when it was first seen");
     let theirs = DiskRecord { owner: Some(NodeRef::new("c", 1)), epoch: 4, ..record.clone() };
     task.let_go(4, Some(theirs)).await;
     assert_eq!(task.local, Local::Closed);
-    let again = task.former_ends(&record).expect("c may still write");
-    assert!(again >= first + Duration::from_millis(20), "the whole grace from now on");
+    let again = task.former(&record).1.expect("c may still write");
+    assert!(again >= first.unwrap() + Duration::from_millis(20), "the whole grace from now on");
 }
 
 #[tokio::test]

@@ -26,7 +26,8 @@ impl DiskTask {
                     "refused",
                     format!("a replica knows epoch {epoch}: {} is no longer the owner", self.me.node),
                 );
-                self.refresh().await;
+                self.refused = true;
+                self.settle_right().await;
             }
             Notice::Event { kind, text, .. } => self.event(kind, text),
         }

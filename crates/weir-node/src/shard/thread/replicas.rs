@@ -216,7 +216,8 @@ impl ShardThread {
             Err(error) => return tracing::error!(disk, error, "this node cannot keep a replica"),
         };
         self.replicas[slot].due = true;
-        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, fd.into()) {
+        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, known_epoch, fd.into())
+        {
             tracing::warn!(%error, "replication connection cannot be used");
         }
     }

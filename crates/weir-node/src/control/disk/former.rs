@@ -1,0 +1,201 @@
+//! Former owners that are still in the disk's record: ends their rights by seals, waits until their I/O has ended, and tells the shard
+//! what is certain (P2, P4).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_accel::Former;
+use weir_block::Nanos;
+use weir_cluster::ownership;
+use weir_cluster::placement;
+use weir_cluster::records::{DiskRecord, FormerOwner, NodeRef};
+
+use super::{DiskTask, Message};
+use crate::control::decide::{Evidence, Local, former_certainty};
+use crate::grants;
+use crate::shard::messages::{Arrival, Command};
+
+/// Pause before members that could not be sealed are asked again.
+const SEAL_AGAIN: Duration = Duration::from_millis(300);
+
+/// What is known of the former owners.
+#[derive(Default)]
+pub(super) struct Formers {
+    /// When which evidence of each was first seen.
+    since: HashMap<(NodeRef, u64), (Evidence, Nanos)>,
+    /// When the right of each had certainly ended.
+    silent: HashMap<(NodeRef, u64), Nanos>,
+    /// The members that are sealed, and when the last grant that each gave to a former owner ends.
+    seals: HashMap<String, Nanos>,
+    /// Members are being asked until then.
+    asking_until: Option<Nanos>,
+    /// What the shard knows.
+    told: Option<Former>,
+}
+
+impl Formers {
+    /// The disk was opened with this.
+    pub(super) fn opened(&mut self, arrival: Arrival) {
+        self.told = Some(match arrival {
+            Arrival::Clean => Former::Stopped,
+            Arrival::TakeOver { former } | Arrival::FromWriteThrough { former } => former,
+        });
+    }
+
+    /// What is certain of one former owner at `now`, and when more will be, as far as that is only a matter of time.
+    fn certainty(
+        &mut self,
+        former: &FormerOwner,
+        evidence: Evidence,
+        now: Nanos,
+        fence_grace: Duration,
+    ) -> (Former, Option<Nanos>) {
+        let key = (former.node.clone(), former.epoch);
+        let seen = self.since.entry(key.clone()).or_insert((evidence, now));
+        if seen.0 != evidence {
+            *seen = (evidence, now);
+        }
+        let first_seen = seen.1;
+        let over = match &former.set {
+            // Proved over before this node looked: it does not know how long before.
+            None => Some(now),
+            Some(set) => set.over_at(|member| self.seals.get(member).copied()),
+        };
+        // The grace begins when the right has ended: until then the former owner may begin new I/O.
+        let over = match over {
+            Some(over) if over <= now => Some(*self.silent.entry(key).or_insert(over.max(first_seen))),
+            over => over,
+        };
+        former_certainty(evidence, first_seen, over, fence_grace, now)
+    }
+}
+
+impl DiskTask {
+    /// What is certain of all former owners, and when to look again if that is only a matter of time.
+    pub(super) fn former(&mut self, record: &DiskRecord) -> (Former, Option<Nanos>) {
+        let (now, grace) = (Nanos::now(), self.node.config.lease.fence_grace.0);
+        let mut all = (Former::Stopped, None);
+        for former in &record.former {
+            let evidence = self.evidence(former);
+            let (certain, again) = self.formers.certainty(former, evidence, now, grace);
+            all.0 = all.0.min(certain);
+            all.1 = [all.1, again].into_iter().flatten().min();
+        }
+        all
+    }
+
+    fn evidence(&self, former: &FormerOwner) -> Evidence {
+        if self.node.world.has_released(&self.name, former.epoch, &former.node) {
+            Evidence::Released
+        } else if self.node.world.has_stopped(&former.node) {
+            Evidence::Stopped
+        } else {
+            Evidence::None
+        }
+    }
+
+    /// Tells the shard what has become certain, and the registry when nothing is left to be waited for. Says when to look again.
+    pub(super) async fn settle_former(&mut self, record: &DiskRecord) -> Option<Nanos> {
+        if !matches!(self.local, Local::Open { .. }) || record.former.is_empty() {
+            self.formers.since.clear();
+            self.formers.silent.clear();
+            return None;
+        }
+        let (former, again) = self.former(record);
+        if self.formers.told.replace(former) != Some(former) {
+            self.send(Command::Former { disk: self.name.clone(), former }).await;
+        }
+        if former == Former::Serving {
+            return [again, self.seal_members(record)].into_iter().flatten().min();
+        }
+        let (me, epoch) = (self.me.clone(), record.epoch);
+        let settled = |record: &DiskRecord| {
+            let all: Vec<FormerOwner> = record.former.clone();
+            all.iter().try_fold(record.clone(), |record, one| match former {
+                Former::Stopped => ownership::forget_former(&record, &me, epoch, one),
+                _ => ownership::silence_former(&record, &me, epoch, one),
+            })
+        };
+        let news = former == Former::Stopped || record.former.iter().any(|former| former.set.is_some());
+        if news && let Err(error) = self.change(settled).await {
+            self.later(&error);
+        }
+        [self.retry_at, again].into_iter().flatten().min()
+    }
+
+    /// This node is sealed for its own tenure: what it has granted to former owners, it does not renew.
+    pub(super) fn seal_own(&mut self, record: &DiskRecord) {
+        match self.node.rights.seal(&self.name, record.epoch, Some(record.epoch)) {
+            Ok(wait) => {
+                self.formers.seals.insert(self.me.node.clone(), Nanos::now() + wait);
+            }
+            Err(error) => tracing::warn!(disk = self.name, %error, "this node cannot be sealed"),
+        }
+    }
+
+    /// Has members of the former owners' sets sealed, as far as that is still needed. Says when to look again.
+    fn seal_members(&mut self, record: &DiskRecord) -> Option<Nanos> {
+        let now = Nanos::now();
+        if let Some(until) = self.formers.asking_until.filter(|until| *until > now) {
+            return Some(until);
+        }
+        let seals = &self.formers.seals;
+        let open = record.former.iter().filter(|former| self.evidence(former) == Evidence::None);
+        let sets = open.filter_map(|former| former.set.as_ref());
+        let short = sets.filter(|set| set.over_at(|member| seals.get(member).copied()).is_none());
+        let mut members: Vec<String> = short.flat_map(|set| set.members().iter().cloned()).collect();
+        members.retain(|member| !seals.contains_key(member));
+        members.sort();
+        members.dedup();
+        if members.is_empty() {
+            return None;
+        }
+        for member in members {
+            if member == self.me.node {
+                self.seal_own(record);
+                continue;
+            }
+            let (node, disk, epoch) = (Arc::clone(&self.node), self.name.clone(), record.epoch);
+            let outbox = self.outbox.clone();
+            tokio::spawn(async move {
+                let until = grants::seal(&node, &member, &disk, epoch).await;
+                if let Some(outbox) = outbox.upgrade() {
+                    let _ = outbox.send(Message::Sealed { member, epoch, until }).await;
+                }
+            });
+        }
+        let again = now + SEAL_AGAIN;
+        self.formers.asking_until = Some(again);
+        Some(again)
+    }
+
+    pub(super) fn on_sealed(&mut self, member: String, epoch: u64, until: Result<Nanos, String>) {
+        match until {
+            // A seal for an earlier tenure of this node says nothing about who came in between.
+            Ok(until) if self.node.rights.tenure(&self.name).is_some_and(|since| epoch >= since) => {
+                self.formers.seals.insert(member, until);
+                self.formers.asking_until = None;
+            }
+            Ok(_) => {}
+            Err(reason) => tracing::debug!(disk = self.name, member, reason, "not sealed yet"),
+        }
+    }
+
+    /// A disk without replicas has guards that live.
+    pub(super) async fn settle_guards(&mut self, record: &DiskRecord) {
+        let open = matches!(self.local, Local::Open { .. });
+        if !open || record.owner.as_ref() != Some(&self.me) || !record.replicas.is_empty() {
+            return;
+        }
+        let guards = placement::choose_guards(record, &self.me.node, &self.node.world.nodes.now());
+        if guards == record.guards {
+            return;
+        }
+        let me = self.me.clone();
+        let set = |record: &DiskRecord| ownership::set_guards(record, &me, record.epoch, &guards);
+        if let Err(error) = self.change(set).await {
+            self.later(&error);
+        }
+    }
+}

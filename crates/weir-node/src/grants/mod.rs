@@ -1,0 +1,234 @@
+//! The right to serve, carried out: this node keeps its owners' rights alive with the registry and with the members of their sets,
+//! and answers other nodes' owners as a member.
+//!
+//! One connection between two nodes serves all disks, so that a renewal costs two small frames however many there are. None of this
+//! is on a shard's thread: a shard compares the published end of a right with the clock.
+
+mod table;
+pub mod wire;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use weir_block::Nanos;
+use weir_cluster::records::DiskRecord;
+use weir_cluster::right::EPOCH_LEAD;
+
+pub use table::Rights;
+use wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refused, Verdict};
+
+use crate::control::{Node, change};
+use crate::peer::{self, Greeting, Purpose};
+
+/// Longest time to ask the registry for a record that a question is about.
+const READ: Duration = Duration::from_millis(500);
+
+/// A grant is renewed so many times while it lasts: a lost question or two cost nothing.
+const RENEWALS: u32 = 5;
+
+/// Keeps the rights of the disks that this node owns alive, and ends those of disks that the registry gives to others.
+pub async fn run(node: Arc<Node>) {
+    let mut session = node.session.leased();
+    let mut disks = node.world.disks.changes();
+    let mut askers: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
+    loop {
+        node.rights.on_session(*session.borrow_and_update());
+        end_taken(&node);
+        askers.retain(|_, asker| !asker.is_finished());
+        for member in node.rights.members() {
+            askers
+                .entry(member.clone())
+                .or_insert_with(|| tokio::spawn(ask_for_grants(Arc::clone(&node), member)));
+        }
+        tokio::select! {
+            changed = session.changed() => if changed.is_err() { return },
+            changed = disks.changed() => if changed.is_err() { return },
+            () = node.rights.hurry.notified() => {}
+            () = tokio::time::sleep(node.rights.times().length / RENEWALS) => {
+                node.rights.forget(|disk| node.world.disk(disk).is_some());
+            }
+        }
+    }
+}
+
+/// A disk that the registry gives to somebody else ends here at once, whatever its task is waiting for (P2).
+fn end_taken(node: &Node) {
+    let me = node.session.node_ref();
+    let records = node.world.disks.now();
+    for (disk, since) in node.rights.tenures() {
+        // A view from before this node's tenure shows whoever was the owner then.
+        let taken = records.get(&disk).filter(|record| record.epoch >= since);
+        if taken.is_some_and(|record| record.owner.as_ref() != Some(&me)) {
+            node.rights.end(&disk);
+        }
+    }
+}
+
+/// Asks one member for as long as any disk of this node needs it.
+async fn ask_for_grants(node: Arc<Node>, member: String) {
+    let pause = node.rights.times().length / RENEWALS;
+    let mut connection = None;
+    loop {
+        let asked = node.rights.asked_of(&member);
+        if asked.is_empty() {
+            return;
+        }
+        for some in asked.chunks(MOST_ENTRIES) {
+            if let Err(error) = renew(&node, &member, &mut connection, some).await {
+                tracing::debug!(member, %error, "no grants");
+                connection = None;
+                break;
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = node.rights.hurry.notified() => {}
+        }
+    }
+}
+
+async fn renew(
+    node: &Node,
+    member: &str,
+    connection: &mut Option<Connection>,
+    asked: &[(String, u64)],
+) -> Result<(), FrameError> {
+    let times = node.rights.times();
+    let sent = Nanos::now();
+    let ask = async {
+        let open = match connection.take() {
+            Some(open) => open,
+            None => Connection::open(node, member).await?,
+        };
+        connection.insert(open).ask(Ask::Renew(times.length), asked).await
+    };
+    let verdicts = tokio::time::timeout(times.length / 2, ask).await.map_err(io::Error::from)??;
+    node.rights.answered(member, asked, &verdicts, sent);
+    Ok(())
+}
+
+/// Has `member` seal `disk` for its owner in `epoch`. Returns when the last grant that the member has given to a former owner ends.
+///
+/// # Errors
+/// The member cannot be reached, or refuses; in words.
+pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<Nanos, String> {
+    let ask = async {
+        let mut connection = Connection::open(node, member).await?;
+        connection.ask(Ask::Seal, &[(disk.to_owned(), epoch)]).await
+    };
+    let answer = tokio::time::timeout(node.rights.times().length, ask).await;
+    let verdicts = answer.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())?;
+    match verdicts.first() {
+        Some(Ok(wait)) => Ok(Nanos::now() + *wait),
+        Some(Err(Refused::Over(floor))) => Err(format!("it answers nobody below epoch {floor}")),
+        Some(Err(Refused::Unknown(known))) => {
+            Err(format!("it knows the record up to epoch {known} and cannot ask the registry"))
+        }
+        None => Err("an empty answer".into()),
+    }
+}
+
+/// A connection to a member.
+struct Connection {
+    stream: TcpStream,
+    number: u64,
+}
+
+impl Connection {
+    async fn open(node: &Node, member: &str) -> Result<Connection, FrameError> {
+        let record = node.world.nodes.now().get(member).cloned();
+        let record = record.ok_or_else(|| io::Error::other("the member is not in the cluster"))?;
+        let greeting = Greeting {
+            disk: String::new(),
+            owner: node.config.name.clone(),
+            replica: record.node_ref(),
+            purpose: Purpose::Grants,
+        };
+        Ok(Connection { stream: peer::greet(record.peer_address, &greeting).await?, number: 0 })
+    }
+
+    async fn ask(&mut self, ask: Ask, disks: &[(String, u64)]) -> Result<Vec<Verdict>, FrameError> {
+        self.number += 1;
+        let question = Question { number: self.number, ask, disks: disks.to_vec() };
+        self.stream.write_all(&question.encode()).await?;
+        let answer = Answer::read(&mut self.stream).await?;
+        if answer.number != self.number || answer.verdicts.len() != disks.len() {
+            return Err(FrameError::Malformed("an answer to another question"));
+        }
+        Ok(answer.verdicts)
+    }
+}
+
+/// Answers another node's questions for as long as the connection stands.
+///
+/// # Errors
+/// What ended it.
+pub async fn serve(node: &Node, from: &str, mut stream: TcpStream) -> Result<(), FrameError> {
+    // Whoever asks nothing for so long has no disk that needs this member; it connects again when it has.
+    let idle = node.rights.times().length * 4;
+    loop {
+        let Ok(question) = tokio::time::timeout(idle, Question::read(&mut stream)).await else {
+            return Ok(());
+        };
+        let Question { number, ask, disks } = question?;
+        let mut verdicts = Vec::with_capacity(disks.len());
+        let mut records = Records { node, from, reachable: true };
+        for (disk, epoch) in &disks {
+            let known = records.known_epoch(ask, disk, *epoch).await;
+            verdicts.push(answer(node, ask, disk, *epoch, known));
+        }
+        stream.write_all(&Answer { number, verdicts }.encode()).await?;
+    }
+}
+
+fn answer(node: &Node, ask: Ask, disk: &str, epoch: u64, known: Option<u64>) -> Verdict {
+    match ask {
+        Ask::Renew(length) => {
+            node.rights.grant(disk, epoch, length, known).map(|()| Duration::ZERO).map_err(Refused::from)
+        }
+        Ask::Seal => node.rights.seal(disk, epoch, known).map_err(Refused::from),
+    }
+}
+
+/// What this member knows of the records that one question is about.
+struct Records<'a> {
+    node: &'a Node,
+    from: &'a str,
+    /// The registry has answered, as far as it was asked: one question waits for it once at most.
+    reachable: bool,
+}
+
+impl Records<'_> {
+    fn names_owner(&self, record: &DiskRecord) -> bool {
+        record.owner.as_ref().is_some_and(|owner| owner.node == self.from)
+    }
+
+    /// The epoch of the disk's record, as read since this process started: the view begins with a listing. Where the question is
+    /// ahead of the view, the registry is asked. `None`: whoever asks cannot be known to be the owner.
+    async fn known_epoch(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<u64> {
+        if let Some(seen) = self.node.world.disk(disk) {
+            let lead = if ask == Ask::Seal { 0 } else { EPOCH_LEAD };
+            let near = self.names_owner(&seen) && epoch <= seen.epoch.saturating_add(lead);
+            if near || epoch < seen.epoch {
+                return Some(seen.epoch);
+            }
+        }
+        if !self.reachable {
+            return None;
+        }
+        match tokio::time::timeout(READ, change::read(&*self.node.registry, disk)).await {
+            Ok(Ok((_, record))) => {
+                Some(record.epoch).filter(|known| epoch < *known || self.names_owner(&record))
+            }
+            Ok(Err(_)) | Err(_) => {
+                self.reachable = false;
+                None
+            }
+        }
+    }
+}

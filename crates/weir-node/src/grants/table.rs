@@ -1,0 +1,196 @@
+//! The rights of the disks that this node owns, and the grants that it has given to others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use weir_block::Nanos;
+use weir_cluster::right::{Event, GrantRefusal, GrantSet, GrantTimes, Grants, Right, SessionLease};
+
+use super::wire::Verdict;
+
+/// A right and where its end is published: the disk's shard compares that with the clock, and takes no lock.
+struct Owned {
+    right: Right,
+    until: Arc<AtomicU64>,
+}
+
+struct Inner {
+    session: SessionLease,
+    owned: BTreeMap<String, Owned>,
+    grants: Grants,
+}
+
+/// All rights and grants of one node. Every method returns at once.
+pub struct Rights {
+    times: GrantTimes,
+    inner: Mutex<Inner>,
+    /// The number of the session that all rights know of.
+    session: watch::Sender<u64>,
+    /// Somebody is to be asked for grants sooner than planned.
+    pub(super) hurry: Notify,
+}
+
+impl std::fmt::Debug for Rights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rights").field("times", &self.times).finish_non_exhaustive()
+    }
+}
+
+impl Rights {
+    /// No right and no grant, of a process that started at `started`. Grants last as long as sessions do.
+    #[must_use]
+    pub fn new(times: GrantTimes, session: SessionLease, started: Nanos) -> Rights {
+        let grants = Grants::new(started, times.length);
+        let inner = Inner { session, owned: BTreeMap::new(), grants };
+        let session = watch::Sender::new(session.number);
+        Rights { times, inner: Mutex::new(inner), session, hurry: Notify::new() }
+    }
+
+    /// How long grants last.
+    #[must_use]
+    pub fn times(&self) -> GrantTimes {
+        self.times
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This node's session in the registry is this one.
+    pub fn on_session(&self, lease: SessionLease) {
+        let mut inner = self.lock();
+        inner.session = lease;
+        for owned in inner.owned.values_mut() {
+            owned.step(Event::Session(lease));
+        }
+        drop(inner);
+        self.session.send_if_modified(|number| std::mem::replace(number, lease.number) != lease.number);
+    }
+
+    /// Tells when this node has another session, for which each disk's record has to be read.
+    #[must_use]
+    pub fn sessions(&self) -> watch::Receiver<u64> {
+        self.session.subscribe()
+    }
+
+    /// The right of this node, which a linearizable read, sent while `session` was this node's, names as the owner of `disk`. What is
+    /// returned is the end of the right, for the disk's shard.
+    pub fn begin(&self, disk: &str, epoch: u64, set: GrantSet, session: SessionLease) -> Arc<AtomicU64> {
+        let mut inner = self.lock();
+        let until = Arc::new(AtomicU64::new(0));
+        let right = Right::new(epoch, set, session, self.times);
+        let mut owned = Owned { right, until: Arc::clone(&until) };
+        owned.step(Event::Session(inner.session));
+        if let Some(mut before) = inner.owned.insert(disk.to_owned(), owned) {
+            before.step(Event::Ended);
+        }
+        self.hurry.notify_waiters();
+        until
+    }
+
+    /// Something that bears on the right to `disk` has happened. Nothing when this node has none.
+    pub fn step(&self, disk: &str, event: Event) {
+        let hurries = matches!(event, Event::Proposed(_) | Event::Committed { .. });
+        if let Some(owned) = self.lock().owned.get_mut(disk) {
+            owned.step(event);
+        }
+        if hurries {
+            self.hurry.notify_waiters();
+        }
+    }
+
+    /// This node does not own `disk` any more.
+    pub fn end(&self, disk: &str) {
+        if let Some(mut owned) = self.lock().owned.remove(disk) {
+            owned.step(Event::Ended);
+        }
+    }
+
+    /// The first epoch of this node's tenure of `disk`, if it has the right to it or had it.
+    #[must_use]
+    pub fn tenure(&self, disk: &str) -> Option<u64> {
+        self.lock().owned.get(disk).map(|owned| owned.right.since())
+    }
+
+    /// The session for which the record of `disk` has to be read, if there is one.
+    #[must_use]
+    pub fn unconfirmed(&self, disk: &str) -> Option<u64> {
+        let inner = self.lock();
+        let lacks = inner.owned.get(disk).is_some_and(|owned| owned.right.lacks_confirmation());
+        lacks.then_some(inner.session.number)
+    }
+
+    /// The disks with a right, by name, and the first epoch of each tenure.
+    #[must_use]
+    pub fn tenures(&self) -> Vec<(String, u64)> {
+        self.lock().owned.iter().map(|(disk, owned)| (disk.clone(), owned.right.since())).collect()
+    }
+
+    /// Who is to be asked for grants.
+    #[must_use]
+    pub fn members(&self) -> BTreeSet<String> {
+        self.lock().owned.values().flat_map(|owned| owned.right.asks().cloned()).collect()
+    }
+
+    /// What `member` is to be asked: disks, each in an epoch.
+    #[must_use]
+    pub fn asked_of(&self, member: &str) -> Vec<(String, u64)> {
+        let inner = self.lock();
+        let asked = inner.owned.iter().filter(|(_, owned)| owned.right.asks().any(|node| node == member));
+        asked.map(|(disk, owned)| (disk.clone(), owned.right.epoch())).collect()
+    }
+
+    /// What `member` has answered to what it was asked at `sent`.
+    pub fn answered(&self, member: &str, asked: &[(String, u64)], verdicts: &[Verdict], sent: Nanos) {
+        let received = Nanos::now();
+        let mut inner = self.lock();
+        for ((disk, epoch), verdict) in asked.iter().zip(verdicts) {
+            let Some(owned) = inner.owned.get_mut(disk) else { continue };
+            match verdict {
+                Ok(_) => {
+                    let member = member.to_owned();
+                    owned.step(Event::Granted { member, epoch: *epoch, sent, received });
+                }
+                Err(refused) => tracing::debug!(disk, member, epoch, ?refused, "no grant"),
+            }
+        }
+    }
+
+    /// Another node's owner of `disk` asks this one for a grant. `known` is the epoch of the record, read since the start.
+    ///
+    /// # Errors
+    /// As [`Grants::renew`].
+    pub fn grant(
+        &self,
+        disk: &str,
+        epoch: u64,
+        length: Duration,
+        known: Option<u64>,
+    ) -> Result<(), GrantRefusal> {
+        self.lock().grants.renew(Nanos::now(), disk, epoch, length, known)
+    }
+
+    /// A new owner of `disk` seals this member. Returns how long the last grant to a former one still lasts.
+    ///
+    /// # Errors
+    /// As [`Grants::seal`].
+    pub fn seal(&self, disk: &str, epoch: u64, known: Option<u64>) -> Result<Duration, GrantRefusal> {
+        let now = Nanos::now();
+        self.lock().grants.seal(now, disk, epoch, known).map(|until| until - now)
+    }
+
+    /// Forgets the grants of disks that are not `kept` any more, once they have ended.
+    pub fn forget(&self, kept: impl Fn(&str) -> bool) {
+        self.lock().grants.forget(Nanos::now(), kept);
+    }
+}
+
+impl Owned {
+    fn step(&mut self, event: Event) {
+        let until = self.right.step(event);
+        self.until.store(until.0, Ordering::Release);
+    }
+}
