@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use weir_sim::Bug;
+use weir_sim::{Bug, right};
 
 /// Runs Weir's protocol cores in virtual time, with faults decided by a seed, and checks the promises after every step.
 ///
@@ -62,8 +62,52 @@ pub enum Command {
         #[arg(long, short, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
+    /// The right to serve alone: its production cores, between hosts whose clocks drift.
+    #[command(subcommand)]
+    Right(RightCommand),
     /// Print the fault atlas: what goes wrong, which promise covers it, and what keeps it inside that.
     Atlas,
+}
+
+/// What to do with the right to serve.
+#[derive(Debug, Subcommand)]
+pub enum RightCommand {
+    /// Replay one seed.
+    Run {
+        /// The seed.
+        #[arg(long, short)]
+        seed: u64,
+        /// Switch this rule off first; `weir-sim right bugs` lists their names.
+        #[arg(long, value_parser = right_bug)]
+        bug: Option<right::Bug>,
+        /// Print everything that happens, one line each with its virtual time in seconds.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Run many seeds and add up what they have seen.
+    Many {
+        /// How many.
+        #[arg(long, short = 'n', default_value_t = 100_000)]
+        seeds: u64,
+        /// The first one.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+        /// Switch this rule off first.
+        #[arg(long, value_parser = right_bug)]
+        bug: Option<right::Bug>,
+    },
+    /// Switch one rule off after the other and count the seeds that find it.
+    Bugs {
+        /// Seeds for each.
+        #[arg(long, short = 'n', default_value_t = 10_000)]
+        seeds: u64,
+        /// Seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+    },
 }
 
 /// How results are printed.
@@ -83,6 +127,13 @@ fn bug(name: &str) -> Result<Bug, String> {
     let found = Bug::ALL.into_iter().find(|bug| bug.name() == name);
     found.ok_or_else(|| {
         let names: Vec<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
+        format!("no such bug; there are {}", names.join(", "))
+    })
+}
+
+fn right_bug(name: &str) -> Result<right::Bug, String> {
+    right::Bug::all().find(|bug| bug.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = right::Bug::all().map(right::Bug::name).collect();
         format!("no such bug; there are {}", names.join(", "))
     })
 }

@@ -43,6 +43,7 @@ mod moves;
 mod network;
 mod owner_process;
 mod registry;
+pub mod right;
 mod run;
 mod shell;
 mod store;

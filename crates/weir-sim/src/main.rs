@@ -3,6 +3,7 @@
 
 mod cli;
 mod print;
+mod right_cli;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
             print::findings_foot(&findings, seeds, output);
             findings.iter().all(|finding| finding.found > 0)
         }
+        Command::Right(command) => right_cli::run(command),
         Command::Atlas => {
             print::atlas(&FAULTS);
             true

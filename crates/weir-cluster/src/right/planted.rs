@@ -15,18 +15,35 @@ pub enum Bug {
     ServeWhileHandingOver,
     /// A process that starts does not count as having given a grant (rule 5).
     NoStartWait,
+    /// A member goes on granting an epoch that it has sealed (rule 5).
+    FloorFalls,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 6] = [
+    pub const ALL: [Bug; 7] = [
         Bug::TrustNewSession,
         Bug::ForgetDoubtfulSet,
         Bug::CountFromReceipt,
         Bug::NoDriftMargin,
         Bug::ServeWhileHandingOver,
         Bug::NoStartWait,
+        Bug::FloorFalls,
     ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bug::TrustNewSession => "trust-new-session",
+            Bug::ForgetDoubtfulSet => "forget-doubtful-set",
+            Bug::CountFromReceipt => "count-from-receipt",
+            Bug::NoDriftMargin => "no-drift-margin",
+            Bug::ServeWhileHandingOver => "serve-while-handing-over",
+            Bug::NoStartWait => "no-start-wait",
+            Bug::FloorFalls => "floor-falls",
+        }
+    }
 }
 
 /// The bug that is planted in a core, if there is one.
