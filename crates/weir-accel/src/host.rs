@@ -175,6 +175,7 @@ impl ReplicaHost {
         let ReplicaHost { replica, store, sessions, .. } = self;
         let Some(store) = store else { return };
         let state = replica.state();
+        store.expire(reactor.now());
         store.advance(reactor, replica.log_mut(), state);
         if store.error().is_some() {
             return sessions.iter_mut().for_each(|session| session.ended = true);

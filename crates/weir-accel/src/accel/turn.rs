@@ -16,10 +16,6 @@ use crate::reads::{self, HeldRead, Overlay};
 /// The right is renewed by another thread that wakes nobody. While there is none, look again after this time.
 const RIGHT_POLL: Duration = Duration::from_millis(10);
 
-/// A write to flash that takes longer counts as failed. Long, because failing is for good; a replica's flash that hangs
-/// costs its place in the set much earlier.
-const FLASH_PATIENCE: Duration = Duration::from_secs(10);
-
 impl<L: Destage> Accel<L> {
     pub(super) fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
         let now = reactor.now();
@@ -63,9 +59,7 @@ impl<L: Destage> Accel<L> {
     /// Takes into account what has come to rest on flash, and what has not in all that time.
     fn at_rest(&mut self, now: Nanos) {
         let Some(store) = &mut self.store else { return };
-        if store.writing_since().is_some_and(|since| now >= since + FLASH_PATIENCE) {
-            store.fail(format!("a write has not come back for {FLASH_PATIENCE:?}"));
-        }
+        store.expire(now);
         if store.take_progress() {
             self.events.push(match store.error() {
                 Some(error) => OwnerEvent::StoreFailed(error.to_owned()),
@@ -313,8 +307,7 @@ impl<L: Destage> Accel<L> {
         // Without the right, or while writes go past the log, destage is not even asked what it wants.
         let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && !self.destage_held;
         let destage = if asks { self.destager.deadline() } else { self.look_again };
-        let writing = self.store.as_ref().and_then(FlashStore::writing_since);
-        let flash = writing.map_or(Nanos::NEVER, |since| since + FLASH_PATIENCE);
+        let flash = self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline);
         peers
             .min(destage)
             .min(flash)

@@ -182,6 +182,11 @@ impl Journal {
         self.released = tail;
     }
 
+    /// Nobody waits for the frame that is under way any more: it may be at rest or not, and is the last one.
+    pub fn abandon(&mut self) {
+        self.in_flight = None;
+    }
+
     /// Chooses the records; returns the frame's length.
     fn gather(&mut self, log: &Log, first: u64, pieces: &mut Vec<(usize, usize)>) -> u64 {
         self.forget(pieces);

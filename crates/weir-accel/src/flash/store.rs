@@ -1,5 +1,7 @@
 //! A slot on a shard: the journal driven with the reactor.
 
+use std::time::Duration;
+
 use weir_block::buffer::BufferPool;
 use weir_block::{
     Action, Buffer, Event, Meter, Nanos, OwnerId, Reactor, RequestKind, SharedFile, Token, WriteSource,
@@ -12,6 +14,10 @@ use super::recovery::{Recovered, recover};
 use crate::log::{BLOCK, Log};
 use crate::owner::Held;
 
+/// A write that takes longer counts as failed. Long, because failing is for good; a replica whose flash hangs loses its
+/// place in the set much earlier.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// One disk's log at rest, on the shard that has the disk or its replica.
 pub struct FlashStore {
     owner: OwnerId,
@@ -20,7 +26,10 @@ pub struct FlashStore {
     journal: Journal,
     header: Option<Buffer>,
     pieces: Vec<(usize, usize)>,
+    /// The kernel has not given the last write back, whether or not anybody still waits for it.
+    in_kernel: bool,
     since: Nanos,
+    patience: Duration,
     /// A frame has come to rest and nobody has asked for what is stored since.
     progressed: bool,
     error: Option<String>,
@@ -67,7 +76,9 @@ impl FlashStore {
             // Of its own: the shard's buffers may all wait for this very log.
             header: BufferPool::new(BLOCK as usize).take(BLOCK as usize),
             pieces: Vec::new(),
+            in_kernel: false,
             since: Nanos(0),
+            patience: PATIENCE,
             progressed: false,
             error: None,
             retired: false,
@@ -93,10 +104,23 @@ impl FlashStore {
         self.error.as_deref()
     }
 
-    /// Since when a frame has been under way.
+    /// With another time after which a write counts as failed, instead of 10 s.
     #[must_use]
-    pub fn writing_since(&self) -> Option<Nanos> {
-        self.journal.is_writing().then_some(self.since)
+    pub fn with_patience(self, patience: Duration) -> FlashStore {
+        FlashStore { patience, ..self }
+    }
+
+    /// When [`FlashStore::expire`] is due.
+    #[must_use]
+    pub fn deadline(&self) -> Nanos {
+        if self.journal.is_writing() { self.since + self.patience } else { Nanos::NEVER }
+    }
+
+    /// Waits no longer for a write that has been under way for too long.
+    pub fn expire(&mut self, now: Nanos) {
+        if now >= self.deadline() {
+            self.fail(format!("a write has not come back for {:?}", self.patience));
+        }
     }
 
     /// Frames written: a request is a frame.
@@ -134,7 +158,7 @@ impl FlashStore {
         match self.journal.next(log, state, header.bytes_mut(), &mut self.pieces) {
             Some(write) => {
                 log.pin(write.pins);
-                self.since = reactor.now();
+                (self.since, self.in_kernel) = (reactor.now(), true);
                 self.meter.arrive(RequestKind::Write, self.since);
                 let token = Token { owner: self.owner, slot: write.length as u32 };
                 let source = WriteSource::Framed(header, log.region().clone(), self.pieces.clone());
@@ -147,9 +171,13 @@ impl FlashStore {
     /// The end of a write.
     pub fn on_event(&mut self, event: Event, now: Nanos) {
         let Action::File { result, buffer } = event.action else { return };
-        self.header = buffer;
+        (self.header, self.in_kernel) = (buffer, false);
         let bytes = u64::from(event.token.slot);
         self.meter.complete(RequestKind::Write, bytes, self.since, now, result.is_ok());
+        if self.error.is_some() {
+            // Given up before it came back.
+            return;
+        }
         self.progressed = true;
         match result {
             Ok(_) => self.journal.written(),
@@ -157,11 +185,14 @@ impl FlashStore {
         }
     }
 
-    /// Nothing is written here any more.
+    /// Nothing is written here any more, and nobody waits for what is under way. The arena is not pinned for it: should the
+    /// kernel still read there, the records that it writes do not match their checksums, and their frame is the newest one,
+    /// which a recovery drops.
     pub fn fail(&mut self, reason: String) {
         if self.error.is_none() {
             tracing::error!(reason, device = %self.lease.path().display(), "the flash device fails");
             self.lease.report_failure();
+            self.journal.abandon();
             self.error = Some(reason);
             self.progressed = true;
         }
@@ -172,6 +203,6 @@ impl FlashStore {
         if !std::mem::replace(&mut self.retired, true) {
             self.lease.give_up();
         }
-        (self.header.is_none() && self.journal.is_writing()).then_some(self)
+        self.in_kernel.then_some(self)
     }
 }
