@@ -1,6 +1,10 @@
-//! The format of a frame, version 1.
+//! The format of a frame, version 2.
 //!
-//! All integers are little-endian. A frame begins at a multiple of 4096 bytes of its slot's ring and is a multiple of 4096 bytes
+//! All integers are little-endian. A slot begins with two blocks of 4096 bytes for frames *without* records; the ring of those
+//! with records follows. A frame without records is one block, in the place that its number names (even: the first, odd: the
+//! second), so it never covers the frame before it, and takes no room from the records.
+//!
+//! A frame with records begins at a multiple of 4096 bytes of the ring and is a multiple of 4096 bytes
 //! long: one block of header and record table, then the data of each record, each rounded up to whole blocks (what is behind the
 //! data in its last block means nothing). It never wraps: one that does not fit before the ring's end begins at its start.
 
@@ -15,10 +19,13 @@ use crate::wire::{RecordHeader, SEQUENCE_LIMIT};
 const MAGIC: U64 = U64::from_bytes(*b"WEIRFRME");
 
 /// The version that this build writes, and the only one that it reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The copy is complete.
 const COMPLETE: u32 = 1;
+
+/// Bytes at the start of a slot for frames without records.
+pub const STATE_ROOM: u64 = 2 * BLOCK;
 
 /// Most records in one frame: what the header block has room for.
 pub const MOST_RECORDS: usize = (BLOCK as usize - size_of::<FrameHeader>()) / size_of::<RecordHeader>();
@@ -32,12 +39,23 @@ pub struct Place {
     pub run: u64,
     /// Raised by one with each frame.
     pub number: u64,
-    /// Bytes on the endless ring; the remainder by the ring's length is the place in the slot.
+    /// The number of the newest frame with records before this one; 0 if there is none.
+    pub before: u64,
+    /// Bytes on the endless ring; the remainder by the ring's length is the place in it. Of a frame without records: where the
+    /// next one with records begins.
     pub position: u64,
-    /// Position of the oldest frame that is still needed.
+    /// Position of the oldest frame with records that is still needed.
     pub tail: u64,
     /// Bytes, a multiple of 4096.
     pub length: u64,
+}
+
+impl Place {
+    /// Bytes from the start of the slot to the frame, which has records or has none; the ring takes `ring` bytes.
+    #[must_use]
+    pub fn offset(&self, has_records: bool, ring: u64) -> u64 {
+        if has_records { STATE_ROOM + self.position % ring } else { self.number % 2 * BLOCK }
+    }
 }
 
 /// Everything about the log but its records, as of a frame.
@@ -58,7 +76,7 @@ pub struct State {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | `WEIRFRME` |
-/// | 8 | 4 | version, 1 |
+/// | 8 | 4 | version, 2 |
 /// | 12 | 4 | CRC-32C over the header, this field zero, and the record table (P11) |
 /// | 16 | 8 | instance of the slot |
 /// | 24 | 8 | run |
@@ -72,7 +90,7 @@ pub struct State {
 /// | 88 | 40 | lineage: its epoch, lineage inherited from, last record inherited, the lineage before, last record of that |
 /// | 128 | 4 | number of records |
 /// | 132 | 4 | flags: 1 the copy is complete |
-/// | 136 | 8 | zero |
+/// | 136 | 8 | number of the newest frame with records before this one, 0 for none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
@@ -91,7 +109,7 @@ pub struct FrameHeader {
     lineage: [U64; 5],
     count: U32,
     flags: U32,
-    zero: U64,
+    before: U64,
 }
 
 /// A frame's header block, read and checked.
@@ -132,7 +150,7 @@ impl Frame {
             lineage: lineage.map(U64::from),
             count: (records.len() as u32).into(),
             flags: if state.complete { COMPLETE } else { 0 }.into(),
-            zero: 0.into(),
+            before: place.before.into(),
         };
         let table = size_of::<FrameHeader>();
         let end = table + size_of_val(records);
@@ -163,6 +181,7 @@ impl Frame {
                 instance: header.instance.get(),
                 run: header.run.get(),
                 number: header.number.get(),
+                before: header.before.get(),
                 position: header.position.get(),
                 tail: header.tail.get(),
                 length: header.length.get(),
@@ -179,12 +198,19 @@ impl Frame {
         frame.makes_sense().then_some(frame)
     }
 
+    /// Its last record, or the last one in any frame before it.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.first + self.records.len() as u64 - 1
+    }
+
     fn makes_sense(&self) -> bool {
-        let Place { position, tail, length, .. } = self.place;
+        let Place { number, before, position, tail, length, .. } = self.place;
         let data: u64 = self.records.iter().map(data_room).sum();
         length == BLOCK + data
             && [position, tail].iter().all(|at| at.is_multiple_of(BLOCK) && *at < SEQUENCE_LIMIT)
             && tail <= position
+            && before < number
             && (1..SEQUENCE_LIMIT).contains(&self.first)
             && self.state.freed < SEQUENCE_LIMIT
     }
@@ -211,7 +237,15 @@ mod tests {
     use crate::log::RecordKind;
 
     fn golden() -> (Place, State, Vec<Record>) {
-        let place = Place { instance: 0x1122, run: 3, number: 9, position: 40960, tail: 8192, length: 8192 };
+        let place = Place {
+            instance: 0x1122,
+            run: 3,
+            number: 9,
+            before: 7,
+            position: 40960,
+            tail: 8192,
+            length: 8192,
+        };
         let lineage = Lineage::new(1).continued(2, 10).continued(5, 20);
         let state = State { epoch: 6, lineage, freed: 30, complete: true };
         let record =
@@ -226,14 +260,14 @@ mod tests {
         let headers: Vec<RecordHeader> = records.iter().map(RecordHeader::of).collect();
         let mut block = [0xEEu8; BLOCK as usize];
         Frame::encode(&place, &state, 31, &headers, &mut block);
-        assert_eq!(block, *include_bytes!("../../tests/golden/frame-v1.bin"), "the format has changed");
+        assert_eq!(block, *include_bytes!("../../tests/golden/frame-v2.bin"), "the format has changed");
         assert_eq!(Frame::decode(&block), Some(Frame { place, state, first: 31, records }));
         assert_eq!(size_of::<FrameHeader>(), 144);
     }
 
     #[test]
     fn nothing_spoiled_is_taken() {
-        let golden = *include_bytes!("../../tests/golden/frame-v1.bin");
+        let golden = *include_bytes!("../../tests/golden/frame-v2.bin");
         for bit in 0..(144 + 2 * 20) * 8 {
             let mut block = golden;
             block[bit / 8] ^= 1 << (bit % 8);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::frame::{Frame, MOST_RECORDS, Place, State, data_room};
+use super::frame::{Frame, MOST_RECORDS, Place, STATE_ROOM, State, data_room};
 use crate::log::{BLOCK, Log};
 use crate::owner::Held;
 use crate::planted::{Bug, Planted};
@@ -11,10 +11,7 @@ use crate::wire::RecordHeader;
 /// Softly, bytes of data in one frame: a larger one would make those who come later wait for too long.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Kept free for a frame without records, which is what releases room.
-const RESERVE: u64 = 2 * BLOCK;
-
-/// A frame that may still be needed.
+/// A frame with records that may still be needed.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     position: u64,
@@ -32,7 +29,7 @@ struct InFlight {
 /// What to write, and where in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// Bytes from the start of the ring.
+    /// Bytes from the start of the slot.
     pub offset: u64,
     /// Bytes, the header block included.
     pub length: u64,
@@ -45,11 +42,14 @@ pub struct Write {
 pub struct Journal {
     instance: u64,
     run: u64,
+    /// Bytes for the frames with records.
     ring: u64,
-    /// Number and position of the next frame.
+    /// Number of the next frame, and of the newest one with records.
     number: u64,
+    before: u64,
+    /// Position of the next frame with records.
     head: u64,
-    /// The frames that are needed, oldest first; the last one always is.
+    /// The frames with records that are needed, oldest first. Those without are not: the newest frame says all that they said.
     frames: VecDeque<Span>,
     /// No frame at rest refers to what lies before: room to write into.
     released: u64,
@@ -66,36 +66,49 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// A journal in a slot that holds nothing of this instance.
+    /// A journal in a slot of `bytes` that holds nothing of this instance.
     #[must_use]
-    pub fn new(instance: u64, ring: u64) -> Journal {
-        Journal::continued(instance, ring, &Place::default(), VecDeque::new())
-    }
-
-    /// Goes on behind the newest frame that was recovered. `frames` are position and last record of those that are
-    /// needed, that one included.
-    pub(super) fn continued(
-        instance: u64,
-        ring: u64,
-        newest: &Place,
-        frames: VecDeque<(u64, u64)>,
-    ) -> Journal {
-        let framed = frames.back().map_or(0, |(_, last)| *last);
+    pub fn new(instance: u64, bytes: u64) -> Journal {
         Journal {
             instance,
-            run: newest.run + 1,
-            ring,
-            number: newest.number + 1,
-            head: newest.position + newest.length,
-            frames: frames.into_iter().map(|(position, last)| Span { position, last }).collect(),
-            released: newest.tail,
+            run: 1,
+            ring: bytes - STATE_ROOM,
+            number: 1,
+            before: 0,
+            head: 0,
+            frames: VecDeque::new(),
+            released: 0,
             told: None,
-            framed,
+            framed: 0,
             in_flight: None,
             stored: Held::default(),
             headers: Vec::new(),
             pins: None,
             planted: Planted::default(),
+        }
+    }
+
+    /// Goes on as `run`, behind the newest frame that was recovered from a slot of `bytes`. `needed` are the frames with records
+    /// that are needed, oldest first.
+    pub(super) fn continued(
+        instance: u64,
+        bytes: u64,
+        run: u64,
+        newest: &Frame,
+        needed: &[Frame],
+    ) -> Journal {
+        let (place, last) = (&newest.place, Frame::last);
+        let has_records = !newest.records.is_empty();
+        let spans = needed.iter().map(|frame| Span { position: frame.place.position, last: last(frame) });
+        Journal {
+            run,
+            number: place.number + 1,
+            before: if has_records { place.number } else { place.before },
+            head: if has_records { place.position + place.length } else { place.position },
+            frames: spans.collect(),
+            released: place.tail,
+            framed: last(newest),
+            ..Journal::new(instance, bytes)
         }
     }
 
@@ -160,16 +173,15 @@ impl Journal {
         self.framed = self.framed.max(state.freed);
         let first = self.framed + 1;
         let length = self.gather(log, first, pieces);
-        match self.place(length, if length > BLOCK { RESERVE } else { 0 }) {
-            Some(position) => Some(self.write(position, length, first, state, block)),
-            // A frame without records says that others are not needed any more.
-            None if length > BLOCK && self.tail_is_news() => {
-                self.forget(pieces);
-                let position = self.place(BLOCK, 0)?;
-                Some(self.write(position, BLOCK, first, state, block))
-            }
-            None => None,
+        if !self.headers.is_empty()
+            && let Some(position) = self.place(length)
+        {
+            return Some(self.write(Some((position, length)), first, state, block));
         }
+        self.forget(pieces);
+        // A frame without records needs no room. It says what is news, also that others are not needed any more, which makes room.
+        let news = self.told != Some(state) || self.tail_is_news();
+        news.then(|| self.write(None, first, state, block))
     }
 
     /// The frame is at rest.
@@ -212,30 +224,37 @@ impl Journal {
         self.pins = None;
     }
 
-    /// Where a frame of this length goes, if there is room and `reserve` is left.
-    fn place(&self, length: u64, reserve: u64) -> Option<u64> {
+    /// Where a frame of this length goes, if there is room.
+    fn place(&self, length: u64) -> Option<u64> {
         let rest = self.ring - self.head % self.ring;
         let position = if length > rest { self.head + rest } else { self.head };
-        (position + length + reserve <= self.released + self.ring).then_some(position)
+        (position + length <= self.released + self.ring).then_some(position)
     }
 
     fn tail_is_news(&self) -> bool {
         self.frames.front().map_or(self.head, |frame| frame.position) > self.released
     }
 
-    fn write(&mut self, position: u64, length: u64, first: u64, state: State, block: &mut [u8]) -> Write {
+    /// Writes the header block of a frame whose records lie at this position and with it take this length, or that has none.
+    fn write(&mut self, records: Option<(u64, u64)>, first: u64, state: State, block: &mut [u8]) -> Write {
         let last = first + self.headers.len() as u64 - 1;
-        self.frames.push_back(Span { position, last });
-        let tail = self.frames.front().map_or(position, |frame| frame.position);
-        let place =
-            Place { instance: self.instance, run: self.run, number: self.number, position, tail, length };
+        let (position, length) = records.unwrap_or((self.head, BLOCK));
+        if records.is_some() {
+            self.frames.push_back(Span { position, last });
+            self.head = position + length;
+        }
+        let Journal { instance, run, number, before, .. } = *self;
+        let tail = self.frames.front().map_or(self.head, |frame| frame.position);
+        let place = Place { instance, run, number, before, position, tail, length };
         Frame::encode(&place, &state, first, &self.headers, block);
         self.number += 1;
-        self.head = position + length;
+        if records.is_some() {
+            self.before = number;
+        }
         self.framed = last;
         self.told = Some(state);
         let held = Held { epoch: state.epoch, last, freed: state.freed, complete: state.complete };
         self.in_flight = Some(InFlight { held, tail });
-        Write { offset: position % self.ring, length, pins: self.pins }
+        Write { offset: place.offset(records.is_some(), self.ring), length, pins: self.pins }
     }
 }

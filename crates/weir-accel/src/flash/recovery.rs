@@ -4,10 +4,10 @@
 //! Any other frame that does not check was at rest once and is damaged; a log with a gap must not be taken for a complete
 //! one (P11).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 
-use super::frame::{Frame, State, data_room};
+use super::frame::{Frame, STATE_ROOM, State, data_room};
 use super::journal::Journal;
 use crate::log::{BLOCK, LARGEST_RECORD, Layout, Log, checksum};
 use crate::planted::{Bug, Planted};
@@ -15,7 +15,7 @@ use crate::planted::{Bug, Planted};
 /// Bytes read at once while looking for frames.
 const CHUNK: u64 = 1 << 20;
 
-/// Reads all of the buffer at an offset from the start of the ring.
+/// Reads all of the buffer at an offset from the start of the slot.
 pub trait ReadAt {
     /// Reads all of `buffer` at `offset`. Offset and length are multiples of 4096.
     ///
@@ -52,17 +52,17 @@ pub struct Recovered {
     pub journal: Journal,
 }
 
-/// Reads the log of `instance` out of a ring of `ring` bytes. `None` when nothing was ever at rest there.
+/// Reads the log of `instance` out of a slot of `bytes`. `None` when nothing was ever at rest there.
 ///
 /// # Errors
 /// The device cannot be read, a frame is damaged, or there is no memory.
 pub fn recover(
     device: &impl ReadAt,
     instance: u64,
-    ring: u64,
+    bytes: u64,
     log_bytes: u64,
 ) -> Result<Option<Recovered>, RecoveryError> {
-    recover_planted(device, instance, ring, log_bytes, Planted::default())
+    recover_planted(device, instance, bytes, log_bytes, Planted::default())
 }
 
 /// As [`recover`], with a bug that is planted, so that the checks can show that they find it.
@@ -72,11 +72,14 @@ pub fn recover(
 pub fn recover_planted(
     device: &impl ReadAt,
     instance: u64,
-    ring: u64,
+    bytes: u64,
     log_bytes: u64,
     planted: Planted,
 ) -> Result<Option<Recovered>, RecoveryError> {
+    let ring = bytes - STATE_ROOM;
     let mut frames = find(device, instance, ring)?;
+    // Also of one that is torn: it may stay where it is, and must not be taken for a frame to come.
+    let run = frames.last_key_value().map_or(0, |((run, _), _)| *run);
     let mut data = Vec::new();
     let newest = loop {
         let Some((_, newest)) = frames.last_key_value() else { return Ok(None) };
@@ -98,7 +101,7 @@ pub fn recover_planted(
         }
     };
     let needed = match needed(&frames, &newest) {
-        Err(_) if planted.has(Bug::TakeDamaged) => vec![newest.clone()],
+        Err(_) if planted.has(Bug::TakeDamaged) => Vec::new(),
         needed => needed?,
     };
     let log = match replay(device, ring, log_bytes, &needed, &newest, &mut data) {
@@ -107,11 +110,7 @@ pub fn recover_planted(
         }
         log => log?,
     };
-    let spans: VecDeque<(u64, u64)> = needed
-        .iter()
-        .map(|frame| (frame.place.position, frame.first + frame.records.len() as u64 - 1))
-        .collect();
-    let journal = Journal::continued(instance, ring, &newest.place, spans);
+    let journal = Journal::continued(instance, bytes, run + 1, &newest, &needed);
     Ok(Some(Recovered { log, state: newest.state, journal }))
 }
 
@@ -123,14 +122,16 @@ fn find(
 ) -> Result<BTreeMap<(u64, u64), Frame>, RecoveryError> {
     let mut frames = BTreeMap::new();
     let mut chunk = vec![0; CHUNK as usize];
-    for start in (0..ring).step_by(CHUNK as usize) {
-        let length = CHUNK.min(ring - start) as usize;
+    let bytes = STATE_ROOM + ring;
+    for start in (0..bytes).step_by(CHUNK as usize) {
+        let length = CHUNK.min(bytes - start) as usize;
         device.read_at(start, &mut chunk[..length])?;
-        for (place, block) in (start..).step_by(BLOCK as usize).zip(chunk[..length].chunks(BLOCK as usize)) {
+        for (at, block) in (start..).step_by(BLOCK as usize).zip(chunk[..length].chunks(BLOCK as usize)) {
             let Some(frame) = Frame::decode(block) else { continue };
             // A frame that is not where it says was written elsewhere: the device has misdirected it.
-            let fits = place + frame.place.length <= ring;
-            if frame.place.instance == instance && frame.place.position % ring == place && fits {
+            let offset = frame.place.offset(!frame.records.is_empty(), ring);
+            let fits = at + frame.place.length <= bytes;
+            if frame.place.instance == instance && offset == at && fits {
                 frames.insert((frame.place.run, frame.place.number), frame);
             }
         }
@@ -138,17 +139,20 @@ fn find(
     Ok(frames)
 }
 
-/// The frames from the newest one's tail on, each behind the other.
+/// The frames with records from the newest frame's tail on, each behind the other.
 fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Frame>, RecoveryError> {
     let mut by_number: BTreeMap<u64, &Frame> = BTreeMap::new();
-    for frame in frames.values().filter(|frame| frame.place.number <= newest.place.number) {
+    for frame in frames.values().filter(|frame| !frame.records.is_empty()) {
         // Runs come in order, so the later one stays.
         by_number.insert(frame.place.number, frame);
     }
-    let mut needed = vec![newest.clone()];
+    let mut needed = Vec::new();
+    if !newest.records.is_empty() {
+        needed.push(newest.clone());
+    }
     let mut at = newest.place;
     while at.position > newest.place.tail {
-        let number = at.number - 1;
+        let number = at.before;
         let damaged = |reason| RecoveryError::Damaged { number, reason };
         let before = by_number.get(&number).ok_or(damaged("its header"))?;
         let end = before.place.position + before.place.length;
@@ -197,6 +201,9 @@ fn replay(
             at += data_room(record) as usize;
         }
     }
+    if newest.first <= log.last() && newest.records.is_empty() {
+        log.truncate_to(newest.first - 1);
+    }
     Ok(log)
 }
 
@@ -209,7 +216,7 @@ fn read_data(
 ) -> Result<bool, RecoveryError> {
     data.resize((frame.place.length - BLOCK) as usize, 0);
     if !data.is_empty() {
-        device.read_at(frame.place.position % ring + BLOCK, data)?;
+        device.read_at(frame.place.offset(true, ring) + BLOCK, data)?;
     }
     let mut at = 0;
     for (sequence, record) in (frame.first..).zip(&frame.records) {

@@ -6,7 +6,7 @@ use std::io;
 use proptest::prelude::*;
 
 use super::device::{FlashDevice, device_bytes, ring_bytes};
-use super::frame::State;
+use super::frame::{STATE_ROOM, State};
 use super::journal::Journal;
 use super::recovery::{ReadAt, Recovered, RecoveryError, recover};
 use crate::lineage::Lineage;
@@ -30,6 +30,8 @@ impl ReadAt for Device {
 /// A log, its journal and the device, and beside them what ought to be in the log.
 struct Rig {
     device: Device,
+    /// Bytes of the slot.
+    room: u64,
     log: Log,
     journal: Journal,
     state: State,
@@ -42,11 +44,15 @@ struct Rig {
 
 impl Rig {
     fn new() -> Rig {
-        let ring = ring_bytes(LOG);
+        Rig::with_room(ring_bytes(LOG))
+    }
+
+    fn with_room(room: u64) -> Rig {
         Rig {
-            device: Device(RefCell::new(vec![0; ring as usize])),
+            device: Device(RefCell::new(vec![0; room as usize])),
+            room,
             log: Log::with_layout(Layout::Flash, LOG, 1).unwrap(),
-            journal: Journal::new(INSTANCE, ring),
+            journal: Journal::new(INSTANCE, room),
             state: State { epoch: 1, lineage: Lineage::new(1), freed: 0, complete: true },
             model: Vec::new(),
             at_rest: None,
@@ -119,7 +125,7 @@ impl Rig {
     }
 
     fn recover(&self) -> Result<Option<Recovered>, RecoveryError> {
-        recover(&self.device, INSTANCE, ring_bytes(LOG), LOG)
+        recover(&self.device, INSTANCE, self.room, LOG)
     }
 
     /// What is at rest is what the model says; goes on from there.
@@ -128,7 +134,7 @@ impl Rig {
         let Some((state, held)) = self.at_rest.clone() else {
             assert!(recovered.is_none());
             // The slot is given to a new instance.
-            *self = Rig::new();
+            *self = Rig::with_room(self.room);
             return;
         };
         let Recovered { log, state: found, journal } = recovered.expect("a frame is at rest");
@@ -223,7 +229,7 @@ fn what_was_at_rest_and_is_damaged_is_not_taken() {
         [(0, false), (1, false), (frame, false), (frame + 9000, false), (2 * frame, true)]
     {
         let rig = filled();
-        rig.device.0.borrow_mut()[block + 100] ^= 1;
+        rig.device.0.borrow_mut()[STATE_ROOM as usize + block + 100] ^= 1;
         match rig.recover() {
             Ok(Some(recovered)) => assert!(torn_only && recovered.log.last() == 4, "at {block}"),
             Ok(None) => panic!("the others are there, at {block}"),
@@ -236,15 +242,16 @@ fn what_was_at_rest_and_is_damaged_is_not_taken() {
 #[test]
 fn a_lost_and_a_misdirected_write_are_found() {
     let frame = 3 * BLOCK as usize;
+    let second = STATE_ROOM as usize + frame;
     let rig = filled();
     // The device said that it wrote the second frame and did not.
-    rig.device.0.borrow_mut()[frame..2 * frame].fill(0);
+    rig.device.0.borrow_mut()[second..second + frame].fill(0);
     assert!(matches!(rig.recover(), Err(RecoveryError::Damaged { number: 2, .. })));
     let rig = filled();
     // It wrote it elsewhere.
     let elsewhere = 100 * BLOCK as usize;
-    rig.device.0.borrow_mut().copy_within(frame..2 * frame, elsewhere);
-    rig.device.0.borrow_mut()[frame..2 * frame].fill(0);
+    rig.device.0.borrow_mut().copy_within(second..second + frame, elsewhere);
+    rig.device.0.borrow_mut()[second..second + frame].fill(0);
     assert!(matches!(rig.recover(), Err(RecoveryError::Damaged { number: 2, .. })));
 }
 
@@ -253,6 +260,71 @@ fn frames_of_another_disk_do_not_count() {
     let rig = filled();
     let other = recover(&rig.device, INSTANCE + 1, ring_bytes(LOG), LOG).unwrap();
     assert!(other.is_none());
+}
+
+/// A change of the state takes no room from the records, however often it comes while the oldest record stays.
+#[test]
+fn changes_of_the_state_do_not_fill_a_slot() {
+    let mut rig = Rig::with_room(64 * BLOCK);
+    rig.append(8);
+    assert!(rig.write(None));
+    for round in 0..1_000 {
+        rig.state.epoch += 1;
+        assert!(rig.write(None), "round {round}: nothing can be written any more");
+        if round % 50 == 0 {
+            rig.crash();
+        }
+    }
+    let mut rig = Rig::new();
+    while rig.log.has_room(1 << 18, 1) {
+        rig.append(512);
+        rig.state.epoch += 1;
+        while rig.write(None) {}
+    }
+    assert!(rig.model.len() > 1 && rig.journal.has_caught_up(&rig.log, &rig.state));
+    rig.crash();
+}
+
+/// Whichever frame is torn, and wherever: what is found is the state before it, or the one that it says.
+#[test]
+fn a_torn_frame_takes_nothing_of_what_was_at_rest() {
+    for steps in 0u32..1 << 7 {
+        let mut rig = Rig::with_room(64 * BLOCK);
+        for step in 0..7 {
+            if steps >> step & 1 == 0 {
+                rig.state.epoch += 1;
+            } else {
+                rig.append(9);
+            }
+            let device = rig.device.0.borrow().clone();
+            let before = rig.at_rest.clone();
+            rig.write(None);
+            let whole = rig.device.0.replace(device.clone());
+            let changed = whole.chunks(512).zip(device.chunks(512)).enumerate().filter(|(_, (a, b))| a != b);
+            let sectors: Vec<usize> = changed.map(|(sector, _)| sector).collect();
+            for count in 0..sectors.len() {
+                // Any part of it, from either end.
+                for part in [&sectors[..count], &sectors[count..]] {
+                    let mut torn = device.clone();
+                    for sector in part {
+                        let bytes = sector * 512..(sector + 1) * 512;
+                        torn[bytes.clone()].copy_from_slice(&whole[bytes]);
+                    }
+                    rig.device.0.replace(torn);
+                    let found = rig.recover().unwrap().map(|found| (found.state, found.log.last()));
+                    let known = |at_rest: &Option<(State, Vec<(u64, u8)>)>| {
+                        let at_rest = at_rest.as_ref();
+                        at_rest.map(|(state, held)| (*state, held.last().map_or(0, |(number, _)| *number)))
+                    };
+                    assert!(
+                        found == known(&before) || found == known(&rig.at_rest),
+                        "{steps:b}, {step}: {found:?}"
+                    );
+                }
+            }
+            rig.device.0.replace(whole);
+        }
+    }
 }
 
 /// What is on its way to flash stays as it is, though the log is freed, cut off or begun anew meanwhile and fills again.
