@@ -12,7 +12,7 @@
 //! goes, not for an I/O.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,6 +143,19 @@ pub enum FlashError {
         /// What one slot takes.
         needed: u64,
     },
+    /// It has shrunk since it was formatted.
+    #[error(
+        "{}: has {size} bytes and was formatted for {needed}, so logs at its end are cut off; put the whole file or device back, \
+         or name another one and let the disks be filled anew from their other copies", path.display()
+    )]
+    Short {
+        /// The device.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+        /// What it had when it was formatted, at least.
+        needed: u64,
+    },
     /// All slots are taken.
     #[error("{}: all {slots} logs that fit are in use; make it larger or use another node", path.display())]
     Full {
@@ -206,14 +219,20 @@ impl FlashDevice {
             Err(std::fs::TryLockError::WouldBlock) => return Err(FlashError::InUse(path.to_owned())),
             Err(std::fs::TryLockError::Error(source)) => return Err(system(source)),
         }
-        let found = length(&file).map_err(system)?;
-        if found == 0 {
+        let mut found = length(&file).map_err(system)?;
+        if is_unfinished(&file, found, size).map_err(system)? {
             fill(&file, size).map_err(system)?;
+            sync_directory(path).map_err(system)?;
+            found = size;
         }
-        let size = if found == 0 { size } else { found };
+        let size = found;
         let known = read_superblock(&file, path)?;
         let (superblock, slots) = match known {
             Some(superblock) => {
+                let needed = superblock.start.get() + superblock.slots.get() * superblock.ring.get();
+                if size < needed {
+                    return Err(FlashError::Short { path: path.to_owned(), size, needed });
+                }
                 let slots = read_slots(&file, &superblock).map_err(system)?;
                 let taken = slots.iter().filter(|slot| slot.taken.is_some()).count();
                 match superblock.log_bytes.get() {
@@ -442,14 +461,38 @@ fn length(file: &File) -> io::Result<u64> {
     Ok(metadata.len())
 }
 
-/// Writes zeroes over the whole of a new file.
-fn fill(mut file: &File, size: u64) -> io::Result<()> {
+/// Whether this is a new file, or one that somebody began to fill and did not live to finish: shorter than it is to be, and
+/// nothing but zeroes. Formatted as it is, it would have fewer slots than the operator asked for, or none.
+fn is_unfinished(file: &File, found: u64, size: u64) -> io::Result<bool> {
+    if found >= size || !file.metadata()?.file_type().is_file() {
+        return Ok(false);
+    }
+    let mut chunk = vec![0u8; 4 * MIB as usize];
+    let mut at = 0;
+    while at < found {
+        let read = file.read_at(&mut chunk, at)?;
+        if read == 0 || chunk[..read].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += read as u64;
+    }
+    Ok(true)
+}
+
+/// Makes sure that a new file is still there after a loss of power: its own sync need not cover its name.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Writes zeroes over the whole of a new file, or of one that was begun.
+fn fill(file: &File, size: u64) -> io::Result<()> {
     let zeroes = vec![0u8; 4 * MIB as usize];
-    let mut left = size;
-    while left > 0 {
-        let part = left.min(zeroes.len() as u64);
-        file.write_all(&zeroes[..part as usize])?;
-        left -= part;
+    let mut at = 0;
+    while at < size {
+        let part = (size - at).min(zeroes.len() as u64);
+        file.write_all_at(&zeroes[..part as usize], at)?;
+        at += part;
     }
     file.sync_all()
 }

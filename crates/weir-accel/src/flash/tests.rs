@@ -5,7 +5,7 @@ use std::io;
 
 use proptest::prelude::*;
 
-use super::device::{FlashDevice, device_bytes, ring_bytes};
+use super::device::{FlashDevice, FlashError, device_bytes, ring_bytes};
 use super::frame::{STATE_ROOM, State};
 use super::journal::Journal;
 use super::recovery::{ReadAt, Recovered, RecoveryError, recover};
@@ -372,4 +372,49 @@ fn a_log_that_is_given_up_is_not_found_beside_a_younger_one() {
     let device = open();
     assert_eq!(device.disks(), [("disk".to_owned(), 1)]);
     assert_eq!(device.find("disk").unwrap().instance(), instance);
+}
+
+/// A loss of power in the middle of filling a new file leaves a short one, full of zeroes.
+#[test]
+fn a_file_that_was_not_filled_to_its_end_is_filled_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("flash");
+    let size = device_bytes(3, LOG);
+    for left in [BLOCK, device_bytes(1, LOG) + 5] {
+        std::fs::write(&path, vec![0; left as usize]).unwrap();
+        let device = FlashDevice::open(&path, size, LOG, 7).unwrap();
+        assert_eq!(device.slots(), (3, 3), "{left} bytes were left");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
+        drop(device);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+/// A file whose first block was erased to have it formatted, or that is larger than asked for, keeps its size.
+#[test]
+fn only_zeroes_are_filled_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("flash");
+    let mut bytes = vec![0; device_bytes(1, LOG) as usize];
+    let place = bytes.len() - 1;
+    bytes[place] = 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let device = FlashDevice::open(&path, device_bytes(3, LOG), LOG, 7).unwrap();
+    assert_eq!(device.slots(), (1, 1), "taken as large as it is");
+    drop(device);
+    std::fs::write(&path, vec![0; device_bytes(2, LOG) as usize]).unwrap();
+    assert_eq!(FlashDevice::open(&path, device_bytes(1, LOG), LOG, 7).unwrap().slots(), (2, 2));
+}
+
+#[test]
+fn a_file_that_was_cut_off_after_it_was_formatted_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("flash");
+    let size = device_bytes(2, LOG);
+    FlashDevice::open(&path, size, LOG, 7).unwrap().take("disk", 1).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(size - BLOCK).unwrap();
+    let error = FlashDevice::open(&path, size, LOG, 7).unwrap_err();
+    let refused = matches!(error, FlashError::Short { size: left, needed, .. } if (left, needed) == (size - BLOCK, size));
+    assert!(refused, "{error}");
 }
