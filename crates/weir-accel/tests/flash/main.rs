@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use weir_accel::flash::FlashStore;
 use weir_accel::wire::{Batch, Hello, MessageKind, RecordHeader};
-use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Inheritance, Log, RecordKind, ReplicaHost};
+use weir_accel::{
+    Accel, AccelConfig, AccelNotice, Configuration, Former, Inheritance, Log, RecordKind, ReplicaHost,
+};
 use weir_block::{
     Completion, Event, Layer, Metered, Nanos, OwnerId, Payload, Reactor, ReactorConfig, Request, RequestKind,
     Tag,
@@ -64,9 +66,16 @@ impl Disk {
         let id = reactor.new_owner();
         let store = FlashStore::new(id, memory.device.take("disk", 1).unwrap()).unwrap();
         let (store, configuration) = (store.with_patience(PATIENCE), configuration(1, true, Some(0)));
-        let accel =
-            Accel::new(&mut reactor, config, configuration, Inheritance::Nothing, true, lower, Some(store))
-                .unwrap();
+        let accel = Accel::new(
+            &mut reactor,
+            config,
+            configuration,
+            Inheritance::Nothing,
+            Former::Stopped,
+            lower,
+            Some(store),
+        )
+        .unwrap();
         Disk::with(reactor, accel, script)
     }
 
@@ -198,7 +207,7 @@ impl Replica {
         let (stream, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let source = Log::new(LOG, 1).unwrap();
         let mut replica = Replica { reactor, host, id, source, stream, number: 0 };
-        replica.host.attach(&mut replica.reactor, "a".into(), theirs.into()).unwrap();
+        replica.host.attach(&mut replica.reactor, "a".into(), 1, theirs.into()).unwrap();
         let mut hello = Hello::new_zeroed();
         (hello.epoch, hello.lineage) = (1.into(), 1.into());
         replica.send(MessageKind::Hello, hello.as_bytes(), &[]);
@@ -260,8 +269,15 @@ fn a_failing_write_ends_the_replica_and_its_heir_has_the_whole_arena() {
     let script = Rc::new(RefCell::new(Script { bytes: vec![0; SIZE], ..Script::default() }));
     let lower = Metered::new("backing", Backing(Rc::clone(&script)));
     let config = AccelConfig::standalone(LOG);
-    let accel =
-        Accel::new(&mut reactor, config, configuration(2, true, Some(0)), inheritance, true, lower, store);
+    let accel = Accel::new(
+        &mut reactor,
+        config,
+        configuration(2, true, Some(0)),
+        inheritance,
+        Former::Stopped,
+        lower,
+        store,
+    );
     let mut disk = Disk::with(reactor, accel.unwrap(), script);
     let turns = disk.run(WATCHED);
     assert!(turns < MOST_TURNS, "{turns} turns in {WATCHED:?}");
