@@ -2,13 +2,15 @@
 
 CARGO ?= cargo
 ROUNDS ?= 500
+HISTORIES ?= 20
+OPERATIONS ?= 100000
 SEEDS ?= 1000000
 FROM ?= 0
 FUZZ_SECONDS ?= 60
 CUTS ?= 50
 ONLY ?=
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak heal fill-picture neighbours \
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak histories heal fill-picture neighbours \
   power-soak fuzz deny clean
 
 help: ## this list
@@ -54,8 +56,12 @@ confusion: ## faults planted one at a time, and what weir diagnose takes each fo
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about ten minutes; ONLY=generator for a part
 	$(CARGO) run --release -p weir-peers -- --only "$(ONLY)"
 
-soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of which outlast the fence grace (as root)
-	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition -- --nocapture
+soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of which outlast the fence grace, then `make histories` (as root)
+	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition --test right -- --nocapture
+	$(MAKE) histories
+
+histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with faults at random, checked to be linearizable (as root)
+	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture
 
 # What `make heal` and its like measure with; as root.
 BEHAVIOUR = WEIR_PROGRAM=$(CURDIR)/target/release/weir $(CARGO) run --release -p weir-lab --example behaviour --

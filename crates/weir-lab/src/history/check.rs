@@ -17,7 +17,7 @@ use weir_block::Nanos;
 use super::{Action, FOREIGN, INITIAL, Operation};
 
 /// Violations that are kept to be told, one of each sector (the others there mostly follow from it); all are counted.
-const MOST_TOLD: usize = 8;
+const MOST_TOLD: usize = 4;
 
 /// What the check has found.
 #[derive(Clone, Debug, Default)]
@@ -219,6 +219,22 @@ impl Judgement {
             let Some(cluster) = clusters.get(&read.value).filter(|_| answered) else { continue };
             let first = later.partition_point(|(from, _)| *from <= cluster.there);
             self.stale += u64::from(later.get(first).is_some_and(|(_, there)| *there < read.invoked));
+        }
+    }
+}
+
+impl Violation {
+    /// The sector.
+    #[must_use]
+    pub fn register(&self) -> u64 {
+        let of = |witness: &Witness| witness.there.or(witness.needed).map(|operation| operation.register);
+        match self {
+            Violation::WrittenTwice([one, _]) => one.register,
+            Violation::NeverWritten(read) | Violation::ReadBeforeWritten { read, .. } => read.register,
+            // What was there in the beginning may have no operation; the other one has.
+            Violation::BothNeeded([one, other]) | Violation::Between { stays: one, comes: other } => {
+                of(one).or(of(other)).unwrap_or_default()
+            }
         }
     }
 }

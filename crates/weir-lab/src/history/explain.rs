@@ -78,23 +78,19 @@ impl fmt::Display for Violation {
             Violation::BothNeeded([one, other]) => write!(
                 f,
                 "sector {}: {} and {} were each seen after the other one had been there\n{one}\n{other}",
-                register(one).or(register(other)).unwrap_or_default(),
+                self.register(),
                 Value(one.value),
                 Value(other.value),
             ),
             Violation::Between { stays, comes } => write!(
                 f,
                 "sector {}: {} was seen again although {} had been there in between\n{stays}\n{comes}",
-                register(comes).or(register(stays)).unwrap_or_default(),
+                self.register(),
                 Value(stays.value),
                 Value(comes.value),
             ),
         }
     }
-}
-
-fn register(witness: &Witness) -> Option<u64> {
-    witness.there.or(witness.needed).map(|operation| operation.register)
 }
 
 impl fmt::Display for Judgement {

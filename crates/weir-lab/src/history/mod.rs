@@ -77,6 +77,11 @@ impl History {
         self.operations.append(operations);
     }
 
+    /// Adds another history of the same disk. No two writes of a sector may carry the same value, here as anywhere.
+    pub fn extend(&mut self, mut other: History) {
+        self.append(&mut other.operations);
+    }
+
     /// All operations.
     #[must_use]
     pub fn operations(&self) -> &[Operation] {

@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod behaviour;
+pub mod clients;
 pub mod filesystem;
 pub mod guest_load;
 pub mod picture;

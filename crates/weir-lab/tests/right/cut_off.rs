@@ -1,0 +1,213 @@
+//! An owner is cut off for longer than lease and grace together, another one goes on, and then the way is free again.
+
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use rustix::process::Signal;
+use weir_block::Nanos;
+use weir_lab::LabConfig;
+use weir_lab::history::History;
+use weir_load::verify::{Atomicity, History as VerifyHistory, Initial, Layout};
+use weir_load::verifying::{Progress, Settings, VerifyingLoad};
+use weir_load::workload::Span;
+
+use super::{TTL, restart, soak};
+use crate::common::rounds::{CUT_OFF_GRACE, some_time};
+use crate::common::{BLOCK, Bench, DISK, SIZE, SOON, alone, during, new_history, seed};
+use crate::support::await_some;
+use crate::support::clients::{Clients, Habit, Recorded, Recorder};
+use crate::support::filesystem::SmallFilesystem;
+use crate::support::run;
+
+/// Rounds of each test.
+fn rounds() -> u64 {
+    soak().map_or(3, |rounds| rounds.div_ceil(10))
+}
+
+fn tune(config: &mut LabConfig) {
+    (config.network, config.lease_ttl, config.fence_grace) = (true, TTL, CUT_OFF_GRACE);
+}
+
+/// Cuts a node off, and waits until lease and grace are over and somebody else has the disk.
+fn cut_off(bench: &Bench, former: &str) -> Nanos {
+    let network = bench.lab.network().unwrap();
+    network.cut(network.everything(former)).unwrap();
+    Nanos::now() + TTL + CUT_OFF_GRACE + Duration::from_secs(2)
+}
+
+fn sleep_until(time: Nanos) {
+    thread::sleep(time - Nanos::now());
+}
+
+/// The log is full as far as whole writes fit, and the load waits.
+fn await_full_log(bench: &Bench, progress: &Progress) {
+    bench.wait(|view| {
+        let detail = view.detail.as_ref().unwrap();
+        detail.log_used_bytes > detail.log_bytes - detail.log_bytes / 20
+    });
+    assert!(progress.acknowledged() > 1000);
+}
+
+/// Everything that was acknowledged is in the backing.
+fn await_drained(bench: &Bench, former: &str) {
+    bench.wait(|view| {
+        view.owner.as_deref() != Some(former)
+            && view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0)
+    });
+}
+
+/// One round under `write-back+1`: the log is full because the backing takes no writes, and the owner has been told to stop, so
+/// that it waits for its log to drain, when it is cut off. Then the backing takes writes again, and the successor drains the log.
+fn round_with_a_full_log(
+    bench: &mut Bench,
+    random: &mut Rng,
+    load: VerifyingLoad,
+    file: &str,
+) -> VerifyingLoad {
+    let former = bench.owner();
+    let progress = load.progress();
+    // With the load over, what the backing holds is all that there is; with the load going on, new writes lie in the log above.
+    let quiet = random.bool();
+    run("chattr", ["+i", file]);
+    let (mut load, ()) = during(load, Duration::from_secs(3600), || {
+        await_full_log(bench, &progress);
+        let process = bench.lab.node(&former).unwrap().process.unwrap();
+        process.signal(Signal::TERM).unwrap();
+        thread::sleep(some_time(random, 50, 300));
+        let over = cut_off(bench, &former);
+        // Not before the former owner has lost its right; the successor cannot open what takes no writes.
+        thread::sleep(TTL + Duration::from_millis(500));
+        run("chattr", ["-i", file]);
+        bench.wait(|view| view.owner.as_ref() != Some(&former));
+        let before = progress.acknowledged();
+        let goes_on = || (progress.acknowledged() > before + 5000).then_some(());
+        await_some(SOON, goes_on, || format!("the load does not go on{}", bench.logs()));
+        sleep_until(over);
+        if quiet {
+            progress.stop();
+            await_drained(bench, &former);
+        }
+        bench.lab.network().unwrap().restore().unwrap();
+        thread::sleep(Duration::from_secs(3));
+        progress.stop();
+    });
+    assert_ne!(bench.owner(), former);
+    judge(bench, &mut load, quiet);
+    restart(bench, &former);
+    bench.wait_effective();
+    load
+}
+
+fn judge(bench: &Bench, load: &mut VerifyingLoad, quiet: bool) {
+    let mixed = load.found().clone();
+    let all = load.check_all().unwrap();
+    let (wrong, found) = (mixed.mismatches + all.mismatches, [mixed.first, all.first]);
+    assert_eq!(wrong, 0, "wrong blocks, load over at the healing: {quiet}: {found:#?}{}", bench.logs());
+    assert_eq!(load.progress().failed(), 0, "a guest saw an error (P9){}", bench.logs());
+}
+
+#[test]
+fn an_owner_with_a_full_log_and_a_pending_close_is_cut_off_and_comes_back() {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let filesystem = SmallFilesystem::mount(64 << 20);
+    let mut bench = Bench::up_on(&filesystem.path(), 3, "write-back+1", tune);
+    let file = filesystem.path().join(format!("{DISK}.raw"));
+    let mut history = new_history(seed);
+    let (mut acknowledged, began) = (0, Nanos::now());
+    for _ in 0..rounds() {
+        let settings = Settings {
+            seed: random.u64(..),
+            read_percent: 20,
+            reconnect_for: SOON,
+            timeout: Duration::from_secs(3),
+            atomicity: Atomicity::Block,
+            ..Settings::default()
+        };
+        let load = VerifyingLoad::new(history, settings, bench.locate());
+        let load = round_with_a_full_log(&mut bench, &mut random, load, file.to_str().unwrap());
+        acknowledged += load.progress().acknowledged();
+        history = load.into_history();
+    }
+    bench.check_backing(&mut history);
+    eprintln!(
+        "full log, pending close: {} rounds, {acknowledged} writes, 0 wrong blocks, {:.0?}",
+        rounds(),
+        Nanos::now() - began
+    );
+}
+
+/// The clients of the write-through rounds whose operations are recorded.
+const HABITS: [Habit; 4] = [Habit::Stays, Habit::Stays, Habit::Follows, Habit::Roams];
+
+/// One round under `write-through`: there is no log; what has to be kept from the backing is what clients asked of the former owner
+/// and have given up since, and what has to be kept from clients that stay there is what it reads. In half of the rounds the
+/// owner has been told to give the disk to another node, and closes it when it is cut off.
+fn round_without_a_log(
+    bench: &Bench,
+    random: &mut Rng,
+    load: VerifyingLoad,
+    clients: Clients,
+) -> (VerifyingLoad, Recorded) {
+    let former = bench.owner();
+    let progress = load.progress();
+    let (load, recorded) = during(load, Duration::from_secs(3600), || {
+        thread::sleep(some_time(random, 100, 1000));
+        let over = cut_off(bench, &former);
+        thread::sleep(some_time(random, 0, 1500));
+        let (to, client) = (super::others(bench, &former).swap_remove(0), bench.lab.client(&former).unwrap());
+        let moving = random.bool().then(|| thread::spawn(move || client.move_disk(DISK, &to)));
+        bench.wait(|view| view.owner.as_ref() != Some(&former));
+        let before = progress.acknowledged();
+        let goes_on = || (progress.acknowledged() > before + 5000).then_some(());
+        await_some(SOON, goes_on, || format!("the load does not go on{}", bench.logs()));
+        sleep_until(over);
+        progress.stop();
+        thread::sleep(some_time(random, 100, 1000));
+        bench.lab.network().unwrap().restore().unwrap();
+        thread::sleep(some_time(random, 2000, 3000));
+        if let Some(moving) = moving {
+            let _ = moving.join().unwrap();
+        }
+        clients.stop()
+    });
+    assert_ne!(bench.owner(), former);
+    assert_eq!(recorded.failed, 0, "a guest saw an error (P9){}", bench.logs());
+    (load, recorded)
+}
+
+#[test]
+fn an_owner_without_a_log_is_cut_off_and_comes_back() {
+    let _turn = alone();
+    let seed = seed();
+    let mut random = Rng::with_seed(seed);
+    let bench = Bench::up(3, "write-through", tune);
+    // The recorded clients have the first half of the disk.
+    let layout = Layout::uniform(Span { offset: SIZE / 2, length: SIZE / 2 }, BLOCK).unwrap();
+    let (mut blocks, mut sectors) = (VerifyHistory::new(layout, seed, Initial::Zeroes), History::default());
+    let (mut acknowledged, began) = (0, Nanos::now());
+    for round in 0..rounds() {
+        let first = (round * (HABITS.len() as u64 + 1)) as u16;
+        let clients = Clients::start_from(&bench, first, &HABITS, Duration::from_millis(2), random.u64(..));
+        let load = bench.load(blocks, random.u64(..));
+        let (mut load, recorded) = round_without_a_log(&bench, &mut random, load, clients);
+        judge(&bench, &mut load, true);
+        acknowledged += load.progress().acknowledged();
+        blocks = load.into_history();
+        sectors.extend(recorded.history);
+        let mut reader = super::connect(&bench, &bench.owner(), SOON).unwrap();
+        let last = Recorder::last(&bench, first + HABITS.len() as u16 + 1);
+        sectors.append(&mut last.read_all(|offset, data| reader.read(offset, data).unwrap()));
+        let judgement = sectors.judge();
+        assert!(judgement.is_linearizable(), "round {round}, seed {seed}: {judgement}{}", bench.logs());
+        bench.wait_effective();
+    }
+    eprintln!(
+        "write-through: {} rounds, {acknowledged} writes, 0 wrong blocks, {}, {:.0?}",
+        rounds(),
+        sectors.judge(),
+        Nanos::now() - began
+    );
+}
