@@ -126,18 +126,28 @@ impl Weather {
         network.restore().unwrap();
     }
 
-    /// The owner stands still in the middle of a move.
+    /// The owner stands still in the middle of a move, which is pending for long in half of the cases, because the owner cannot reach
+    /// the node that the disk is to go to.
     fn pause_while_it_moves(&mut self, bench: &Bench) {
         let (owner, to) = (bench.owner(), self.anybody(bench));
         let (before, time) = (some_time(&mut self.random, 0, 40), some_time(&mut self.random, 1500, 3500));
-        self.tell(format!("{owner} stands still for {time:?}, {before:?} after a move to {to} began"));
-        let client = bench.lab.client(&owner).unwrap();
+        let (client, network) = (bench.lab.client(&owner).unwrap(), bench.lab.network().unwrap());
+        let (cut, after) = (self.random.bool(), some_time(&mut self.random, 0, 2000));
+        let unreached = if cut { ", which it cannot reach" } else { "" };
+        self.tell(format!(
+            "{owner} stands still for {time:?}, {before:?} after a move to {to}{unreached} began"
+        ));
         thread::scope(|scope| {
+            if cut {
+                network.cut(network.between(&owner, &to)).unwrap();
+            }
             scope.spawn(|| drop(client.move_disk(DISK, &to)));
             thread::sleep(before);
             bench.lab.pause(&owner).unwrap();
             thread::sleep(time);
             bench.lab.resume(&owner).unwrap();
+            thread::sleep(after);
+            network.restore().unwrap();
         });
         self.tell("the move has ended".into());
     }
