@@ -72,11 +72,17 @@ impl SharedFile {
         SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), aside: false })
     }
 
-    /// As [`SharedFile::new`], for a file whose closing may wait for its storage (FUSE and NFS flush then): another thread
-    /// closes it once everybody has let go of it.
+    /// As [`SharedFile::new`], for a file on a filesystem that may have any call wait for its storage, also those that are
+    /// begun in the ring, or closing it (FUSE, NFS). Threads of their own begin its operations, and close it once everybody
+    /// has let go of it.
     #[must_use]
-    pub fn closed_aside(file: File) -> SharedFile {
+    pub fn aside(file: File) -> SharedFile {
         SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), aside: true })
+    }
+
+    /// Whether calls on it may wait, even to be begun.
+    pub(crate) fn is_aside(&self) -> bool {
+        self.0.aside
     }
 
     pub(crate) fn simulated(number: i32) -> SharedFile {

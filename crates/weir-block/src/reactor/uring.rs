@@ -91,7 +91,9 @@ impl Uring {
                 opcode::Fallocate::new(fd, length).offset(operation.offset).mode(mode).build()
             }
         };
-        self.push(entry.user_data(key as u64));
+        // FUSE takes a dozen requests at once, and whoever begins one more waits: that must not be the shard.
+        let flags = if operation.file.is_aside() { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        self.push(entry.flags(flags).user_data(key as u64));
     }
 
     /// Submits everything, then looks for something to do until `until`, or until `woken` says so. Gives the processor away

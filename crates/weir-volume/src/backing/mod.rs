@@ -181,7 +181,7 @@ impl FileBacking {
         let file = if storage.begins_at_once {
             SharedFile::new(storage.file)
         } else {
-            SharedFile::closed_aside(storage.file)
+            SharedFile::aside(storage.file)
         };
         let inline = match options.engine {
             EngineChoice::Auto => storage.medium == Medium::Memory,
