@@ -71,6 +71,7 @@ pub struct Destager {
     /// Of the checkpoint under way.
     saved: u64,
     completed_at: Option<Nanos>,
+    planted: Planted,
 }
 
 impl Destager {
@@ -89,7 +90,14 @@ impl Destager {
             coalesced: 0,
             saved: 0,
             completed_at: None,
+            planted: Planted::default(),
         }
+    }
+
+    /// Plants a bug, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
     }
 
     /// Why nothing reaches the backing, if so.
@@ -124,7 +132,7 @@ impl Destager {
             }
             to = sequence;
         }
-        let (steps, saved) = checkpoint::plan(log, from + 1, to, Planted::default());
+        let (steps, saved) = checkpoint::plan(log, from + 1, to, self.planted);
         (self.target, self.bytes, self.began, self.dirty_since) = (to, bytes, now, None);
         self.saved = saved;
         let planned = steps.len();

@@ -71,6 +71,12 @@ impl ReplicaHost {
         ReplicaHost { owner, replica, store, sessions: Vec::new(), next_slot: 0 }
     }
 
+    /// Plants a bug in a new host, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: crate::planted::Planted) {
+        self.replica.plant(planted);
+    }
+
     /// The number under which events of its flash store come, if it has one.
     #[must_use]
     pub fn store_owner(&self) -> Option<OwnerId> {

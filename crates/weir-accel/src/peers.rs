@@ -11,6 +11,8 @@ use zerocopy::IntoBytes;
 use crate::lineage::Lineage;
 use crate::log::Log;
 use crate::owner::{Event, Held};
+#[cfg(feature = "planted-bugs")]
+use crate::planted::Planted;
 use crate::wire::{self, Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
 
 /// Most records and (softly) bytes of data in one batch.
@@ -103,6 +105,8 @@ pub struct Peers {
     pieces: Vec<(usize, usize)>,
     /// Batches on their way to replicas and back.
     meter: Meter,
+    #[cfg(feature = "planted-bugs")]
+    planted: Planted,
 }
 
 impl Peers {
@@ -116,7 +120,15 @@ impl Peers {
             meta: Vec::new(),
             pieces: Vec::new(),
             meter: Meter::new(),
+            #[cfg(feature = "planted-bugs")]
+            planted: Planted::default(),
         }
+    }
+
+    /// Plants a bug, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
     }
 
     /// What the replicas did: a request is a batch of records, from the moment that it is queued until the replica has
@@ -139,6 +151,10 @@ impl Peers {
         self.next_slot = slot.wrapping_add(1);
         let token = Token { owner: self.owner, slot };
         let mut channel = Channel::new(stream, token, Some(log.region().clone()), &[], reactor)?;
+        #[cfg(feature = "planted-bugs")]
+        if self.planted.has(crate::planted::Bug::CountPartialFrame) {
+            channel.plant_counting_parts();
+        }
         let hello = Hello::new(identity.epoch, identity.lineage, log.freed(), counted);
         channel.queue(MessageKind::Hello as u16, hello.as_bytes(), &[]);
         let told = (identity.epoch, log.freed());

@@ -62,10 +62,22 @@ pub enum Bug {
     TakeDamaged,
     /// A node that has started again keeps a copy that the registry does not count any more (P1).
     KeepUncounted,
+    /// A new session of a node's counts for its disks before their records were read (P2).
+    TrustReturnedLease,
+    /// A disk is opened on a record that was read before the session began which is to count for it (P2).
+    OpenWhileFenced,
+    /// A disk that is another's is let go when something else is done with (P9).
+    LetGoWaits,
+    /// What is finished is answered although nothing says that this node may still serve the disk (P2).
+    ReplyWithoutLease,
+    /// The log goes to the backing although nothing says that this node may still serve the disk (P4).
+    DestageWithoutLease,
+    /// A frame of which only a part was sent counts as sent, and what follows comes in its place (P1).
+    CountPartialFrame,
 }
 
 impl Bug {
-    /// All of them.
+    /// Those of the protocol cores.
     pub const ALL: [Bug; 28] = [
         Bug::AcknowledgeOneCopyShort,
         Bug::BelieveBeforeCommit,
@@ -95,6 +107,16 @@ impl Bug {
         Bug::ForgetRewind,
         Bug::TakeDamaged,
         Bug::KeepUncounted,
+    ];
+
+    /// Those of the shell around the cores: `weir-sim shell` plants them.
+    pub const SHELL: [Bug; 6] = [
+        Bug::TrustReturnedLease,
+        Bug::OpenWhileFenced,
+        Bug::LetGoWaits,
+        Bug::ReplyWithoutLease,
+        Bug::DestageWithoutLease,
+        Bug::CountPartialFrame,
     ];
 
     /// Its name in commands and reports.
@@ -129,6 +151,12 @@ impl Bug {
             Bug::ForgetRewind => "forget-rewind",
             Bug::TakeDamaged => "take-damaged",
             Bug::KeepUncounted => "keep-uncounted",
+            Bug::TrustReturnedLease => "trust-returned-lease",
+            Bug::OpenWhileFenced => "open-while-fenced",
+            Bug::LetGoWaits => "let-go-waits",
+            Bug::ReplyWithoutLease => "reply-without-lease",
+            Bug::DestageWithoutLease => "destage-without-lease",
+            Bug::CountPartialFrame => "count-partial-frame",
         }
     }
 }
@@ -167,8 +195,9 @@ mod tests {
 
     #[test]
     fn names_are_distinct() {
-        let names: BTreeSet<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
-        assert_eq!(names.len(), Bug::ALL.len());
+        let all = || Bug::ALL.into_iter().chain(Bug::SHELL);
+        let names: BTreeSet<&str> = all().map(Bug::name).collect();
+        assert_eq!(names.len(), all().count());
     }
 
     #[cfg(not(feature = "planted-bugs"))]

@@ -57,6 +57,8 @@ pub struct Channel {
     end: usize,
     next_in: u64,
     readable: bool,
+    #[cfg(feature = "planted-bugs")]
+    counts_parts: bool,
 }
 
 impl Channel {
@@ -88,7 +90,24 @@ impl Channel {
             end: received.len(),
             next_in: 0,
             readable: false,
+            #[cfg(feature = "planted-bugs")]
+            counts_parts: false,
         })
+    }
+
+    /// Plants a bug: a frame of which a part was sent counts as sent.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant_counting_parts(&mut self) {
+        self.counts_parts = true;
+    }
+
+    /// Whether a frame of which this much was sent has left.
+    fn has_left(&self, frame: &Outgoing) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        if self.counts_parts {
+            return true;
+        }
+        frame.sent == frame.length
     }
 
     /// To be called with each event that carries this channel's token.
@@ -188,7 +207,7 @@ impl Channel {
             let step = bytes.min(front.length - front.sent);
             front.sent += step;
             bytes -= step;
-            if front.sent == front.length
+            if self.outgoing.front().is_some_and(|front| self.has_left(front))
                 && let Some(mut done) = self.outgoing.pop_front()
                 && done.head.capacity() <= LARGEST_SPARE
             {

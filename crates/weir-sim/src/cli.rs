@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use clap::{Parser, Subcommand, ValueEnum};
 use weir_sim::{Bug, right};
 
-/// Runs Weir's protocol cores in virtual time, with faults decided by a seed, and checks the promises after every step.
+/// Runs Weir's protocol cores, or the shell around them that runs in production, in virtual time, with faults decided by a
+/// seed, and checks the promises.
 ///
 /// The same seed gives the same run. Ends with status 1 when a promise was broken (or, for `bugs`, when a planted bug was
 /// not found).
@@ -20,6 +21,24 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// The shell that runs in production, over the reactor's simulated engine, in place of the cores alone.
+    Shell {
+        /// What to do.
+        #[command(subcommand)]
+        command: SeedCommand,
+    },
+    #[command(flatten)]
+    Cores(SeedCommand),
+    /// The right to serve alone: its production cores, between hosts whose clocks drift.
+    #[command(subcommand)]
+    Right(RightCommand),
+    /// Print the fault atlas: what goes wrong, which promise covers it, and what keeps it inside that.
+    Atlas,
+}
+
+/// What to do with seeds.
+#[derive(Debug, Subcommand)]
+pub enum SeedCommand {
     /// Replay one seed.
     Run {
         /// The seed.
@@ -62,11 +81,6 @@ pub enum Command {
         #[arg(long, short, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
-    /// The right to serve alone: its production cores, between hosts whose clocks drift.
-    #[command(subcommand)]
-    Right(RightCommand),
-    /// Print the fault atlas: what goes wrong, which promise covers it, and what keeps it inside that.
-    Atlas,
 }
 
 /// What to do with the right to serve.
@@ -124,9 +138,9 @@ fn processors() -> usize {
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
-    let found = Bug::ALL.into_iter().find(|bug| bug.name() == name);
+    let found = Bug::ALL.into_iter().chain(Bug::SHELL).find(|bug| bug.name() == name);
     found.ok_or_else(|| {
-        let names: Vec<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
+        let names: Vec<&str> = Bug::ALL.into_iter().chain(Bug::SHELL).map(Bug::name).collect();
         format!("no such bug; there are {}", names.join(", "))
     })
 }
@@ -158,7 +172,7 @@ mod tests {
 
     #[test]
     fn bugs_are_known_by_their_names() {
-        for expected in Bug::ALL {
+        for expected in Bug::ALL.into_iter().chain(Bug::SHELL) {
             assert_eq!(bug(expected.name()), Ok(expected));
         }
         assert!(bug("none").unwrap_err().contains("skip-seal"));

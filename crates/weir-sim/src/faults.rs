@@ -63,7 +63,7 @@ impl Swarm {
         Swarm(if rng.bool() { u32::MAX } else { rng.u32(..) })
     }
 
-    fn has(self, fault: Fault) -> bool {
+    pub fn has(self, fault: Fault) -> bool {
         self.0 & (1 << fault as u32) != 0
     }
 }

@@ -42,6 +42,7 @@ mod many;
 mod moves;
 mod network;
 mod owner_process;
+pub mod production;
 mod registry;
 pub mod right;
 mod run;
@@ -52,6 +53,6 @@ mod world;
 
 pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};
 pub use counts::Counts;
-pub use many::{Finding, Progress, Summary, find, many};
+pub use many::{Finding, Progress, Simulation, Summary, find, find_in, many, many_of};
 pub use run::{Run, run};
 pub use weir_accel::planted::Bug;

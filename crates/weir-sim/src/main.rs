@@ -12,33 +12,17 @@ use std::time::Duration;
 
 use clap::Parser;
 use weir_block::Nanos;
-use weir_sim::{Bug, FAULTS, Finding, Progress, Summary, find, many, run};
+use weir_sim::{Bug, FAULTS, Finding, Progress, Simulation, find_in, many_of, production, run};
 
-use cli::{Cli, Command, Output};
+use cli::{Cli, Command, SeedCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // A core that panics is a violation like any other: it is reported with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let held = match cli.command {
-        Command::Run { seed, bug, trace } => one(seed, bug, trace),
-        Command::Many { seeds, from, threads, bug, output } => {
-            let end = from.saturating_add(seeds);
-            let told = Mutex::new((0, Nanos::now()));
-            let summary = many(from..end, threads, bug, false, &|done| progress(done, seeds, &told));
-            report(&summary, bug, output)
-        }
-        Command::Bugs { seeds, threads, output } => {
-            print::findings_head(seeds, output);
-            let findings = Bug::ALL.into_iter().map(|bug| {
-                let finding = find(bug, seeds, threads, false);
-                print::finding(&finding, output);
-                finding
-            });
-            let findings: Vec<Finding> = findings.collect();
-            print::findings_foot(&findings, seeds, output);
-            findings.iter().all(|finding| finding.found > 0)
-        }
+        Command::Cores(command) => seeds(Mode::Cores, command),
+        Command::Shell { command } => seeds(Mode::Shell, command),
         Command::Right(command) => right_cli::run(command),
         Command::Atlas => {
             print::atlas(&FAULTS);
@@ -48,9 +32,65 @@ fn main() -> ExitCode {
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Cores,
+    Shell,
+}
+
+impl Mode {
+    fn simulation(self) -> Simulation {
+        match self {
+            Mode::Cores => run,
+            Mode::Shell => production::run,
+        }
+    }
+
+    /// The bugs that it has to find.
+    fn bugs(self) -> Vec<Bug> {
+        match self {
+            Mode::Cores => Bug::ALL.to_vec(),
+            Mode::Shell => Bug::SHELL.to_vec(),
+        }
+    }
+
+    fn command(self) -> &'static str {
+        match self {
+            Mode::Cores => "weir-sim run",
+            Mode::Shell => "weir-sim shell run",
+        }
+    }
+}
+
+fn seeds(mode: Mode, command: SeedCommand) -> bool {
+    match command {
+        SeedCommand::Run { seed, bug, trace } => one(mode, seed, bug, trace),
+        SeedCommand::Many { seeds, from, threads, bug, output } => {
+            let end = from.saturating_add(seeds);
+            let told = Mutex::new((0, Nanos::now()));
+            let tell = |done: &Progress| progress(done, seeds, &told);
+            let summary = many_of(mode.simulation(), from..end, threads, bug, false, &tell);
+            print::summary(mode.command(), &summary, bug, output);
+            summary.violations.is_empty()
+        }
+        SeedCommand::Bugs { seeds, threads, output } => {
+            print::findings_head(seeds, output);
+            let findings = mode.bugs().into_iter().map(|bug| {
+                let finding = find_in(mode.simulation(), bug, seeds, threads, false);
+                print::finding(&finding, output);
+                finding
+            });
+            let findings: Vec<Finding> = findings.collect();
+            print::findings_foot(&findings, seeds, output);
+            findings.iter().all(|finding| finding.found > 0)
+        }
+    }
+}
+
 /// Replays one seed. Whether all promises held.
-fn one(seed: u64, bug: Option<Bug>, trace: bool) -> bool {
-    let run = run(seed, bug, trace);
+fn one(mode: Mode, seed: u64, bug: Option<Bug>, trace: bool) -> bool {
+    let run = mode.simulation()(seed, bug, trace);
     let mut out = std::io::stdout().lock();
     for line in &run.trace {
         // Who closes the pipe has seen enough.
@@ -60,11 +100,6 @@ fn one(seed: u64, bug: Option<Bug>, trace: bool) -> bool {
     }
     print::run(&mut out, seed, &run);
     run.violation.is_none()
-}
-
-fn report(summary: &Summary, bug: Option<Bug>, output: Output) -> bool {
-    print::summary(summary, bug, output);
-    summary.violations.is_empty()
 }
 
 /// A line in a pipe or a file comes after so many seeds, or after that time.

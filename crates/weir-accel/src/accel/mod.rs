@@ -26,6 +26,7 @@ use crate::log::{LARGEST_RECORD, Layout, Log, RecordKind};
 use crate::owner::{Effect, Event as OwnerEvent, Owner, Watermarks};
 use crate::pacing::Pacer;
 use crate::peers::{Identity, Peers};
+use crate::planted::{Bug, Planted};
 use crate::reads::{self, HeldRead, Hit, Overlay};
 use crate::replica::Replica;
 use crate::writes::Writes;
@@ -117,6 +118,7 @@ pub struct Accel<L: Destage> {
     closing: bool,
     destage_held: bool,
     gone: bool,
+    planted: Planted,
 }
 
 impl<L: Destage> Accel<L> {
@@ -194,9 +196,19 @@ impl<L: Destage> Accel<L> {
             closing: false,
             destage_held: false,
             gone: false,
+            planted: Planted::default(),
         };
         accel.events.push(OwnerEvent::Tick);
         Ok(accel)
+    }
+
+    /// Plants a bug in a new accelerator, so that the checks can show that they find it.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
+        self.owner.plant(planted);
+        self.destager.plant(planted);
+        self.peers.plant(planted);
     }
 
     /// A connection to `node` stands.
@@ -513,7 +525,9 @@ impl<L: Destage> Accel<L> {
     /// Whether a write may go straight to the backing now. Looks at the clock as late as possible: this process may have
     /// stood still since the last turn, and another node may own the disk by now (P2, P4).
     fn may_bypass(&self) -> bool {
-        !self.gone && !self.owner.is_fenced() && self.config.holds_right(self.clock.now())
+        !self.gone
+            && !self.owner.is_fenced()
+            && (self.planted.has(Bug::BypassWithoutLease) || self.config.holds_right(self.clock.now()))
     }
 
     fn log_has_room(&self, kind: RequestKind, bytes: u64) -> bool {

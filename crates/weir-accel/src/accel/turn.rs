@@ -11,6 +11,7 @@ use crate::flash::FlashStore;
 use crate::flash::frame::State;
 use crate::owner::{Effect, Event as OwnerEvent};
 use crate::peers::Identity;
+use crate::planted::Bug;
 use crate::reads::{self, HeldRead, Overlay};
 
 /// The right is renewed by another thread that wakes nobody. While there is none, look again after this time.
@@ -37,7 +38,7 @@ impl<L: Destage> Accel<L> {
             let hurry = self.owner.is_stuck();
             self.peers.send(reactor, &self.log, self.identity.epoch, hurry, &mut self.events);
             self.put_to_rest(reactor);
-            if holds_right {
+            if holds_right || self.planted.has(Bug::DestageWithoutLease) {
                 self.destage(reactor, now);
             }
         }
@@ -47,7 +48,8 @@ impl<L: Destage> Accel<L> {
         self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
-        if !holds_right || self.owner.is_fenced() || self.owner.waits_for_former() {
+        let answers = holds_right || self.planted.has(Bug::ReplyWithoutLease);
+        if !answers || self.owner.is_fenced() || self.owner.waits_for_former() {
             return;
         }
         // The replicas are told with the next batch, or next turn.
@@ -230,13 +232,14 @@ impl<L: Destage> Accel<L> {
     /// Whether there is something that may go to the backing now.
     fn may_destage(&self) -> bool {
         // A write that went past the log must not land on top of a newer one that went through it (P4).
-        self.bypassing.is_empty()
+        (self.bypassing.is_empty() || self.planted.has(Bug::DestageBesideBypass))
             && !self.destage_held
             && self.owner.destage_limit() > self.owner.in_backing()
     }
 
     fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
-        if !self.bypassing.is_empty() || self.destage_held {
+        let beside = self.planted.has(Bug::DestageBesideBypass);
+        if !(self.bypassing.is_empty() || beside) || self.destage_held {
             return;
         }
         let urgent = self.closing || self.owner.drains();
@@ -273,7 +276,7 @@ impl<L: Destage> Accel<L> {
         self.writes.release(acknowledged, &mut self.finished);
         let mut place = 0;
         while place < self.held.len() {
-            if self.held[place].sequence <= acknowledged {
+            if self.held[place].sequence <= acknowledged || self.planted.has(Bug::AnswerUnacknowledgedReads) {
                 let HeldRead { tag, buffer, .. } = self.held.swap_remove(place);
                 self.finished.push(Completion { tag, result: Ok(Outcome::Read(buffer)) });
             } else {

@@ -281,6 +281,7 @@ impl State {
     /// Never the number of another one: what is still queued for an operation that is gone finds nothing.
     fn begin(&mut self, operation: Operation, lands: u64) {
         self.started += 1;
+        self.activity += 1;
         self.operations.insert(self.started, operation);
         self.at(lands, Happening::Land(self.started));
     }

@@ -79,6 +79,8 @@ struct State {
     /// By number; how many there have been.
     operations: BTreeMap<usize, Operation>,
     started: usize,
+    /// Pieces sent and operations begun.
+    activity: u64,
 }
 
 /// Machines, wires and media under virtual time. Clones are handles on the same world.
@@ -114,6 +116,7 @@ impl World {
             files: Vec::new(),
             operations: BTreeMap::new(),
             started: 0,
+            activity: 0,
         };
         World { state: Arc::new(Mutex::new(state)), time: Arc::new(AtomicU64::new(start)) }
     }
@@ -185,6 +188,12 @@ impl World {
     #[must_use]
     pub fn is_ready(&self, process: ProcessId) -> bool {
         !self.lock().processes[process.0].ready.is_empty()
+    }
+
+    /// Pieces that were sent and file operations that were begun, so far.
+    #[must_use]
+    pub fn activity(&self) -> u64 {
+        self.lock().activity
     }
 
     /// Whether nothing is under way on any wire or medium.

@@ -251,6 +251,7 @@ impl State {
 
     /// Something leaves for the end of a direction.
     fn push(&mut self, pipe: usize, sent: u64, piece: Piece) {
+        self.activity += 1;
         let wires = self.wires;
         let delay = if self.random.once_in(wires.late) {
             self.random.between(wires.most, wires.longest)

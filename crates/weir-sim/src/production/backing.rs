@@ -1,0 +1,119 @@
+//! A disk's backing: a simulated file behind the reactor, asked as the layer below the accelerator is.
+
+use std::rc::Rc;
+
+use slab::Slab;
+use weir_block::buffer::LARGEST;
+use weir_block::{
+    Action, Buffer, Completion, Destage, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos, Outcome,
+    OwnerId, Reactor, Region, Request, RequestKind, SharedFile, Tag, Token, WriteSource,
+};
+
+/// The lower layer of a simulated owner.
+pub struct Backing {
+    owner: OwnerId,
+    file: SharedFile,
+    size: u64,
+    pending: Slab<(Tag, RequestKind)>,
+    done: Vec<Completion>,
+}
+
+impl Backing {
+    pub fn new(reactor: &mut Reactor, file: SharedFile, size: u64) -> Backing {
+        Backing { owner: reactor.new_owner(), file, size, pending: Slab::new(), done: Vec::new() }
+    }
+
+    /// The number under which its events come.
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    fn token(&mut self, tag: Tag, kind: RequestKind) -> Token {
+        Token { owner: self.owner, slot: self.pending.insert((tag, kind)) as u32 }
+    }
+}
+
+impl Layer for Backing {
+    fn info(&self) -> LayerInfo {
+        LayerInfo {
+            size: self.size,
+            logical_block: 512,
+            preferred_block: 4096,
+            max_transfer: LARGEST as u32,
+            writable: true,
+            fast_zeroes: true,
+            discards: true,
+        }
+    }
+
+    fn has_room(&self, _: RequestKind, _: u64) -> bool {
+        self.pending.len() < 64
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        let (tag, kind) = (request.tag(), request.kind());
+        let token = self.token(tag, kind);
+        match request {
+            Request::Read { offset, buffer, .. } => reactor.read(&self.file, offset, buffer, token),
+            Request::Write { offset, payload, fua, .. } => {
+                let mut buffer = reactor.buffers().take(payload.len()).expect("requests are few and small");
+                buffer.bytes_mut().copy_from_slice(payload.bytes());
+                let source = WriteSource::Buffer(buffer);
+                if fua {
+                    reactor.write_durable(&self.file, offset, source, token);
+                } else {
+                    reactor.write(&self.file, offset, source, token);
+                }
+            }
+            Request::WriteZeroes { offset, length, .. } | Request::Discard { offset, length, .. } => {
+                reactor.allocate(&self.file, libc::FALLOC_FL_ZERO_RANGE, offset, length, token);
+            }
+            Request::Flush { .. } | Request::Extents { .. } => reactor.sync(&self.file, token),
+        }
+    }
+
+    fn on_event(&mut self, _: &mut Reactor, event: Event) {
+        let Action::File { result, buffer } = event.action else { return };
+        let (tag, kind) = self.pending.remove(event.token.slot as usize);
+        let result = match result {
+            Ok(_) => Ok(outcome(kind, buffer)),
+            Err(number) => Err(IoError::from_errno(number, "the simulated medium")),
+        };
+        self.done.push(Completion { tag, result });
+    }
+
+    fn advance(&mut self, _: &mut Reactor, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+    }
+
+    fn deadline(&self) -> Nanos {
+        if self.done.is_empty() { Nanos::NEVER } else { Nanos(0) }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn meters(&self, _: &mut Vec<LayerMeter>) {}
+}
+
+impl Destage for Backing {
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    ) {
+        let token = self.token(tag, RequestKind::Write);
+        reactor.write(&self.file, offset, WriteSource::Gather(region, pieces), token);
+    }
+}
+
+fn outcome(kind: RequestKind, buffer: Option<Buffer>) -> Outcome {
+    match (kind, buffer) {
+        (RequestKind::Read, Some(buffer)) => Outcome::Read(buffer),
+        _ => Outcome::Done,
+    }
+}

@@ -1,0 +1,214 @@
+//! Two clients of the disk: one goes wherever the registry says the owner is, one stays where it is as long as it can.
+
+use std::time::Duration;
+
+use weir_block::{Nanos, Outcome};
+
+use super::{Cluster, Task};
+use crate::world::{BLOCKS, CALM, GUESTS_END, NODES, Process};
+
+/// A client gives up waiting, and its connection, after this time.
+const PATIENCE: Duration = Duration::from_millis(1_200);
+
+/// After the last request of a client, what is still on its way is there after this time.
+const LAST_WORD: Duration = Duration::from_millis(100);
+
+/// Most requests of a client under way.
+const DEPTH: usize = 6;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    Read,
+    Write,
+    Flush,
+}
+
+impl RequestKind {
+    pub fn of_layer(self) -> weir_block::RequestKind {
+        match self {
+            RequestKind::Read => weir_block::RequestKind::Read,
+            RequestKind::Write => weir_block::RequestKind::Write,
+            RequestKind::Flush => weir_block::RequestKind::Flush,
+        }
+    }
+
+    pub fn bytes(self) -> u64 {
+        if self == RequestKind::Flush { 0 } else { crate::world::BLOCK as u64 }
+    }
+}
+
+/// A request; a write's value is written by nobody else.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    client: usize,
+    session: u64,
+    pub kind: RequestKind,
+    pub block: usize,
+    pub value: u64,
+    began: u64,
+    sent: Nanos,
+}
+
+/// What comes back: what was read, or nothing when it failed.
+pub struct Reply {
+    request: Request,
+    value: Option<u64>,
+}
+
+pub struct Client {
+    /// Whom it talks to, and which opening of the disk there.
+    server: Option<(Process, u64)>,
+    session: u64,
+    /// Requests under way, by their values.
+    under_way: Vec<Request>,
+    /// Stays on its connection until that is closed.
+    stays: bool,
+}
+
+impl Client {
+    pub fn all() -> Vec<Client> {
+        let client = |stays| Client { server: None, session: 0, under_way: Vec::new(), stays };
+        vec![client(false), client(true)]
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+}
+
+/// The version that a read brought; 0 for everything else.
+pub fn value_block(outcome: &Outcome) -> u64 {
+    match outcome {
+        Outcome::Read(buffer) => {
+            u64::from_le_bytes(buffer.bytes()[..8].try_into().expect("a block has more than eight bytes"))
+        }
+        _ => 0,
+    }
+}
+
+impl Cluster {
+    pub fn clients_act(&mut self) {
+        let now = self.world.now();
+        if now < GUESTS_END {
+            self.after(200, 12_000, Task::Clients);
+        } else {
+            self.after(20_000, 60_000, Task::Clients);
+            self.look_whether_settled();
+        }
+        for client in 0..self.clients.len() {
+            self.reconnect(client);
+            if now < GUESTS_END {
+                for _ in 0..self.rng.usize(1..4) {
+                    let block = if self.rng.bool() { self.rng.usize(..2) } else { self.rng.usize(..BLOCKS) };
+                    let kind = match self.rng.u8(..12) {
+                        0 => RequestKind::Flush,
+                        1..=4 => RequestKind::Read,
+                        _ => RequestKind::Write,
+                    };
+                    self.send(client, kind, block);
+                }
+            }
+        }
+        if now > GUESTS_END + LAST_WORD {
+            self.read_all();
+        }
+    }
+
+    /// What is there in the end is read once, and flushed: when no write that somebody has given up is queued any more.
+    fn read_all(&mut self) {
+        let served = |disk: &super::node::Disk| disk.waiting.is_empty() && disk.serving.is_empty();
+        let quiet = self.nodes.iter().filter_map(|node| node.disk.as_ref()).all(served);
+        if !quiet || !self.clients.iter().all(Client::is_idle) {
+            return;
+        }
+        if !self.flushed {
+            // Should its connection break, another one follows.
+            self.last_flush = self.next_value + 1;
+            return self.send(0, RequestKind::Flush, 0);
+        }
+        for block in 0..BLOCKS {
+            if self.last_read[block].is_none() {
+                self.send(0, RequestKind::Read, block);
+            }
+        }
+    }
+
+    fn send(&mut self, client: usize, kind: RequestKind, block: usize) {
+        let Some((process, serial)) = self.clients[client].server else { return };
+        if self.clients[client].under_way.len() >= DEPTH {
+            return;
+        }
+        self.next_value += 1;
+        let (value, began, sent) = (self.next_value, self.tick(), self.world.now());
+        let session = self.clients[client].session;
+        if kind == RequestKind::Write {
+            self.histories[block].write(value, began);
+        }
+        let request = Request { client, session, kind, block, value, began, sent };
+        self.clients[client].under_way.push(request);
+        self.after(20, 200, Task::Arrives { process, serial, request });
+    }
+
+    /// Goes where the disk is open, when there is a reason to.
+    fn reconnect(&mut self, client: usize) {
+        let now = self.world.now();
+        let open = |cluster: &Cluster, node: usize| {
+            let disk = cluster.nodes[node].disk.as_ref().filter(|_| cluster.nodes[node].alive)?;
+            Some((cluster.process(node), disk.serial))
+        };
+        let owner = self.registry.record.owner.filter(|owner| self.is_alive(*owner));
+        let current = owner.and_then(|owner| open(self, owner.node));
+        let Client { server, under_way, stays, .. } = &self.clients[client];
+        let (server, stays) = (*server, *stays && now < CALM);
+        let gone = server.is_none_or(|(process, serial)| open(self, process.node) != Some((process, serial)));
+        let hung = under_way.iter().any(|request| now - request.sent > PATIENCE);
+        let leaves = if stays {
+            gone
+        } else {
+            gone || (hung && server != current) || (now > CALM && server != current)
+        };
+        if !leaves {
+            return;
+        }
+        // Who stays where it is tries any node that has the disk open.
+        let any = (0..NODES).filter_map(|node| open(self, node)).collect::<Vec<_>>();
+        let next = if stays && !any.is_empty() { Some(any[self.rng.usize(..any.len())]) } else { current };
+        if next.is_some() {
+            let client = &mut self.clients[client];
+            client.server = next;
+            client.session += 1;
+            client.under_way.clear();
+        }
+    }
+
+    /// The answer goes to the client, from when the process has got so far.
+    pub fn reply(&mut self, node: usize, request: Request, value: Option<u64>) {
+        let from = self.world.now().max(self.nodes[node].clock.busy_until());
+        let delay = Duration::from_micros(self.rng.u64(20..=200));
+        self.at(from + delay, Task::Replied(Reply { request, value }));
+    }
+
+    pub fn replied(&mut self, Reply { request, value }: Reply) {
+        let end = self.tick();
+        let client = &mut self.clients[request.client];
+        if client.session != request.session {
+            return;
+        }
+        client.under_way.retain(|other| other.value != request.value);
+        let Some(read) = value else {
+            // The connection is of no use any more.
+            client.server = None;
+            return;
+        };
+        match request.kind {
+            RequestKind::Read => {
+                self.histories[request.block].read(read, request.began, end);
+                if self.flushed {
+                    self.last_read[request.block] = Some(read);
+                }
+            }
+            RequestKind::Write => self.histories[request.block].acknowledged(request.value, end),
+            RequestKind::Flush => self.flushed |= request.value == self.last_flush,
+        }
+    }
+}

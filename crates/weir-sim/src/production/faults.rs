@@ -1,0 +1,248 @@
+//! What goes wrong around the production shell, within the limits of the [atlas](crate::atlas).
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_block::sim::{Death, Medium, Wires};
+
+use super::{Cluster, Task};
+use crate::atlas::{FAULTS, Fault};
+use crate::world::{CALM, LONGEST_OPERATION, NODES, POLICIES, Process};
+
+/// Faults that happen by themselves, as often as they are named.
+const BY_THEMSELVES: [Fault; 23] = [
+    Fault::Crash,
+    Fault::Crash,
+    Fault::Crash,
+    Fault::Crash,
+    Fault::Pause,
+    Fault::Pause,
+    Fault::Pause,
+    Fault::ConnectionCut,
+    Fault::ConnectionCut,
+    Fault::ConnectionCut,
+    Fault::PartitionOneWay,
+    Fault::PartitionOneWay,
+    Fault::PartitionFull,
+    Fault::CorruptRecord,
+    Fault::RegistryAway,
+    Fault::RegistryUnreachable,
+    Fault::RegistryUnreachable,
+    Fault::RegistryUnreachable,
+    Fault::PolicyChange,
+    Fault::PolicyChange,
+    Fault::BackingError,
+    Fault::BackingFull,
+    Fault::BackingSlow,
+];
+
+/// A shard stands still at a look at its clock for this long at most: with the longest operation after it, less than the fence
+/// grace by the fastest clock (beyond that nothing but fencing of the storage protects; RIGHT-TO-SERVE rule 7).
+const LONGEST_STALL: Duration = Duration::from_millis(400);
+
+impl Cluster {
+    /// What media and clocks do without any fault.
+    pub fn fair_weather(&mut self) {
+        let medium = Medium {
+            late: self.rng.u32(10..100),
+            longest: LONGEST_OPERATION,
+            partial: [0, 3][self.rng.usize(..2)],
+            ..Medium::default()
+        };
+        self.world.set_medium(self.medium, medium);
+    }
+
+    /// A fault of this kind happens, once in `odds`, if this run has it.
+    pub fn strikes(&mut self, fault: Fault, odds: u32) -> bool {
+        let strikes = self.world.now() < CALM && self.swarm.has(fault) && self.rng.u32(..odds) == 0;
+        if strikes {
+            self.count(fault);
+        }
+        strikes
+    }
+
+    fn count(&mut self, fault: Fault) {
+        self.counts.faults[fault as usize] += 1;
+        self.note(|| format!("fault: {}", FAULTS[fault as usize].name));
+    }
+
+    pub fn fault(&mut self) {
+        if self.world.now() >= CALM {
+            return self.calm_down();
+        }
+        self.after(10_000, 400_000, Task::Fault);
+        self.clear_up();
+        let kinds: Vec<Fault> =
+            BY_THEMSELVES.iter().copied().filter(|fault| self.swarm.has(*fault)).collect();
+        if kinds.is_empty() {
+            return;
+        }
+        let fault = kinds[self.rng.usize(..kinds.len())];
+        let owner = self.registry.record.owner.filter(|owner| self.is_alive(*owner));
+        let node = match (owner, self.rng.u8(..3)) {
+            (Some(owner), 0 | 1) => owner.node,
+            _ => self.rng.usize(..NODES),
+        };
+        if self.happens(fault, node) {
+            self.count(fault);
+        }
+    }
+
+    /// Whether there was an occasion for it.
+    fn happens(&mut self, fault: Fault, node: usize) -> bool {
+        let medium = self.world.medium(self.medium);
+        match fault {
+            Fault::Crash => return self.crash(node),
+            Fault::Pause => return self.pause(node),
+            Fault::ConnectionCut => {
+                let other = (node + self.rng.usize(1..NODES)) % NODES;
+                return self.world.cut(node, other) > 0;
+            }
+            Fault::PartitionOneWay => {
+                let until = self.in_a_while(50, 3_000);
+                self.world.block(node, (node + self.rng.usize(1..NODES)) % NODES, until);
+            }
+            Fault::PartitionFull => {
+                let until = self.in_a_while(50, 3_000);
+                for other in (0..NODES).filter(|other| *other != node) {
+                    self.world.block(node, other, until);
+                    self.world.block(other, node, until);
+                }
+            }
+            Fault::CorruptRecord => {
+                // Only batches are so long.
+                self.world.set_wires(Wires { spoil: Some(600), ..self.world.wires() });
+            }
+            Fault::RegistryAway => {
+                self.registry.up = false;
+                self.after(50_000, 2_500_000, Task::RegistryUp);
+            }
+            Fault::RegistryUnreachable => {
+                self.nodes[node].reaches = false;
+                self.after(100_000, 3_000_000, Task::Reach { node });
+            }
+            Fault::PolicyChange => {
+                let wanted = POLICIES[self.rng.usize(..POLICIES.len())];
+                let Some(owner) = self.registry.record.owner else { return false };
+                let set = self.registry.set_policy(owner, wanted);
+                self.note(|| format!("policy {wanted:?}: {set:?}"));
+            }
+            Fault::BackingError => self.bad_backing(Medium { fails: 2, ..medium }, 1_000),
+            Fault::BackingFull => self.bad_backing(Medium { full: true, ..medium }, 2_000),
+            Fault::BackingSlow => self.bad_backing(Medium { most: LONGEST_OPERATION, ..medium }, 2_000),
+            _ => return false,
+        }
+        true
+    }
+
+    fn bad_backing(&mut self, medium: Medium, most: u64) {
+        self.world.set_medium(self.medium, medium);
+        self.backing_until = self.in_a_while(10, most);
+    }
+
+    /// What has lasted long enough.
+    fn clear_up(&mut self) {
+        if self.world.now() >= self.backing_until {
+            self.fair_weather();
+        }
+        for node in 0..NODES {
+            let stalls = self.swarm.has(Fault::Pause) && self.rng.u8(..3) == 0;
+            self.nodes[node].clock.stall(if stalls { 2_000 } else { 0 }, LONGEST_STALL);
+        }
+    }
+
+    fn in_a_while(&mut self, least: u64, most: u64) -> Nanos {
+        self.world.now() + Duration::from_millis(self.rng.u64(least..=most))
+    }
+
+    /// A crash is most telling right after a decision: once in `odds`, `node` crashes within so many microseconds.
+    pub fn crash_soon(&mut self, node: usize, odds: u32, within: u64) {
+        if self.world.now() < CALM && self.swarm.has(Fault::Crash) && self.rng.u32(..odds) == 0 {
+            self.after(0, within, Task::Crash { node });
+        }
+    }
+
+    pub fn crash_now(&mut self, node: usize) {
+        if self.world.now() < CALM && self.crash(node) {
+            self.count(Fault::Crash);
+        }
+    }
+
+    /// Whether of each set that is committed, or may be, somebody lives on without this node.
+    fn may_crash(&self, node: usize) -> bool {
+        let record = &self.registry.record;
+        let process = self.process(node);
+        let survives = |replicas: &[Process]| {
+            let mut holders = record.owner.iter().chain(replicas);
+            let left = holders.clone().any(|holder| *holder != process && self.is_alive(*holder));
+            left || !holders.any(|holder| *holder == process)
+        };
+        (!record.write_back || survives(&record.replicas))
+            && self.pending.iter().all(|(_, set)| survives(set))
+    }
+
+    fn crash(&mut self, node: usize) -> bool {
+        if !self.nodes[node].alive || !self.may_crash(node) {
+            return false;
+        }
+        let death = if self.rng.u8(..4) == 0 { Death::PowerCut } else { Death::Killed };
+        self.note(|| format!("n{node} ends: {death:?}"));
+        self.end(node, death);
+        self.after(50_000, 2_500_000, Task::Restart { node });
+        true
+    }
+
+    pub fn restart(&mut self, node: usize) {
+        if self.nodes[node].alive {
+            return;
+        }
+        self.world.power_back(self.nodes[node].process);
+        let next = self.start(node, self.nodes[node].incarnation + 1);
+        self.nodes[node] = next;
+        self.note(|| format!("n{node} starts again"));
+        self.begin_control(node);
+    }
+
+    /// A process stands still and goes on later as if nothing had happened.
+    fn pause(&mut self, node: usize) -> bool {
+        if !self.nodes[node].alive || self.nodes[node].paused {
+            return false;
+        }
+        self.nodes[node].paused = true;
+        let resumed = self.in_a_while(10, 4_000);
+        self.at(resumed, Task::Resume { node });
+        self.note(|| format!("n{node} stands still until {:.3}", resumed.0 as f64 / 1e9));
+        true
+    }
+
+    pub fn resume(&mut self, node: usize) {
+        if !std::mem::replace(&mut self.nodes[node].paused, false) {
+            return;
+        }
+        self.note(|| format!("n{node} goes on"));
+        // Threads go on in any order: the shard may well be before the control plane.
+        for task in std::mem::take(&mut self.nodes[node].held) {
+            let now = self.world.now();
+            let delay = Duration::from_micros(self.rng.u64(0..=2_000));
+            match task {
+                // What was told is in a queue, before all that is told from now on.
+                Task::Told { .. } => self.at(now, task),
+                task => self.at(now + delay, task),
+            }
+        }
+    }
+
+    fn calm_down(&mut self) {
+        self.note(|| "no more faults".into());
+        self.registry.up = true;
+        self.world.unblock();
+        self.world.set_wires(Wires { late: 0, spoil: None, ..self.world.wires() });
+        self.fair_weather();
+        for node in 0..NODES {
+            self.nodes[node].reaches = true;
+            self.resume(node);
+            self.restart(node);
+            self.nodes[node].clock.stall(0, Duration::ZERO);
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The shell that runs in production, over the reactor's simulated engine.
+//!
+//! **What is real**: [`Accel`](weir_accel::Accel) with everything in it (log, index, destage, pacing, peers), the
+//! [`ReplicaHost`](weir_accel::ReplicaHost), their channels and frames, the reactor's bookkeeping of operations and buffers,
+//! and of the control plane [`decide`](weir_node::control::decide) and the rules by which the record changes. **What is
+//! played**: time, wires and media ([`weir_block::sim`]), the registry, the tasks of the control plane, guests.
+//!
+//! A process may stand still at any look at its clock, bytes come in pieces, writes of a dead process land late. Reads, flushes
+//! and writes of two clients make a history per block that must be linearizable; when the faults have stopped, everything has to
+//! be as requested, drained and silent, and the medium has to hold what was read last.
+
+mod backing;
+mod clients;
+mod control;
+mod faults;
+mod node;
+mod settle;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use fastrand::Rng;
+use weir_accel::planted::{Bug, Planted};
+use weir_block::Nanos;
+use weir_block::sim::{End, FileId, ProcessId, Wires, World};
+use weir_cluster::records::{DiskRecord, Medium};
+
+use crate::counts::Counts;
+use crate::faults::Swarm;
+use crate::registry::{Record, Registry};
+use crate::run::Run;
+use crate::world::{BLOCK, BLOCKS, NODES, Process};
+use clients::{Client, Reply, Request};
+use control::{Answer, Ask, Told};
+use node::Node;
+
+/// What a turn of a shard costs at least; see [`crate::world`] for leases and graces.
+const TURN: Duration = Duration::from_micros(2);
+
+/// What is to happen at some time, apart from what wires and media do.
+enum Task {
+    Reconcile { process: Process },
+    Renew { process: Process },
+    AtRegistry { from: Process, ask: Ask },
+    Answered { to: Process, answer: Answer },
+    Told { process: Process, serial: u64, told: Told },
+    Connected { process: Process, serial: u64, node: String, peer: Option<Process> },
+    Open { process: Process, record: Record, disk: Box<DiskRecord>, session: u64 },
+    Attach { process: Process, owner: String, end: End },
+    Clients,
+    Arrives { process: Process, serial: u64, request: Request },
+    Replied(Reply),
+    Fault,
+    Crash { node: usize },
+    Restart { node: usize },
+    Resume { node: usize },
+    RegistryUp,
+    Reach { node: usize },
+}
+
+impl Task {
+    /// The process without which it does not happen.
+    fn process(&self) -> Option<Process> {
+        match self {
+            Task::Reconcile { process }
+            | Task::Renew { process }
+            | Task::Answered { to: process, .. }
+            | Task::Told { process, .. }
+            | Task::Connected { process, .. }
+            | Task::Open { process, .. }
+            | Task::Attach { process, .. }
+            | Task::Arrives { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
+}
+
+/// Machines with the production shell on them, a registry, a medium and clients.
+struct Cluster {
+    world: World,
+    rng: Rng,
+    queue: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
+    tasks: Vec<Option<Task>>,
+    free: Vec<usize>,
+    number: u64,
+    nodes: Vec<Node>,
+    registry: Registry,
+    /// The session of each node as the registry has it.
+    sessions: [u64; NODES],
+    /// Changes that were asked for and may still be committed: from which epoch, and whom they name.
+    pending: Vec<(u64, Vec<Process>)>,
+    medium: FileId,
+    clients: Vec<Client>,
+    histories: Vec<crate::history::History>,
+    /// The flush after the last write, once it was sent, and whether it was answered.
+    last_flush: u64,
+    flushed: bool,
+    /// The value of each block after that.
+    last_read: Vec<Option<u64>>,
+    next_value: u64,
+    ticks: u64,
+    serial: u64,
+    planted: Planted,
+    /// Whether the registry knows when a process ends.
+    sees_ends: bool,
+    swarm: Swarm,
+    backing_until: Nanos,
+    /// Of the accelerators of this run.
+    destage_delay: Duration,
+    settled: Option<(Nanos, u64)>,
+    violation: Option<String>,
+    trace: Option<Vec<String>>,
+    counts: Counts,
+}
+
+/// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
+#[must_use]
+pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
+    let mut cluster = Cluster::new(seed, bug, traced);
+    let ended = catch_unwind(AssertUnwindSafe(|| cluster.run()));
+    if let Err(panic) = ended {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        cluster.violation = Some(format!("the shell panicked: {}", text.unwrap_or_default()));
+    }
+    cluster.switch_off();
+    Run {
+        counts: cluster.counts,
+        violation: cluster.violation.take(),
+        trace: cluster.trace.take().unwrap_or_default(),
+    }
+}
+
+impl Cluster {
+    fn new(seed: u64, bug: Option<Bug>, traced: bool) -> Cluster {
+        let mut rng = Rng::with_seed(seed);
+        let world = World::new(rng.u64(..));
+        world.set_wires(Wires {
+            late: rng.u32(20..200),
+            longest: Duration::from_millis(rng.u64(1..60)),
+            partial: [0, 2, 5][rng.usize(..3)],
+            capacity: [2 << 10, 16 << 10, 256 << 10][rng.usize(..3)],
+            ..Wires::default()
+        });
+        let wanted = crate::world::POLICIES[rng.usize(..crate::world::POLICIES.len())];
+        let medium = world.file((BLOCKS * BLOCK) as u64);
+        let swarm = Swarm::choose(&mut rng);
+        let mut cluster = Cluster {
+            registry: Registry::new(wanted, Medium::Ram, None),
+            sessions: [0; NODES],
+            pending: Vec::new(),
+            nodes: Vec::new(),
+            queue: BinaryHeap::new(),
+            tasks: Vec::new(),
+            free: Vec::new(),
+            number: 0,
+            medium,
+            clients: Client::all(),
+            histories: vec![Default::default(); BLOCKS],
+            last_flush: u64::MAX,
+            flushed: false,
+            last_read: vec![None; BLOCKS],
+            next_value: 0,
+            ticks: 0,
+            serial: 0,
+            planted: Planted::new(bug),
+            sees_ends: rng.bool(),
+            swarm,
+            backing_until: Nanos(0),
+            destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),
+            settled: None,
+            violation: None,
+            trace: traced.then(Vec::new),
+            counts: Counts::default(),
+            world,
+            rng,
+        };
+        cluster.fair_weather();
+        for node in 0..NODES {
+            let node = cluster.start(node, 1);
+            cluster.nodes.push(node);
+            cluster.begin_control(cluster.nodes.len() - 1);
+        }
+        cluster.after(10_000, 20_000, Task::Clients);
+        cluster.after(100_000, 600_000, Task::Fault);
+        cluster
+    }
+
+    fn run(&mut self) {
+        while self.violation.is_none() && !self.has_been_quiet() {
+            let now = self.world.now();
+            let task = self.queue.peek().map_or(Nanos::NEVER, |Reverse((at, ..))| *at);
+            let turn = self.nodes.iter().map(|node| node.due(&self.world)).min().unwrap_or(Nanos::NEVER);
+            let next = task.min(turn).min(self.world.next()).max(now);
+            self.world.advance(next);
+            self.counts.steps += 1;
+            if task <= next {
+                let Some(Reverse((_, _, place))) = self.queue.pop() else { continue };
+                self.free.push(place);
+                if let Some(task) = self.tasks[place].take() {
+                    self.dispatch(task);
+                }
+                continue;
+            }
+            for node in 0..NODES {
+                if self.nodes[node].due(&self.world) <= next {
+                    self.turn(node);
+                }
+            }
+        }
+        self.counts.virtual_time = self.world.now() - Nanos(0);
+        if self.violation.is_none() {
+            self.check_end();
+        }
+    }
+
+    fn dispatch(&mut self, task: Task) {
+        if let Some(process) = task.process() {
+            let node = &mut self.nodes[process.node];
+            if !node.alive || node.incarnation != process.incarnation {
+                return;
+            }
+            if node.paused {
+                return node.held.push(task);
+            }
+        }
+        match task {
+            Task::Reconcile { process } => self.reconcile(process),
+            Task::Renew { process } => self.renew(process),
+            Task::AtRegistry { from, ask } => self.at_registry(from, ask),
+            Task::Answered { to, answer } => self.answered(to, answer),
+            Task::Told { process, serial, told } => self.told(process, serial, told),
+            Task::Connected { process, serial, node, peer } => self.connected(process, serial, node, peer),
+            Task::Open { process, record, disk, session } => self.open(process, &record, &disk, session),
+            Task::Attach { process, owner, end } => self.attach(process, owner, end),
+            Task::Clients => self.clients_act(),
+            Task::Arrives { process, serial, request } => self.arrives(process, serial, request),
+            Task::Replied(reply) => self.replied(reply),
+            Task::Fault => self.fault(),
+            Task::Crash { node } => self.crash_now(node),
+            Task::Restart { node } => self.restart(node),
+            Task::Resume { node } => self.resume(node),
+            Task::RegistryUp => self.registry.up = true,
+            Task::Reach { node } => self.nodes[node].reaches = true,
+        }
+    }
+
+    fn at(&mut self, time: Nanos, task: Task) {
+        let place = self.free.pop().unwrap_or(self.tasks.len());
+        if place == self.tasks.len() {
+            self.tasks.push(None);
+        }
+        self.tasks[place] = Some(task);
+        self.number += 1;
+        self.queue.push(Reverse((time.max(self.world.now()), self.number, place)));
+    }
+
+    /// Between so many microseconds from now.
+    fn after(&mut self, least: u64, most: u64, task: Task) {
+        let delay = Duration::from_micros(self.rng.u64(least..=most));
+        self.at(self.world.now() + delay, task);
+    }
+
+    fn process(&self, node: usize) -> Process {
+        Process { node, incarnation: self.nodes[node].incarnation }
+    }
+
+    fn is_alive(&self, process: Process) -> bool {
+        let node = &self.nodes[process.node];
+        node.alive && node.incarnation == process.incarnation
+    }
+
+    fn simulated(&self, process: Process) -> ProcessId {
+        self.nodes[process.node].process
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.ticks += 1;
+        self.ticks
+    }
+
+    fn fail(&mut self, text: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            let at = self.world.now().0 as f64 / 1e9;
+            self.violation = Some(format!("at {at:.6} s: {}", text()));
+            self.note(|| "VIOLATION".into());
+        }
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>12.6} {}", self.world.now().0 as f64 / 1e9, text()));
+        }
+    }
+}

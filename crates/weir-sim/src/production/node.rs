@@ -1,0 +1,422 @@
+//! A machine with one shard of a node's on it: what `weir-node`'s shard thread does in a turn.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use slab::Slab;
+use weir_accel::planted::Bug;
+use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, ReplicaHost};
+use weir_block::sim::{Death, End, ProcessId, VirtualClock, World};
+use weir_block::{Completion, Layer, Metered, Nanos, OwnerId, Payload, Reactor, ReactorConfig, Tag};
+use weir_cluster::records::{DiskRecord, NodeRef};
+use weir_node::control::decide::Evidence;
+
+use super::backing::Backing;
+use super::clients::{Request, RequestKind, value_block};
+use super::control::Session;
+use super::{Cluster, TURN, Task};
+use crate::registry::{Record, process_of};
+use crate::world::{BLOCK, BLOCKS, NODES, PEER_DEADLINE, Process};
+
+/// More turns than this in a row that found nothing to do are a shard that spins (P10).
+const IDLE_TURNS: u32 = 300;
+
+pub struct Node {
+    pub number: usize,
+    pub incarnation: u32,
+    pub alive: bool,
+    pub paused: bool,
+    /// Reaches the registry.
+    pub reaches: bool,
+    pub process: ProcessId,
+    /// The disk, the copies and what is on its way out go before the reactor that their sockets are watched by.
+    pub disk: Option<Disk>,
+    pub host: Option<(OwnerId, ReplicaHost)>,
+    /// Let go, and not quiet yet.
+    pub leaving: Vec<(u64, Accel<Backing>, OwnerId)>,
+    pub reactor: Option<Reactor>,
+    pub clock: Rc<VirtualClock>,
+    pub session: Session,
+    /// The record when this node last read it.
+    pub view: Record,
+    pub owner_gone: Option<(Process, Nanos)>,
+    pub former_since: Vec<(NodeRef, Evidence, Nanos)>,
+    pub connected: [Option<Process>; NODES],
+    pub held: Vec<Task>,
+    pub told_until: Nanos,
+    pub forgotten_below: u64,
+    /// Since when a disk that is another's is open here although the registry can be asked.
+    pub overstays: Option<Nanos>,
+    /// The backing is being opened.
+    pub opening: bool,
+    idle_turns: u32,
+    wake: Nanos,
+    busy: Nanos,
+}
+
+/// A disk that is open on its owner.
+pub struct Disk {
+    pub serial: u64,
+    pub accel: Accel<Backing>,
+    pub backing: OwnerId,
+    /// Until when it may be served, by the node's clock.
+    pub right: Arc<AtomicU64>,
+    /// The session for which the record has confirmed this owner.
+    pub confirmed: u64,
+    pub told_epoch: u64,
+    pub told_policy: Option<usize>,
+    pub told_former: bool,
+    pub waiting: VecDeque<Request>,
+    pub serving: Slab<Request>,
+}
+
+impl Node {
+    /// When it is to be given a turn, in the time of the world.
+    pub fn due(&self, world: &World) -> Nanos {
+        if !self.alive || self.paused {
+            return Nanos::NEVER;
+        }
+        let free = self.busy.max(self.clock.busy_until());
+        let soonest = if world.is_ready(self.process) { world.now() } else { self.wake };
+        soonest.max(free)
+    }
+
+    /// Something was put before the shard.
+    pub fn wake(&mut self) {
+        self.wake = Nanos(0);
+    }
+}
+
+impl Cluster {
+    /// A process starts on a machine.
+    pub fn start(&mut self, number: usize, incarnation: u32) -> Node {
+        let process = self.world.process(number);
+        let drift = self.rng.i64(-40..=40);
+        let clock = self.world.clock(process, drift);
+        let config = ReactorConfig { buffer_limit: 8 << 20, ..ReactorConfig::default() };
+        let reactor = Reactor::simulated(&self.world, process, Rc::clone(&clock), config);
+        Node {
+            number,
+            incarnation,
+            alive: true,
+            paused: false,
+            reaches: true,
+            process,
+            disk: None,
+            host: None,
+            leaving: Vec::new(),
+            reactor: Some(reactor.expect("a descriptor for its waker")),
+            clock,
+            session: Session::default(),
+            view: Record::default(),
+            owner_gone: None,
+            former_since: Vec::new(),
+            connected: [None; NODES],
+            held: Vec::new(),
+            told_until: Nanos(0),
+            forgotten_below: 0,
+            overstays: None,
+            opening: false,
+            idle_turns: 0,
+            wake: Nanos(0),
+            busy: Nanos(0),
+        }
+    }
+
+    /// A process ends: what it had in memory is gone.
+    pub fn end(&mut self, node: usize, death: Death) {
+        let node = &mut self.nodes[node];
+        self.world.end(node.process, death);
+        (node.alive, node.paused) = (false, false);
+        (node.disk, node.host) = (None, None);
+        node.leaving.clear();
+        node.held.clear();
+        node.reactor = None;
+    }
+
+    /// In an order in which nothing is missed.
+    pub fn switch_off(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.end(node, Death::PowerCut);
+        }
+        self.tasks.clear();
+    }
+
+    /// One turn of the shard's loop.
+    pub fn turn(&mut self, number: usize) {
+        let mut notices = Vec::new();
+        let mut done = Vec::new();
+        let node = &mut self.nodes[number];
+        let Some(reactor) = &mut node.reactor else { return };
+        let mut events = Vec::new();
+        reactor.wait(Nanos(0), &mut events).expect("a poll of the simulated engine");
+        let mut moved = !events.is_empty();
+        for event in events {
+            let owner = event.token.owner;
+            if let Some((id, host)) = &mut node.host
+                && (*id == owner || host.store_owner() == Some(owner))
+            {
+                host.on_event(reactor, event);
+                continue;
+            }
+            let open = node.disk.iter_mut().map(|disk| (&mut disk.accel, disk.backing));
+            let mut accels = open.chain(node.leaving.iter_mut().map(|(_, accel, backing)| (accel, *backing)));
+            if let Some((accel, _)) = accels.find(|(accel, backing)| {
+                *backing == owner || accel.peers_id() == owner || accel.store_id() == Some(owner)
+            }) {
+                accel.on_event(reactor, event);
+            }
+        }
+        let mut deadline = Nanos::NEVER;
+        if let Some((_, host)) = &mut node.host
+            && host.advance(reactor)
+        {
+            deadline = Nanos(0);
+        }
+        if let Some(disk) = &mut node.disk {
+            moved |= disk.pump(reactor);
+            disk.accel.advance(reactor, &mut done);
+            disk.accel.take_notices(&mut notices);
+            deadline = deadline.min(disk.deadline());
+        }
+        for (_, accel, _) in &mut node.leaving {
+            accel.advance(reactor, &mut Vec::new());
+            deadline = deadline.min(accel.deadline());
+        }
+        moved |= !done.is_empty() || !notices.is_empty();
+        let now = self.world.now();
+        node.busy = now.max(node.clock.busy_until()) + TURN;
+        node.wake = node.clock.when(deadline).max(node.busy);
+        let spins = deadline <= node.clock.at(now) && !moved;
+        node.idle_turns = if spins { node.idle_turns + 1 } else { 0 };
+        let idle = node.idle_turns;
+        self.counts.checks += 1;
+        if idle > IDLE_TURNS {
+            self.fail(|| format!("P10: n{number} spins: {idle} turns in a row with nothing to do"));
+        }
+        let serial = self.nodes[number].disk.as_ref().map_or(0, |disk| disk.serial);
+        for completion in done {
+            self.complete(number, completion);
+        }
+        for notice in notices {
+            self.notice(number, serial, notice);
+        }
+    }
+
+    /// The backing is open: what the record, read in this session, says is this process's is opened with the log of the copy, if
+    /// there may be one. By now the record may say something else.
+    pub fn open(&mut self, process: Process, record: &Record, disk: &DiskRecord, session: u64) {
+        self.nodes[process.node].opening = false;
+        // The registry has ended the lease of whoever took the disk from: its right was over before.
+        let ended = self.former_has_ended(process, disk);
+        let former = if ended { Former::Stopped } else { Former::Silent };
+        let (medium, planted, destage_delay) = (self.medium, self.planted, self.destage_delay);
+        self.serial += 1;
+        let serial = self.serial;
+        let file = self.world.open(medium);
+        let node = &mut self.nodes[process.node];
+        let Some(reactor) = &mut node.reactor else { return };
+        let inherited = match (record.write_back, node.host.take()) {
+            (true, Some((_, mut host))) if host.replica().is_complete() => {
+                host.seal(record.epoch);
+                host.inherit(reactor)
+            }
+            (true, host) => {
+                node.host = host;
+                return self.note(|| format!("n{} has no copy to open the disk with", process.node));
+            }
+            (false, host) => {
+                host.map(|(_, host)| host.forget(reactor));
+                (Inheritance::Nothing, None)
+            }
+        };
+        let right = Arc::new(AtomicU64::new(0));
+        let config = AccelConfig {
+            peer_deadline: PEER_DEADLINE,
+            destage_delay,
+            serves_until: Arc::clone(&right),
+            ..AccelConfig::standalone(0)
+        };
+        let backing = Backing::new(reactor, file, (BLOCKS * BLOCK) as u64);
+        let backing_id = backing.owner();
+        let lower = Metered::new("backing", backing);
+        let (inheritance, store) = inherited;
+        let configuration = record.configuration();
+        let accel = Accel::new(reactor, config, configuration, inheritance, former, lower, store);
+        let mut accel = accel.expect("memory for a log");
+        accel.plant(planted);
+        let trusts = planted.has(Bug::OpenWhileFenced);
+        let confirmed = if trusts { node.session.number } else { session };
+        node.connected = [None; NODES];
+        node.disk = Some(Disk {
+            serial,
+            accel,
+            backing: backing_id,
+            right,
+            confirmed,
+            told_epoch: record.epoch,
+            told_policy: record.wanted,
+            told_former: ended,
+            waiting: VecDeque::new(),
+            serving: Slab::new(),
+        });
+        node.wake();
+        self.publish(process);
+        self.note(|| format!("n{} opens the disk in epoch {}: {record:?}", process.node, record.epoch));
+    }
+
+    /// The disk is another's: the log stays as a copy if the record says so.
+    pub fn let_go(&mut self, process: Process) {
+        let keep = self.registry_view(process).replicas.contains(&process);
+        let planted = self.planted;
+        let node = &mut self.nodes[process.node];
+        let (Some(mut disk), Some(reactor)) = (node.disk.take(), &mut node.reactor) else { return };
+        node.former_since.clear();
+        let held = disk.accel.let_go(reactor);
+        if keep && let Some((replica, store)) = held {
+            let owner = reactor.new_owner();
+            let mut host = ReplicaHost::holding(owner, replica, store);
+            host.plant(planted);
+            node.host = Some((owner, host));
+        }
+        let mut broken: Vec<Request> = disk.waiting.drain(..).collect();
+        broken.extend(disk.serving.drain());
+        node.leaving.push((disk.told_epoch, disk.accel, disk.backing));
+        node.wake();
+        self.note(|| format!("n{} lets go", process.node));
+        for request in broken {
+            self.reply(process.node, request, None);
+        }
+    }
+
+    /// Disks that were let go and of which nothing is under way any more.
+    pub fn take_left(&mut self, process: Process) -> bool {
+        let leaving = &mut self.nodes[process.node].leaving;
+        let before = leaving.len();
+        leaving.retain(|(_, accel, _)| !accel.is_quiet());
+        before > 0 && leaving.is_empty()
+    }
+
+    /// An owner, or who thinks that it is, has connected.
+    pub fn attach(&mut self, process: Process, owner: String, end: End) {
+        let known = self.nodes[process.node].view.epoch;
+        let planted = self.planted;
+        let node = &mut self.nodes[process.node];
+        let Some(reactor) = &mut node.reactor else { return };
+        if node.disk.is_some() || known == 0 {
+            // Dropped: the caller finds nobody here.
+            return;
+        }
+        if node.host.is_none() {
+            let id = reactor.new_owner();
+            let mut host = ReplicaHost::new(id, 0, None, known).expect("memory for a log");
+            host.plant(planted);
+            node.host = Some((id, host));
+        }
+        let Some((_, host)) = &mut node.host else { return };
+        let attached = host.attach(reactor, owner, known, end.into());
+        node.wake();
+        if let Err(error) = attached {
+            self.note(|| format!("n{} takes no connection: {error}", process.node));
+        }
+    }
+
+    /// A request reaches the export.
+    pub fn arrives(&mut self, process: Process, serial: u64, request: Request) {
+        let node = &mut self.nodes[process.node];
+        match node.disk.as_mut().filter(|disk| disk.serial == serial) {
+            Some(disk) => {
+                disk.waiting.push_back(request);
+                node.wake();
+            }
+            None => self.reply(process.node, request, None),
+        }
+    }
+
+    fn complete(&mut self, number: usize, completion: Completion) {
+        let Some(disk) = &mut self.nodes[number].disk else { return };
+        let request = disk.serving.remove(completion.tag.0 as usize);
+        let epoch = disk.told_epoch;
+        match completion.result {
+            Ok(outcome) => {
+                self.counts.answers += 1;
+                self.note(|| format!("n{number} answers {request:?} in epoch {epoch}"));
+                let value = value_block(&outcome);
+                self.reply(number, request, Some(value));
+            }
+            Err(error) => {
+                self.note(|| format!("n{number} fails {request:?}: {error}"));
+                self.reply(number, request, None);
+            }
+        }
+    }
+
+    fn notice(&mut self, number: usize, serial: u64, notice: AccelNotice) {
+        let process = self.process(number);
+        self.note(|| format!("n{number}: {notice:?}"));
+        match notice {
+            AccelNotice::WantPeer { node, connected, exclude } => {
+                self.want_peer(process, serial, node, &connected, &exclude);
+            }
+            AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
+                self.propose(process, serial, epoch, &replicas, write_back);
+            }
+            AccelNotice::Fenced(_) => self.after(100, 5_000, Task::Reconcile { process }),
+            AccelNotice::Tell(..) => {}
+        }
+    }
+
+    /// Whom the record of a node's last look names.
+    pub fn registry_view(&self, process: Process) -> &Record {
+        &self.nodes[process.node].view
+    }
+
+    /// The node of a reference in the record.
+    pub fn named(node: &NodeRef) -> Process {
+        process_of(node)
+    }
+}
+
+impl Disk {
+    /// Hands the accelerator what waits at the export, in order, as far as there is room. Whether anything was.
+    fn pump(&mut self, reactor: &mut Reactor) -> bool {
+        let mut moved = false;
+        while let Some(request) = self.waiting.front()
+            && self.accel.has_room(request.kind.of_layer(), request.kind.bytes())
+        {
+            let Some(request) = self.waiting.pop_front() else { break };
+            let tag = Tag(self.serving.insert(request) as u64);
+            let offset = (request.block * BLOCK) as u64;
+            moved = true;
+            let submitted = match request.kind {
+                RequestKind::Flush => weir_block::Request::Flush { tag },
+                RequestKind::Read => {
+                    let buffer = reactor.buffers().take(BLOCK).expect("requests are few and small");
+                    weir_block::Request::Read { tag, offset, buffer }
+                }
+                RequestKind::Write => {
+                    let mut data = [0; BLOCK];
+                    data[..8].copy_from_slice(&request.value.to_le_bytes());
+                    self.accel.submit(
+                        reactor,
+                        weir_block::Request::Write { tag, offset, payload: Payload::Lent(&data), fua: false },
+                    );
+                    continue;
+                }
+            };
+            self.accel.submit(reactor, submitted);
+        }
+        moved
+    }
+
+    /// A request that waits for room is looked at again when the accelerator has had a turn.
+    fn deadline(&self) -> Nanos {
+        let room = self
+            .waiting
+            .front()
+            .is_some_and(|request| self.accel.has_room(request.kind.of_layer(), request.kind.bytes()));
+        if room { Nanos(0) } else { self.accel.deadline() }
+    }
+}
