@@ -46,8 +46,12 @@ unit: ## unit, property and end-to-end tests, 10 000 simulated seeds among them
 sim-soak: ## SEEDS=1000000 simulated clusters, FROM=0 on
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
 
+sim-shell: ## SEEDS=100000 seeds of the shell that runs in production, FROM=0 on
+	$(CARGO) run --profile sim -p weir-sim -- shell many --seeds $(SEEDS) --from $(FROM)
+
 sim-bugs: ## every planted bug and how many of 10 000 seeds find it
 	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
+	$(CARGO) run --profile sim -p weir-sim -- shell bugs --seeds 10000
 
 confusion: ## faults planted one at a time, and what weir diagnose takes each for: about fourteen minutes (as root)
 	$(CARGO) build --release -p weir -p weir-lab

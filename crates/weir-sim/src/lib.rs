@@ -5,6 +5,8 @@
 //! registry's record changes ([`weir_cluster::ownership`]). Played here are what surrounds them: time, connections, the
 //! registry's leases and answers, the backing, flash devices (those of even seeds; the logs of odd ones are in RAM), guests, and a shell that drives the cores as `weir_accel::Accel` does.
 //!
+//! [`production`] is the other way round: the shell that runs in production over simulated wires and media.
+//!
 //! **A run** has two phases. First [faults](FAULTS), some tens of them within six virtual seconds; after every step that
 //! changed a copy, the promises are checked on all that could be asked for the disk, now or after a takeover. Then the
 //! faults stop, and within a bound the cluster must be as requested, drained and fully replicated, and do nothing more.
