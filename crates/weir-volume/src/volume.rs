@@ -108,12 +108,13 @@ impl DirVolume {
         }
     }
 
-    /// Grows a disk to `size` bytes (a multiple of 4096), durably. Who has it open calls [`FileBacking::resize`].
-    /// The size that it has already is fine, so that the step can be repeated.
+    /// Makes room for a disk of `size` bytes (a multiple of 4096), durably. Who has it open calls [`FileBacking::resize`].
+    /// A file that is longer stays as it is: an earlier attempt may have ended between this step and the disk's record, which alone says
+    /// how large the disk is.
     ///
     /// # Errors
-    /// [`VolumeError::NotFound`]; [`VolumeError::InvalidSize`], also for a smaller size, which would cut off data.
-    pub fn resize(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+    /// [`VolumeError::NotFound`], [`VolumeError::InvalidSize`], [`VolumeError::NoSpace`], [`VolumeError::Permission`].
+    pub fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError> {
         let path = self.disk_path(name)?;
         check_size(&path, size)?;
         let file = OpenOptions::new()
@@ -122,11 +123,7 @@ impl DirVolume {
             .open(&path)
             .map_err(|error| VolumeError::from_io("opening", &path, error))?;
         let present = file.metadata().map_err(|error| VolumeError::from_io("examining", &path, error))?.len();
-        if size < present {
-            let reason = "is less than the disk has; shrinking would cut off data";
-            return Err(VolumeError::InvalidSize { path, size, reason });
-        }
-        set_size(&file, &path, size)
+        set_size(&file, &path, size.max(present))
     }
 
     /// Removes a disk and its data, durably. Its space comes back when the last holder closes it.

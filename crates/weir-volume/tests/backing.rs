@@ -216,7 +216,7 @@ fn a_disk_that_grows() {
         let backing = volume.open_disk(&mut reactor, "grows", &options(choice)).unwrap();
         let mut shard = Shard::around(reactor, backing);
         shard.write(MIB - 4096, &[1; 4096]).unwrap();
-        volume.resize("grows", 2 * MIB).unwrap();
+        volume.lengthen("grows", 2 * MIB).unwrap();
         shard.backing.resize(2 * MIB).unwrap();
         assert_eq!(shard.backing.info().size, 2 * MIB);
         shard.write(2 * MIB - 4096, &[2; 4096]).unwrap();

@@ -28,18 +28,33 @@ fn a_disks_life() {
     let mode = std::fs::metadata(path).unwrap().mode();
     assert_eq!(mode & 0o077, 0, "nobody else reads a guest's disk");
 
-    volume.resize("web-1", 128 * MIB).unwrap();
-    volume.resize("web-1", 128 * MIB).unwrap();
-    let error = volume.resize("web-1", 64 * MIB).unwrap_err();
-    assert!(error.to_string().contains("shrinking would cut off data"), "{error}");
+    volume.lengthen("web-1", 128 * MIB).unwrap();
+    volume.lengthen("web-1", 128 * MIB).unwrap();
     let mut reactor = reactor(Engine::Auto);
     let backing = volume.open_disk(&mut reactor, "web-1", &BackingOptions::default()).unwrap();
     assert_eq!(backing.info().size, 128 * MIB);
 
     volume.delete("web-1").unwrap();
     assert!(matches!(volume.delete("web-1"), Err(VolumeError::NotFound(_))));
-    assert!(matches!(volume.resize("web-1", MIB), Err(VolumeError::NotFound(_))));
+    assert!(matches!(volume.lengthen("web-1", MIB), Err(VolumeError::NotFound(_))));
     assert!(volume.allocated("db_2.data").is_ok(), "others stay");
+}
+
+/// A growth was killed between the file and the record: a smaller one works, and the record's size is the disk's.
+#[test]
+fn a_file_that_is_longer_than_its_disk_does_not_stand_in_the_way_of_growth() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.create_disk("disk", MIB).unwrap();
+    let mut reactor = reactor(Engine::Auto);
+    let options = BackingOptions { size: Some(MIB), ..BackingOptions::default() };
+    let mut backing = volume.open_disk(&mut reactor, "disk", &options).unwrap();
+    volume.lengthen("disk", 8 * MIB).unwrap();
+    volume.lengthen("disk", 2 * MIB).unwrap();
+    assert_eq!(std::fs::metadata(volume.disk_path("disk").unwrap()).unwrap().len(), 8 * MIB);
+    backing.resize(2 * MIB).unwrap();
+    assert_eq!(backing.info().size, 2 * MIB);
+    assert_eq!(backing.info().size, 2 * MIB);
 }
 
 #[test]
@@ -90,7 +105,7 @@ fn links_do_not_lead_out_of_the_volume() {
     let mut reactor = reactor(Engine::Auto);
     let refused = volume.open_disk(&mut reactor, "link", &BackingOptions::default()).err().expect("refused");
     assert!(matches!(refused, VolumeError::NotABacking(_)), "{refused}");
-    assert!(volume.resize("link", 8192).is_err());
+    assert!(volume.lengthen("link", 8192).is_err());
     assert_eq!(std::fs::read(&outside).unwrap(), [1; 4096]);
 }
 

@@ -166,7 +166,7 @@ impl DiskTask {
         }
         // The file first: a record that promises more than there is would be worse than the other way round.
         let (volume, name) = (self.node.volume_path(&record.volume)?, self.name.clone());
-        let grow = move || weir_volume::DirVolume::open(volume)?.resize(&name, size);
+        let grow = move || weir_volume::DirVolume::open(volume)?.lengthen(&name, size);
         blocking(grow).await?;
         let me = self.me.clone();
         let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
