@@ -11,7 +11,7 @@ CUTS ?= 50
 ONLY ?=
 
 .PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak histories heal fill-picture neighbours \
-  power-soak fuzz deny clean
+  power-soak fuzz deny clean clean-room
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ neighbours: setup release ## a polite guest without and with a greedy one on a s
 
 power-soak: setup ## CUTS=50 power cuts of each kind, as root: load, ext4, XFS, PostgreSQL
 	WEIR_POWER_CUTS=$(CUTS) $(CARGO) test --release -p weir-lab --test power_cut -- --nocapture
+
+clean-room: ## make test and make demo on a bare Debian 12 in namespaces of its own: what a fresh machine lacks (as root)
+	@scripts/clean-room
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }
