@@ -53,6 +53,16 @@ pub enum LabError {
         /// What the system said.
         source: io::Error,
     },
+    /// To end now would lose acknowledged writes.
+    #[error(
+        "nothing was ended: acknowledged writes are in memory only, and their backing takes nothing: disk {}; mend the \
+         backing, or `--wait` for it, or `--force` the end and lose them",
+        .0.join(", disk ")
+    )]
+    WouldLose(Vec<String>),
+    /// It has ended, and acknowledged writes are lost.
+    #[error("the lab has ended, and acknowledged writes are lost: {}", .0.join(", "))]
+    Lost(Vec<String>),
     /// A node refused.
     #[error("{error}{hint}", error = .0.message, hint = if .0.hint.is_empty() { String::new() } else { format!(" ({})", .0.hint) })]
     Api(#[from] ApiError),

@@ -130,11 +130,16 @@ pub struct FlashConfig {
 pub struct LimitsConfig {
     /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9).
     pub full_log_wait: Period,
+    /// A stop waits until what would be lost with this process has not moved for this long.
+    pub stop_wait: Period,
 }
 
 impl Default for LimitsConfig {
     fn default() -> LimitsConfig {
-        LimitsConfig { full_log_wait: Period(AccelConfig::FULL_LOG_WAIT) }
+        LimitsConfig {
+            full_log_wait: Period(AccelConfig::FULL_LOG_WAIT),
+            stop_wait: Period(Duration::from_secs(25)),
+        }
     }
 }
 
@@ -253,6 +258,7 @@ impl Config {
             ("lease.fence_grace", self.lease.fence_grace, second, 60 * minute),
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
+            ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),
         ] {
             if !(least..=most).contains(&period.0) {
                 return bad(key, &period, format!("it must be {} to {}", Period(least), Period(most)));
@@ -341,7 +347,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 18, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 19, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

@@ -22,6 +22,8 @@ pub mod peer;
 mod run;
 pub mod shard;
 pub mod stack;
+mod stop;
 pub mod units;
 
 pub use run::{NodeError, Setup, run, run_with};
+pub use stop::{Left, left_behind};

@@ -25,7 +25,7 @@ use weir_export::nbd::{
 };
 
 use crate::config::Config;
-use crate::control::disk::{Message, Request, log_medium};
+use crate::control::disk::log_medium;
 use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, watchdog};
@@ -37,6 +37,7 @@ use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::Command;
 use crate::shard::{Shard, ShardConfig};
 use crate::stack::{Plain, Wrap};
+use crate::stop::{self, Left};
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
@@ -53,10 +54,10 @@ const MARGIN: u32 = 5;
 /// Time for a peer's greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Time for destaging and closing all disks when the node is asked to stop.
-const CLOSING: Duration = Duration::from_secs(25);
+/// How long an address that is taken is tried again.
+const ADDRESS_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause before the registry, or a name that is still taken, is asked again at the start.
+/// Pause before an address, the registry, or a name that is still taken, is asked again at the start.
 const START_AGAIN: Duration = Duration::from_millis(200);
 
 /// Why a node does not run.
@@ -85,6 +86,13 @@ pub enum NodeError {
     /// The registry refuses.
     #[error("the registry: {0}")]
     Registry(#[from] RegistryError),
+    /// It has stopped as it was asked to, and acknowledged writes are lost with it.
+    #[error(
+        "stopped, and what only this node had is lost: {}; the backings hold their last checkpoints, `weir disk export --accept-loss` \
+         opens them",
+        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    LeftBehind(Vec<Left>),
 }
 
 fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
@@ -95,7 +103,7 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
 /// Runs a node until `shutdown` completes, then destages and closes its disks, and leaves the cluster.
 ///
 /// # Errors
-/// The node cannot start. Once it runs, it copes.
+/// The node cannot start; or [`NodeError::LeftBehind`]. Once it runs, it copes.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
     run_with(config, Setup::default(), shutdown).await
 }
@@ -127,11 +135,16 @@ pub async fn run_with(
 ) -> Result<(), NodeError> {
     let started = Nanos::now();
     make_state_dir(&config.state_dir)?;
-    let peers = TcpListener::bind(config.peers.listen)
+    let _ = std::fs::remove_file(stop::left_behind(&config.state_dir));
+    let peers = patiently(async || TcpListener::bind(config.peers.listen).await, is_taken)
         .await
         .map_err(system(format!("listening for peers at {}", config.peers.listen)))?;
-    let (listeners, nbd_tcp) = bind_exports(&config).await?;
-    let api = bind_api(&config.api_socket()).await?;
+    let taken = |error: &NodeError| match error {
+        NodeError::Export(ListenError::Io { source, .. }) => is_taken(source),
+        error => matches!(error, NodeError::Running(_) | NodeError::Export(ListenError::InUse(_))),
+    };
+    let (listeners, nbd_tcp) = patiently(async || bind_exports(&config).await, taken).await?;
+    let api = patiently(async || bind_api(&config.api_socket()).await, taken).await?;
 
     let flash = open_flash(&config).await?;
     let (notices, wanted) = mpsc::channel(NOTICES);
@@ -205,18 +218,46 @@ pub async fn run_with(
 
     shutdown.await;
     tracing::info!("stopping: destaging and closing all disks");
-    if tokio::time::timeout(CLOSING, close_all(&node, &tasks)).await.is_err() {
-        tracing::warn!("not all disks could be closed in time; others take them over");
-    }
+    let left = stop::drain(&node, &tasks).await;
+    // Before its listener is closed: from then on another process may make its own there.
+    let _ = std::fs::remove_file(node.config.api_socket());
     services.shutdown().await;
+    if !left.is_empty() {
+        return Err(leave_behind(&node, left).await);
+    }
+    if stop::is_open(&node).await {
+        tracing::warn!(
+            "not all disks could be closed in time; their logs are on flash, or others take them over"
+        );
+        return Ok(());
+    }
     node.shards.stop().await;
     for shard in shards {
         let _ = tokio::task::spawn_blocking(|| shard.join()).await;
     }
     // The end of this process ends the lease in any case.
     let _ = node.registry.revoke(node.session.lease()).await;
-    let _ = std::fs::remove_file(node.config.api_socket());
     Ok(())
+}
+
+/// Says what is lost with this process, where somebody may look for it.
+async fn leave_behind(node: &Node, left: Vec<Left>) -> NodeError {
+    let lost = NodeError::LeftBehind(left.clone());
+    tracing::error!("{lost}");
+    let lines: String = left.iter().map(|left| format!("{left}\n")).collect();
+    if let Err(error) = std::fs::write(stop::left_behind(&node.config.state_dir), lines) {
+        tracing::warn!(%error, "cannot leave word of it in the state directory");
+    }
+    let events = Events::new(Arc::clone(&node.registry), node.session.node_ref());
+    for Left { disk, bytes } in left {
+        let text = format!(
+            "{} stopped with up to {bytes} acknowledged bytes that nobody else has",
+            node.session.node_ref().node
+        );
+        let _ =
+            tokio::time::timeout(Duration::from_secs(1), events.record("left-behind", &disk, &text)).await;
+    }
+    lost
 }
 
 /// Waits for the registry, and for the lease of a former process under the same name to end.
@@ -278,6 +319,28 @@ fn start_shards(
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
         .collect::<Result<_, _>>()
         .map_err(system("starting the shards"))
+}
+
+/// Tries again for a while as long as an address is taken: a process that was killed a moment ago has it until the kernel has
+/// ended the process's I/O, and a connection of anybody's may have its port.
+async fn patiently<T, E: std::fmt::Display>(
+    bind: impl AsyncFn() -> Result<T, E>,
+    taken: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let deadline = Nanos::now() + ADDRESS_PATIENCE;
+    loop {
+        match bind().await {
+            Err(error) if taken(&error) && Nanos::now() < deadline => {
+                tracing::info!(%error, "waiting for an address");
+                tokio::time::sleep(START_AGAIN).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
 }
 
 async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
@@ -387,20 +450,4 @@ fn serve_follower(node: &Node, from: &str, client: NbdClient) -> Result<(), Stri
     }
     exports::attach(node, client);
     Ok(())
-}
-
-/// Destages and closes all disks that are open here, side by side.
-async fn close_all(node: &Arc<Node>, tasks: &Arc<Tasks>) {
-    let mut closing = JoinSet::new();
-    for name in node.here.all().into_keys() {
-        let inbox = tasks.of(&name, node);
-        closing.spawn(async move {
-            let (done, closed) = tokio::sync::oneshot::channel();
-            let _ = inbox.send(Message::Request(Request::Release { done })).await;
-            if let Ok(Err(error)) = closed.await {
-                tracing::warn!(disk = name, %error, "not closed");
-            }
-        });
-    }
-    while closing.join_next().await.is_some() {}
 }

@@ -199,8 +199,16 @@ pub enum LabCommand {
     },
     /// What each node is doing.
     Status,
-    /// End everything: by asking first, then by SIGKILL. Disks stay.
-    Down,
+    /// End everything: nodes destage first. Disks stay. Refuses where acknowledged writes would be lost because a
+    /// backing takes nothing.
+    Down {
+        /// Wait until the backings have everything.
+        #[arg(long, conflicts_with = "force")]
+        wait: bool,
+        /// End all the same; says what is lost, and fails if anything is.
+        #[arg(long)]
+        force: bool,
+    },
     /// SIGKILL: the node is gone at once.
     Kill {
         /// Its name; `registry` stands for the registry.

@@ -48,8 +48,10 @@ impl From<LabError> for Failure {
         match error {
             LabError::Api(error) => error.into(),
             LabError::NoLab(_) | LabError::NoNode { .. } => Failure { code: 3, message: error.to_string() },
-            LabError::Running(_) | LabError::State { .. } => Failure::refused(error),
-            LabError::Invalid(_) | LabError::Start { .. } | LabError::System { .. } => Failure::failed(error),
+            LabError::Running(_) | LabError::State { .. } | LabError::WouldLose(_) => Failure::refused(error),
+            LabError::Invalid(_) | LabError::Start { .. } | LabError::System { .. } | LabError::Lost(_) => {
+                Failure::failed(error)
+            }
         }
     }
 }

@@ -16,6 +16,8 @@ pub const STOPPED: &str = "stopped/";
 pub const RELEASED: &str = "released/";
 /// All [`super::EventRecord`]s, in the order in which they happened.
 pub const EVENTS: &str = "events/";
+/// One key for each node that has been asked to stop, under its lease. See [`stopping`].
+pub const STOPPING: &str = "stopping/";
 /// The processes that the registry's server watches; nobody else's business.
 pub const PROCESSES: &str = "processes/";
 
@@ -48,6 +50,12 @@ pub fn disk(name: &str) -> String {
 #[must_use]
 pub fn stopped(node: &NodeRef) -> String {
     format!("{STOPPED}{}/{}", node.node, node.incarnation)
+}
+
+/// `stopping/<node>/<incarnation>`: nobody is to count on what this process holds.
+#[must_use]
+pub fn stopping(node: &NodeRef) -> String {
+    format!("{STOPPING}{}/{}", node.node, node.incarnation)
 }
 
 /// `released/<disk>/<epoch>/<node>`, with the epoch of [`super::FormerOwner::epoch`].

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use weir_block::Nanos;
 use weir_node::config::{
     ApiConfig, Config, FlashConfig, LeaseConfig, LimitsConfig, NbdConfig, PeersConfig, RegistryConfig,
     ResourcesConfig,
@@ -22,6 +23,10 @@ const LONGEST_SOCKET_PATH: usize = 108;
 /// Ports of nodes that have an address of their own.
 const PEERS_PORT: u16 = 7420;
 const NBD_PORT: u16 = 10809;
+
+/// Ports of nodes on loopback addresses are sought from here on, so often.
+const LEAST_PORT: u16 = 11_000;
+const ATTEMPTS: usize = 64;
 
 /// What a lab is to be like.
 #[derive(Clone, Debug)]
@@ -42,6 +47,8 @@ pub struct LabConfig {
     pub peer_deadline: Duration,
     /// Writes wait at most this long for room in a log that frees nothing.
     pub full_log_wait: Duration,
+    /// A node's stop waits until what would be lost has not moved for this long.
+    pub stop_wait: Duration,
     /// Threads for I/O, per node.
     pub shards: usize,
     /// Memory for requests under way, per shard.
@@ -69,6 +76,7 @@ impl LabConfig {
             fence_grace: Duration::from_secs(10),
             peer_deadline: Duration::from_secs(1),
             full_log_wait: LimitsConfig::default().full_log_wait.0,
+            stop_wait: Duration::from_secs(10),
             shards: 1,
             buffers: Size(64 << 20),
             log: Size(64 << 20),
@@ -145,7 +153,10 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
         api: ApiConfig { socket: Some(node.api.clone()) },
-        limits: LimitsConfig { full_log_wait: Period(config.full_log_wait) },
+        limits: LimitsConfig {
+            full_log_wait: Period(config.full_log_wait),
+            stop_wait: Period(config.stop_wait),
+        },
         resources: ResourcesConfig {
             shards: config.shards,
             buffers: config.buffers,
@@ -159,10 +170,25 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
     Ok(node)
 }
 
-/// Two ports that are free at present. Held together while they are chosen, so that they differ.
+/// Two ports that are free at present, held together while they are chosen, so that they differ. They are below those that the
+/// kernel gives to outgoing connections: one of those could have a node's port at the moment when it starts again.
 fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
-    let listen =
-        || TcpListener::bind((address, 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let first_given = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32768);
+    let last = u16::max(first_given, LEAST_PORT + 1);
+    // Another place each time: several labs may be looking.
+    let mut random = fastrand::Rng::with_seed(Nanos::now().0);
+    let mut listen = || {
+        let ports = (0..ATTEMPTS).map(|_| random.u16(LEAST_PORT..last)).chain([0]);
+        let mut error = std::io::ErrorKind::AddrInUse.into();
+        for port in ports {
+            match TcpListener::bind((address, port)) {
+                Ok(listener) => return Ok((listener.local_addr()?, listener)),
+                Err(refused) => error = refused,
+            }
+        }
+        Err(error)
+    };
     let none = || LabError::system(format!("finding a free port on {address}"));
     let ((first, _held), (second, _)) = (listen().map_err(none())?, listen().map_err(none())?);
     Ok((first, second))

@@ -1,6 +1,7 @@
 //! The lab: one registry and several nodes, each a process of its own.
 
 mod config;
+mod end;
 mod start;
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use weir_node::client::Client;
 
 use self::config::prepare;
 pub use self::config::{LabConfig, LabFlash};
+pub use self::end::Ending;
 use self::start::{make_network, start_registry, wait_until};
 use crate::error::LabError;
 use crate::network::Network;
@@ -305,36 +307,6 @@ impl Lab {
         }
         self.spawn_node(index)?;
         self.wait_ready(index)
-    }
-
-    /// Ends all processes: first by asking (the nodes destage what is dirty), then by SIGKILL.
-    ///
-    /// # Errors
-    /// A process cannot be ended.
-    pub fn down(mut self) -> Result<(), LabError> {
-        self.ends_with_us = false;
-        self.end(PATIENCE)?;
-        let state = self.dir.join("lab.json");
-        fs::remove_file(&state).map_err(LabError::system(format!("removing {}", state.display())))
-    }
-
-    fn end(&mut self, patience: Duration) -> Result<(), LabError> {
-        let nodes: Vec<_> = self.nodes().iter().filter_map(|node| node.process).collect();
-        let refused = || LabError::system("ending a process of the lab");
-        for process in &nodes {
-            process.signal(Signal::TERM).map_err(refused())?;
-            process.signal(Signal::CONT).map_err(refused())?;
-        }
-        let deadline = Nanos::now() + patience;
-        // The registry goes last: the nodes write to it while they end.
-        for process in nodes.into_iter().chain([self.state.registry]) {
-            process.signal(Signal::TERM).map_err(refused())?;
-            if !process.wait(deadline - Nanos::now()).map_err(refused())? {
-                process.signal(Signal::KILL).map_err(refused())?;
-            }
-            self.reap(process)?;
-        }
-        Ok(())
     }
 
     /// Waits for the end of a process and, when it is our child, for its exit status.

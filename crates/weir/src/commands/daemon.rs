@@ -15,10 +15,14 @@ pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
     }
     let config = Config::load(&arguments.config).map_err(Failure::usage)?;
     log();
-    runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let result = runtime.block_on(async {
         let shutdown = shutdown()?;
         weir_node::run(config, shutdown).await.map_err(Failure::failed)
-    })
+    });
+    // What still waits for a backing that does not answer must not keep a node that has stopped.
+    runtime.shutdown_background();
+    result
 }
 
 /// Runs the registry.

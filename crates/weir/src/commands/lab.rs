@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use weir_lab::{Lab, LabConfig, NodeReport};
+use weir_lab::{Ending, Lab, LabConfig, NodeReport};
 
 use crate::cli::{Global, LabCommand};
 use crate::cluster::{lab, lab_dir};
@@ -31,7 +31,14 @@ pub fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
             Ok(())
         }
         LabCommand::Status => report(global, &lab(global)?),
-        LabCommand::Down => Ok(lab(global)?.down()?),
+        LabCommand::Down { wait, force } => {
+            let ending = match (wait, force) {
+                (true, _) => Ending::Wait,
+                (_, true) => Ending::Force,
+                _ => Ending::Refuse,
+            };
+            Ok(lab(global)?.down_as(ending)?)
+        }
         LabCommand::Kill { node } => Ok(lab(global)?.kill(&node)?),
         LabCommand::Pause { node } => Ok(lab(global)?.pause(&node)?),
         LabCommand::Resume { node } => Ok(lab(global)?.resume(&node)?),

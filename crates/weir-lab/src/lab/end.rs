@@ -1,0 +1,124 @@
+//! The end of a lab: nodes that are asked to stop destage everything first, and who asks hears what that would lose, or has lost.
+
+use std::collections::HashMap;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use weir_block::Nanos;
+use weir_node::api::Medium;
+use weir_node::left_behind;
+
+use super::{Lab, PATIENCE};
+use crate::error::LabError;
+use crate::process::ProcessState;
+
+/// A log from which nothing reaches its backing for so long is not going to be empty soon.
+const STUCK: Duration = Duration::from_secs(8);
+
+/// Longest time for a node that drains a log to end.
+const DRAINS: Duration = Duration::from_secs(120);
+
+/// What to do about acknowledged writes that only the lab's memory holds while their backing takes nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// Leave the lab as it is and say so.
+    #[default]
+    Refuse,
+    /// Wait for the backing, however long that is.
+    Wait,
+    /// End the lab all the same, and say what is lost.
+    Force,
+}
+
+impl Lab {
+    /// Ends all processes: first by asking (the nodes destage what is dirty), then by SIGKILL.
+    ///
+    /// # Errors
+    /// [`LabError::WouldLose`], and the lab goes on; otherwise as [`Lab::down_as`].
+    pub fn down(self) -> Result<(), LabError> {
+        self.down_as(Ending::Refuse)
+    }
+
+    /// As [`Lab::down`], told what to do about a backing that takes nothing.
+    ///
+    /// # Errors
+    /// [`LabError::Lost`]: the lab has ended, and not all that was acknowledged is in its backings. Or a process cannot be ended.
+    pub fn down_as(mut self, ending: Ending) -> Result<(), LabError> {
+        // A refusal leaves it to whoever has the lab to end it another way.
+        self.ends_with_us = false;
+        if ending != Ending::Force {
+            self.await_destage(ending)?;
+        }
+        let mut lost = self.end()?;
+        for node in self.nodes() {
+            let home = node.config.parent().unwrap_or(&self.dir);
+            let left = fs::read_to_string(left_behind(home)).unwrap_or_default();
+            lost.extend(left.lines().map(|line| format!("{line} on {}", node.name)));
+        }
+        let state = self.dir.join("lab.json");
+        fs::remove_file(&state).map_err(LabError::system(format!("removing {}", state.display())))?;
+        if lost.is_empty() { Ok(()) } else { Err(LabError::Lost(lost)) }
+    }
+
+    /// Waits until every log in memory is empty or empties.
+    fn await_destage(&self, ending: Ending) -> Result<(), LabError> {
+        // By disk: how far it was when it was first seen, and since when.
+        let mut first: HashMap<String, (u64, Nanos)> = HashMap::new();
+        loop {
+            let mut waits = Vec::new();
+            for report in self.report() {
+                let Some(status) = report.status else { continue };
+                let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
+                for disk in own.filter(|disk| disk.medium == Medium::Ram) {
+                    let Some(detail) = disk.detail.as_ref().filter(|one| one.acknowledged > one.destaged)
+                    else {
+                        continue;
+                    };
+                    let (destaged, since) =
+                        *first.entry(disk.name.clone()).or_insert((detail.destaged, Nanos::now()));
+                    if detail.destaged == destaged {
+                        let what = format!("{} ({} bytes; {})", disk.name, detail.dirty_bytes, disk.reason);
+                        waits.push((since, what));
+                    }
+                }
+            }
+            let Some(since) = waits.iter().map(|(since, _)| *since).min() else { return Ok(()) };
+            if ending == Ending::Refuse && Nanos::now() - since >= STUCK {
+                return Err(LabError::WouldLose(waits.into_iter().map(|(_, what)| what).collect()));
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Ends all processes. Which nodes had to be killed.
+    fn end(&mut self) -> Result<Vec<String>, LabError> {
+        let nodes: Vec<_> =
+            self.nodes().iter().filter_map(|node| Some((node.name.clone(), node.process?))).collect();
+        let refused = || LabError::system("ending a process of the lab");
+        for (_, process) in &nodes {
+            process.signal(Signal::TERM).map_err(refused())?;
+            process.signal(Signal::CONT).map_err(refused())?;
+        }
+        let (mut killed, deadline) = (Vec::new(), Nanos::now() + DRAINS);
+        for (name, process) in nodes {
+            if !process.wait(deadline - Nanos::now()).map_err(refused())? {
+                process.signal(Signal::KILL).map_err(refused())?;
+                killed.push(format!("{name} did not end and was killed; what it had not destaged"));
+            }
+            self.reap(process)?;
+        }
+        // The registry goes last: the nodes write to it while they end.
+        let registry = self.state.registry;
+        if registry.state() != ProcessState::Gone {
+            registry.signal(Signal::TERM).map_err(refused())?;
+            registry.signal(Signal::CONT).map_err(refused())?;
+            if !registry.wait(PATIENCE).map_err(refused())? {
+                registry.signal(Signal::KILL).map_err(refused())?;
+            }
+        }
+        self.reap(registry)?;
+        Ok(killed)
+    }
+}

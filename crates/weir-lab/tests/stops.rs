@@ -1,0 +1,163 @@
+//! Nodes that stop, are killed in the middle of a step, and start again: what was acknowledged is not lost without a word, and
+//! nothing half done stands in the way. Needs root, for loop mounts.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod support;
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Output};
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, DISK, SIZE, alone, program};
+use support::filesystem::SmallFilesystem;
+use weir_block::Nanos;
+use weir_lab::{Ending, Lab};
+use weir_load::nbd::{Client as NbdClient, Uri};
+use weir_node::api::Export;
+
+const MIB: u64 = 1 << 20;
+
+fn uri(bench: &Bench) -> Uri {
+    bench.wait(|view| !view.uris.is_empty()).uris[0].parse().unwrap()
+}
+
+/// `weir lab down` as an operator calls it.
+fn lab_down(bench: &Bench, arguments: &[&str]) -> Output {
+    Command::new(program())
+        .env("WEIR_LAB", bench.lab.dir())
+        .args(["lab", "down"])
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+/// Every mebibyte of the disk's first `written` is its own number, in the backing.
+fn check_file(bench: &Bench, written: u64) {
+    let file = File::open(bench.directory.path().join("pool").join(format!("{DISK}.raw"))).unwrap();
+    let mut data = vec![0; MIB as usize];
+    for number in 0..written {
+        file.read_exact_at(&mut data, number * MIB).unwrap();
+        assert!(data.iter().all(|byte| u64::from(*byte) == number + 1), "MiB {number}");
+    }
+}
+
+/// 24 MiB acknowledged and flushed, of which the backing, which is full, has less.
+fn half_destaged(filesystem: &SmallFilesystem) -> Bench {
+    let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", |_| {});
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    for number in 0..24 {
+        if number == 8 {
+            filesystem.fill(64 << 10);
+        }
+        nbd.write(number * MIB, &vec![number as u8 + 1; MIB as usize], false).unwrap();
+    }
+    nbd.flush().unwrap();
+    bench.wait(|view| view.reason.contains("No space left"));
+    bench
+}
+
+#[test]
+fn a_lab_that_would_lose_acknowledged_writes_does_not_end_unless_told() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let bench = half_destaged(&filesystem);
+    let refused = lab_down(&bench, &[]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{said}");
+    assert!(said.contains(DISK) && said.contains("No space left") && said.contains("--force"), "{said}");
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    let mut back = vec![0; MIB as usize];
+    nbd.read(23 * MIB, &mut back).unwrap();
+    assert_eq!(back, vec![24; MIB as usize], "it goes on");
+    drop(nbd);
+    // Told to wait, it ends when there is room again.
+    thread::scope(|scope| {
+        let ends = scope.spawn(|| lab_down(&bench, &["--wait"]));
+        thread::sleep(Duration::from_secs(2));
+        assert!(!ends.is_finished());
+        filesystem.empty();
+        let ended = ends.join().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    });
+    check_file(&bench, 24);
+}
+
+#[test]
+fn a_lab_that_is_forced_to_end_says_what_is_lost() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let bench = half_destaged(&filesystem);
+    let began = Nanos::now();
+    let ended = lab_down(&bench, &["--force"]);
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("lost") && said.contains(&format!("disk {DISK}: ")) && said.contains("on n1"),
+        "{said}"
+    );
+    assert!(Nanos::now() - began < Duration::from_secs(25), "{:?}", Nanos::now() - began);
+    let log = std::fs::read_to_string(&bench.lab.node("n1").unwrap().log).unwrap();
+    assert!(log.contains("what only this node had is lost"), "{log}");
+}
+
+/// Where a replica stays, a node may stop: the disk is taken over there, with everything.
+#[test]
+fn a_node_may_stop_while_others_have_its_log() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let mut bench = half_destaged(&filesystem);
+    let node = bench.lab.node("n1").unwrap().process.unwrap();
+    node.signal(rustix::process::Signal::TERM).unwrap();
+    assert!(node.wait(Duration::from_secs(20)).unwrap(), "it ends");
+    let log = std::fs::read_to_string(&bench.lab.node("n1").unwrap().log).unwrap();
+    assert!(!log.contains("is lost"), "{log}");
+    bench.wait(|view| view.owner.as_deref() == Some("n2"));
+    filesystem.empty();
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
+    bench.lab.kill("n1").unwrap_err();
+    let lab = Lab::open(bench.lab.dir()).unwrap();
+    lab.down_as(Ending::Refuse).unwrap();
+    check_file(&bench, 24);
+}
+
+/// A port is taken for a moment when a node starts again.
+#[test]
+fn a_node_waits_for_its_addresses() {
+    let _turn = alone();
+    let mut bench = Bench::up(2, "write-through", |_| {});
+    let status = bench.lab.client("n2").unwrap().status().unwrap();
+    let peers: SocketAddr =
+        status.nodes.iter().find(|node| node.name == "n1").unwrap().peer_address.parse().unwrap();
+    let nbd = bench.lab.node("n1").unwrap().nbd_tcp;
+    for address in [peers, nbd] {
+        bench.lab.kill("n1").unwrap();
+        let taken = TcpListener::bind(address).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(Duration::from_secs(1));
+                drop(taken);
+            });
+            bench.lab.start("n1").unwrap_or_else(|error| panic!("{address}: {error}"));
+        });
+    }
+}
+
+/// A growth was killed when the file was longer and the record was not.
+#[test]
+fn a_growth_that_was_killed_does_not_stand_in_the_way_of_a_smaller_one() {
+    let _turn = alone();
+    let bench = Bench::up(2, "write-back+1", |_| {});
+    let file = bench.directory.path().join("pool").join(format!("{DISK}.raw"));
+    File::options().write(true).open(&file).unwrap().set_len(4 * SIZE).unwrap();
+    let client = bench.lab.client("n1").unwrap();
+    assert_eq!(client.resize(DISK, 2 * SIZE).unwrap().size, 2 * SIZE);
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    assert_eq!(nbd.export().size, 2 * SIZE);
+    nbd.write(2 * SIZE - 4096, &[7; 4096], true).unwrap();
+    nbd.write(2 * SIZE, &[7; 4096], true).unwrap_err();
+    client.export(DISK, &Export::default()).unwrap();
+}
