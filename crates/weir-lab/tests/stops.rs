@@ -12,12 +12,12 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
-use common::{Bench, DISK, SIZE, alone, program};
+use common::{Bench, DISK, SIZE, alone, program, seed};
 use support::filesystem::SmallFilesystem;
 use weir_block::Nanos;
 use weir_lab::{Ending, Lab};
 use weir_load::nbd::{Client as NbdClient, Uri};
-use weir_node::api::Export;
+use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium};
 
 const MIB: u64 = 1 << 20;
 
@@ -122,6 +122,52 @@ fn a_node_may_stop_while_others_have_its_log() {
     let lab = Lab::open(bench.lab.dir()).unwrap();
     lab.down_as(Ending::Refuse).unwrap();
     check_file(&bench, 24);
+}
+
+/// A node is killed while it makes and deletes disks, again and again: afterwards each disk either is there or can be made, and can be
+/// deleted, and no file is left that no record names.
+#[test]
+fn disks_that_were_half_made_or_half_deleted_do_not_stay_in_the_way() {
+    const ROUNDS: u64 = 40;
+    let _turn = alone();
+    let mut random = fastrand::Rng::with_seed(seed());
+    let mut bench = Bench::up(2, "write-through", |_| {});
+    let wanted = |name: &str| CreateDisk {
+        name: name.into(),
+        volume: "pool".into(),
+        size: 1 << 20,
+        logical_block: 512,
+        policy: "write-through".into(),
+        medium: Medium::Ram,
+    };
+    let mut unfinished = 0;
+    for round in 0..ROUNDS {
+        let name = format!("r{}", round % 4);
+        let client = bench.lab.client("n2").unwrap();
+        let time = Duration::from_micros(random.u64(0..30_000));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Until it is killed.
+                while client.create_disk(&wanted(&name)).is_ok()
+                    && client.delete(&name, &Delete::default()).is_ok()
+                {}
+            });
+            thread::sleep(time);
+            bench.lab.kill("n2").unwrap();
+        });
+        let other = bench.lab.client("n1").unwrap();
+        let file = bench.directory.path().join("pool").join(format!("{name}.raw"));
+        let recorded = other.disk(&name).is_ok();
+        unfinished += u32::from(file.exists() != recorded);
+        let made = if recorded { Ok(()) } else { other.create_disk(&wanted(&name)).map(drop) };
+        // What was sent before the kill may have been done after our look.
+        let made = made.or_else(|error| if error.kind == ApiErrorKind::Exists { Ok(()) } else { Err(error) });
+        let result = made.and_then(|()| other.delete(&name, &Delete::default()).map(drop));
+        result.unwrap_or_else(|error| panic!("round {round}, recorded {recorded}: {error}{}", bench.logs()));
+        assert!(!file.exists());
+        bench.lab.start("n2").unwrap();
+    }
+    eprintln!("{unfinished} of {ROUNDS} kills left a file without a record or the other way round");
 }
 
 /// A port is taken for a moment when a node starts again.

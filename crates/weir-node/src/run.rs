@@ -27,8 +27,9 @@ use weir_export::nbd::{
 use crate::config::Config;
 use crate::control::disk::log_medium;
 use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
+use crate::control::unfinished::Unfinished;
 use crate::control::world::World;
-use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, watchdog};
+use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, unfinished, watchdog};
 use crate::exports::{self, Exports};
 use crate::grants::{self, Rights};
 use crate::http;
@@ -189,6 +190,7 @@ pub async fn run_with(
         shards: queues,
         here: Here::new(config.resources.buffers.0),
         room: LogRoom::default(),
+        unfinished: Unfinished::default(),
         flash,
         config,
     });
@@ -208,6 +210,7 @@ pub async fn run_with(
     services.spawn(room::keep_told(Arc::clone(&node)));
     services.spawn(watchdog::watch(Arc::clone(&node)));
     services.spawn(grants::run(Arc::clone(&node)));
+    services.spawn(unfinished::keep_finished(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));

@@ -126,6 +126,42 @@ impl DirVolume {
         set_size(&file, &path, size.max(present))
     }
 
+    /// Whether a disk of this name could be made.
+    ///
+    /// # Errors
+    /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], [`VolumeError::Permission`].
+    pub fn check_free(&self, name: &str) -> Result<(), VolumeError> {
+        let path = self.disk_path(name)?;
+        match std::fs::symlink_metadata(&path) {
+            Ok(_) => Err(VolumeError::Exists { name: name.to_owned(), path }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(VolumeError::from_io("looking at", &path, error)),
+        }
+    }
+
+    /// Removes a disk as [`DirVolume::delete`] does; none is fine, so that the step can be repeated.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidName`], [`VolumeError::Permission`].
+    pub fn delete_if_there(&self, name: &str) -> Result<(), VolumeError> {
+        match self.delete(name) {
+            Err(VolumeError::NotFound(_)) => self.sync_directory(),
+            result => result,
+        }
+    }
+
+    /// Removes a disk that was made and never written to, if there is one. A file with data stays.
+    ///
+    /// # Errors
+    /// As [`DirVolume::delete_if_there`].
+    pub fn delete_unwritten(&self, name: &str) -> Result<(), VolumeError> {
+        match self.allocated(name) {
+            Ok(0) => self.delete_if_there(name),
+            Ok(_) | Err(VolumeError::NotFound(_) | VolumeError::NotABacking(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes a disk and its data, durably. Its space comes back when the last holder closes it.
     ///
     /// # Errors

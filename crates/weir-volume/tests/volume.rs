@@ -58,6 +58,24 @@ fn a_file_that_is_longer_than_its_disk_does_not_stand_in_the_way_of_growth() {
 }
 
 #[test]
+fn what_is_half_made_or_half_deleted_can_be_removed_again_and_again() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.check_free("disk").unwrap();
+    volume.create_disk("disk", MIB).unwrap();
+    assert!(matches!(volume.check_free("disk"), Err(VolumeError::Exists { .. })));
+    volume.delete_unwritten("disk").unwrap();
+    volume.delete_unwritten("disk").unwrap();
+    volume.check_free("disk").unwrap();
+    std::fs::write(volume.disk_path("disk").unwrap(), [7; 4096]).unwrap();
+    volume.delete_unwritten("disk").unwrap();
+    assert!(volume.check_free("disk").is_err(), "somebody has written to it");
+    volume.delete_if_there("disk").unwrap();
+    volume.delete_if_there("disk").unwrap();
+    volume.check_free("disk").unwrap();
+}
+
+#[test]
 fn a_disk_is_never_made_twice() {
     let directory = scratch();
     let volume = DirVolume::open(directory.path()).unwrap();

@@ -16,6 +16,8 @@ pub const STOPPED: &str = "stopped/";
 pub const RELEASED: &str = "released/";
 /// All [`super::EventRecord`]s, in the order in which they happened.
 pub const EVENTS: &str = "events/";
+/// All [`super::UnfinishedRecord`]s.
+pub const UNFINISHED: &str = "unfinished/";
 /// One key for each node that has been asked to stop, under its lease. See [`stopping`].
 pub const STOPPING: &str = "stopping/";
 /// The processes that the registry's server watches; nobody else's business.
@@ -50,6 +52,12 @@ pub fn disk(name: &str) -> String {
 #[must_use]
 pub fn stopped(node: &NodeRef) -> String {
     format!("{STOPPED}{}/{}", node.node, node.incarnation)
+}
+
+/// `unfinished/<disk>`.
+#[must_use]
+pub fn unfinished(disk: &str) -> String {
+    format!("{UNFINISHED}{disk}")
 }
 
 /// `stopping/<node>/<incarnation>`: nobody is to count on what this process holds.

@@ -13,8 +13,8 @@ pub use disk::{
     DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Places, Policy, Source,
 };
 pub use node::{
-    EventRecord, MediumSpace, NodeRecord, NodeRef, ReleasedRecord, StoppedHow, StoppedRecord, VolumeKind,
-    VolumeRecord,
+    EventRecord, MediumSpace, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow, StoppedRecord,
+    UnfinishedRecord, VolumeKind, VolumeRecord,
 };
 
 /// The version that this build writes, and the newest that it reads.

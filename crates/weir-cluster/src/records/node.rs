@@ -251,6 +251,40 @@ impl Record for ReleasedRecord {
     }
 }
 
+/// What a process is doing with a disk's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    /// Making it; the disk's record follows.
+    Making,
+    /// Removing it; the disk's record is gone.
+    Removing,
+}
+
+/// `unfinished/<disk>`: a process makes or removes the file of a disk that has no record. Where that process has ended, the file
+/// is nobody's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnfinishedRecord {
+    /// The disk.
+    pub disk: String,
+    /// The volume with the file, which has the disk's name.
+    pub volume: String,
+    /// What is being done.
+    pub step: Step,
+    /// Who does it.
+    pub by: NodeRef,
+}
+
+impl Record for UnfinishedRecord {
+    const KIND: &'static str = "unfinished";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.disk)?;
+        check_name(&self.volume)?;
+        check_name(&self.by.node)
+    }
+}
+
 /// `events/…`: something that an operator may want to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {

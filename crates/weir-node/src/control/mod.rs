@@ -7,6 +7,7 @@
 //! - [`node`]: what all of these share;
 //! - [`flash`]: what is at rest on this node's flash when it starts;
 //! - [`room`]: what this node offers for write logs, and that it takes no more than fit;
+//! - [`unfinished`]: files of disks that are being made or deleted;
 //! - [`supervisor`]: starts the tasks, routes what the shards want, keeps the membership;
 //! - [`shards`]: the way to the shards;
 //! - [`watchdog`]: tells when a shard hangs or spins.
@@ -21,6 +22,7 @@ pub mod node;
 pub mod room;
 pub mod shards;
 pub mod supervisor;
+pub mod unfinished;
 pub mod watchdog;
 pub mod world;
 

@@ -16,6 +16,7 @@ use weir_volume::{DirVolume, VolumeError};
 
 use super::room::LogRoom;
 use super::shards::Shards;
+use super::unfinished::Unfinished;
 use super::world::World;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::config::Config;
@@ -46,6 +47,8 @@ pub struct Node {
     pub flash: Option<Arc<FlashDevice>>,
     /// Who gives room to further logs.
     pub room: LogRoom,
+    /// Disks that are being made or deleted.
+    pub unfinished: Unfinished,
 }
 
 impl std::fmt::Debug for Node {

@@ -13,7 +13,7 @@ use weir_cluster::placement;
 use weir_cluster::records::{
     DiskRecord, Medium, NodeRef, Places, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
 };
-use weir_cluster::registry::{RegistryError, Transaction};
+use weir_cluster::registry::RegistryError;
 use weir_volume::DirVolume;
 
 use crate::api::{
@@ -24,7 +24,7 @@ use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
 use crate::control::node::{blocking, random, unavailable};
-use crate::control::{Node, Tasks};
+use crate::control::{Node, Tasks, unfinished};
 use crate::shard::messages::DiskStatus;
 
 /// Events that are shown.
@@ -294,28 +294,10 @@ impl Operations {
         // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: what is
         // left of it anywhere is older than this one (P2).
         record.epoch = known.revision;
-        let path = self.node.volume(&volume).await?.path;
-        let (directory, disk) = (path.clone(), name.clone());
-        blocking(move || DirVolume::open(directory)?.create_disk(&disk, size)).await?;
-        match self.node.registry.transact(record.create(keys::disk(&name))).await {
-            Ok(_) => {
-                self.node.journal.tell(
-                    "disk-created",
-                    &name,
-                    format!("in volume {volume}, {size} bytes, {policy}, {medium}"),
-                );
-                Ok(self.view(&record, &[]))
-            }
-            Err(error) => {
-                // The file is ours: it was made a moment ago, and only if there was none.
-                if matches!(error, RegistryError::Conflict { .. }) {
-                    let disk = name.clone();
-                    blocking(move || DirVolume::open(path)?.delete(&disk)).await?;
-                    return Err(exists());
-                }
-                Err(unavailable(error))
-            }
-        }
+        unfinished::make(&self.node, &record).await?;
+        let text = format!("in volume {volume}, {size} bytes, {policy}, {medium}");
+        self.node.journal.tell("disk-created", &name, text);
+        Ok(self.view(&record, &[]))
     }
 
     /// A disk on a medium that nobody has could never be opened.
@@ -425,8 +407,12 @@ impl Operations {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
-        let record = self.record(name).await?;
-        let (volume, disk) = (self.node.volume(&record.volume).await?.path, name.to_owned());
+        let record = match self.record(name).await {
+            Err(error) if error.kind == ApiErrorKind::NotFound && !wanted.dry_run => {
+                return self.delete_leftover(name).await?.ok_or(error);
+            }
+            record => record?,
+        };
         let path = self
             .node
             .backing_path(&record)
@@ -434,17 +420,22 @@ impl Operations {
             .map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
         let allocated = self.allocated(&record).await.unwrap_or(0);
         self.check_deletable(&record, wanted.force).await?;
-        let deleted = Deleted { disk: disk.clone(), path, allocated, done: !wanted.dry_run };
+        let deleted = Deleted { disk: name.to_owned(), path, allocated, done: !wanted.dry_run };
         if wanted.dry_run {
             return Ok(deleted);
         }
         if record.owner.as_ref() == Some(&self.me()) {
             self.ask(name, |done| Request::Release { done }).await?;
         }
-        self.remove_record(name, wanted.force).await?;
-        blocking(move || DirVolume::open(volume)?.delete(&disk)).await?;
+        self.remove(name, wanted.force).await?;
         self.node.journal.tell("disk-deleted", name, format!("{} is gone", deleted.path.display()));
         Ok(deleted)
+    }
+
+    /// What a process that has ended left of a disk without a record.
+    async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
+        let path = unfinished::finish_others(&self.node, name).await?;
+        Ok(path.map(|path| Deleted { disk: name.to_owned(), path, allocated: 0, done: true }))
     }
 
     async fn check_deletable(&self, record: &DiskRecord, force: bool) -> Answer<()> {
@@ -468,21 +459,14 @@ impl Operations {
     }
 
     /// Only while nobody owns it: somebody may have opened it since we looked.
-    async fn remove_record(&self, name: &str, force: bool) -> Answer<()> {
+    async fn remove(&self, name: &str, force: bool) -> Answer<()> {
         let (entry, record) = read(&*self.node.registry, name).await?;
         let owner_lives =
             record.owner.as_ref().is_some_and(|owner| is_live(&self.node.world.nodes.now(), owner));
-        if let Some(owner) = record.owner.filter(|_| owner_lives || !force) {
+        if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
-        let delete = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key);
-        match self.node.registry.transact(delete).await {
-            Ok(_) => Ok(()),
-            Err(RegistryError::Conflict { .. }) => {
-                Err(ApiError::new(ApiErrorKind::Refused, format!("disk {name} has just been opened")))
-            }
-            Err(error) => Err(unavailable(error)),
-        }
+        unfinished::remove(&self.node, &entry, &record).await
     }
 
     /// What happened lately.

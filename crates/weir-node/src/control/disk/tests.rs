@@ -59,6 +59,7 @@ async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>
         shards: Shards::new(vec![ShardQueue::new(commands, || {})]),
         here: Here::new(64 << 20),
         room: LogRoom::default(),
+        unfinished: crate::control::unfinished::Unfinished::default(),
     };
     (Arc::new(node), heard)
 }
