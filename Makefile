@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 CUTS ?= 50
 ONLY ?=
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak histories heal fill-picture neighbours \
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak histories heal join fill-picture neighbours \
   power-soak fuzz deny clean clean-room
 
 help: ## this list
@@ -72,6 +72,9 @@ BEHAVIOUR = WEIR_PROGRAM=$(CURDIR)/target/release/weir $(CARGO) run --release -p
 
 heal: setup release ## a replica is lost, one is added: stall, time to restore, throughput (as root)
 	$(BEHAVIOUR) heal
+
+join: setup release ## a second replica is added under load, five times: the part of the throughput that is kept (as root)
+	$(BEHAVIOUR) join
 
 fill-picture: setup release ## latency while a log fills: target/fill.svg and .csv (as root)
 	$(BEHAVIOUR) fill-picture

@@ -99,7 +99,7 @@ impl Peer {
 
 /// Bytes that are no frame, or a frame around any meta and data.
 fn garbage(source: &mut Source<'_>, peer: &mut Peer) {
-    let (framed, kind) = (source.byte() % 4 > 0, u16::from(source.byte() % 8));
+    let (framed, kind) = (source.byte() % 4 > 0, u16::from(source.byte() % 16));
     let (meta, data) = (usize::from(source.byte()), usize::from(source.byte()));
     let meta = source.bytes(meta).to_vec();
     let data = source.bytes(data).to_vec();
@@ -331,6 +331,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
                         confirm.epoch = source.number().into();
                         confirm.last = source.number().into();
                         confirm.freed = source.number().into();
+                        confirm.gap = if source.byte() % 4 > 0 { confirm.freed } else { source.number().into() };
                         confirm.complete = u32::from(source.byte() % 2).into();
                         confirmed = true;
                         peer.frame(MessageKind::Confirm as u16, confirm.as_bytes(), &[]);

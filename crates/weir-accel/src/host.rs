@@ -180,14 +180,16 @@ impl ReplicaHost {
     fn keep_at_rest(&mut self, reactor: &mut Reactor) {
         let ReplicaHost { replica, store, sessions, .. } = self;
         let Some(store) = store else { return };
-        let state = replica.state();
+        let state = replica.state(store.stored().last);
         store.expire(reactor.now());
         store.advance(reactor, replica.log_mut(), state);
         if store.error().is_some() {
             return sessions.iter_mut().for_each(|session| session.ended = true);
         }
         for session in sessions.iter_mut().filter(|session| session.greeted && !session.ended) {
-            let held = if replica.confirms_unstored() { replica.held() } else { store.stored() };
+            // What is being filled counts for nothing; the owner only wants to see that it goes on.
+            let unstored = replica.confirms_unstored() || !replica.is_complete();
+            let held = if unstored { replica.held() } else { store.stored() };
             let news = match session.told {
                 None => store.has_caught_up(replica.log(), &state),
                 Some(told) => told != held,

@@ -11,6 +11,7 @@ mod config;
 mod depth;
 mod destage;
 mod dirty;
+pub mod feed;
 pub mod flash;
 mod host;
 mod index;

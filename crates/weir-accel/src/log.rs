@@ -119,7 +119,8 @@ pub fn checksum(sequence: u64, offset: u64, length: u32, kind: RecordKind, data:
     crc32c::crc32c_append(crc32c::crc32c(&head), data)
 }
 
-/// A ring of records. Appends at the head, frees at the tail, both in order of sequence numbers.
+/// A ring of records. Appends at the head, frees at the tail, both in order of sequence numbers. A copy that is being filled
+/// also grows at the tail, downwards.
 pub struct Log {
     region: Rc<Region>,
     layout: Layout,
@@ -157,8 +158,8 @@ impl Log {
             layout,
             capacity: bytes,
             ring,
-            head: 0,
-            tail: 0,
+            head: ring,
+            tail: ring,
             pinned: None,
             records: VecDeque::new(),
             first,
@@ -255,6 +256,39 @@ impl Log {
         Some(self.last())
     }
 
+    /// Puts a record in front of the oldest one, with the number before that one's. Its checksum is known and has been verified.
+    /// Returns its number; `None` when there is no room, or no number, or the arena is pinned ([`Log::pin`]).
+    ///
+    /// # Panics
+    /// When a write's data is not `length` bytes or larger than 1 MiB.
+    pub fn push_front(&mut self, mut record: Record, data: &[u8]) -> Option<u64> {
+        assert_eq!(record.data_length(), data.len(), "a record's data has its length");
+        assert!(data.len() <= LARGEST_RECORD, "a record's data is bounded");
+        if self.records.len() >= MOST_RECORDS || self.pinned.is_some() || self.first <= 1 {
+            return None;
+        }
+        let gap = self.layout.gap();
+        let size = gap + (data.len() as u64).next_multiple_of(self.layout.alignment());
+        // Bytes between the ring's start and the record in front of which this one goes.
+        let before = (self.tail - 1) % self.ring + 1;
+        let end = if size > before { self.tail - before } else { self.tail };
+        let start = end.checked_sub(size).filter(|start| self.head - start <= self.ring)?;
+        record.place = start + gap;
+        if !data.is_empty() {
+            self.region.copy_in(self.position(record.place), data);
+        }
+        self.tail = start;
+        self.first -= 1;
+        self.records.push_front(record);
+        Some(self.first)
+    }
+
+    /// Whether there are no records.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
     /// The record with this number.
     #[must_use]
     pub fn get(&self, sequence: u64) -> Option<&Record> {
@@ -313,6 +347,10 @@ impl Log {
     }
 
     fn settle_tail(&mut self) {
+        if self.records.is_empty() && self.pinned.is_none() && self.head < self.ring {
+            // The same place, with room below for what is put in front.
+            self.head += self.ring;
+        }
         let gap = self.layout.gap();
         let held = self.records.front().map_or(self.head, |record| record.place - gap);
         self.tail = self.pinned.map_or(held, |pinned| held.min(pinned));
@@ -369,6 +407,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Append(usize),
+        Prepend(usize),
         Free(usize),
         Truncate(usize),
     }
@@ -376,6 +415,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             4 => (1usize..2049).prop_map(|units| Step::Append(units * 512)),
+            2 => (1usize..2049).prop_map(|units| Step::Prepend(units * 512)),
             2 => (0usize..8).prop_map(Step::Free),
             1 => (0usize..4).prop_map(Step::Truncate),
         ]
@@ -386,7 +426,7 @@ mod tests {
         #[test]
         fn behaves_like_a_list(steps in prop::collection::vec(step(), 1..200), flash: bool) {
             let layout = if flash { Layout::Flash } else { Layout::Memory };
-            let mut log = Log::with_layout(layout, 4 << 20, 1).expect("memory");
+            let mut log = Log::with_layout(layout, 4 << 20, 100).expect("memory");
             let mut list: VecDeque<(u64, Vec<u8>)> = VecDeque::new();
             let mut fill = 0u8;
             for step in steps {
@@ -398,6 +438,20 @@ mod tests {
                         match log.append(RecordKind::Write, 0, length as u32, &data) {
                             Some(number) => list.push_back((number, data)),
                             None => prop_assert!(!promised, "has_room promised what append refused"),
+                        }
+                    }
+                    Step::Prepend(length) => {
+                        fill = fill.wrapping_add(1);
+                        let data = vec![fill; length];
+                        let number = log.freed();
+                        let promised = log.has_room(length as u64, 1) && number > 0;
+                        let record = Record { offset: 0, length: length as u32, checksum: 0, kind: RecordKind::Write, place: 0 };
+                        match log.push_front(record, &data) {
+                            Some(got) => {
+                                prop_assert_eq!(got, number);
+                                list.push_front((number, data));
+                            }
+                            None => prop_assert!(!promised, "has_room promised what push_front refused"),
                         }
                     }
                     Step::Free(count) => {

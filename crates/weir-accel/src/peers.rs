@@ -8,26 +8,23 @@ use weir_block::{Interest, Meter, Nanos, OwnerId, Reactor, RequestKind, Stream, 
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
+use crate::feed::{Feed, Limits, Run};
 use crate::lineage::Lineage;
 use crate::log::Log;
 use crate::owner::{Event, Held};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::Planted;
-use crate::wire::{self, Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
+use crate::wire::{self, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
 
 /// Most records and (softly) bytes of data in one batch.
-const MOST_RECORDS: usize = 1024;
-const MOST_BYTES: usize = 1 << 20;
+const BATCH: Limits = Limits { records: 1024, bytes: 1 << 20 };
 
-/// The same (softly) for a batch of a copy that is filled while nobody waits for it.
-const FILLING_BYTES: usize = 512 << 10;
+/// The same for a batch of the backlog.
+const PART: Limits = Limits { records: 1024, bytes: 256 << 10 };
 
-/// When such a batch is confirmed, the copy rests for so many times as long as that took: it gets a quarter of whatever is
+/// When such a batch is confirmed, the backlog rests for so many times as long as that took: it gets a quarter of whatever is
 /// scarce, be it the network, the processors here or those of the replica's node.
 const REST: u32 = 3;
-
-/// After each batch, what is left must have become less by this part of it.
-const GAIN: u64 = 4;
 
 /// But no longer than this part of the time after which a silent replica counts as lost: it says nothing while it rests.
 const LONGEST_REST: u32 = 8;
@@ -60,21 +57,17 @@ struct Peer {
     node: String,
     since: Nanos,
     channel: Channel,
-    /// The replica has answered our Hello; `next` is valid.
-    joined: bool,
-    /// The record to be sent next.
-    next: u64,
-    /// Epoch and freed record that the replica was last told.
+    /// What it is sent next; it has not answered our Hello before there is one.
+    feed: Option<Feed>,
+    /// Epoch and freed record that our Hello told.
     told: (u64, u64),
-    /// The replica was told that its copy is complete.
-    complete: bool,
-    /// Batches that are not confirmed. At most one for each record of the log (P10).
+    /// Live batches that are not confirmed. At most one for each record of the log (P10).
     under_way: VecDeque<UnderWay>,
-    /// When the next part of a copy that is being filled is due.
+    /// The same of the backlog.
+    parts: VecDeque<UnderWay>,
+    /// When the next part of the backlog is due.
     resumes: Nanos,
     longest_rest: Duration,
-    /// Records that may be left to copy until then.
-    most_left: u64,
     lost: bool,
 }
 
@@ -163,14 +156,12 @@ impl Peers {
             node,
             since: reactor.now(),
             channel,
-            joined: false,
-            next: 0,
+            feed: None,
             told,
-            complete: false,
             under_way: VecDeque::new(),
+            parts: VecDeque::new(),
             resumes: Nanos(0),
             longest_rest: self.deadline / LONGEST_REST,
-            most_left: u64::MAX,
             lost: false,
         });
         Ok(())
@@ -205,12 +196,12 @@ impl Peers {
     /// When [`Peers::expire`] or [`Peers::send`] is due without an event.
     pub fn deadline(&self) -> Nanos {
         let silent = self.peers.iter().filter(|peer| peer.is_silent()).map(|peer| peer.since + self.deadline);
-        let filling = self.peers.iter().filter(|peer| peer.is_filling() && peer.under_way.is_empty());
-        silent.chain(filling.map(|peer| peer.resumes)).min().unwrap_or(Nanos::NEVER)
+        let resting = self.peers.iter().filter(|peer| peer.is_resting());
+        silent.chain(resting.map(|peer| peer.resumes)).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// Sends every replica what it does not have yet, in as few frames as possible. A copy that is being filled leaves most
-    /// of the time to live writes, unless they wait for it: then `hurry`.
+    /// Sends every replica what it does not have yet, in as few frames as possible. The backlog of a copy that is being filled
+    /// leaves most of the time to live writes, unless they wait for it: then `hurry`.
     pub fn send(
         &mut self,
         reactor: &mut Reactor,
@@ -222,12 +213,7 @@ impl Peers {
         let Peers { peers, meta, pieces, meter, .. } = self;
         let mut sending = Sending { log, epoch, meta, pieces, meter };
         for peer in peers.iter_mut().filter(|peer| !peer.lost) {
-            let sent = if peer.is_filling() && !hurry {
-                peer.fill(reactor, &mut sending)
-            } else {
-                peer.send(reactor, &mut sending)
-            };
-            if let Err(error) = sent {
+            if let Err(error) = peer.send(reactor, &mut sending, hurry) {
                 peer.give_up(&error.into(), reactor.now(), sending.meter, events);
             }
         }
@@ -236,7 +222,8 @@ impl Peers {
     /// The log is about to free everything up to `sequence`. A peer that nobody counts may not have been sent all of it: what is
     /// queued for it must not change any more, although the arena will (P11).
     pub fn freeing(&mut self, sequence: u64) {
-        let lacks = |peer: &&mut Peer| peer.under_way.iter().any(|batch| batch.first <= sequence);
+        let lacks =
+            |peer: &&mut Peer| peer.under_way.iter().chain(&peer.parts).any(|batch| batch.first <= sequence);
         for peer in self.peers.iter_mut().filter(lacks) {
             peer.channel.copy_out();
         }
@@ -247,7 +234,7 @@ impl Peers {
         let Peers { peers, meter, .. } = self;
         peers.retain_mut(|peer| {
             if peer.node == node {
-                forget(&mut peer.under_way, reactor.now(), meter);
+                peer.forget(reactor.now(), meter);
                 peer.channel.close(reactor);
             }
             peer.node != node
@@ -257,7 +244,7 @@ impl Peers {
     /// Closes all channels.
     pub fn drop_all(&mut self, reactor: &mut Reactor) {
         for mut peer in self.peers.drain(..) {
-            forget(&mut peer.under_way, reactor.now(), &mut self.meter);
+            peer.forget(reactor.now(), &mut self.meter);
             peer.channel.close(reactor);
         }
     }
@@ -265,37 +252,54 @@ impl Peers {
 
 impl Peer {
     fn is_silent(&self) -> bool {
-        !self.joined && !self.lost
+        self.feed.is_none() && !self.lost
     }
 
-    /// It has not been sent all of the log yet.
-    fn is_filling(&self) -> bool {
-        self.joined && !self.complete && !self.lost
+    /// A part of the backlog is due at [`Peer::resumes`], and nothing else has to happen before.
+    fn is_resting(&self) -> bool {
+        let has_backlog = self.feed.as_ref().is_some_and(Feed::has_backlog);
+        has_backlog && !self.lost && self.parts.is_empty() && !self.channel.is_backed_up()
     }
 
-    /// Sends all that there is, as much as the socket takes.
-    fn send(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
-        while self.joined
-            && !self.channel.is_backed_up()
-            && self.queue_batch(reactor.now(), sending, MOST_BYTES)
-        {}
-        self.channel.flush(reactor)
-    }
-
-    /// Sends a part of the log, once the part before is confirmed and the copy has rested. When the guest has written nearly
-    /// as much meanwhile, then all that the socket takes, or the copy would not catch up with it.
-    fn fill(&mut self, reactor: &mut Reactor, sending: &mut Sending<'_>) -> Result<(), ChannelError> {
-        let left = (sending.log.last() + 1).saturating_sub(self.next);
-        if left > self.most_left {
-            return self.send(reactor, sending);
-        }
+    /// Sends what there is, as much as the socket takes. Of the backlog only a part when that is due, but then first: a guest
+    /// that fills the link would otherwise keep it from ever being sent.
+    fn send(
+        &mut self,
+        reactor: &mut Reactor,
+        sending: &mut Sending<'_>,
+        hurry: bool,
+    ) -> Result<(), ChannelError> {
         let now = reactor.now();
-        if self.under_way.is_empty() && now >= self.resumes {
-            let before = self.next;
-            self.queue_batch(now, sending, FILLING_BYTES);
-            self.most_left = left.saturating_sub((self.next - before) / GAIN);
+        while !self.channel.is_backed_up() {
+            let due = hurry || (self.parts.is_empty() && now >= self.resumes);
+            let part = due && self.queue_part(now, sending);
+            let live = self.queue_live(now, sending);
+            if !part && !live {
+                break;
+            }
         }
         self.channel.flush(reactor)
+    }
+
+    fn queue_live(&mut self, now: Nanos, sending: &mut Sending<'_>) -> bool {
+        let Some(feed) = &mut self.feed else { return false };
+        let Some(run) = feed.live(sending.log, sending.epoch, BATCH) else { return false };
+        self.under_way.extend(sending.queue(&mut self.channel, &run, now));
+        true
+    }
+
+    fn queue_part(&mut self, now: Nanos, sending: &mut Sending<'_>) -> bool {
+        let Some(feed) = &mut self.feed else { return false };
+        let Some(run) = feed.backlog(sending.log, sending.epoch, PART) else { return false };
+        self.parts.extend(sending.queue(&mut self.channel, &run, now));
+        true
+    }
+
+    /// Nobody will confirm what is under way.
+    fn forget(&mut self, now: Nanos, meter: &mut Meter) {
+        for UnderWay { bytes, queued, .. } in self.under_way.drain(..).chain(self.parts.drain(..)) {
+            meter.complete(RequestKind::Write, bytes, queued, now, false);
+        }
     }
 
     fn receive(
@@ -307,18 +311,22 @@ impl Peer {
     ) -> bool {
         for _ in 0..MOST_ROUNDS {
             let now = reactor.now();
-            let Peer { node, channel, joined, next, under_way, resumes, longest_rest, .. } = self;
+            let Peer { node, channel, feed, told, under_way, parts, resumes, longest_rest, .. } = self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
                     Some(MessageKind::Confirm) => {
                         let confirm: Confirm = wire::fixed(MessageKind::Confirm, frame.meta)?;
-                        let held = check(&confirm, if *joined { *next } else { log.last() + 1 })?;
-                        if !*joined {
-                            *joined = true;
-                            *next = held.last.max(log.freed()) + 1;
+                        let next = feed.as_ref().map_or(log.last() + 1, Feed::next);
+                        let held = check(&confirm, next)?;
+                        if feed.is_none() {
+                            *feed = Some(Feed::new(held, log, *told));
                             events.push(Event::PeerJoined(node.clone()));
                         }
-                        if let Some(took) = came_back(under_way, held.last, now, meter) {
+                        came_back(under_way, |batch| batch.last <= held.last, now, meter);
+                        let no_gap = held.gap <= held.freed;
+                        if let Some(took) =
+                            came_back(parts, |part| part.first > held.gap || no_gap, now, meter)
+                        {
                             *resumes = now + (took * REST).min(*longest_rest);
                         }
                         confirmed(events, node, held);
@@ -346,84 +354,51 @@ impl Peer {
 
     fn give_up(&mut self, error: &PeerError, now: Nanos, meter: &mut Meter, events: &mut Vec<Event>) {
         if !self.lost {
-            forget(&mut self.under_way, now, meter);
+            self.forget(now, meter);
             tracing::warn!(node = self.node, %error, "channel to a replica ended");
             self.lost = true;
             events.push(Event::PeerLost(self.node.clone()));
         }
     }
+}
 
-    /// Queues the next batch, softly of `most` bytes. False when the replica has been sent everything.
-    fn queue_batch(&mut self, now: Nanos, sending: &mut Sending<'_>, most: usize) -> bool {
-        let Sending { log, epoch, meta, pieces, meter } = sending;
-        let epoch = *epoch;
-        // What was freed meanwhile is in the backing; nobody needs it any more.
-        let first = self.next.max(log.freed() + 1);
-        let told = (epoch, log.freed());
-        if first > log.last() && self.told == told && self.complete {
-            return false;
-        }
+impl Sending<'_> {
+    /// Queues a batch. What is then under way, if it has records.
+    fn queue(&mut self, channel: &mut Channel, run: &Run, now: Nanos) -> Option<UnderWay> {
+        let Sending { log, meta, pieces, meter, .. } = self;
+        let Run { head, first, last, bytes } = *run;
         meta.clear();
         pieces.clear();
-        let mut head = Batch {
-            epoch: epoch.into(),
-            first: first.into(),
-            freed: 0.into(),
-            count: 0.into(),
-            complete: 0.into(),
-        };
         meta.extend_from_slice(head.as_bytes());
-        let (mut count, mut bytes) = (0, 0);
-        for (_, record) in log.range(first, log.last()).take(MOST_RECORDS) {
-            let length = record.data_length();
-            if count > 0 && bytes + length > most {
-                break;
-            }
+        for (_, record) in log.range(first, last) {
             meta.extend_from_slice(RecordHeader::of(record).as_bytes());
-            if length > 0 {
-                push_piece(pieces, log.position(record.place), length);
+            if record.data_length() > 0 {
+                push_piece(pieces, log.position(record.place), record.data_length());
             }
-            count += 1;
-            bytes += length;
         }
-        self.next = first + count as u64;
-        if count > 0 {
+        channel.queue(MessageKind::Batch as u16, meta, pieces);
+        (last >= first).then(|| {
             meter.arrive(RequestKind::Write, now);
-            let last = self.next - 1;
-            self.under_way.push_back(UnderWay { first, last, bytes: bytes as u64, queued: now });
-        }
-        self.complete |= self.next > log.last();
-        self.told = told;
-        head.freed = told.1.into();
-        head.count = (count as u32).into();
-        head.complete = u32::from(self.complete).into();
-        meta[..size_of::<Batch>()].copy_from_slice(head.as_bytes());
-        self.channel.queue(MessageKind::Batch as u16, meta, pieces);
-        true
+            UnderWay { first, last, bytes: bytes as u64, queued: now }
+        })
     }
 }
 
-/// The batches up to this record are confirmed. Returns how long the last of them was under way.
+/// Those at the front that `is_confirmed` are. Returns how long the last of them was under way.
 fn came_back(
     under_way: &mut VecDeque<UnderWay>,
-    last: u64,
+    is_confirmed: impl Fn(&UnderWay) -> bool,
     now: Nanos,
     meter: &mut Meter,
 ) -> Option<Duration> {
     let mut took = None;
-    while let Some(&UnderWay { bytes, queued, .. }) = under_way.front().filter(|batch| batch.last <= last) {
+    while under_way.front().is_some_and(&is_confirmed)
+        && let Some(UnderWay { bytes, queued, .. }) = under_way.pop_front()
+    {
         meter.complete(RequestKind::Write, bytes, queued, now, true);
         took = Some(now - queued);
-        under_way.pop_front();
     }
     took
-}
-
-/// Nobody will confirm them.
-fn forget(under_way: &mut VecDeque<UnderWay>, now: Nanos, meter: &mut Meter) {
-    for UnderWay { bytes, queued, .. } in under_way.drain(..) {
-        meter.complete(RequestKind::Write, bytes, queued, now, false);
-    }
 }
 
 /// Records that follow each other in the arena are sent as one piece.
@@ -434,12 +409,10 @@ fn push_piece(pieces: &mut Vec<(usize, usize)>, position: usize, length: usize) 
     }
 }
 
-/// What a replica says that it holds. It cannot hold what comes after `next`, the record that it is sent next.
+/// What a replica says that it holds. It cannot hold what comes after `next`, the live record that it is sent next.
 fn check(confirm: &Confirm, next: u64) -> Result<Held, WireError> {
-    let complete = confirm.complete.get() == 1;
-    let (epoch, last, freed) = (confirm.epoch.get(), confirm.last.get(), confirm.freed.get());
-    let held = Held { epoch, last, freed, complete };
-    if held.last >= next || held.freed > held.last {
+    let held = confirm.held()?;
+    if held.last >= next {
         return Err(WireError::Protocol("confirmed records that were never sent"));
     }
     Ok(held)

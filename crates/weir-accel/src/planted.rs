@@ -62,6 +62,12 @@ pub enum Bug {
     TakeDamaged,
     /// A node that has started again keeps a copy that the registry does not count any more (P1).
     KeepUncounted,
+    /// A copy is called complete, and taken for it, while its backlog is still on the way (P1).
+    CompleteWithGap,
+    /// Of a part of the backlog that is freed in part, the rest is not sent either (P1).
+    SkipFreedPart,
+    /// A copy on flash comes to rest in the order in which it is filled, and not in that of its records (P11).
+    RestBesideGap,
     /// A new session of a node's counts for its disks before their records were read (P2).
     TrustReturnedLease,
     /// A disk is opened on a record that was read before the session began which is to count for it (P2).
@@ -78,7 +84,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those of the protocol cores.
-    pub const ALL: [Bug; 28] = [
+    pub const ALL: [Bug; 31] = [
         Bug::AcknowledgeOneCopyShort,
         Bug::BelieveBeforeCommit,
         Bug::ForgetDoubt,
@@ -107,6 +113,9 @@ impl Bug {
         Bug::ForgetRewind,
         Bug::TakeDamaged,
         Bug::KeepUncounted,
+        Bug::CompleteWithGap,
+        Bug::SkipFreedPart,
+        Bug::RestBesideGap,
     ];
 
     /// Those of the shell around the cores: `weir-sim shell` plants them.
@@ -151,6 +160,9 @@ impl Bug {
             Bug::ForgetRewind => "forget-rewind",
             Bug::TakeDamaged => "take-damaged",
             Bug::KeepUncounted => "keep-uncounted",
+            Bug::CompleteWithGap => "complete-with-gap",
+            Bug::SkipFreedPart => "skip-freed-part",
+            Bug::RestBesideGap => "rest-beside-gap",
             Bug::TrustReturnedLease => "trust-returned-lease",
             Bug::OpenWhileFenced => "open-while-fenced",
             Bug::LetGoWaits => "let-go-waits",

@@ -2,13 +2,16 @@
 
 use crate::flash::frame::State;
 use crate::lineage::Lineage;
-use crate::log::{Log, checksum};
+use crate::log::{Log, Record, checksum};
 use crate::owner::Held;
 use crate::planted::{Bug, Planted};
 use crate::wire::{self, Batch, Hello, RecordHeader, WireError};
 
 /// Epochs that an owner may be ahead of the record as the replica's node knows it.
 const EPOCH_LEAD: u64 = 16;
+
+const FULL: WireError =
+    WireError::Protocol("more records than the log holds; use the same log_size on all nodes");
 
 /// What a replica answers to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +23,14 @@ pub enum Verdict {
 }
 
 /// One disk's replica on one node.
+///
+/// A copy that is being filled is one run of records: it begins at the end of the owner's log, grows at both ends, and is complete
+/// when what it lacks below is filled or freed ([`crate::feed`]).
 pub struct Replica {
     log: Log,
+    /// The last record that the owner has freed. What lies between it and the oldest record here is the gap of a copy that is
+    /// being filled.
+    freed: u64,
     /// The highest epoch seen; everything below is refused (P2).
     epoch: u64,
     /// An empty copy is not begun for an owner below this.
@@ -31,6 +40,8 @@ pub struct Replica {
     lineage: Lineage,
     /// Holds every record that was live when the owner said so, and all that followed.
     complete: bool,
+    /// The last record when it was said to be. On flash it is complete once everything up to here is at rest.
+    whole_at: u64,
     /// Taken over by this node: obeys nobody any more.
     sealed: bool,
     planted: Planted,
@@ -45,12 +56,14 @@ impl Replica {
     #[must_use]
     pub fn new(log: Log, known_epoch: u64) -> Replica {
         Replica {
+            freed: log.freed(),
             log,
             epoch: 0,
             begins_at: known_epoch,
             known: known_epoch,
             lineage: Lineage::default(),
             complete: false,
+            whole_at: 0,
             sealed: false,
             planted: Planted::default(),
         }
@@ -158,17 +171,19 @@ impl Replica {
             self.log.truncate_to(last);
         }
         let keeps = shared.is_some() || (self.planted.has(Bug::KeepForeignLog) && self.lineage.epoch != 0);
-        if !keeps || self.log.last() < freed {
+        // What is not complete is not worth a second hole: the guest has written on since.
+        if !keeps || !self.complete || self.log.last() < freed {
             self.log.reset(freed + 1);
-            self.complete = false;
+            (self.freed, self.complete) = (freed, false);
         }
         // What the owner has freed may be older than what the backing holds by now (P4).
         self.free_to(freed);
+        self.whole_at = self.whole_at.min(self.log.last());
         self.lineage = lineage;
         Ok(Verdict::Taken)
     }
 
-    /// A run of records from the owner.
+    /// A run of records from the owner: new ones, or a part of the backlog.
     ///
     /// # Errors
     /// The peer breaks the protocol, or a record is corrupt (P11); the connection has to be closed.
@@ -183,59 +198,92 @@ impl Replica {
         }
         self.believes(head.epoch.get())?;
         let (first, freed) = (wire::sequence(head.first)?, wire::sequence(head.freed)?);
+        let last = (first + headers.len() as u64).checked_sub(1).filter(|_| first > 0);
+        let last = last.ok_or(WireError::Protocol("impossible sequence number"))?;
         self.epoch = self.epoch.max(head.epoch.get());
         // Freeing comes first: it makes the room that the owner counts on.
-        self.free_to(freed.min(first.saturating_sub(1)));
-        if first != self.log.last() + 1 {
-            return Err(WireError::Protocol("records with a gap"));
+        self.free_to(freed.min(first - 1));
+        if !self.complete && self.log.is_empty() {
+            // The copy begins here.
+            self.log.reset(first);
         }
-        for (sequence, header) in (first..).zip(headers) {
-            let record = header.parse()?;
-            let Some((own, rest)) = data.split_at_checked(record.data_length()) else {
-                return Err(WireError::Protocol("fewer data than the records say"));
-            };
-            data = rest;
-            let sum = checksum(sequence, record.offset, record.length, record.kind, own);
-            if sum != record.checksum && !self.planted.has(Bug::SkipChecksum) {
-                return Err(WireError::Checksum(sequence));
+        if first == self.log.last() + 1 {
+            for (sequence, header) in (first..).zip(headers) {
+                let (record, own) = self.next_record(sequence, header, &mut data)?;
+                self.log.push(record, own).ok_or(FULL)?;
             }
-            if self.log.push(record, own).is_none() {
-                return Err(WireError::Protocol(
-                    "more records than the log holds; use the same log_size on all nodes",
-                ));
+        } else if self.has_gap() && last == self.log.freed() {
+            let mut run = Vec::with_capacity(headers.len());
+            for (sequence, header) in (first..).zip(headers) {
+                run.push(self.next_record(sequence, header, &mut data)?);
             }
+            for (record, own) in run.into_iter().rev() {
+                self.log.push_front(record, own).ok_or(FULL)?;
+            }
+        } else {
+            return Err(WireError::Protocol("records with a gap"));
         }
         if !data.is_empty() {
             return Err(WireError::Protocol("more data than the records say"));
         }
-        if head.complete.get() == 1 {
-            self.complete = true;
+        if head.complete.get() == 1 && !self.complete {
+            let believes = self.planted.has(Bug::CompleteWithGap) || self.planted.has(Bug::SkipFreedPart);
+            if self.has_gap() && !believes {
+                return Err(WireError::Protocol("a copy with a gap is called complete"));
+            }
+            (self.complete, self.whole_at) = (true, self.log.last());
         }
         Ok(Verdict::Taken)
     }
 
+    /// The record of the next header, checked (P11), and its data, which is taken off the front of `data`.
+    fn next_record<'a>(
+        &self,
+        sequence: u64,
+        header: &RecordHeader,
+        data: &mut &'a [u8],
+    ) -> Result<(Record, &'a [u8]), WireError> {
+        let record = header.parse()?;
+        let Some((own, rest)) = data.split_at_checked(record.data_length()) else {
+            return Err(WireError::Protocol("fewer data than the records say"));
+        };
+        *data = rest;
+        let sum = checksum(sequence, record.offset, record.length, record.kind, own);
+        if sum != record.checksum && !self.planted.has(Bug::SkipChecksum) {
+            return Err(WireError::Checksum(sequence));
+        }
+        Ok((record, own))
+    }
+
+    /// Whether records are missing that are older than those here and not freed.
+    fn has_gap(&self) -> bool {
+        self.log.freed() > self.freed
+    }
+
     fn free_to(&mut self, sequence: u64) {
+        self.freed = self.freed.max(sequence);
         if !self.planted.has(Bug::KeepFreed) {
             self.log.free_to(sequence);
         }
     }
 
-    fn confirmed_freed(&self) -> u64 {
-        if self.planted.has(Bug::KeepFreed) { self.log.last() } else { self.log.freed() }
-    }
-
     /// What is held in memory.
     #[must_use]
     pub fn held(&self) -> Held {
-        let (last, freed) = (self.log.last(), self.confirmed_freed());
-        Held { epoch: self.epoch, last, freed, complete: self.complete }
+        let Replica { epoch, freed, complete, .. } = *self;
+        let (last, gap) = (self.log.last(), if complete { freed } else { self.log.freed() });
+        match self.planted.has(Bug::KeepFreed) {
+            true => Held { epoch, last, freed: last, gap: last, complete },
+            false => Held { epoch, last, freed, gap, complete },
+        }
     }
 
-    /// What has to be at rest beside the records, for a copy on flash.
+    /// What has to be at rest beside the records, for a copy on flash of which everything up to `stored` is at rest.
     #[must_use]
-    pub fn state(&self) -> State {
-        let Replica { epoch, lineage, complete, .. } = *self;
-        State { epoch, lineage, freed: self.log.freed(), complete }
+    pub fn state(&self, stored: u64) -> State {
+        let Replica { epoch, lineage, .. } = *self;
+        let freed = self.freed.min(self.log.freed());
+        State { epoch, lineage, freed, complete: self.complete && stored >= self.whole_at }
     }
 
     /// Whether a copy on flash may be confirmed before it is at rest: never.
@@ -345,7 +393,8 @@ mod tests {
     #[test]
     fn a_complete_copy_found_on_flash_is_not_thrown_away_for_a_stranger() {
         let mut replica = filled();
-        let state = replica.state();
+        let state = replica.state(3);
+        assert!(!replica.state(2).complete, "not all that it was filled with is at rest");
         let (log, _) = std::mem::replace(&mut replica, filled()).into_log();
         let mut found = Replica::recovered(log, state);
         let counted = Hello { counted: 1.into(), ..hello(9, 9, (8, 20), 2) };

@@ -1,4 +1,4 @@
-//! What owner and replica say to each other, version 1: the meta parts of `weir-net` frames.
+//! What owner and replica say to each other, version 2: the meta parts of `weir-net` frames.
 //!
 //! All integers are little-endian. The numbers of [`MessageKind`] are fixed for ever; a new message gets a new
 //! number, a changed one too.
@@ -24,10 +24,10 @@ pub enum MessageKind {
     /// Owner to replica, first on every connection: [`Hello`]. (1 was a Hello that knew one ancestor only, 5 one that did not
     /// say whether the copy counts.)
     Hello = 6,
-    /// Replica to owner, the answer to a Hello and to every batch: [`Confirm`].
-    Confirm = 2,
-    /// Owner to replica: [`Batch`], its [`RecordHeader`]s, and their data behind each other.
-    Batch = 3,
+    /// Replica to owner, the answer to a Hello and to every batch: [`Confirm`]. (2 was one that knew no gap.)
+    Confirm = 10,
+    /// Owner to replica: [`Batch`], its [`RecordHeader`]s, and their data behind each other. (3 was one that came in order.)
+    Batch = 11,
     /// Replica to owner: [`Refuse`].
     Refuse = 4,
 }
@@ -106,15 +106,16 @@ impl Hello {
     }
 }
 
-/// A replica says what it holds. 32 bytes.
+/// A replica says what it holds. 40 bytes.
 ///
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | epoch that the replica has seen |
-/// | 8 | 8 | last record held: all up to it are held or freed |
+/// | 8 | 8 | last record held: all between the gap and it are held |
 /// | 16 | 8 | last record freed |
-/// | 24 | 4 | 1 when the copy is complete ([`Batch`]), else 0 |
-/// | 28 | 4 | zero |
+/// | 24 | 8 | gap: the records behind the last one freed, up to this one, are not here; the last one freed if there is no gap |
+/// | 32 | 4 | 1 when the copy is complete ([`Batch`]), else 0 |
+/// | 36 | 4 | zero |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Confirm {
@@ -125,6 +126,8 @@ pub struct Confirm {
     /// See the table.
     pub freed: U64,
     /// See the table.
+    pub gap: U64,
+    /// See the table.
     pub complete: U32,
     /// Zero.
     pub zero: U32,
@@ -134,18 +137,39 @@ impl Confirm {
     /// Says that this is held.
     #[must_use]
     pub fn new(held: Held) -> Confirm {
-        let Held { epoch, last, freed, complete } = held;
+        let Held { epoch, last, freed, gap, complete } = held;
         Confirm {
             epoch: epoch.into(),
             last: last.into(),
             freed: freed.into(),
+            gap: gap.into(),
             complete: u32::from(complete).into(),
             zero: 0.into(),
         }
     }
+
+    /// What it says.
+    ///
+    /// # Errors
+    /// It contradicts itself.
+    pub fn held(&self) -> Result<Held, WireError> {
+        let held = Held {
+            epoch: self.epoch.get(),
+            last: sequence(self.last)?,
+            freed: sequence(self.freed)?,
+            gap: sequence(self.gap)?,
+            complete: self.complete.get() == 1,
+        };
+        let Held { last, freed, gap, complete, .. } = held;
+        if freed > gap || gap > last || (complete && gap > freed) {
+            return Err(WireError::Protocol("a copy that cannot be"));
+        }
+        Ok(held)
+    }
 }
 
-/// A run of records. 32 bytes, then `count` × [`RecordHeader`].
+/// A run of records: it follows the last one that the replica holds, or ends right before the first one, in the gap. A copy that holds
+/// nothing and is not complete begins with whatever comes first. 32 bytes, then `count` × [`RecordHeader`].
 ///
 /// | offset | size | field |
 /// |---|---|---|
@@ -317,7 +341,17 @@ mod tests {
 
     #[test]
     fn golden_layouts() {
-        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [64, 32, 32]);
+        assert_eq!([size_of::<Hello>(), size_of::<Confirm>(), size_of::<Batch>()], [64, 40, 32]);
+        let numbers = [MessageKind::Hello, MessageKind::Confirm, MessageKind::Batch, MessageKind::Refuse];
+        assert_eq!(numbers.map(|kind| kind as u16), [6, 10, 11, 4]);
+        let held = Held { epoch: 1, last: 5, freed: 2, gap: 3, complete: false };
+        #[rustfmt::skip]
+        assert_eq!(Confirm::new(held).as_bytes(), [
+            1,0,0,0,0,0,0,0, 5,0,0,0,0,0,0,0, 2,0,0,0,0,0,0,0, 3,0,0,0,0,0,0,0, 0,0,0,0, 0,0,0,0,
+        ]);
+        assert_eq!(Confirm::new(held).held(), Ok(held));
+        assert!(Confirm::new(Held { complete: true, ..held }).held().is_err(), "complete and a gap");
+        assert!(Confirm::new(Held { gap: 6, ..held }).held().is_err(), "a gap behind its end");
         assert_eq!([size_of::<RecordHeader>(), size_of::<Refuse>()], [20, 8]);
         let hello = Hello::new(7, Lineage::new(1).continued(2, 10).continued(3, 20), 15, true);
         #[rustfmt::skip]

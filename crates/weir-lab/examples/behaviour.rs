@@ -1,5 +1,5 @@
-//! Measures what guests feel while Weir copes, with real processes, and prints it: `make heal`, `make fill-picture` and
-//! `make neighbours`. Needs root.
+//! Measures what guests feel while Weir copes, with real processes, and prints it: `make heal`, `make join`, `make fill-picture`
+//! and `make neighbours`. Needs root.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/mod.rs"]
@@ -41,6 +41,16 @@ enum What {
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1024))]
         dirty: u64,
     },
+    /// A disk with a large log gets a second replica under a guest that writes with a queue of 16: what part of the throughput of
+    /// two replicas the guest has meanwhile.
+    Join {
+        /// Dirty data to be copied, in MiB; the log has 4 GiB.
+        #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=1900))]
+        dirty: u64,
+        /// How often; the median is printed.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+        rounds: u64,
+    },
     /// A guest that writes faster than the backing takes: latency against time as SVG and CSV.
     FillPicture {
         /// How long it writes, in seconds.
@@ -56,6 +66,13 @@ enum What {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
     },
+}
+
+/// The part of its throughput that a guest keeps while a replica is added.
+#[derive(Serialize)]
+struct Kept {
+    rounds: u64,
+    median: f64,
 }
 
 fn main() {
@@ -75,6 +92,17 @@ fn main() {
                 let shape = Shape { depth, read_percent: 0, rate: None };
                 print(output, "a replica is added", &fill_copy(shape, dirty << 20, seed));
             }
+        }
+        What::Join { dirty, rounds } => {
+            let mut kept = Vec::new();
+            for round in 0..rounds {
+                let shape = Shape { depth: 16, read_percent: 0, rate: None };
+                let filled = fill_copy(shape, dirty << 20, seed + round);
+                print(output, "a second replica is added", &filled);
+                kept.push(filled.kept_of_after);
+            }
+            kept.sort_by(f64::total_cmp);
+            print(output, "of two replicas' throughput", &Kept { rounds, median: kept[kept.len() / 2] });
         }
         What::FillPicture { seconds, out } => {
             let filling = fill_log(Duration::from_secs(seconds), seed);

@@ -127,6 +127,7 @@ impl World {
 
     fn owner_hears(&mut self, connection: usize, message: Message) {
         let Connection { owner: process, replica, .. } = self.connections[connection];
+        let planted = self.planted;
         let Some(owner) = &mut self.nodes[process.node].owner else { return };
         if !owner.channels.iter().any(|channel| channel.connection == connection) {
             return;
@@ -134,10 +135,11 @@ impl World {
         let node = name(replica.node);
         match message {
             Message::Confirm(confirm) => {
-                let (last, freed) = (confirm.last.get(), confirm.freed.get());
-                let complete = confirm.complete.get() == 1;
-                let held = Held { epoch: confirm.epoch.get(), last, freed, complete };
-                if owner.join(connection, last) {
+                let held = match confirm.held() {
+                    Ok(held) => held,
+                    Err(error) => return self.fail(|| format!("a replica confirms nonsense: {error}")),
+                };
+                if owner.join(connection, held, planted) {
                     self.step(process, Event::PeerJoined(node.clone()));
                 }
                 self.step(process, Event::PeerConfirmed { node, held });

@@ -3,17 +3,18 @@
 use std::collections::VecDeque;
 
 use weir_accel::checkpoint::{self, Step};
+use weir_accel::feed::{Feed, Limits, Run};
 use weir_accel::lineage::Lineage;
-use weir_accel::owner::Owner;
+use weir_accel::owner::{Held, Owner};
 use weir_accel::planted::{Bug, Planted};
-use weir_accel::wire::{Batch, Hello, RecordHeader};
+use weir_accel::wire::{Hello, RecordHeader};
 use weir_accel::{Configuration, Former, Layout, Log, Record, RecordKind};
 use weir_block::Nanos;
 
 use crate::world::{BLOCK, LOG, Message, PEER_DEADLINE, name};
 
 /// Most records in one batch: few, so that many batches are under way.
-const BATCH: usize = 3;
+const BATCH: Limits = Limits { records: 3, bytes: usize::MAX };
 
 /// Most records in one checkpoint.
 const CHECKPOINT: u64 = 6;
@@ -22,11 +23,11 @@ const CHECKPOINT: u64 = 6;
 pub struct Channel {
     pub node: usize,
     pub connection: usize,
-    pub joined: bool,
     pub since: Nanos,
-    next: u64,
+    /// What the Hello told.
     told: (u64, u64),
-    complete: bool,
+    /// What comes next; it has not joined before there is one.
+    pub feed: Option<Feed>,
 }
 
 #[derive(Default)]
@@ -145,49 +146,41 @@ impl OwnerProcess {
     pub fn connect(&mut self, node: usize, connection: usize, now: Nanos) -> Message {
         let epoch = self.owner.configuration().epoch;
         let told = (epoch, self.log.freed());
-        let channel = Channel { node, connection, joined: false, since: now, next: 0, told, complete: false };
+        let channel = Channel { node, connection, since: now, told, feed: None };
         self.channels.push(channel);
         let counted = self.owner.configuration().replicas.contains(&name(node));
         Message::Hello(Hello::new(epoch, self.lineage, self.log.freed(), counted))
     }
 
     /// The first confirmation says where to begin.
-    pub fn join(&mut self, connection: usize, last: u64) -> bool {
-        let next = last.max(self.log.freed()) + 1;
+    pub fn join(&mut self, connection: usize, held: Held, planted: Planted) -> bool {
         match self.channels.iter_mut().find(|channel| channel.connection == connection) {
-            Some(channel) if !channel.joined => {
-                (channel.joined, channel.next) = (true, next);
+            Some(channel) if channel.feed.is_none() => {
+                let mut feed = Feed::new(held, &self.log, channel.told);
+                feed.plant(planted);
+                channel.feed = Some(feed);
                 true
             }
             _ => false,
         }
     }
 
-    /// What a replica is to be sent next.
-    pub fn batch(&mut self, place: usize) -> Option<(usize, Message)> {
+    /// What a replica is to be sent next: of the backlog, or of what is new.
+    pub fn batch(&mut self, place: usize, backlog: bool) -> Option<(usize, Message)> {
         let epoch = self.owner.configuration().epoch;
         let (channel, log) = (&mut self.channels[place], &self.log);
-        let first = channel.next.max(log.freed() + 1);
-        let told = (epoch, log.freed());
-        if !channel.joined || (first > log.last() && channel.told == told && channel.complete) {
-            return None;
-        }
+        let feed = channel.feed.as_mut()?;
+        let run = match backlog {
+            true => feed.backlog(log, epoch, BATCH),
+            false => feed.live(log, epoch, BATCH),
+        };
+        let Run { head, first, last, .. } = run?;
         let mut headers = Vec::new();
         let mut data = Vec::new();
-        for (_, record) in log.range(first, log.last()).take(BATCH) {
+        for (_, record) in log.range(first, last) {
             headers.push(RecordHeader::of(record));
             data.extend_from_slice(log.data(record));
         }
-        channel.next = first + headers.len() as u64;
-        channel.complete |= channel.next > log.last();
-        channel.told = told;
-        let head = Batch {
-            epoch: epoch.into(),
-            first: first.into(),
-            freed: told.1.into(),
-            count: (headers.len() as u32).into(),
-            complete: u32::from(channel.complete).into(),
-        };
         Some((channel.connection, Message::Batch(head, headers, data)))
     }
 
@@ -198,10 +191,9 @@ impl OwnerProcess {
 
     /// Whether a replica has not been sent everything.
     pub fn has_unsent(&self) -> bool {
-        let told = (self.owner.configuration().epoch, self.log.freed());
-        let behind = |channel: &Channel| {
-            channel.joined && (channel.next <= self.log.last() || channel.told != told || !channel.complete)
-        };
+        let epoch = self.owner.configuration().epoch;
+        let unsent = |feed: &Feed| feed.has_unsent(&self.log, epoch);
+        let behind = |channel: &Channel| channel.feed.as_ref().is_some_and(unsent);
         self.channels.iter().any(behind)
     }
 
@@ -257,7 +249,7 @@ impl OwnerProcess {
 
     /// When something is due without an event.
     pub fn deadline(&self) -> Nanos {
-        let silent = self.channels.iter().filter(|channel| !channel.joined);
+        let silent = self.channels.iter().filter(|channel| channel.feed.is_none());
         let silent = silent.map(|channel| channel.since + PEER_DEADLINE).min().unwrap_or(Nanos::NEVER);
         self.owner.deadline().min(silent)
     }

@@ -169,8 +169,10 @@ impl World {
     fn expire(&mut self, process: Process) {
         let now = self.now;
         let Some(owner) = self.owner(process) else { return };
-        let silent =
-            owner.channels.iter().filter(|channel| !channel.joined && now >= channel.since + PEER_DEADLINE);
+        let silent = owner
+            .channels
+            .iter()
+            .filter(|channel| channel.feed.is_none() && now >= channel.since + PEER_DEADLINE);
         let silent: Vec<usize> = silent.map(|channel| channel.node).collect();
         for node in silent {
             self.step(process, Event::PeerLost(name(node)));
@@ -185,11 +187,14 @@ impl World {
             if place >= owner.channels.len() {
                 break;
             }
+            // The backlog rests now and then.
+            let rests = self.rng.bool();
             for _ in 0..=most {
-                let Some((connection, batch)) = self.owner(process).and_then(|owner| owner.batch(place))
-                else {
-                    break;
-                };
+                let backlog = !rests && self.rng.bool();
+                let batch = |owner: &mut OwnerProcess, backlog| owner.batch(place, backlog);
+                let Some(owner) = self.owner(process) else { return };
+                let next = batch(owner, backlog).or_else(|| batch(owner, !backlog && !rests));
+                let Some((connection, batch)) = next else { break };
                 self.send(connection, Side::Replica, batch);
             }
         }

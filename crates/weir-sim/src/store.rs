@@ -156,12 +156,13 @@ impl World {
         let (Some(store), Some(replica), None) = (&mut node.store, &mut node.replica, &node.owner) else {
             return;
         };
-        let state = replica.state();
+        let state = replica.state(store.journal.stored().last);
         let began = store.advance(replica.log_mut(), state);
         if store.failed {
             return self.cut_all(|connection| connection.replica == process && connection.greeted);
         }
-        let held = if replica.confirms_unstored() { replica.held() } else { store.journal.stored() };
+        let unstored = replica.confirms_unstored() || !replica.is_complete();
+        let held = if unstored { replica.held() } else { store.journal.stored() };
         let rests = store.journal.has_caught_up(replica.log(), &state);
         if began {
             self.frame_begins(process.node);

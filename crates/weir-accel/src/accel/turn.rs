@@ -35,7 +35,7 @@ impl<L: Destage> Accel<L> {
         self.look_again = if holds_right { Nanos::NEVER } else { now + RIGHT_POLL };
         let freed = self.log.freed();
         if !self.owner.is_fenced() {
-            let hurry = self.owner.is_stuck();
+            let hurry = self.owner.hurries();
             self.peers.send(reactor, &self.log, self.identity.epoch, hurry, &mut self.events);
             self.put_to_rest(reactor);
             if holds_right || self.planted.has(Bug::DestageWithoutLease) {

@@ -130,10 +130,12 @@ impl Journal {
         self.in_flight.is_some()
     }
 
-    /// Whether everything that the log holds, and this state, is at rest.
+    /// Whether everything that is to be at rest, and this state, is. Records come to rest in order: those of a copy that is being
+    /// filled, whose oldest are still missing, once nothing is missing any more.
     #[must_use]
     pub fn has_caught_up(&self, log: &Log, state: &State) -> bool {
-        self.in_flight.is_none() && self.told == Some(*state) && self.framed == log.last()
+        let framed = self.framed == log.last() || self.has_gap(log, state);
+        self.in_flight.is_none() && self.told == Some(*state) && framed
     }
 
     /// The log was cut off or begun anew: what is behind its last record now does not count any more.
@@ -172,7 +174,8 @@ impl Journal {
         }
         self.framed = self.framed.max(state.freed);
         let first = self.framed + 1;
-        let length = self.gather(log, first, pieces);
+        let last = if self.has_gap(log, &state) { self.framed } else { log.last() };
+        let length = self.gather(log, (first, last), pieces);
         if !self.headers.is_empty()
             && let Some(position) = self.place(length)
         {
@@ -200,10 +203,10 @@ impl Journal {
     }
 
     /// Chooses the records; returns the frame's length.
-    fn gather(&mut self, log: &Log, first: u64, pieces: &mut Vec<(usize, usize)>) -> u64 {
+    fn gather(&mut self, log: &Log, (first, last): (u64, u64), pieces: &mut Vec<(usize, usize)>) -> u64 {
         self.forget(pieces);
         let mut length = BLOCK;
-        for (_, record) in log.range(first, log.last()).take(MOST_RECORDS) {
+        for (_, record) in log.range(first, last).take(MOST_RECORDS) {
             let room = data_room(record);
             if length > BLOCK && length + room > BLOCK + MOST_BYTES {
                 break;
@@ -216,6 +219,11 @@ impl Journal {
             self.headers.push(RecordHeader::of(record));
         }
         length
+    }
+
+    /// Whether records are missing that are older than those in the log and not freed.
+    fn has_gap(&self, log: &Log, state: &State) -> bool {
+        log.freed() > state.freed && !self.planted.has(Bug::RestBesideGap)
     }
 
     fn forget(&mut self, pieces: &mut Vec<(usize, usize)>) {
@@ -253,7 +261,8 @@ impl Journal {
         }
         self.framed = last;
         self.told = Some(state);
-        let held = Held { epoch: state.epoch, last, freed: state.freed, complete: state.complete };
+        let State { epoch, freed, complete, .. } = state;
+        let held = Held { epoch, last, freed, gap: freed, complete };
         self.in_flight = Some(InFlight { held, tail });
         Write { offset: place.offset(records.is_some(), self.ring), length, pins: self.pins }
     }

@@ -205,7 +205,8 @@ proptest! {
         // Whatever is left finds room, however full the ring was.
         while rig.write(None) {}
         prop_assert!(rig.journal.has_caught_up(&rig.log, &rig.state));
-        let held = Held { epoch: rig.state.epoch, last: rig.log.last(), freed: rig.state.freed, complete: true };
+        let State { epoch, freed, .. } = rig.state;
+        let held = Held { epoch, last: rig.log.last(), freed, gap: freed, complete: true };
         prop_assert_eq!(rig.journal.stored(), held);
         rig.crash();
     }

@@ -25,15 +25,26 @@ impl Member {
     /// It has said what it holds.
     pub fn confirmed(&mut self, now: Nanos, held: Held) {
         let before = self.held;
-        self.held = Held {
-            epoch: before.epoch.max(held.epoch),
-            last: before.last.max(held.last),
-            freed: before.freed.max(held.freed),
-            complete: before.complete || held.complete,
+        // What it says while it is being filled ends with that: on flash it then says what is at rest, which may be less.
+        self.held = match before.complete {
+            true => Held {
+                epoch: before.epoch.max(held.epoch),
+                last: before.last.max(held.last),
+                freed: before.freed.max(held.freed),
+                gap: held.gap,
+                complete: before.complete || held.complete,
+            },
+            false => held,
         };
         if self.held != before {
             self.progress = now;
         }
+    }
+
+    /// Everything up to here is held, as far as acknowledging depends on this copy. One that is being filled holds the newest
+    /// records first, so it counts for nothing before it is complete.
+    pub fn last(&self) -> u64 {
+        if self.held.complete { self.held.last } else { 0 }
     }
 
     /// Whether an answer is expected of it: that its copy is as `due` says, or further.

@@ -35,10 +35,12 @@ impl Watermarks {
 pub struct Held {
     /// The epoch that it knows.
     pub epoch: u64,
-    /// Sequence number of the newest record; those before it are held or freed.
+    /// Sequence number of the newest record; those between the gap and it are held.
     pub last: u64,
     /// Sequence number of the newest record that it has freed.
     pub freed: u64,
+    /// Up to here, what is not freed is not there yet: the copy is being filled. `freed` when nothing is missing.
+    pub gap: u64,
     /// It holds every record that was live when the owner said so, and all that followed.
     pub complete: bool,
 }

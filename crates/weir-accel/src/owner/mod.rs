@@ -220,7 +220,7 @@ impl Owner {
 
     fn held_by_members(&self) -> u64 {
         let needed = self.members.iter().filter(|member| self.is_needed(member));
-        let last = needed.map(|member| member.held.last);
+        let last = needed.map(|member| member.last());
         if self.planted.has(Bug::AcknowledgeOneCopyShort) {
             return last
                 .max()
@@ -382,7 +382,8 @@ impl Owner {
     /// does not know: whoever has confirmed in this epoch does not do so before the next one.
     fn due(&self, last: u64) -> Held {
         let epoch = if self.planted.has(Bug::IgnoreCopyEpoch) { 0 } else { self.configuration.epoch };
-        Held { epoch, last, freed: self.bypassed_at, complete: true }
+        let freed = self.bypassed_at;
+        Held { epoch, last, freed, gap: freed, complete: true }
     }
 
     fn joined(&mut self, now: Nanos, node: String) {
@@ -543,6 +544,13 @@ impl Owner {
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         self.restoring || self.members.iter().any(|member| self.is_needed(member) && !member.connected)
+    }
+
+    /// Whether guests wait for a copy that is being filled, so that it may take everything.
+    #[must_use]
+    pub fn hurries(&self) -> bool {
+        let waits = |member: &Member| self.is_needed(member) && !member.held.complete;
+        self.is_stuck() || self.members.iter().any(waits)
     }
 
     /// Whether the configuration is as requested and everybody is there.

@@ -61,7 +61,8 @@ impl Case {
 
     fn confirm(&mut self, node: &str, last: u64) {
         let epoch = self.owner.configuration().epoch;
-        let held = Held { epoch, last, freed: self.owner.marks().freed, complete: true };
+        let freed = self.owner.marks().freed;
+        let held = Held { epoch, last, freed, gap: freed, complete: true };
         self.step(Event::PeerConfirmed { node: node.into(), held });
     }
 
@@ -190,7 +191,7 @@ fn who_keeps_records_older_than_a_bypassing_write_is_not_ready() {
     case.owner.bypassed();
     case.step(Event::PeerJoined("b".into()));
     for (freed, proposals) in [(0, vec![]), (5, vec![(set(&["b"]), true)])] {
-        let held = Held { epoch: 1, last: 5, freed, complete: true };
+        let held = Held { epoch: 1, last: 5, freed, gap: freed, complete: true };
         case.step(Event::PeerConfirmed { node: "b".into(), held });
         assert_eq!(case.proposals(), proposals);
     }
@@ -408,4 +409,35 @@ fn a_disk_on_its_way_to_a_successor_has_nothing_misplaced() {
     case.effects.clear();
     case.step(Event::Successor(None));
     assert_eq!(case.effects, [want(None, &["c"], &["c"])], "it did not come to that");
+}
+
+/// It has lost its copy, and gets the newest records first: those are nothing to count on.
+#[test]
+fn a_member_that_is_filled_anew_counts_for_nothing_before_it_is_complete() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerJoined("b".into()));
+    case.step(Event::Appended(6));
+    let filling = |gap| Held { epoch: 2, last: 6, freed: 0, gap, complete: false };
+    let confirmed = |gap| Event::PeerConfirmed { node: "b".into(), held: filling(gap) };
+    case.step(confirmed(4));
+    assert_eq!(case.acknowledged(), 4);
+    assert!(case.owner.hurries(), "the guest waits for it");
+    let before = case.owner.deadline();
+    case.at(NOW + RETRY, confirmed(2));
+    assert_eq!(case.owner.deadline(), before + RETRY, "a smaller gap is progress");
+    case.step(Event::PeerConfirmed { node: "b".into(), held: Held { complete: true, ..filling(0) } });
+    assert_eq!(case.acknowledged(), 6);
+    assert!(!case.owner.hurries());
+}
+
+/// A copy on flash says what is in memory while it is filled, and then what is at rest.
+#[test]
+fn what_a_copy_said_while_it_was_filled_is_not_what_it_holds() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerJoined("b".into()));
+    case.step(Event::Appended(9));
+    let held = Held { epoch: 2, last: 9, freed: 0, gap: 4, complete: false };
+    case.step(Event::PeerConfirmed { node: "b".into(), held });
+    case.confirm("b", 6);
+    assert_eq!(case.acknowledged(), 6);
 }
