@@ -109,7 +109,7 @@ impl Feed {
         let last = self.backlog;
         if self.planted.has(Bug::SkipFreedPart)
             && self.told.1 < log.freed()
-            && last < log.freed() + limits.records as u64
+            && last < log.freed() + 4 * limits.records as u64
         {
             self.backlog = self.backlog.min(log.freed());
             return None;

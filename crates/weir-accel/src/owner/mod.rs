@@ -419,7 +419,8 @@ impl Owner {
         }
         if needed {
             let member = &mut self.members[place];
-            (member.connected, member.held.complete) = (false, false);
+            // What it has confirmed still counts; whether there is more, it says when it is back.
+            member.connected = false;
             self.ask_absent = false;
             effects.push(Effect::Tell("replica-lost", format!("replica on {node} is lost")));
         } else {
