@@ -22,6 +22,9 @@ pub enum ChangeError {
     /// The record cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// The change was sent, and may be committed or be committed yet; what was heard instead.
+    #[error("the registry has not said what became of a change: {0}")]
+    Doubtful(String),
     /// The registry does not answer, or this node has lost its place in it.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -31,7 +34,14 @@ impl ChangeError {
     /// Whether the change may yet be committed: it was sent, and nothing was heard of it.
     #[must_use]
     pub fn is_doubtful(&self) -> bool {
-        matches!(self, ChangeError::Registry(RegistryError::Unavailable { .. }))
+        matches!(self, ChangeError::Doubtful(_))
+    }
+
+    fn doubtful(self) -> ChangeError {
+        match self {
+            ChangeError::Doubtful(_) => self,
+            error => ChangeError::Doubtful(error.to_string()),
+        }
     }
 }
 
@@ -41,7 +51,7 @@ impl From<ChangeError> for ApiError {
             ChangeError::NoDisk(_) => ApiErrorKind::NotFound,
             ChangeError::Refused(_) => ApiErrorKind::Refused,
             ChangeError::Record(_) => ApiErrorKind::Failed,
-            ChangeError::Registry(_) => ApiErrorKind::Unavailable,
+            ChangeError::Registry(_) | ChangeError::Doubtful(_) => ApiErrorKind::Unavailable,
         };
         ApiError::new(kind, error.to_string())
     }
@@ -57,70 +67,91 @@ pub async fn read(registry: &dyn Registry, disk: &str) -> Result<(Entry, DiskRec
     Ok((entry, record))
 }
 
-/// Replaces the record of `disk` by what `compute` makes of it, while this node's session stands.
+/// A record after a change.
+#[derive(Clone, Debug)]
+pub struct Changed {
+    /// What the registry has.
+    pub record: DiskRecord,
+    /// Whether this change was committed; false when there was nothing to change. Only a commit proves that nothing which was sent
+    /// before can commit any more.
+    pub committed: bool,
+}
+
+/// Replaces the record of `disk` by what `compute` makes of it, while this node's session stands. With `taken_from`, only while
+/// the session of that owner is over: an owner whose session ended and that has a new one by now may have read the record in
+/// between, and serves on the strength of that (P2).
 ///
 /// When the registry's answer is lost, the record is read again: what stands there then decides.
 ///
 /// # Errors
-/// As [`read`], and whatever `compute` refuses.
+/// As [`read`], and whatever `compute` refuses; [`RegistryError::Conflict`] when the owner is there again;
+/// [`ChangeError::Doubtful`] once something was sent of which nothing was heard, whatever came of later attempts.
 pub async fn change(
-    registry: &dyn Registry,
-    session: &NodeSession,
-    disk: &str,
-    compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-) -> Result<DiskRecord, ChangeError> {
-    replace(registry, session, disk, None, compute).await
-}
-
-/// As [`change`], and only while the session of `owner`, from whom the disk is taken, is over: an owner whose session ended and
-/// that has a new one by now may have read the record in between, and serves on the strength of that (P2).
-///
-/// # Errors
-/// As [`change`]; [`RegistryError::Conflict`] when the owner is there again.
-pub async fn take(
-    registry: &dyn Registry,
-    session: &NodeSession,
-    disk: &str,
-    owner: &NodeRef,
-    compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-) -> Result<DiskRecord, ChangeError> {
-    replace(registry, session, disk, Some(owner), compute).await
-}
-
-async fn replace(
     registry: &dyn Registry,
     session: &NodeSession,
     disk: &str,
     taken_from: Option<&NodeRef>,
     compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-) -> Result<DiskRecord, ChangeError> {
-    let mut last = RegistryError::Conflict { current: Vec::new() };
+) -> Result<Changed, ChangeError> {
+    let mut doubtful = false;
+    let mut last = ChangeError::from(RegistryError::Conflict { current: Vec::new() });
     for _ in 0..ATTEMPTS {
-        let over = match taken_from {
-            Some(owner) => Some(session_over(registry, owner).await?),
-            None => None,
-        };
-        let (entry, record) = read(registry, disk).await?;
-        let next = compute(&record)?;
-        if next == record {
-            return Ok(next);
-        }
-        let replace = next.replace(&entry).when(session.guard());
-        let replace = over.into_iter().fold(replace, Transaction::when);
-        match registry.transact(replace).await {
-            Ok(_) => return Ok(next),
-            Err(error @ RegistryError::Conflict { .. }) => last = error,
-            Err(error @ RegistryError::Unavailable { .. }) => {
-                let (_, now) = read(registry, disk).await?;
-                if now == next {
-                    return Ok(next);
+        match attempt(registry, session, disk, taken_from, &compute).await {
+            Ok(Attempt::Done(changed)) => return Ok(*changed),
+            Ok(Attempt::Overtaken(error)) => last = error.into(),
+            Ok(Attempt::Unheard { sent, error }) => {
+                doubtful = true;
+                match read(registry, disk).await {
+                    Ok((_, record)) if record == *sent => return Ok(Changed { record, committed: true }),
+                    Ok(_) => last = error.into(),
+                    Err(error) => return Err(error.doubtful()),
                 }
-                last = error;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) if doubtful => return Err(error.doubtful()),
+            Err(error) => return Err(error),
         }
     }
-    Err(last.into())
+    Err(if doubtful { last.doubtful() } else { last })
+}
+
+/// What came of one attempt.
+enum Attempt {
+    Done(Box<Changed>),
+    /// The record has changed meanwhile.
+    Overtaken(RegistryError),
+    /// This was sent, and nothing was heard of it.
+    Unheard {
+        sent: Box<DiskRecord>,
+        error: RegistryError,
+    },
+}
+
+async fn attempt(
+    registry: &dyn Registry,
+    session: &NodeSession,
+    disk: &str,
+    taken_from: Option<&NodeRef>,
+    compute: &impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+) -> Result<Attempt, ChangeError> {
+    let over = match taken_from {
+        Some(owner) => Some(session_over(registry, owner).await?),
+        None => None,
+    };
+    let (entry, record) = read(registry, disk).await?;
+    let next = compute(&record)?;
+    if next == record {
+        return Ok(Attempt::Done(Box::new(Changed { record, committed: false })));
+    }
+    let replace = next.replace(&entry).when(session.guard());
+    let replace = over.into_iter().fold(replace, Transaction::when);
+    match registry.transact(replace).await {
+        Ok(_) => Ok(Attempt::Done(Box::new(Changed { record: next, committed: true }))),
+        Err(error @ RegistryError::Conflict { .. }) => Ok(Attempt::Overtaken(error)),
+        Err(error @ RegistryError::Unavailable { .. }) => {
+            Ok(Attempt::Unheard { sent: Box::new(next), error })
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
@@ -216,7 +247,8 @@ mod tests {
         let (registry, session) = cluster(directory.path()).await;
         let me = session.node_ref();
         registry.unanswered.store(1, Ordering::Relaxed);
-        let claimed = change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap();
+        let claimed =
+            change(&*registry, &session, "d", None, |record| claim_free(record, &me)).await.unwrap().record;
         assert_eq!((claimed.epoch, claimed.owner.as_ref()), (1, Some(&me)), "committed once, not twice");
         assert_eq!(read(&*registry, "d").await.unwrap().1, claimed);
     }
@@ -229,10 +261,27 @@ mod tests {
             set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1))
         };
         registry.lost.store(3, Ordering::Relaxed);
-        assert_eq!(change(&*registry, &session, "d", wanted).await.unwrap().epoch, 1);
+        assert_eq!(change(&*registry, &session, "d", None, wanted).await.unwrap().record.epoch, 1);
         registry.lost.store(1000, Ordering::Relaxed);
-        let error = change(&*registry, &session, "d", wanted).await.unwrap_err();
-        assert!(matches!(error, ChangeError::Registry(RegistryError::Unavailable { .. })), "{error}");
+        let error = change(&*registry, &session, "d", None, wanted).await.unwrap_err();
+        assert!(error.is_doubtful(), "{error}");
+    }
+
+    /// What was sent may commit late: that a later attempt is refused says nothing about it.
+    #[tokio::test]
+    async fn a_refusal_does_not_end_an_earlier_attempts_doubt() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, session) = cluster(directory.path()).await;
+        let attempts = AtomicUsize::new(0);
+        let compute = |record: &DiskRecord| match attempts.fetch_add(1, Ordering::Relaxed) {
+            0 => set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1)),
+            _ => Err(Refusal::NotOwned),
+        };
+        registry.lost.store(1, Ordering::Relaxed);
+        let error = change(&*registry, &session, "d", None, compute).await.unwrap_err();
+        assert!(error.is_doubtful(), "{error}");
+        let refused = change(&*registry, &session, "d", None, |_| Err(Refusal::NotOwned)).await.unwrap_err();
+        assert!(!refused.is_doubtful(), "nothing was sent: {refused}");
     }
 
     #[tokio::test]
@@ -241,11 +290,12 @@ mod tests {
         let (registry, session) = cluster(directory.path()).await;
         let me = session.node_ref();
         registry.revoke(session.lease()).await.unwrap();
-        let error = change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap_err();
+        let error =
+            change(&*registry, &session, "d", None, |record| claim_free(record, &me)).await.unwrap_err();
         assert!(matches!(error, ChangeError::Registry(RegistryError::Conflict { .. })), "{error}");
         assert_eq!(read(&*registry, "d").await.unwrap().1.owner, None);
         session.register_again().await.unwrap();
-        change(&*registry, &session, "d", |record| claim_free(record, &me)).await.unwrap();
+        change(&*registry, &session, "d", None, |record| claim_free(record, &me)).await.unwrap();
     }
 
     /// The session ends, somebody looks, the owner has a new session and confirms itself, and then the takeover's transaction comes.
@@ -256,9 +306,10 @@ mod tests {
         let (me, owner) = (session.node_ref(), NodeRef::new("n2", 1));
         let record = NodeRecord { name: "n2".into(), ..session.record() };
         let other = NodeSession::start(registry.clone(), record, SessionConfig::default()).await.unwrap();
-        change(&*registry, &other, "d", |record| claim_free(record, &owner)).await.unwrap();
+        change(&*registry, &other, "d", None, |record| claim_free(record, &owner)).await.unwrap();
         let gone = OwnerGone { owner: owner.clone(), how: Gone::LeaseEnded };
-        let taken = take(&*registry, &session, "d", &owner, |record| take_over(record, &me, &gone)).await;
+        let taken =
+            change(&*registry, &session, "d", Some(&owner), |record| take_over(record, &me, &gone)).await;
         assert!(matches!(taken, Err(ChangeError::Registry(RegistryError::Conflict { .. }))), "{taken:?}");
         registry.revoke(other.lease()).await.unwrap();
         let returns = AtomicUsize::new(0);
@@ -270,9 +321,11 @@ mod tests {
             }
             take_over(record, &me, &gone)
         };
-        let taken = take(&*registry, &session, "d", &owner, compute).await;
+        let taken = change(&*registry, &session, "d", Some(&owner), compute).await;
         assert!(taken.is_err() && returns.load(Ordering::Relaxed) == 1, "{taken:?}");
         registry.revoke(other.lease()).await.unwrap();
-        take(&*registry, &session, "d", &owner, |record| take_over(record, &me, &gone)).await.unwrap();
+        change(&*registry, &session, "d", Some(&owner), |record| take_over(record, &me, &gone))
+            .await
+            .unwrap();
     }
 }

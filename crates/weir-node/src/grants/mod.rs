@@ -7,7 +7,7 @@
 mod table;
 pub mod wire;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,8 @@ pub async fn run(node: Arc<Node>) {
             changed = disks.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
             () = tokio::time::sleep(node.rights.times().length / RENEWALS) => {
-                node.rights.forget(|disk| node.world.disk(disk).is_some());
+                let kept: BTreeSet<String> = node.world.disks.now().values().map(key).collect();
+                node.rights.forget(|disk| kept.contains(disk));
             }
         }
     }
@@ -64,7 +65,7 @@ fn end_taken(node: &Node) {
         // A view from before this node's tenure shows whoever was the owner then.
         let taken = records.get(&disk).filter(|record| record.epoch >= since);
         if taken.is_some_and(|record| record.owner.as_ref() != Some(&me)) {
-            node.rights.end(&disk);
+            node.rights.end_tenure(&disk, since);
         }
     }
 }
@@ -124,6 +125,10 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
     let answer = tokio::time::timeout(node.rights.times().length, ask).await;
     let verdicts = answer.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())?;
     match verdicts.first() {
+        // No grant lasts longer; who says otherwise is mistaken, and would be waited for.
+        Some(Ok(wait)) if *wait > node.rights.times().length * 2 => {
+            Err(format!("it names a wait of {wait:?}"))
+        }
         Some(Ok(wait)) => Ok(Nanos::now() + *wait),
         Some(Err(Refused::Over(floor))) => Err(format!("it answers nobody below epoch {floor}")),
         Some(Err(Refused::Unknown(known))) => {
@@ -179,19 +184,29 @@ pub async fn serve(node: &Node, from: &str, mut stream: TcpStream) -> Result<(),
         let mut verdicts = Vec::with_capacity(disks.len());
         let mut records = Records { node, from, reachable: true };
         for (disk, epoch) in &disks {
-            let known = records.known_epoch(ask, disk, *epoch).await;
-            verdicts.push(answer(node, ask, disk, *epoch, known));
+            verdicts.push(match records.known(ask, disk, *epoch).await {
+                Some((key, known)) => answer(node, ask, &key, *epoch, known),
+                None => Err(Refused::Unknown(0)),
+            });
         }
-        stream.write_all(&Answer { number, verdicts }.encode()).await?;
+        let answer = Answer { number, verdicts }.encode();
+        tokio::time::timeout(idle, stream.write_all(&answer)).await.map_err(io::Error::from)??;
     }
 }
 
-fn answer(node: &Node, ask: Ask, disk: &str, epoch: u64, known: Option<u64>) -> Verdict {
+/// What a member's grants for a disk are kept under: its name, and what tells it from an earlier disk of that name.
+#[must_use]
+pub fn key(record: &DiskRecord) -> String {
+    format!("{}/{}", record.name, record.id)
+}
+
+fn answer(node: &Node, ask: Ask, key: &str, epoch: u64, known: u64) -> Verdict {
+    let known = Some(known);
     match ask {
         Ask::Renew(length) => {
-            node.rights.grant(disk, epoch, length, known).map(|()| Duration::ZERO).map_err(Refused::from)
+            node.rights.grant(key, epoch, length, known).map(|()| Duration::ZERO).map_err(Refused::from)
         }
-        Ask::Seal => node.rights.seal(disk, epoch, known).map_err(Refused::from),
+        Ask::Seal => node.rights.seal(key, epoch, known).map_err(Refused::from),
     }
 }
 
@@ -208,14 +223,14 @@ impl Records<'_> {
         record.owner.as_ref().is_some_and(|owner| owner.node == self.from)
     }
 
-    /// The epoch of the disk's record, as read since this process started: the view begins with a listing. Where the question is
+    /// What the disk's grants are kept under, and the epoch of its record, as read since this process started: the view begins with a listing. Where the question is
     /// ahead of the view, the registry is asked. `None`: whoever asks cannot be known to be the owner.
-    async fn known_epoch(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<u64> {
+    async fn known(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<(String, u64)> {
         if let Some(seen) = self.node.world.disk(disk) {
             let lead = if ask == Ask::Seal { 0 } else { EPOCH_LEAD };
             let near = self.names_owner(&seen) && epoch <= seen.epoch.saturating_add(lead);
             if near || epoch < seen.epoch {
-                return Some(seen.epoch);
+                return Some((key(&seen), seen.epoch));
             }
         }
         if !self.reachable {
@@ -223,7 +238,8 @@ impl Records<'_> {
         }
         match tokio::time::timeout(READ, change::read(&*self.node.registry, disk)).await {
             Ok(Ok((_, record))) => {
-                Some(record.epoch).filter(|known| epoch < *known || self.names_owner(&record))
+                let answers = epoch < record.epoch || self.names_owner(&record);
+                answers.then(|| (key(&record), record.epoch))
             }
             Ok(Err(_)) | Err(_) => {
                 self.reachable = false;

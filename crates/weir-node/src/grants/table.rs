@@ -102,6 +102,16 @@ impl Rights {
         }
     }
 
+    /// Somebody else owns `disk` since the tenure that began in epoch `since`. A later tenure of this node is not meant.
+    pub fn end_tenure(&self, disk: &str, since: u64) {
+        let mut inner = self.lock();
+        if inner.owned.get(disk).is_some_and(|owned| owned.right.since() == since)
+            && let Some(mut owned) = inner.owned.remove(disk)
+        {
+            owned.step(Event::Ended);
+        }
+    }
+
     /// This node does not own `disk` any more.
     pub fn end(&self, disk: &str) {
         if let Some(mut owned) = self.lock().owned.remove(disk) {

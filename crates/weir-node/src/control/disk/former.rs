@@ -1,7 +1,7 @@
 //! Former owners that are still in the disk's record: ends their rights by seals, waits until their I/O has ended, and tells the shard
 //! what is certain (P2, P4).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,9 @@ pub(super) struct Formers {
     silent: HashMap<(NodeRef, u64), Nanos>,
     /// The members that are sealed, and when the last grant that each gave to a former owner ends.
     seals: HashMap<String, Nanos>,
-    /// Members are being asked until then.
+    /// Members whose answer is outstanding.
+    asking: HashSet<String>,
+    /// Members are not asked again before then.
     asking_until: Option<Nanos>,
     /// What the shard knows.
     told: Option<Former>,
@@ -125,13 +127,15 @@ impl DiskTask {
     }
 
     /// This node is sealed for its own tenure: what it has granted to former owners, it does not renew.
-    pub(super) fn seal_own(&mut self, record: &DiskRecord) {
-        match self.node.rights.seal(&self.name, record.epoch, Some(record.epoch)) {
-            Ok(wait) => {
-                self.formers.seals.insert(self.me.node.clone(), Nanos::now() + wait);
-            }
-            Err(error) => tracing::warn!(disk = self.name, %error, "this node cannot be sealed"),
-        }
+    ///
+    /// # Errors
+    /// This node has granted something to a later owner.
+    pub(super) fn seal_own(&mut self, record: &DiskRecord) -> Result<(), String> {
+        let key = grants::key(record);
+        let wait = self.node.rights.seal(&key, record.epoch, Some(record.epoch));
+        let wait = wait.map_err(|error| format!("this node cannot be sealed: {error}"))?;
+        self.formers.seals.insert(self.me.node.clone(), Nanos::now() + wait);
+        Ok(())
     }
 
     /// Has members of the former owners' sets sealed, as far as that is still needed. Says when to look again.
@@ -153,7 +157,12 @@ impl DiskTask {
         }
         for member in members {
             if member == self.me.node {
-                self.seal_own(record);
+                if let Err(error) = self.seal_own(record) {
+                    tracing::warn!(disk = self.name, error, "trying again");
+                }
+                continue;
+            }
+            if !self.formers.asking.insert(member.clone()) {
                 continue;
             }
             let (node, disk, epoch) = (Arc::clone(&self.node), self.name.clone(), record.epoch);
@@ -171,6 +180,7 @@ impl DiskTask {
     }
 
     pub(super) fn on_sealed(&mut self, member: String, epoch: u64, until: Result<Nanos, String>) {
+        self.formers.asking.remove(&member);
         match until {
             // A seal for an earlier tenure of this node says nothing about who came in between.
             Ok(until) if self.node.rights.tenure(&self.name).is_some_and(|since| epoch >= since) => {

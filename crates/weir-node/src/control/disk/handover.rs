@@ -10,12 +10,14 @@ use weir_cluster::right::Event;
 
 use super::{DiskTask, RETRY, sleep_until};
 use crate::api::{ApiError, ApiErrorKind};
-use crate::control::change::ChangeError;
 use crate::control::decide::{Local, is_live};
 use crate::shard::messages::Command;
 
 /// Longest time for the successor to get its copy of the log.
 const FILL: Duration = Duration::from_secs(40);
+
+/// Longest time for the registry to answer before a disk is handed over.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// Longest time for the writes that are on their way to the backing, and for replicas to answer.
 const HOLD: Duration = Duration::from_secs(5);
@@ -121,6 +123,7 @@ impl DiskTask {
                     ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` may say why")
                 );
             }
+            self.settle_meanwhile().await;
             let look_again = deadline.min(Nanos::now() + Duration::from_millis(100));
             tokio::select! {
                 () = sleep_until(Some(look_again)) => {}
@@ -152,6 +155,11 @@ impl DiskTask {
         let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
         let dirty = own.map_or(0, |status| status.dirty_bytes);
         let me = self.me.clone();
+        // A registry that does not answer would keep the disk from being served for as long as that lasts (P12).
+        if !tokio::time::timeout(ANSWER, self.refresh()).await.unwrap_or(false) {
+            let message = format!("disk {} stays where it is: the registry does not answer", self.name);
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when it does"));
+        }
         // From the moment that the change is sent, the successor may own the disk without our hearing of it (P2).
         self.node.rights.step(&self.name, Event::HandingOver);
         let changed = self.change(|record| ownership::hand_over(record, &me, record.epoch, to)).await;
@@ -160,7 +168,7 @@ impl DiskTask {
             Err(error) => {
                 if error.is_doubtful() {
                     self.doubtful_move = true;
-                    self.end_doubtful_move().await;
+                    self.end_doubt().await;
                 } else {
                     self.node.rights.step(&self.name, Event::Kept);
                 }
@@ -174,23 +182,6 @@ impl DiskTask {
         // At once: the new owner is about to connect to what is a replica from here on.
         self.let_go(next.epoch, Some(next)).await;
         Ok(dirty)
-    }
-}
-
-impl DiskTask {
-    /// Nobody has heard whether the change that gives the disk away was committed. A read would not settle it, because the change may
-    /// commit late: only an epoch of our own that commits behind the same record does.
-    pub(super) async fn end_doubtful_move(&mut self) {
-        let me = self.me.clone();
-        match self.change(|record| ownership::renew(record, &me, record.epoch)).await {
-            Ok(_) => self.node.rights.step(&self.name, Event::Kept),
-            // It is another node's now; what is here is let go.
-            Err(ChangeError::Refused(_)) => {
-                self.refresh().await;
-            }
-            Err(error) => return self.later(&error),
-        }
-        self.doubtful_move = false;
     }
 }
 

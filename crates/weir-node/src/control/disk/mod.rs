@@ -20,13 +20,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
 use weir_block::Nanos;
-use weir_cluster::ownership;
+use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::right::Event;
 
-use super::change::{self, ChangeError};
+use super::change::{self, ChangeError, Changed};
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::{Node, wall_clock_ms};
 use crate::api::ApiError;
@@ -112,6 +112,15 @@ pub enum Request {
 /// The way to a disk's task.
 pub type Inbox = mpsc::Sender<Message>;
 
+/// How a disk that this process owns, and does not have open, came to be so.
+#[derive(Clone, Copy, Debug)]
+enum Came {
+    /// By a claim or a takeover.
+    By(Arrival),
+    /// It was open here, and has been closed with nothing dirty.
+    Closed,
+}
+
 /// The task's state.
 struct DiskTask {
     name: String,
@@ -123,8 +132,8 @@ struct DiskTask {
     local: Local,
     /// The newest record that this task knows to be committed. The view may lag behind it.
     committed: Option<DiskRecord>,
-    /// How the disk came, or comes, to this node.
-    arrival: Option<Arrival>,
+    /// How the disk came, or comes, to this node, and in which epoch.
+    arrival: Option<(u64, Came)>,
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
@@ -258,14 +267,15 @@ impl DiskTask {
     /// Former owners end while another step waits: for a disk that is to be closed, nothing is destaged before (P4).
     async fn settle_meanwhile(&mut self) -> Option<Nanos> {
         self.confirm_right().await;
-        let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me))?;
+        let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me));
+        let Some(record) = record else { return self.retry_at };
         if self.local == Local::Closed {
-            return None;
+            return self.retry_at;
         }
-        let before = self.retry_at.take();
+        let before = self.retry_at.take().filter(|at| *at > Nanos::now());
         let again = self.settle_former(&record).await;
-        self.retry_at = self.retry_at.or(before);
-        again
+        self.retry_at = [self.retry_at, before].into_iter().flatten().min();
+        [again, self.retry_at].into_iter().flatten().min()
     }
 
     /// Takes a message in the middle of a step: what the disk needs is carried out, what operators want comes afterwards.
@@ -302,6 +312,10 @@ impl DiskTask {
 
     /// Makes the session that the node has by now count for this disk, by a read of the record that is sent since it began.
     async fn confirm_right(&mut self) {
+        if self.doubtful {
+            // What the read would show may be overtaken by what was sent before it.
+            return;
+        }
         let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
         let read = tokio::time::timeout(RETRY, self.refresh()).await;
         if !read.unwrap_or(false) {
@@ -318,17 +332,17 @@ impl DiskTask {
 
     /// What bears on the right of an owner whose outstanding questions to the registry have not been answered.
     async fn settle_right(&mut self) {
-        self.confirm_right().await;
-        if self.doubtful_move {
-            self.end_doubtful_move().await;
+        if self.doubtful && self.local != Local::Closed {
+            self.end_doubt().await;
         }
-        if self.refused && self.refresh().await {
+        self.confirm_right().await;
+        if self.refused && tokio::time::timeout(RETRY, self.refresh()).await.unwrap_or(false) {
             self.refused = false;
             if !self.is_taken() {
                 self.send(Command::StillOwner { disk: self.name.clone() }).await;
             }
         }
-        if self.doubtful_move || self.refused {
+        if self.doubtful || self.refused {
             self.retry_at = Some(Nanos::now() + RETRY);
         }
     }
@@ -336,11 +350,11 @@ impl DiskTask {
     /// Changes the record by compare-and-swap and remembers the outcome.
     async fn change(
         &mut self,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
     ) -> Result<DiskRecord, ChangeError> {
         let node = Arc::clone(&self.node);
         let compute = self.proposing(compute);
-        let changed = change::change(&*node.registry, &node.session, &self.name, compute).await;
+        let changed = change::change(&*node.registry, &node.session, &self.name, None, compute).await;
         self.changed(changed)
     }
 
@@ -348,11 +362,11 @@ impl DiskTask {
     async fn take(
         &mut self,
         owner: &NodeRef,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
     ) -> Result<DiskRecord, ChangeError> {
         let node = Arc::clone(&self.node);
         let compute = self.proposing(compute);
-        let changed = change::take(&*node.registry, &node.session, &self.name, owner, compute).await;
+        let changed = change::change(&*node.registry, &node.session, &self.name, Some(owner), compute).await;
         self.changed(changed)
     }
 
@@ -360,8 +374,8 @@ impl DiskTask {
     /// present one: the change may commit without our hearing of it (P3).
     fn proposing(
         &self,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal>,
-    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, ownership::Refusal> {
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> {
         let live = self.node.world.nodes.now();
         move |record| {
             let mut next = compute(record)?;
@@ -376,35 +390,65 @@ impl DiskTask {
         }
     }
 
-    fn changed(&mut self, changed: Result<DiskRecord, ChangeError>) -> Result<DiskRecord, ChangeError> {
-        match &changed {
-            Ok(record) if record.owner.as_ref() == Some(&self.me) => {
-                let committed = Event::Committed { epoch: record.epoch, set: record.grant_set() };
-                self.node.rights.step(&self.name, committed);
+    fn changed(&mut self, changed: Result<Changed, ChangeError>) -> Result<DiskRecord, ChangeError> {
+        match changed {
+            Ok(Changed { record, committed }) => {
+                if committed {
+                    self.doubtful = false;
+                    self.right_has(&record);
+                }
+                self.committed = Some(record.clone());
+                Ok(record)
             }
-            // What an earlier change asked for may still commit: only one that succeeds behind it ends that.
-            Err(error) if !error.is_doubtful() && !self.doubtful => {
-                self.node.rights.step(&self.name, Event::NotCommitted);
+            Err(error) => {
+                self.doubtful |= error.is_doubtful();
+                // What an earlier change asked for may still commit: only one that commits behind it ends that.
+                if !self.doubtful {
+                    self.node.rights.step(&self.name, Event::NotCommitted);
+                }
+                Err(error)
             }
-            Ok(_) | Err(_) => {}
         }
-        match &changed {
-            Ok(record) => (self.committed, self.doubtful) = (Some(record.clone()), false),
-            Err(error) => self.doubtful |= error.is_doubtful(),
+    }
+
+    /// Tells the right what the record has, if it is this node's.
+    fn right_has(&self, record: &DiskRecord) {
+        if record.owner.as_ref() == Some(&self.me) {
+            let committed = Event::Committed { epoch: record.epoch, set: record.grant_set() };
+            self.node.rights.step(&self.name, committed);
         }
-        changed
+    }
+
+    /// Nobody has heard what became of a change. A read would not settle it, because the change may commit late: only an epoch of
+    /// our own that commits behind the same record does.
+    async fn end_doubt(&mut self) {
+        let me = self.me.clone();
+        let renewed = self.change(|record| ownership::renew(record, &me, record.epoch)).await;
+        match renewed {
+            Ok(_) if self.doubtful_move => self.node.rights.step(&self.name, Event::Kept),
+            Ok(_) => {}
+            // It is another node's now, or nobody's; what is here is let go.
+            Err(ChangeError::Refused(Refusal::Fenced { .. })) => {
+                self.node.rights.end(&self.name);
+                self.refresh().await;
+                self.doubtful = false;
+            }
+            Err(error) => return self.later(&error),
+        }
+        self.doubtful_move = false;
     }
 
     /// Whether the copy that the record may count on because of this node's flash is here. Asked only when somebody is to take over.
-    async fn has_copy(&self, record: Option<&DiskRecord>) -> bool {
-        let Some(record) = record.filter(|record| record.medium == Medium::Flash) else { return false };
+    /// An error is no answer: who took it for a "no" would strike a good copy off.
+    async fn has_copy(&self, record: Option<&DiskRecord>) -> Result<bool, ApiError> {
+        let Some(record) = record.filter(|record| record.medium == Medium::Flash) else { return Ok(false) };
         let gone = record.owner.as_ref().is_some_and(|owner| !is_live(&self.node.world.nodes.now(), owner));
         let counted = record.is_replica(&self.me) || record.has_owners_copy(&self.me);
         if !gone || !counted {
-            return false;
+            return Ok(false);
         }
         let disk = self.name.clone();
-        self.node.shards.ask(&self.name, |answer| Command::HasCopy { disk, answer }).await.unwrap_or(false)
+        self.node.shards.ask(&self.name, |answer| Command::HasCopy { disk, answer }).await
     }
 
     /// Brings what is here into line with the registry. Says when to look again without being woken.
@@ -419,7 +463,10 @@ impl DiskTask {
         self.retry_at = None;
         self.settle_right().await;
         let record = self.record();
-        let has_copy = self.has_copy(record.as_ref()).await;
+        let Ok(has_copy) = self.has_copy(record.as_ref()).await else {
+            self.retry_at = Some(now + RETRY);
+            return self.retry_at;
+        };
         let decision = {
             let live = self.node.world.nodes.now();
             self.track_owner(record.as_ref(), now);
@@ -456,7 +503,7 @@ impl DiskTask {
                     self.take(&evidence.owner, |record| ownership::take_over(record, &me, &evidence)).await;
                 match taken {
                     Ok(next) => {
-                        self.arrival = Some(self.arrival_after(&next));
+                        self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
                         self.event(
                             "takeover",
                             format!("{} takes over from {} in epoch {}", me.node, evidence.owner, next.epoch),
@@ -526,6 +573,8 @@ impl DiskTask {
 
     /// What a takeover that leads to `next` means for the data.
     fn arrival_after(&mut self, next: &DiskRecord) -> Arrival {
+        // A tenure begins. Seals of an earlier one say nothing about who owned the disk in between.
+        self.formers = Formers::default();
         let (former, _) = self.former(next);
         match (next.mode, next.former.is_empty()) {
             (Mode::WriteBack, _) => Arrival::TakeOver { former },
@@ -534,36 +583,65 @@ impl DiskTask {
         }
     }
 
-    /// Opens the disk on its shard.
+    /// The record that this process opens the disk with: read anew, because the right to serve rests on a linearizable read since the
+    /// node's session began.
     ///
-    /// The record is read anew: the right to serve rests on a linearizable read since the node's session began.
+    /// Where the disk was open before in the same tenure, or what became of a change is unknown, an epoch of its own comes first: a
+    /// late release must not commit behind a disk that serves, and a log that begins anew needs a lineage of its own.
+    async fn record_to_open(&mut self, record: &DiskRecord) -> Result<DiskRecord, String> {
+        let me = self.me.clone();
+        let reopens = matches!(self.arrival, Some((_, Came::Closed)));
+        let now = if self.doubtful || reopens {
+            self.change(|record| ownership::renew(record, &me, record.epoch)).await
+        } else {
+            change::read(&*self.node.registry, &self.name).await.map(|(_, record)| record)
+        };
+        let now = now.map_err(|error| error.to_string())?;
+        if now.owner.as_ref() != Some(&me) || now.epoch < record.epoch {
+            self.committed = Some(now);
+            return Err("another node owns the disk now".into());
+        }
+        Ok(now)
+    }
+
+    /// How the disk comes to this node, by the record that it is opened with.
+    fn arrival(&mut self, record: &DiskRecord) -> Arrival {
+        match self.arrival {
+            Some((epoch, Came::By(arrival))) if epoch == record.epoch => arrival,
+            // Closed cleanly in the epoch before, which `record_to_open` has ended: the log is empty. The former owners are who they were.
+            Some((epoch, Came::Closed)) if epoch < record.epoch => match self.arrival_after(record) {
+                Arrival::TakeOver { former } if !record.former.is_empty() => {
+                    Arrival::FromWriteThrough { former }
+                }
+                Arrival::TakeOver { .. } => Arrival::Clean,
+                arrival => arrival,
+            },
+            _ => self.arrival_after(record),
+        }
+    }
+
+    /// Opens the disk on its shard.
     async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
         let session = *self.node.session.leased().borrow();
-        let read = change::read(&*self.node.registry, &self.name).await;
-        let record = match read {
-            Ok((_, now)) if now.owner.as_ref() == Some(&self.me) && now.epoch >= record.epoch => now,
-            Ok((_, now)) => {
-                self.committed = Some(now);
-                return Err("another node owns the disk now".into());
-            }
-            Err(error) => return Err(error.to_string()),
-        };
+        let record = self.record_to_open(record).await?;
+        let arrival = self.arrival(&record);
         // The log is taken from a sealed copy only.
-        self.seal_own(&record);
+        self.seal_own(&record)?;
         let serves_until = self.node.rights.begin(&self.name, record.epoch, record.grant_set(), session);
-        let opened = self.open_with(&record, serves_until).await;
+        let opened = self.open_with(&record, arrival, serves_until).await;
         if opened.is_err() {
             self.node.rights.end(&self.name);
         }
         opened
     }
 
-    async fn open_with(&mut self, record: &DiskRecord, serves_until: Arc<AtomicU64>) -> Result<(), String> {
+    async fn open_with(
+        &mut self,
+        record: &DiskRecord,
+        arrival: Arrival,
+        serves_until: Arc<AtomicU64>,
+    ) -> Result<(), String> {
         let path = self.node.backing_path(record).await?;
-        let arrival = match self.arrival {
-            Some(arrival) => arrival,
-            None => self.arrival_after(record),
-        };
         let disk = OpenDisk {
             disk: self.name.clone(),
             path,
@@ -590,6 +668,9 @@ impl DiskTask {
 
     /// Tells the shard what the registry has.
     async fn configure(&mut self, record: &DiskRecord) {
+        if !self.doubtful {
+            self.right_has(record);
+        }
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
@@ -621,8 +702,8 @@ impl DiskTask {
         let disk = self.name.clone();
         let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
         let ended = self.ask_until(|done| Command::LetGo { disk, keep, done }, |_| false).await;
-        self.local = Local::Closed;
-        (self.doubtful_move, self.refused) = (false, false);
+        (self.local, self.arrival) = (Local::Closed, None);
+        (self.doubtful, self.doubtful_move, self.refused) = (false, false, false);
         // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
         self.formers = Formers::default();
         let Some(record) = record else { return };
@@ -640,6 +721,9 @@ impl DiskTask {
 
     async fn write_owed_release(&mut self) {
         let Some(epoch) = self.owed_release else { return };
+        if self.retry_at.is_some_and(|at| at > Nanos::now()) {
+            return;
+        }
         let note = ReleasedRecord {
             disk: self.name.clone(),
             epoch,

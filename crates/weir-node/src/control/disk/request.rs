@@ -4,12 +4,12 @@ use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 
-use super::{DiskTask, Request};
+use super::{Came, DiskTask, Request};
 use crate::api::{ApiError, ApiErrorKind};
 use crate::control::change::ChangeError;
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
 use crate::control::node::blocking;
-use crate::shard::messages::{Arrival, Command};
+use crate::shard::messages::Command;
 
 impl DiskTask {
     pub(super) async fn on_request(&mut self, request: Request) {
@@ -64,7 +64,7 @@ impl DiskTask {
             Some(_) => self.succeed(&record, accept_loss).await?,
             None => {
                 let next = self.change(|record| ownership::claim_free(record, &me)).await?;
-                self.arrival = Some(self.arrival_after(&next));
+                self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
                 next
             }
         };
@@ -83,7 +83,7 @@ impl DiskTask {
         let me = self.me.clone();
         let live = self.node.world.nodes.now();
         let Some(owner) = record.owner.clone() else { return Err(ChangedMeanwhile.into()) };
-        let has_copy = self.has_copy(Some(record)).await;
+        let has_copy = self.has_copy(Some(record)).await?;
         let situation = Situation {
             me: &me,
             live: &live,
@@ -115,7 +115,7 @@ impl DiskTask {
         };
         match result {
             Ok(next) => {
-                self.arrival = Some(self.arrival_after(&next));
+                self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
                 if lost.is_some() {
                     let text = format!(
                         "opened on {} as of the last checkpoint; acknowledged writes are lost",
@@ -142,6 +142,8 @@ impl DiskTask {
 
     /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
     async fn give_back(&mut self, record: &DiskRecord) {
+        // Whatever comes of it: how the disk came here this time says nothing about the next.
+        self.arrival = None;
         if record.mode == Mode::WriteThrough {
             let (me, epoch) = (self.me.clone(), record.epoch);
             if let Err(error) = self.change(|record| ownership::release(record, &me, epoch, 0)).await {
@@ -191,7 +193,10 @@ impl DiskTask {
             ApiError::new(ApiErrorKind::Failed, format!("disk {} cannot be closed: {reason}", self.name))
         })?;
         // Closed: nothing is dirty, and nothing is under way. Should the registry not answer now, that stays true.
-        (self.local, self.arrival) = (Local::Closed, Some(Arrival::Clean));
+        if let Local::Open { epoch } = std::mem::replace(&mut self.local, Local::Closed) {
+            self.arrival = Some((epoch, Came::Closed));
+        }
+        self.node.rights.end(&self.name);
         let me = self.me.clone();
         self.change(|record| ownership::release(record, &me, record.epoch, 0)).await?;
         self.arrival = None;

@@ -6,7 +6,7 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::records::{FormerOwner, NodeRecord, Source};
 use weir_cluster::registry::Registry;
-use weir_cluster::right::GrantTimes;
+use weir_cluster::right::{GrantSet, GrantTimes};
 
 use super::*;
 use crate::config::Config;
@@ -110,4 +110,48 @@ async fn a_follower_that_is_gone_is_struck_off() {
     assert_eq!((now.follower, now.epoch), (None, 3));
     let command = told.recv().await.unwrap();
     assert!(command.contains("Successor") && command.contains("None"), "{command}");
+}
+
+/// A claim that came to nothing says nothing about how the disk comes here the next time, with a log that is inherited then.
+#[tokio::test]
+async fn an_arrival_belongs_to_its_epoch() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let record = disk_of_a(&node, |record| {
+        record.former = vec![FormerOwner::silent(NodeRef::new("c", 1), 2)];
+        (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("c", 1)]);
+    })
+    .await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.arrival = Some((1, Came::By(Arrival::Clean)));
+    assert_eq!(task.arrival(&record), Arrival::TakeOver { former: Former::Silent });
+    task.arrival = Some((3, Came::By(Arrival::Clean)));
+    assert_eq!(task.arrival(&record), Arrival::Clean);
+    // Closed cleanly, and the release came to nothing: the log is empty, and the former owner is who it was.
+    task.arrival = Some((2, Came::Closed));
+    assert_eq!(task.arrival(&record), Arrival::FromWriteThrough { former: Former::Silent });
+    task.arrival = Some((3, Came::Closed));
+    let renewed = task.record_to_open(&record).await.unwrap();
+    assert_eq!(renewed.epoch, 4, "a disk that is opened again in its tenure gets an epoch of its own");
+}
+
+/// A disk comes back to a node that once sealed members of another set: those seals say nothing about who owned it in between.
+#[tokio::test]
+async fn seals_belong_to_a_tenure() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let set = Some(GrantSet::Replicas(vec!["c".into()]));
+    let former = FormerOwner { set, ..FormerOwner::silent(NodeRef::new("b", 1), 2) };
+    let record = disk_of_a(&node, |record| record.former = vec![former]).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.on_sealed("c".into(), 3, Ok(Nanos(1)));
+    assert_eq!(task.former(&record).0, Former::Serving, "sealed before this tenure began");
+    let lease = *node.session.leased().borrow();
+    drop(node.rights.begin("d", 3, record.grant_set(), lease));
+    task.on_sealed("c".into(), 2, Ok(Nanos(1)));
+    assert_eq!(task.former(&record).0, Former::Serving, "a seal for an earlier tenure");
+    task.on_sealed("c".into(), 3, Ok(Nanos(1)));
+    assert_eq!(task.former(&record).0, Former::Silent);
+    let arrival = task.arrival_after(&record);
+    assert_eq!(arrival, Arrival::FromWriteThrough { former: Former::Serving }, "the next tenure begins anew");
 }
