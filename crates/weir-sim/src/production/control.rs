@@ -94,7 +94,22 @@ impl Cluster {
     fn ask(&mut self, from: Process, ask: Ask) {
         if self.reaches_registry(from.node) {
             let delay = self.mostly(600, 300_000);
-            self.at(self.world.now() + delay, Task::AtRegistry { from, ask });
+            return self.at(self.world.now() + delay, Task::AtRegistry { from, ask });
+        }
+        self.unasked(from, &ask);
+    }
+
+    /// A question is over, for who counts what may still be committed.
+    fn unasked(&mut self, from: Process, ask: &Ask) {
+        match ask {
+            Ask::Change { epoch, replicas, .. } => {
+                self.pending.retain(|pending| pending.0 != *epoch || pending.1 != *replicas);
+            }
+            Ask::TakeOver(_) => {
+                let place = self.taking_over.iter().position(|process| *process == from);
+                place.map(|place| self.taking_over.swap_remove(place));
+            }
+            _ => {}
         }
     }
 
@@ -111,9 +126,7 @@ impl Cluster {
 
     pub fn at_registry(&mut self, from: Process, ask: Ask) {
         let now = self.world.now();
-        if let Ask::Change { epoch, replicas, .. } = &ask {
-            self.pending.retain(|pending| pending.0 != *epoch || pending.1 != *replicas);
-        }
+        self.unasked(from, &ask);
         if !self.registry.up {
             // Who asked for a change is told that nothing is known of it.
             if let Ask::Change { serial, answered: true, .. } = ask {
@@ -242,6 +255,10 @@ impl Cluster {
             }
         }
         self.publish(to);
+        if record.owner != Some(to) && !self.planted.has(Bug::OpenWhileFenced) {
+            // Whatever is being opened here is another's by now.
+            self.nodes[to.node].opening = 0;
+        }
         self.mind_leaving(to);
         self.forget_copy(to);
         if record.owner.is_none() {
@@ -252,16 +269,26 @@ impl Cluster {
         match decision {
             Decision::Nothing => self.settle_former(to, disk),
             Decision::Unavailable(_) => {}
-            Decision::TakeOver(evidence) => self.ask(to, Ask::TakeOver(evidence)),
+            Decision::TakeOver(evidence) => {
+                self.taking_over.push(to);
+                self.ask(to, Ask::TakeOver(evidence));
+            }
             Decision::Disclaim(evidence) => self.ask(to, Ask::Disclaim(evidence)),
-            Decision::Open if self.nodes[to.node].opening => {}
+            Decision::Open if self.nodes[to.node].opening != 0 => {}
             Decision::Open => {
-                self.nodes[to.node].opening = true;
+                self.serial += 1;
+                let number = self.serial;
+                self.nodes[to.node].opening = number;
                 // The medium, or the kernel of a dead owner in it, may take long over it.
                 let slow = self.world.now() < CALM && self.rng.u8(..4) == 0;
                 let delay = Duration::from_micros(self.rng.u64(200..=if slow { 3_000_000 } else { 2_000 }));
+                // What is being opened may be taken meanwhile.
+                if slow && self.strikes(Fault::LeaseLoss, 2) {
+                    self.nodes[to.node].reaches = false;
+                    self.after(700_000, 2_000_000, Task::Reach { node: to.node });
+                }
                 let disk = Box::new(disk.clone());
-                self.at(self.world.now() + delay, Task::Open { process: to, record, disk, session });
+                self.at(self.world.now() + delay, Task::Open { process: to, number, record, disk, session });
             }
             Decision::Configure => self.configure(to),
             Decision::LetGo { .. } => {

@@ -172,6 +172,9 @@ impl Cluster {
     fn may_crash(&self, node: usize) -> bool {
         let record = &self.registry.record;
         let process = self.process(node);
+        if self.taking_over.contains(&process) {
+            return false;
+        }
         let survives = |replicas: &[Process]| {
             let mut holders = record.owner.iter().chain(replicas);
             let left = holders.clone().any(|holder| *holder != process && self.is_alive(*holder));

@@ -47,7 +47,7 @@ enum Task {
     Answered { to: Process, answer: Answer },
     Told { process: Process, serial: u64, told: Told },
     Connected { process: Process, serial: u64, node: String, peer: Option<Process> },
-    Open { process: Process, record: Record, disk: Box<DiskRecord>, session: u64 },
+    Open { process: Process, number: u64, record: Record, disk: Box<DiskRecord>, session: u64 },
     Attach { process: Process, owner: String, end: End },
     Clients,
     Arrives { process: Process, serial: u64, request: Request },
@@ -91,6 +91,8 @@ struct Cluster {
     sessions: [u64; NODES],
     /// Changes that were asked for and may still be committed: from which epoch, and whom they name.
     pending: Vec<(u64, Vec<Process>)>,
+    /// Who has asked for the disk, and may get it however long ago it died.
+    taking_over: Vec<Process>,
     medium: FileId,
     clients: Vec<Client>,
     histories: Vec<crate::history::History>,
@@ -151,6 +153,7 @@ impl Cluster {
             registry: Registry::new(wanted, Medium::Ram, None),
             sessions: [0; NODES],
             pending: Vec::new(),
+            taking_over: Vec::new(),
             nodes: Vec::new(),
             queue: BinaryHeap::new(),
             tasks: Vec::new(),
@@ -233,7 +236,9 @@ impl Cluster {
             Task::Answered { to, answer } => self.answered(to, answer),
             Task::Told { process, serial, told } => self.told(process, serial, told),
             Task::Connected { process, serial, node, peer } => self.connected(process, serial, node, peer),
-            Task::Open { process, record, disk, session } => self.open(process, &record, &disk, session),
+            Task::Open { process, number, record, disk, session } => {
+                self.open(process, number, &record, &disk, session);
+            }
             Task::Attach { process, owner, end } => self.attach(process, owner, end),
             Task::Clients => self.clients_act(),
             Task::Arrives { process, serial, request } => self.arrives(process, serial, request),

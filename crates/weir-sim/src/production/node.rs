@@ -49,8 +49,8 @@ pub struct Node {
     pub forgotten_below: u64,
     /// Since when a disk that is another's is open here although the registry can be asked.
     pub overstays: Option<Nanos>,
-    /// The backing is being opened.
-    pub opening: bool,
+    /// Number of the opening of the backing that is under way, or 0.
+    pub opening: u64,
     idle_turns: u32,
     wake: Nanos,
     busy: Nanos,
@@ -118,7 +118,7 @@ impl Cluster {
             told_until: Nanos(0),
             forgotten_below: 0,
             overstays: None,
-            opening: false,
+            opening: 0,
             idle_turns: 0,
             wake: Nanos(0),
             busy: Nanos(0),
@@ -207,8 +207,12 @@ impl Cluster {
 
     /// The backing is open: what the record, read in this session, says is this process's is opened with the log of the copy, if
     /// there may be one. By now the record may say something else.
-    pub fn open(&mut self, process: Process, record: &Record, disk: &DiskRecord, session: u64) {
-        self.nodes[process.node].opening = false;
+    pub fn open(&mut self, process: Process, number: u64, record: &Record, disk: &DiskRecord, session: u64) {
+        let opening = &mut self.nodes[process.node].opening;
+        if *opening != number {
+            return;
+        }
+        *opening = 0;
         // The registry has ended the lease of whoever took the disk from: its right was over before.
         let ended = self.former_has_ended(process, disk);
         let former = if ended { Former::Stopped } else { Former::Silent };
@@ -305,7 +309,7 @@ impl Cluster {
         let planted = self.planted;
         let node = &mut self.nodes[process.node];
         let Some(reactor) = &mut node.reactor else { return };
-        if node.disk.is_some() || known == 0 {
+        if node.disk.is_some() || node.opening != 0 || known == 0 {
             // Dropped: the caller finds nobody here.
             return;
         }

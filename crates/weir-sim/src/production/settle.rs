@@ -50,6 +50,9 @@ impl Cluster {
             return Some(format!("n{} owns the disk and does not have it open", owner.node));
         };
         let status = disk.accel.status();
+        if status.configuration.epoch != record.epoch {
+            return Some(format!("n{} has not heard of epoch {}", owner.node, record.epoch));
+        }
         let wanted = record.wanted.map_or(0, |wanted| wanted.min(NODES - 1));
         if record.write_back != record.wanted.is_some() || record.replicas.len() != wanted {
             return Some(format!(
@@ -73,7 +76,9 @@ impl Cluster {
             ));
         }
         if let Some(node) = self.nodes.iter().find(|node| {
-            !node.leaving.is_empty() || node.opening || (node.disk.is_some() && node.number != owner.node)
+            !node.leaving.is_empty()
+                || node.opening != 0
+                || (node.disk.is_some() && node.number != owner.node)
         }) {
             return Some(format!("n{} still has the disk open", node.number));
         }
