@@ -294,3 +294,61 @@ fn calls_that_hang_do_not_hold_up_those_of_other_files() {
         assert_eq!(events.len(), HUNG);
     }
 }
+
+/// Opening a file for a takeover must not wait for the dead owner's direct I/O, and least of all the shard.
+#[test]
+fn a_takeover_does_not_wait_for_what_the_dead_owner_has_under_way() {
+    let _turn = alone();
+    let place = Place::up();
+    for number in 0..MEASURED {
+        let disk = format!("d{number}");
+        place.create(&disk, "pool", "write-back+0");
+        place.open(&disk, "n1");
+    }
+    place.create("other", "slow", "write-back+1");
+    place.open("other", "n2");
+    let replicated = || Some(place.disk("other")).filter(|disk| disk.replicas == ["n1"]);
+    await_some(SOON, replicated, || format!("no replica{}", place.bench.logs()));
+
+    let n2 = place.bench.lab.node("n2").unwrap();
+    let mut nbd = NbdClient::connect(&Uri::unix(&n2.nbd_unix, "other")).unwrap();
+    for number in 0..256 {
+        nbd.write(number * 4096, &[1; 4096], false).unwrap();
+    }
+    nbd.flush().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    place.lun.hang();
+    // Answered by the logs, and on their way to the backing when the owner dies. It stays a zombie while they are.
+    for number in 0..256 {
+        nbd.write(number * 4096, &[2; 4096], false).unwrap();
+    }
+    thread::sleep(Duration::from_secs(1));
+    let pid = rustix::process::Pid::from_raw(n2.process.unwrap().pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let killed = Nanos::now();
+
+    let (here, slowest) = thread::scope(|scope| {
+        let beside = scope.spawn(|| place.measure());
+        let mut reading = None;
+        let mut slowest = Duration::ZERO;
+        while reading.is_none() && Nanos::now() < killed + SOON {
+            let (status, took) = place.status();
+            slowest = slowest.max(took);
+            let disk = status.disks.into_iter().find(|disk| disk.name == "other").unwrap();
+            if disk.owner.as_deref() == Some("n1") && disk.detail.is_some() && disk.state != "opening" {
+                let mut back = [0; 4096];
+                let mut nbd = NbdClient::connect(&place.uri("other")).unwrap();
+                nbd.read(17 * 4096, &mut back).unwrap();
+                assert_eq!(back, [2; 4096]);
+                reading = Some(Nanos::now() - killed);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        let beside = beside.join().unwrap();
+        show("beside the takeover", &beside);
+        (reading, slowest.max(*beside.last().unwrap()))
+    });
+    println!("read from its new owner after {here:?}; slowest write elsewhere, or status, {slowest:?}");
+    assert!(here.is_some_and(|after| after < Duration::from_secs(10)), "{here:?}{}", place.bench.logs());
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+}
