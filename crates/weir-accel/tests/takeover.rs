@@ -99,7 +99,8 @@ impl Pair {
     fn recovered(&mut self, node: usize) -> ReplicaHost {
         let lease = self.flash.as_ref().unwrap()[node].find("disk").expect("a log is at rest");
         let id = self.reactor.new_owner();
-        let (store, log, state) = FlashStore::recover(id, lease, LOG).unwrap().expect("frames are at rest");
+        let (store, found) = FlashStore::recover(id, lease, LOG).unwrap();
+        let (log, state) = found.expect("frames are at rest");
         assert!(state.complete);
         self.host_id = self.reactor.new_owner();
         ReplicaHost::holding(self.host_id, Replica::recovered(log, state), Some(store))
@@ -209,8 +210,18 @@ impl Pair {
         if let Some(flash) = &mut self.flash {
             flash.swap(0, 1);
         }
+        self.restart(1);
         self.start_host();
         self.open(path, inheritance, store);
+    }
+
+    /// The next process on this node opens its flash.
+    fn restart(&mut self, node: usize) {
+        let Some(flash) = &mut self.flash else { return };
+        let path = flash[node].path().to_owned();
+        // The former process's lock goes with it.
+        flash[node] = Arc::clone(&flash[1 - node]);
+        flash[node] = FlashDevice::open(&path, device_bytes(1, LOG), LOG, 0).unwrap();
     }
 
     /// Both nodes lose their power; what is at rest is all that is left. The former owner or its replica goes on, and
@@ -227,6 +238,7 @@ impl Pair {
         if rng.bool() {
             self.flash.as_mut().unwrap().swap(0, 1);
         }
+        (0..2).for_each(|node| self.restart(node));
         let mut owner = self.recovered(0);
         let other = self.recovered(1);
         self.epoch += 1;

@@ -1,15 +1,17 @@
-//! A node's flash device: a preallocated file or a block device, cut into slots. Version 1 of its format.
+//! A node's flash device: a preallocated file or a block device, cut into slots. Version 2 of its format.
 //!
 //! All integers are little-endian.
 //!
 //! | where | what |
 //! |---|---|
 //! | block 0 | the superblock, 4096 bytes |
-//! | from block 1 | two slot headers of 4096 bytes for each slot; the intact one of the higher generation counts |
+//! | from block 1 | two slot headers of 4096 bytes for each slot; the intact one of the higher generation counts, and of several slots of one disk the one of the highest |
 //! | from the next MiB | the rings of the slots, each `ring` bytes ([`super::frame`]) |
 //!
-//! Opened, formatted and given out in slots by plain blocking calls: that happens when a node starts and when a disk comes or
-//! goes, not for an I/O.
+//! Opened and formatted by plain blocking calls, when a node starts. Given out in slots without any I/O here: a lease says what
+//! is to be written to the table ([`SlotLease::entry`]), and whoever holds it writes that through the ring of its shard and tells
+//! when it is durable ([`SlotLease::entered`]). Until then no frame is written to the slot, and nobody else gets it; the one
+//! write that enters the new owner ends the old one's entry.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -26,7 +28,7 @@ use crate::log::{BLOCK, LARGEST_RECORD, RESERVE};
 
 const SUPERBLOCK: U64 = U64::from_bytes(*b"WEIRFLSH");
 const SLOT: U64 = U64::from_bytes(*b"WEIRSLOT");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MIB: u64 = 1 << 20;
 
 /// Most slots of a device (P10).
@@ -43,7 +45,7 @@ const SLACK: u64 = 8 * MIB;
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | `WEIRFLSH` |
-/// | 8 | 4 | version, 1 |
+/// | 8 | 4 | version, 2 |
 /// | 12 | 4 | CRC-32C over the fields from here on |
 /// | 16 | 8 | identity of the medium, drawn at random when it was formatted |
 /// | 24 | 8 | bytes of log that a slot has room for |
@@ -68,9 +70,9 @@ struct Superblock {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | `WEIRSLOT` |
-/// | 8 | 4 | version, 1 |
+/// | 8 | 4 | version, 2 |
 /// | 12 | 4 | CRC-32C over the fields from here on |
-/// | 16 | 8 | generation: raised with each change |
+/// | 16 | 8 | generation: higher than any in the table before |
 /// | 24 | 8 | instance that the frames of this disk's log carry |
 /// | 32 | 8 | identity of the disk, as in its record |
 /// | 40 | 2 | 1 taken, 0 free |
@@ -173,21 +175,37 @@ pub enum FlashError {
 #[derive(Debug)]
 pub struct FlashDevice {
     path: PathBuf,
-    /// For superblock, slot headers and recovery.
+    /// For recovery.
     file: File,
+    /// For frames and slot headers, with direct I/O where there is such a thing.
+    direct: File,
     medium: u64,
     ring: u64,
     start: u64,
-    slots: Mutex<Vec<Slot>>,
+    table: Mutex<Table>,
     failed: AtomicBool,
+}
+
+/// The table of slots as it is on the device, and who is about to change it. Nobody does I/O while it is locked.
+#[derive(Debug)]
+struct Table {
+    slots: Vec<Slot>,
+    /// The highest that was ever given to a change.
+    generation: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Slot {
     generation: u64,
+    /// Which of its two headers is the one that counts: the other is written next.
+    place: u64,
     taken: Option<Taken>,
     /// Somebody holds its lease.
     leased: bool,
+}
+
+impl Slot {
+    const EMPTY: Slot = Slot { generation: 0, place: 1, taken: None, leased: false };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,13 +263,15 @@ impl FlashDevice {
             }
             None => format(&file, path, size, log_bytes, medium)?,
         };
+        let generation = slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
         Ok(Arc::new(FlashDevice {
             path: path.to_owned(),
+            direct: open_direct(path).map_err(system)?,
             file,
             medium: superblock.medium.get(),
             ring: superblock.ring.get(),
             start: superblock.start.get(),
-            slots: Mutex::new(slots),
+            table: Mutex::new(Table { slots, generation }),
             failed: AtomicBool::new(false),
         }))
     }
@@ -277,7 +297,7 @@ impl FlashDevice {
     /// Slots in all, and slots that are free.
     #[must_use]
     pub fn slots(&self) -> (usize, usize) {
-        let slots = self.lock();
+        let Table { slots, .. } = &*self.lock();
         (slots.len(), slots.iter().filter(|slot| slot.taken.is_none() && !slot.leased).count())
     }
 
@@ -285,59 +305,60 @@ impl FlashDevice {
     #[must_use]
     pub fn disks(&self) -> Vec<(String, u64)> {
         let taken = |slot: &Slot| slot.taken.as_ref().map(|taken| (taken.disk.clone(), taken.disk_id));
-        self.lock().iter().filter_map(taken).collect()
+        self.lock().slots.iter().filter_map(taken).collect()
     }
 
-    /// The slot of a disk's log that is at rest here, for recovery.
+    /// The slot of a disk's log that is at rest here: for recovery, or to be given up.
     #[must_use]
     pub fn find(self: &Arc<FlashDevice>, disk: &str) -> Option<SlotLease> {
-        let mut slots = self.lock();
+        let mut table = self.lock();
         let held = |slot: &Slot| !slot.leased && slot.taken.as_ref().is_some_and(|taken| taken.disk == disk);
-        let number = slots.iter().position(held)?;
-        let slot = &mut slots[number];
+        let number = table.slots.iter().position(held)?;
+        let slot = &mut table.slots[number];
         slot.leased = true;
         let instance = slot.taken.as_ref().map_or(0, |taken| taken.instance);
-        Some(SlotLease { device: Arc::clone(self), number, instance })
+        Some(SlotLease {
+            device: Arc::clone(self),
+            number,
+            instance,
+            change: None,
+            entering: None,
+            writing: false,
+        })
     }
 
-    /// A slot for a new log of a disk. What was at rest of the same disk and is in nobody's hands is given up.
+    /// A slot for a new log of a disk. What was at rest of the same disk and is in nobody's hands is given up. Nothing is
+    /// written yet: see [`SlotLease::entry`].
     ///
     /// # Errors
-    /// All slots are taken, or the device refuses.
+    /// All slots are taken.
     pub fn take(self: &Arc<FlashDevice>, disk: &str, disk_id: u64) -> Result<SlotLease, FlashError> {
-        let mut slots = self.lock();
+        let mut table = self.lock();
+        let Table { slots, generation } = &mut *table;
         let same = |slot: &Slot| !slot.leased && slot.taken.as_ref().is_some_and(|taken| taken.disk == disk);
         let free = |slot: &Slot| slot.taken.is_none() && !slot.leased;
         let number = slots.iter().position(same).or_else(|| slots.iter().position(free));
         let full = || FlashError::Full { path: self.path.clone(), slots: slots.len() };
         let number = number.ok_or_else(full)?;
-        let slot = &mut slots[number];
-        let generation = slot.generation + 1;
-        let instance = mix(self.medium ^ mix(((number as u64) << 48) ^ generation));
+        *generation += 1;
+        let instance = mix(self.medium ^ mix(((number as u64) << 48) ^ *generation));
         let taken = Taken { disk: disk.to_owned(), disk_id, instance };
-        self.write_slot(number, generation, Some(&taken))
-            .map_err(|source| FlashError::System { path: self.path.clone(), source })?;
-        *slot = Slot { generation, taken: Some(taken), leased: true };
-        Ok(SlotLease { device: Arc::clone(self), number, instance })
+        slots[number].leased = true;
+        let change = Some(Change { generation: *generation, taken: Some(taken) });
+        Ok(SlotLease { device: Arc::clone(self), number, instance, change, entering: None, writing: false })
     }
 
-    /// Gives up what is at rest of a disk and in nobody's hands.
-    pub fn forget(self: &Arc<FlashDevice>, disk: &str) {
-        if let Some(lease) = self.find(disk) {
-            lease.free();
-        }
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // It is changed in single assignments: whoever panicked while holding it has not left it half changed.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        // The table is changed in one assignment: whoever panicked while holding it has not left it half changed.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write_slot(&self, number: usize, generation: u64, taken: Option<&Taken>) -> io::Result<()> {
-        let block = slot_block(generation, taken);
-        self.file.write_all_at(&block, slot_offset(number, generation))?;
-        self.file.sync_data()
-    }
+/// What a slot's next header says.
+#[derive(Debug)]
+struct Change {
+    generation: u64,
+    taken: Option<Taken>,
 }
 
 /// A slot in somebody's hands.
@@ -346,6 +367,12 @@ pub struct SlotLease {
     device: Arc<FlashDevice>,
     number: usize,
     instance: u64,
+    /// To be entered.
+    change: Option<Change>,
+    /// What is being entered.
+    entering: Option<Change>,
+    /// The kernel has a write to this slot or to its header.
+    writing: bool,
 }
 
 impl SlotLease {
@@ -373,19 +400,40 @@ impl SlotLease {
         &self.device.path
     }
 
-    /// Another descriptor of the device, for direct I/O where there is such a thing.
+    /// Another descriptor of the device, for direct I/O where there is such a thing. Opens nothing.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The process has no descriptor left.
     pub fn file(&self) -> Result<File, FlashError> {
-        let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path());
-        open(libc::O_DIRECT)
-            .or_else(|error| match error.raw_os_error() {
-                // A file in memory; good for tests only.
-                Some(libc::EINVAL) => open(0),
-                _ => Err(error),
-            })
-            .map_err(|source| FlashError::System { path: self.path().to_owned(), source })
+        let duplicate = self.device.direct.try_clone();
+        duplicate.map_err(|source| FlashError::System { path: self.path().to_owned(), source })
+    }
+
+    /// The header that is to be written now, and where: bytes from the start of the device. `None` when the table is as it should
+    /// be. The header that counts so far stays as it is beside it.
+    pub fn entry(&mut self) -> Option<(u64, [u8; BLOCK as usize])> {
+        let change = self.change.take()?;
+        let place = 1 - self.device.lock().slots[self.number].place;
+        let block = slot_block(change.generation, change.taken.as_ref());
+        self.entering = Some(change);
+        Some((slot_offset(self.number, place), block))
+    }
+
+    /// The entry is durable.
+    pub fn entered(&mut self) {
+        let Some(Change { generation, taken }) = self.entering.take() else { return };
+        let slot = &mut self.device.lock().slots[self.number];
+        *slot = Slot { generation, place: 1 - slot.place, taken, leased: true };
+    }
+
+    /// The entry could not be written: the slot counts as before, and whoever has it next writes over what came of this.
+    pub fn not_entered(&mut self) {
+        self.entering = None;
+    }
+
+    /// A write to the slot or to its header begins or ends. Who lets go of the lease in between does not make the slot free.
+    pub fn set_writing(&mut self, writing: bool) {
+        self.writing = writing;
     }
 
     /// Tells whoever asks that the device fails.
@@ -393,28 +441,20 @@ impl SlotLease {
         self.device.failed.store(true, Ordering::Release);
     }
 
-    /// Gives the slot back: its log is not needed any more.
-    pub fn free(self) {
-        self.give_up();
-    }
-
-    /// Its log is not needed any more. The slot stays in these hands, because a write may be under way; but should the process
-    /// end now, the next one must not find this log beside a younger one of the same disk.
-    pub fn give_up(&self) {
-        let mut slots = self.device.lock();
-        let slot = &mut slots[self.number];
-        let generation = slot.generation + 1;
-        match self.device.write_slot(self.number, generation, None) {
-            Ok(()) => *slot = Slot { generation, taken: None, leased: true },
-            // It stays taken, by a log that the registry does not name; the next start finds that out.
-            Err(error) => tracing::warn!(%error, "a slot of the flash device could not be given back"),
-        }
+    /// Its log is not needed any more: that is to be entered. The slot stays in these hands until then. Should the process end
+    /// before, the next one finds this log, unless there is a younger one of the same disk.
+    pub fn give_up(&mut self) {
+        let mut table = self.device.lock();
+        table.generation += 1;
+        self.change = Some(Change { generation: table.generation, taken: None });
     }
 }
 
 impl Drop for SlotLease {
     fn drop(&mut self) {
-        self.device.lock()[self.number].leased = false;
+        if !self.writing {
+            self.device.lock().slots[self.number].leased = false;
+        }
     }
 }
 
@@ -441,8 +481,19 @@ fn first_ring(slots: u64) -> u64 {
     (BLOCK + slots * 2 * BLOCK).next_multiple_of(MIB)
 }
 
-fn slot_offset(number: usize, generation: u64) -> u64 {
-    BLOCK + (number as u64 * 2 + generation % 2) * BLOCK
+/// Where a slot's header is, of which there are two.
+fn slot_offset(number: usize, place: u64) -> u64 {
+    BLOCK + (number as u64 * 2 + place) * BLOCK
+}
+
+/// Opens a device for direct I/O, where there is such a thing.
+fn open_direct(path: &Path) -> io::Result<File> {
+    let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+    open(libc::O_DIRECT).or_else(|error| match error.raw_os_error() {
+        // A file in memory; good for tests only.
+        Some(libc::EINVAL) => open(0),
+        _ => Err(error),
+    })
 }
 
 /// SplitMix64's finalizer (Steele, Lea, Flood 2014): spreads every bit of the input over the output.
@@ -553,8 +604,8 @@ fn format(
     let write = || {
         // The slots first: a superblock promises that they are as it says.
         for number in 0..slots as usize {
-            for generation in 0..2 {
-                file.write_all_at(&[0; BLOCK as usize], slot_offset(number, generation))?;
+            for place in 0..2 {
+                file.write_all_at(&[0; BLOCK as usize], slot_offset(number, place))?;
             }
         }
         file.sync_data()?;
@@ -562,24 +613,38 @@ fn format(
         file.sync_data()
     };
     write().map_err(|source| FlashError::System { path: path.to_owned(), source })?;
-    let slot = Slot { generation: 0, taken: None, leased: false };
-    Ok((superblock, vec![slot; slots as usize]))
+    Ok((superblock, vec![Slot::EMPTY; slots as usize]))
 }
 
 fn read_slots(file: &File, superblock: &Superblock) -> io::Result<Vec<Slot>> {
     let mut slots = Vec::new();
     let mut block = [0u8; BLOCK as usize];
     for number in 0..superblock.slots.get().min(MOST_SLOTS) as usize {
-        let mut slot = Slot { generation: 0, taken: None, leased: false };
-        for parity in 0..2 {
-            file.read_exact_at(&mut block, slot_offset(number, parity))?;
+        let mut slot = Slot::EMPTY;
+        for place in 0..2 {
+            file.read_exact_at(&mut block, slot_offset(number, place))?;
             if let Some((generation, taken)) = read_slot(&block).filter(|(read, _)| *read > slot.generation) {
-                slot = Slot { generation, taken, leased: false };
+                slot = Slot { generation, place, taken, leased: false };
             }
         }
         slots.push(slot);
     }
+    forget_elder(&mut slots);
     Ok(slots)
+}
+
+/// Of several logs of one disk the youngest counts: the process ended before it could enter that the others were given up.
+fn forget_elder(slots: &mut [Slot]) {
+    for number in 0..slots.len() {
+        let Slot { generation, taken, .. } = &slots[number];
+        let is_younger = |other: &Slot| {
+            let same = |mine: &Taken| other.taken.as_ref().is_some_and(|taken| taken.disk == mine.disk);
+            other.generation > *generation && taken.as_ref().is_some_and(same)
+        };
+        if slots.iter().any(is_younger) {
+            slots[number].taken = None;
+        }
+    }
 }
 
 fn slot_block(generation: u64, taken: Option<&Taken>) -> [u8; BLOCK as usize] {

@@ -18,6 +18,14 @@ use crate::owner::Held;
 /// place in the set much earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// A write to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnderWay {
+    /// The slot's entry in the device's table.
+    Entry,
+    Frame,
+}
+
 /// One disk's log at rest, on the shard that has the disk or its replica.
 pub struct FlashStore {
     owner: OwnerId,
@@ -26,8 +34,8 @@ pub struct FlashStore {
     journal: Journal,
     header: Option<Buffer>,
     pieces: Vec<(usize, usize)>,
-    /// The kernel has not given the last write back, whether or not anybody still waits for it.
-    in_kernel: bool,
+    /// What the kernel has and has not given back, whether or not anybody still waits for it.
+    under_way: Option<UnderWay>,
     since: Nanos,
     patience: Duration,
     /// A frame has come to rest and nobody has asked for what is stored since.
@@ -39,16 +47,17 @@ pub struct FlashStore {
 }
 
 impl FlashStore {
-    /// An empty store in a slot that holds nothing yet. Events go to `owner`.
+    /// An empty store in a slot that holds nothing yet, or nothing that is needed. Events go to `owner`. No frame is written
+    /// before the slot is certainly this disk's.
     ///
     /// # Errors
-    /// The device cannot be opened once more.
+    /// The process has no descriptor left.
     pub fn new(owner: OwnerId, lease: SlotLease) -> Result<FlashStore, FlashError> {
         let journal = Journal::new(lease.instance(), lease.ring());
         FlashStore::over(owner, lease, journal)
     }
 
-    /// Reads what is at rest in a slot. `None` when nothing is; the slot is free again then.
+    /// Reads what is at rest in a slot. With `None`, nothing is: the store is to be retired.
     ///
     /// # Errors
     /// The device cannot be read, or what is there is damaged ([`super::recovery`]); it is left as it is.
@@ -56,14 +65,13 @@ impl FlashStore {
         owner: OwnerId,
         lease: SlotLease,
         log_bytes: u64,
-    ) -> Result<Option<(FlashStore, Log, State)>, FlashError> {
-        let Some(Recovered { log, state, journal }) =
-            recover(&lease, lease.instance(), lease.ring(), log_bytes)?
-        else {
-            lease.free();
-            return Ok(None);
-        };
-        Ok(Some((FlashStore::over(owner, lease, journal)?, log, state)))
+    ) -> Result<(FlashStore, Option<(Log, State)>), FlashError> {
+        match recover(&lease, lease.instance(), lease.ring(), log_bytes)? {
+            Some(Recovered { log, state, journal }) => {
+                Ok((FlashStore::over(owner, lease, journal)?, Some((log, state))))
+            }
+            None => Ok((FlashStore::new(owner, lease)?, None)),
+        }
     }
 
     fn over(owner: OwnerId, lease: SlotLease, journal: Journal) -> Result<FlashStore, FlashError> {
@@ -76,7 +84,7 @@ impl FlashStore {
             // Of its own: the shard's buffers may all wait for this very log.
             header: BufferPool::new(BLOCK as usize).take(BLOCK as usize),
             pieces: Vec::new(),
-            in_kernel: false,
+            under_way: None,
             since: Nanos(0),
             patience: PATIENCE,
             progressed: false,
@@ -113,7 +121,8 @@ impl FlashStore {
     /// When [`FlashStore::expire`] is due.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        if self.journal.is_writing() { self.since + self.patience } else { Nanos::NEVER }
+        let waits = self.under_way.is_some() && self.error.is_none();
+        if waits { self.since + self.patience } else { Nanos::NEVER }
     }
 
     /// Waits no longer for a write that has been under way for too long.
@@ -151,14 +160,14 @@ impl FlashStore {
             return;
         }
         log.pin(None);
-        if self.error.is_some() {
+        if self.error.is_some() || self.write_entry(reactor) {
             return;
         }
         let Some(mut header) = self.header.take() else { return };
         match self.journal.next(log, state, header.bytes_mut(), &mut self.pieces) {
             Some(write) => {
                 log.pin(write.pins);
-                (self.since, self.in_kernel) = (reactor.now(), true);
+                self.begin(reactor.now(), UnderWay::Frame);
                 self.meter.arrive(RequestKind::Write, self.since);
                 let token = Token { owner: self.owner, slot: write.length as u32 };
                 let source = WriteSource::Framed(header, log.region().clone(), self.pieces.clone());
@@ -168,20 +177,50 @@ impl FlashStore {
         }
     }
 
+    /// Begins to write the slot's entry in the device's table, if that is to change. Whether anything is under way.
+    fn write_entry(&mut self, reactor: &mut Reactor) -> bool {
+        if self.under_way.is_none()
+            && self.header.is_some()
+            && let Some((offset, entry)) = self.lease.entry()
+            && let Some(mut header) = self.header.take()
+        {
+            header.bytes_mut().copy_from_slice(&entry);
+            self.begin(reactor.now(), UnderWay::Entry);
+            let token = Token { owner: self.owner, slot: 0 };
+            reactor.write_durable(&self.file, offset, WriteSource::Buffer(header), token);
+        }
+        self.under_way.is_some()
+    }
+
+    fn begin(&mut self, now: Nanos, what: UnderWay) {
+        (self.since, self.under_way) = (now, Some(what));
+        self.lease.set_writing(true);
+    }
+
     /// The end of a write.
     pub fn on_event(&mut self, event: Event, now: Nanos) {
         let Action::File { result, buffer } = event.action else { return };
-        (self.header, self.in_kernel) = (buffer, false);
-        let bytes = u64::from(event.token.slot);
-        self.meter.complete(RequestKind::Write, bytes, self.since, now, result.is_ok());
-        if self.error.is_some() {
-            // Given up before it came back.
-            return;
+        let what = self.under_way.take();
+        self.header = buffer;
+        self.lease.set_writing(false);
+        if what == Some(UnderWay::Frame) {
+            let bytes = u64::from(event.token.slot);
+            self.meter.complete(RequestKind::Write, bytes, self.since, now, result.is_ok());
         }
-        self.progressed = true;
-        match result {
-            Ok(_) => self.journal.written(),
-            Err(number) => self.fail(std::io::Error::from_raw_os_error(number).to_string()),
+        match result.map_err(std::io::Error::from_raw_os_error) {
+            Ok(_) if what == Some(UnderWay::Entry) => self.lease.entered(),
+            Ok(_) if self.error.is_none() => {
+                self.progressed = true;
+                self.journal.written();
+            }
+            // Given up before it came back.
+            Ok(_) => {}
+            Err(error) => {
+                if what == Some(UnderWay::Entry) {
+                    self.lease.not_entered();
+                }
+                self.fail(error.to_string());
+            }
         }
     }
 
@@ -198,11 +237,11 @@ impl FlashStore {
         }
     }
 
-    /// The log is not needed any more: gives the slot back. Comes back itself until nothing is under way.
-    pub fn retire(mut self) -> Option<FlashStore> {
+    /// The log is not needed any more: gives the slot back. Comes back itself until nothing is under way and that is durable.
+    pub fn retire(mut self, reactor: &mut Reactor) -> Option<FlashStore> {
         if !std::mem::replace(&mut self.retired, true) {
             self.lease.give_up();
         }
-        self.in_kernel.then_some(self)
+        self.write_entry(reactor).then_some(self)
     }
 }

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::device::{FlashDevice, FlashError, device_bytes, ring_bytes};
+use super::device::{FlashDevice, FlashError, SlotLease, device_bytes, ring_bytes};
 use super::frame::{STATE_ROOM, State};
 use super::journal::Journal;
 use super::recovery::{ReadAt, Recovered, RecoveryError, recover};
@@ -356,23 +358,77 @@ fn a_frame_under_way_does_not_change() {
     }
 }
 
-/// With a frame under way in a slot that is given up, the disk gets another one; whoever opens the device next finds only that.
+/// Writes what is to be entered in the table, as a shard's ring does.
+fn enter(path: &Path, lease: &mut SlotLease) {
+    let (offset, entry) = lease.entry().unwrap();
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(&entry, offset).unwrap();
+    lease.entered();
+}
+
+/// The process ends before it could enter that the old log of a disk was given up, or in the middle of that; the disk has got
+/// another slot. Whoever opens the device next finds only the younger log.
 #[test]
 fn a_log_that_is_given_up_is_not_found_beside_a_younger_one() {
+    for given_up in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("flash");
+        let open = || FlashDevice::open(&path, device_bytes(2, LOG), LOG, 7).unwrap();
+        let device = open();
+        let mut old = device.take("disk", 1).unwrap();
+        enter(&path, &mut old);
+        old.give_up();
+        let mut young = device.take("disk", 1).unwrap();
+        assert_ne!(old.start(), young.start(), "a write may be under way there");
+        assert!(device.take("other", 2).is_err(), "and nobody else gets it either");
+        enter(&path, &mut young);
+        if given_up {
+            enter(&path, &mut old);
+        }
+        let instance = young.instance();
+        drop((old, young, device));
+        let device = open();
+        assert_eq!(device.disks(), [("disk".to_owned(), 1)]);
+        assert_eq!(device.find("disk").unwrap().instance(), instance);
+        assert_eq!(device.slots(), (2, 1), "the other one is free");
+    }
+}
+
+/// Wherever the power goes while slots change hands, each is one disk's, before or after the change. Headers are torn at will.
+#[test]
+fn a_torn_entry_leaves_the_one_before() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("flash");
-    let open = || FlashDevice::open(&path, device_bytes(2, LOG), LOG, 7).unwrap();
-    let device = open();
-    let old = device.take("disk", 1).unwrap();
-    old.give_up();
-    let young = device.take("disk", 1).unwrap();
-    assert_ne!(old.start(), young.start(), "a write may be under way there");
-    assert!(device.take("other", 2).is_err(), "and nobody else gets it either");
-    let instance = young.instance();
-    drop((old, young, device));
-    let device = open();
-    assert_eq!(device.disks(), [("disk".to_owned(), 1)]);
-    assert_eq!(device.find("disk").unwrap().instance(), instance);
+    let open = |path: &Path| FlashDevice::open(path, device_bytes(1, LOG), LOG, 7).unwrap();
+    let device = open(&path);
+    let copy = directory.path().join("copy");
+    let found = |offset: u64, part: &[u8]| {
+        std::fs::copy(&path, &copy).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&copy).unwrap();
+        file.write_all_at(part, offset).unwrap();
+        open(&copy).disks()
+    };
+    let mut before = Vec::new();
+    for round in 0..6 {
+        let name = format!("disk{round}");
+        let mut lease = device.take(&name, round).unwrap();
+        for after in [vec![(name.clone(), round)], Vec::new()] {
+            let (offset, entry) = lease.entry().unwrap();
+            for end in [1, 16, 40, 100, 255, 304] {
+                let disks = found(offset, &entry[..end]);
+                assert!(disks == before || disks == after, "{disks:?} after {end} bytes in round {round}");
+            }
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .write_all_at(&entry, offset)
+                .unwrap();
+            assert_eq!(found(0, &[]), after);
+            lease.entered();
+            before = after;
+            lease.give_up();
+        }
+    }
 }
 
 /// A loss of power in the middle of filling a new file leaves a short one, full of zeroes.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,6 +25,13 @@ impl Memory {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let device = FlashDevice::open(&path, size, log, 7).unwrap();
         Memory { file, device }
+    }
+
+    /// All that is there.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.file.metadata().unwrap().len() as usize];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
     }
 
     /// From now on every write fails (EPERM): the kernel takes none for a sealed file, through whatever descriptor.

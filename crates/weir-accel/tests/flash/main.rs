@@ -9,10 +9,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use weir_accel::flash::FlashStore;
+use weir_accel::flash::frame::State;
+use weir_accel::flash::{FlashError, FlashStore};
 use weir_accel::wire::{Batch, Hello, MessageKind, RecordHeader};
 use weir_accel::{
-    Accel, AccelConfig, AccelNotice, Configuration, Former, Inheritance, Log, RecordKind, ReplicaHost,
+    Accel, AccelConfig, AccelNotice, Configuration, Former, Inheritance, Layout, Log, RecordKind, ReplicaHost,
 };
 use weir_block::{
     Completion, Event, Layer, Metered, Nanos, OwnerId, Payload, Reactor, ReactorConfig, Request, RequestKind,
@@ -283,4 +284,63 @@ fn a_failing_write_ends_the_replica_and_its_heir_has_the_whole_arena() {
     assert!(turns < MOST_TURNS, "{turns} turns in {WATCHED:?}");
     disk.run_until("the arena is empty", |disk| disk.accel.status().log_used == 0);
     assert_eq!(disk.script.borrow().bytes[0], 7, "destaged");
+}
+
+/// Everything that comes of what the kernel has been given.
+fn settle(reactor: &mut Reactor, store: &mut FlashStore) {
+    let mut events = Vec::new();
+    while events.is_empty() {
+        reactor.wait(Nanos::NEVER, &mut events).unwrap();
+    }
+    let now = reactor.now();
+    events.into_iter().for_each(|event| store.on_event(event, now));
+}
+
+/// A slot is taken and given back by writes of the shard's ring. Nobody waits for them, and each step follows the one before:
+/// the entry, the first frame, the entry's end, the next disk.
+#[test]
+fn a_slot_changes_hands_through_the_ring() {
+    let memory = Memory::new(1, LOG);
+    let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
+    let id = reactor.new_owner();
+    let empty = memory.bytes();
+    let mut store = FlashStore::new(id, memory.device.take("disk", 1).unwrap()).unwrap();
+    let mut log = Log::with_layout(Layout::Flash, LOG, 1).unwrap();
+    log.append(RecordKind::Write, 0, 512, &[7; 512]).unwrap();
+    let state = State { epoch: 1, complete: true, ..State::default() };
+    for _ in 0..3 {
+        store.advance(&mut reactor, &mut log, state);
+    }
+    assert!(memory.bytes() == empty, "the ring has it, and has not been entered");
+    assert!(memory.device.disks().is_empty());
+    settle(&mut reactor, &mut store);
+    assert_eq!(memory.device.disks(), [("disk".to_owned(), 1)]);
+    let rings = 1 << 20;
+    assert!(memory.bytes()[rings..] == empty[rings..], "no frame before the slot is this disk's");
+    store.advance(&mut reactor, &mut log, state);
+    settle(&mut reactor, &mut store);
+    assert_eq!(store.stored().last, 1);
+    let entered = memory.bytes();
+    let mut store = store.retire(&mut reactor).expect("that is not durable yet");
+    assert!(memory.bytes() == entered);
+    let full = memory.device.take("other", 2).unwrap_err();
+    assert!(matches!(full, FlashError::Full { .. }), "{full}");
+    settle(&mut reactor, &mut store);
+    assert!(store.retire(&mut reactor).is_none());
+    assert!(memory.device.disks().is_empty());
+    memory.device.take("other", 2).unwrap();
+}
+
+/// Opening a disk on a node whose flash takes no writes: it is served, in write-through.
+#[test]
+fn a_disk_whose_slot_cannot_be_entered_is_write_through() {
+    let memory = Memory::new(1, LOG);
+    memory.fail_writes();
+    let mut disk = Disk::new(&memory);
+    let turns = disk.run(WATCHED);
+    assert!(turns < MOST_TURNS, "{turns} turns in {WATCHED:?}");
+    assert!(disk.told.contains(&"flash-failed"), "{:?}", disk.told);
+    assert_eq!(disk.accel.status().configuration.effective(), "write-through");
+    disk.write(3);
+    disk.run_until("write-through goes on", |disk| disk.done.len() == 3);
 }

@@ -351,7 +351,7 @@ impl ShardThread {
 
     /// Whether a stop was asked for and has been carried out.
     fn is_finished(&mut self) -> bool {
-        if self.stopping.is_none() || !self.disks.is_empty() {
+        if self.stopping.is_none() || !self.disks.is_empty() || !self.retired.is_empty() {
             return false;
         }
         for (_, replica) in &mut self.replicas {

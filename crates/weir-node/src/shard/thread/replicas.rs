@@ -139,7 +139,7 @@ impl ShardThread {
 
     /// A store whose log nobody needs any more.
     pub(super) fn retire(&mut self, store: Option<FlashStore>) {
-        if let Some(store) = store.and_then(FlashStore::retire) {
+        if let Some(store) = store.and_then(|store| store.retire(&mut self.reactor)) {
             let owner = store.owner();
             let slot = self.retired.insert(store);
             self.places.set(owner, Place::Retired(slot));
@@ -159,9 +159,12 @@ impl ShardThread {
             return Err("nothing is at rest of this disk".into());
         };
         let recovered = FlashStore::recover(self.reactor.new_owner(), lease, self.config.log_bytes);
-        if let Some((store, log, state)) = recovered.map_err(|error| error.to_string())? {
-            let copy = replica::Replica::recovered(log, state);
-            self.keep_replica(disk, copy, Some(store));
+        match recovered.map_err(|error| error.to_string())? {
+            (store, Some((log, state))) => {
+                let copy = replica::Replica::recovered(log, state);
+                self.keep_replica(disk, copy, Some(store));
+            }
+            (store, None) => self.retire(Some(store)),
         }
         Ok(())
     }
@@ -239,7 +242,15 @@ impl ShardThread {
             }
             Some(_) => {}
             // A copy that could not be read when the node started.
-            None => self.config.flash.iter().for_each(|flash| flash.forget(disk)),
+            None => self.give_up_unread(disk),
+        }
+    }
+
+    fn give_up_unread(&mut self, disk: &str) {
+        let Some(lease) = self.config.flash.as_ref().and_then(|flash| flash.find(disk)) else { return };
+        match FlashStore::new(self.reactor.new_owner(), lease) {
+            Ok(store) => self.retire(Some(store)),
+            Err(error) => tracing::warn!(disk, %error, "a log on the flash is given up later"),
         }
     }
 }
