@@ -11,7 +11,7 @@ use crate::right::MAX_GUARDS;
 pub type Live = BTreeMap<String, NodeRecord>;
 
 /// Who should take `record` over: in write-back the first replica whose copy is there (in the same process, or on the same
-/// flash), then the owner's own node when its copy has come back with its flash; in write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
+/// flash), before all others one whose node still offers the disk's medium, then the owner's own node when its copy has come back with its flash; in write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
 /// no owner, and when nobody may.
 #[must_use]
 pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
@@ -24,7 +24,12 @@ pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
         process.filter(|process| record.counts(copy, process))
     };
     match record.mode {
-        Mode::WriteBack => record.replicas.iter().find_map(holder).or_else(|| holder(owner)),
+        Mode::WriteBack => {
+            let holders = || record.replicas.iter().filter_map(holder);
+            // One whose medium has failed could only drain the log.
+            let keeps = |node: &NodeRef| live.get(&node.node).is_some_and(|node| node.offers(record.medium));
+            holders().find(keeps).or_else(|| holders().next()).or_else(|| holder(owner))
+        }
         // One without room could not open it. When nobody has any, somebody has to say so.
         Mode::WriteThrough => live
             .values()
@@ -269,6 +274,25 @@ mod tests {
             "who is gone is lost, not misplaced"
         );
         assert_eq!(seen("write-back+2", "b", &["c", "a"]), "", "anywhere is anywhere");
+    }
+
+    #[test]
+    fn who_has_lost_the_medium_takes_over_last() {
+        let mut live = live(&[("b", "r1"), ("c", "r1")]);
+        let space = |medium| MediumSpace { medium, bytes: 100, free: 50, log: 10 };
+        for node in ["b", "c"] {
+            live.get_mut(node).unwrap().media = vec![space(Medium::Ram), space(Medium::Flash)];
+        }
+        let mut disk = disk("x", Policy::WriteBack(2));
+        (disk.mode, disk.medium) = (Mode::WriteBack, Medium::Flash);
+        (disk.owner, disk.replicas) =
+            (Some(NodeRef::new("a", 1)), vec![NodeRef::new("b", 1), NodeRef::new("c", 1)]);
+        let next = |live: &Live| successor(&disk, live).map(|node| node.node).unwrap_or_default();
+        assert_eq!(next(&live), "b");
+        live.get_mut("b").unwrap().media.pop();
+        assert_eq!(next(&live), "c", "b's flash has failed");
+        live.get_mut("c").unwrap().media.pop();
+        assert_eq!(next(&live), "b", "nobody is better");
     }
 
     #[test]

@@ -438,7 +438,7 @@ async fn welcome(mut stream: TcpStream, node: &Arc<Node>, members: Arc<Semaphore
     };
     let (medium, known_epoch) = (log_medium(&record), record.epoch);
     // Held until the shard has been told, so that no other log is promised the same room.
-    let _place = node.room.admit(node, &disk).await?;
+    let _place = node.room.admit(node, &disk, room::Role::Replica).await?;
     let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, fd };
     node.shards.send(&disk, command).await;
     Ok(())

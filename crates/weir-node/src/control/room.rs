@@ -93,13 +93,29 @@ fn lock(promised: &Mutex<Promises>) -> MutexGuard<'_, Promises> {
     promised.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a log is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// To serve the disk.
+    Owner,
+    /// To keep a copy for another node.
+    Replica,
+}
+
+/// The medium whose room decides. Where the flash has failed, a disk can still be served in write-through, from memory; a copy
+/// cannot be kept.
+fn needed(medium: Medium, role: Role, flash: Option<&FlashDevice>) -> Medium {
+    let has_failed = flash.is_some_and(FlashDevice::has_failed);
+    if medium == Medium::Flash && role == Role::Owner && has_failed { Medium::Ram } else { medium }
+}
+
 impl LogRoom {
     /// Whether the log of `disk` fits here. The caller tells the shard before it drops what it gets: then the next one
     /// to ask sees it. A log that is here already needs no room.
     ///
     /// # Errors
     /// In words: this node does not have the disk's medium, or no room on it.
-    pub async fn admit(&self, node: &Node, disk: &str) -> Result<Promise, String> {
+    pub async fn admit(&self, node: &Node, disk: &str, role: Role) -> Result<Promise, String> {
         let (promise, before) = self.promise(disk);
         let logs = node.shards.status().await;
         // Whoever does not see the disk's record yet finds out when it does; a log is in memory unless somebody says otherwise.
@@ -108,7 +124,7 @@ impl LogRoom {
         if !is_here(disk) {
             let promised = before.iter().filter(|other| *other != disk && !is_here(other)).count();
             let offered = offered(&node.config.resources, node.flash.as_deref(), &logs, promised);
-            fits(&node.config.name, medium, &offered)?;
+            fits(&node.config.name, needed(medium, role, node.flash.as_deref()), &offered)?;
         }
         Ok(promise)
     }
@@ -144,6 +160,19 @@ fn fits(node: &str, medium: Medium, media: &[MediumSpace]) -> Result<(), String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_flash_keeps_an_owner_from_nothing_but_keeping_its_log() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let log = 2 << 20;
+        let size = weir_accel::flash::device::device_bytes(1, log);
+        let flash = FlashDevice::open(&directory.path().join("flash"), size, log, 1).expect("made");
+        assert_eq!(needed(Medium::Flash, Role::Owner, Some(&flash)), Medium::Flash);
+        flash.take("disk", 1).expect("free").report_failure();
+        assert_eq!(needed(Medium::Flash, Role::Owner, Some(&flash)), Medium::Ram, "it is write-through here");
+        assert_eq!(needed(Medium::Flash, Role::Replica, Some(&flash)), Medium::Flash, "which is not offered");
+        assert_eq!(needed(Medium::Flash, Role::Owner, None), Medium::Flash, "there never was one");
+    }
 
     #[test]
     fn the_last_log_that_fits_is_taken_and_the_next_one_refused() {

@@ -4,6 +4,7 @@
 //! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are
 //! tasks of their own that report back. What the shard asks for is in `wishes`, what operators want in `request`.
 
+mod failures;
 mod former;
 mod handover;
 mod request;
@@ -29,6 +30,7 @@ use weir_cluster::right::Event;
 use super::change::{self, ChangeError, Changed};
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::{Node, wall_clock_ms};
+use super::room::Role;
 use crate::api::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 use former::Formers;
@@ -154,6 +156,8 @@ struct DiskTask {
     /// Requests that came while another step was waiting for the shard.
     waiting: Vec<Request>,
     unavailable: bool,
+    /// What kept it from being opened.
+    failures: failures::Failures,
 }
 
 /// Starts the task of a disk.
@@ -188,6 +192,7 @@ impl DiskTask {
             owed_release: None,
             waiting: Vec::new(),
             unavailable: false,
+            failures: failures::Failures::default(),
         };
         (task, sender)
     }
@@ -490,6 +495,9 @@ impl DiskTask {
 
     async fn carry_out(&mut self, decision: Decision, record: Option<DiskRecord>) -> Option<Nanos> {
         self.note_availability(&decision);
+        if decision != Decision::Open {
+            self.failures.forget();
+        }
         match (decision, record) {
             (Decision::Nothing, Some(record)) => {
                 self.settle_follower(&record).await;
@@ -531,8 +539,11 @@ impl DiskTask {
             }
             (Decision::Open, Some(record)) => {
                 if let Err(error) = self.open(&record).await {
-                    self.event("open-failed", error);
-                    self.retry_at = Some(Nanos::now() + RETRY);
+                    let (pause, news) = self.failures.failed(&error);
+                    if news {
+                        self.event("open-failed", error);
+                    }
+                    self.retry_at = Some(Nanos::now() + pause);
                 }
                 return self.retry_at.or(Some(Nanos::now()));
             }
@@ -655,10 +666,11 @@ impl DiskTask {
         };
         self.connected.clear();
         let node = Arc::clone(&self.node);
-        let place = node.room.admit(&node, &self.name).await?;
+        let place = node.room.admit(&node, &self.name, Role::Owner).await?;
         self.ask(|done| Command::Open(Box::new(disk), done)).await??;
         drop(place);
         (self.arrival, self.told_policy) = (None, Some(record.policy));
+        self.failures.forget();
         self.formers.opened(arrival);
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);

@@ -120,7 +120,17 @@ impl ShardThread {
             }
             self.retire(store);
         }
-        Ok((Inheritance::Nothing, self.empty_store(&open.disk, open.medium)?))
+        let mut store = self.empty_store(&open.disk, open.medium)?;
+        if let Some((store, error)) = store.as_mut().zip(self.flash_error()) {
+            // There is nothing that only this flash could hold: the disk is served here, in write-through (P9).
+            store.fail(error);
+        }
+        Ok((Inheritance::Nothing, store))
+    }
+
+    fn flash_error(&self) -> Option<String> {
+        let flash = self.config.flash.as_ref().filter(|flash| flash.has_failed())?;
+        Some(format!("this node's flash at {} has failed", flash.path().display()))
     }
 
     /// A slot on the flash for a new log, if that is where it is to be.
@@ -129,9 +139,6 @@ impl ShardThread {
         let Some(flash) = &self.config.flash else {
             return Err("this node has no flash medium; set flash.path, or use another node".into());
         };
-        if flash.has_failed() {
-            return Err(format!("this node's flash at {} has failed", flash.path().display()));
-        }
         let lease = flash.take(disk, disk_id).map_err(|error| error.to_string())?;
         let store = FlashStore::new(self.reactor.new_owner(), lease).map_err(|error| error.to_string())?;
         Ok(Some(store))
@@ -226,6 +233,9 @@ impl ShardThread {
     }
 
     fn new_replica(&mut self, disk: &str, medium: LogMedium, known_epoch: u64) -> Result<usize, String> {
+        if let (LogMedium::Flash { .. }, Some(error)) = (medium, self.flash_error()) {
+            return Err(error);
+        }
         let store = self.empty_store(disk, medium)?;
         let id = self.reactor.new_owner();
         let host = ReplicaHost::new(id, self.config.log_bytes, store, known_epoch)
