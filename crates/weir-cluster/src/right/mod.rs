@@ -59,7 +59,8 @@ pub enum Event {
     },
     /// A change of the record that makes this the set is about to be sent: until it is known what became of it, both count.
     Proposed(GrantSet),
-    /// The record has this set, in this epoch.
+    /// The record has this set, in this epoch: by a change of this owner's, or by a read of a later revision than all that it has
+    /// heard of before. A record that is as it was before says nothing about what is in doubt.
     Committed {
         /// The record's epoch.
         epoch: u64,
@@ -152,7 +153,9 @@ impl Right {
                 }
             }
             Event::Committed { epoch, set } => {
-                if epoch >= self.epoch {
+                // A change of guards keeps the epoch, so the record as it was does not show that it will not commit.
+                let is_news = epoch > self.epoch || set != self.committed;
+                if epoch >= self.epoch && is_news {
                     (self.epoch, self.committed) = (epoch, set);
                     self.doubtful.clear();
                     self.forget_strangers();

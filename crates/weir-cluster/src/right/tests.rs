@@ -59,6 +59,18 @@ fn a_set_in_doubt_is_needed_as_well() {
     assert_eq!(right.step(Event::NotCommitted), at(23));
 }
 
+/// The change of guards may still commit: then its set is the one that a takeover seals.
+#[test]
+fn a_record_that_is_as_it_was_ends_no_doubt() {
+    let mut right = right(replicas(&["b"]));
+    right.step(granted("b", 20));
+    right.step(Event::Proposed(replicas(&["c"])));
+    assert_eq!(right.step(Event::Committed { epoch: 3, set: replicas(&["b"]) }), at(10));
+    assert_eq!(right.asks().collect::<Vec<_>>(), ["b", "c"]);
+    right.step(Event::Committed { epoch: 3, set: replicas(&["c"]) });
+    assert_eq!(right.asks().collect::<Vec<_>>(), ["c"]);
+}
+
 #[test]
 fn nothing_is_served_while_the_disk_is_handed_over_or_after_its_end() {
     let mut right = right(replicas(&["b"]));

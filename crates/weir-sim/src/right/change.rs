@@ -119,20 +119,23 @@ impl World {
         let Some(owner) = &mut self.nodes[n].owner else { return };
         owner.right.step(RightEvent::Confirmed { session, epoch: record.epoch });
         let committed = RightEvent::Committed { epoch: record.epoch, set: record.grant_set() };
-        if revision == owner.revision && resumes {
+        let moves = owner.proposals.iter().any(|proposal| proposal.next.owner != record.owner);
+        if revision == owner.revision && resumes && moves {
             owner.right.step(RightEvent::Kept);
+            owner.proposals.clear();
+            owner.wish = None;
         }
         if revision <= owner.revision {
             // The record as it was: what was asked for since may still commit, though the epoch is the same.
             if repeats {
-                owner.right.step(committed);
+                owner.right.step(RightEvent::NotCommitted);
             }
             return;
         }
         // All that was asked for over an earlier revision is refused from now on.
         owner.proposals.retain(|proposal| proposal.base >= revision);
-        owner.right.step(RightEvent::NotCommitted);
         owner.right.step(committed);
+        owner.right.step(RightEvent::NotCommitted);
         owner.right.step(RightEvent::Kept);
         let in_record = |wait: &super::owner::Wait| {
             record
@@ -146,13 +149,16 @@ impl World {
         self.append_log(n, true);
     }
 
-    /// After a takeover there are fewer copies than are asked for.
+    /// After a takeover, or at first, there are fewer copies than are asked for.
     fn restore(&mut self, n: usize) {
         let now = self.local(n);
         let Some(owner) = &self.nodes[n].owner else { return };
         let record = Rc::clone(&owner.record);
         let wanted = record.policy.replicas();
-        if owner.wish.is_none() && record.mode == Mode::WriteBack && record.replicas.is_empty() && wanted > 0
+        if owner.wish.is_none()
+            && record.policy != record.effective()
+            && record.replicas.is_empty()
+            && wanted > 0
         {
             let mut replicas = self.others(n);
             replicas.truncate(wanted.max(1));

@@ -26,6 +26,12 @@ pub struct Weather {
     pub slow_storage: f64,
     /// Share of new owners that die or are cut off soon.
     pub short_lives: f64,
+    /// Share of late compare-and-swaps whose sender does not reach the registry afterwards.
+    pub lasting_doubts: f64,
+    /// Share of takeovers at which a member of the former set starts again.
+    pub restarts: f64,
+    /// Share of wishes that are moves, where there is a replica.
+    moves: f64,
     /// Until when a node's messages to another are lost.
     pub blocked: [[Nanos; MOST_NODES]; MOST_NODES],
     /// Until when a node does not reach the registry.
@@ -49,11 +55,17 @@ impl Weather {
             late_changes: of(&[0.0, 0.2, 0.6]),
             slow_storage: of(&[0.05, 0.3, 0.8]),
             short_lives: of(&[0.0, 0.2, 0.7]),
+            lasting_doubts: of(&[0.0, 0.3, 0.8]),
+            restarts: of(&[0.0, 0.3, 0.8]),
+            moves: of(&[0.2, 0.5, 0.9]),
             blocked: Default::default(),
             registry_cut: Default::default(),
             registry_down: Nanos(0),
-            pause: [300, 600, 1_200][rng.usize(..3)],
-            weights: std::array::from_fn(|_| [0, 1, 2, 6][rng.usize(..4)]),
+            pause: [500, 1_500, 4_000][rng.usize(..3)],
+            // Crashes lose copies, and with the last one the run is over.
+            weights: std::array::from_fn(
+                |kind| if kind == 0 { [0, 0, 1, 2] } else { [0, 1, 2, 6] }[rng.usize(..4)],
+            ),
         }
     }
 }
@@ -70,7 +82,7 @@ impl World {
         let owner = self.some_owner();
         let any = self.rng.usize(..self.nodes.len());
         let node = if self.rng.u8(0..3) > 0 { owner.unwrap_or(any) } else { any };
-        let a_while = self.between(100, 2_500);
+        let a_while = self.between(100, 3_500);
         let until = self.now + a_while;
         match kind.unwrap_or(0) {
             0 => self.crash(node, self.nodes[node].incarnation),
@@ -119,12 +131,12 @@ impl World {
         let now = self.nodes[node].clock.at(self.now);
         let Some(owner) = &self.nodes[node].owner else { return };
         let replicas = owner.record.replicas.clone();
-        let wish = if !replicas.is_empty() && self.rng.bool() {
+        let wish = if !replicas.is_empty() && self.rng.f64() < self.weather.moves {
             Wish::Move { to: replicas[self.rng.usize(..replicas.len())].clone(), since: now }
         } else {
             let count = self.rng.usize(0..=2.min(others.len()));
             let policy = match self.rng.u8(0..3) {
-                0 if count == 0 => Policy::WriteThrough,
+                0 | 1 if count == 0 => Policy::WriteThrough,
                 _ => Policy::WriteBack(count as u8),
             };
             Wish::Set { policy, replicas: others[..count].to_vec(), since: now }
@@ -147,12 +159,27 @@ impl World {
     pub fn committed(&mut self, node: usize, incarnation: u64) {
         let took = self.registry.record.owner.as_ref().is_some_and(|owner| owner.incarnation == incarnation)
             && self.registry.record.epoch == self.registry.tenure;
+        if took && self.rng.f64() < self.weather.restarts {
+            self.restart_member();
+        }
         if took && self.rng.f64() < self.weather.short_lives {
             let delay = self.between(0, 800);
             match self.rng.bool() {
                 true => self.after(delay, Event::Crash { node, incarnation }),
                 false => self.weather.registry_cut[node] = self.now + Duration::from_secs(2),
             }
+        }
+    }
+
+    /// A member of the set that a takeover has to seal starts again, just before or after.
+    fn restart_member(&mut self) {
+        let sets = self.registry.record.former.iter().filter_map(|former| former.set.as_ref());
+        let members: Vec<&String> = sets.flat_map(|set| set.members()).collect();
+        let member = (!members.is_empty()).then(|| members[self.rng.usize(..members.len())]);
+        let Some(node) = member.and_then(|name| self.index(name)) else { return };
+        if self.registry.record.owner.as_ref().is_none_or(|owner| owner.node != self.nodes[node].name) {
+            let (delay, incarnation) = (self.between(0, 60), self.nodes[node].incarnation);
+            self.after(delay, Event::Crash { node, incarnation });
         }
     }
 
@@ -164,7 +191,8 @@ impl World {
         there.alive = false;
         there.paused_until = Nanos(0);
         self.note(|| format!("node {node} dies"));
-        let (known, back) = (self.between(0, 1_500), self.between(10, 2_000));
+        let most = if self.rng.bool() { 60 } else { 2_000 };
+        let (known, back) = (self.between(0, 1_500), self.between(10, most));
         if self.rng.bool() {
             self.after(known, Event::Stopped { incarnation });
         }

@@ -414,10 +414,11 @@ impl World {
 
     fn destage(&mut self, n: usize) {
         let (now, grace_over) = (self.local(n), self.is_grace_over(n));
+        let beside = self.has(Rule::ProposeBesideBypass);
         let node = &mut self.nodes[n];
         let (Some(owner), Some(copy)) = (&mut node.owner, node.copy) else { return };
         let moves = matches!(owner.wish, Some(Wish::Move { .. }));
-        let idle = !owner.destages && owner.bypasses == 0 && !moves;
+        let idle = !owner.destages && (owner.bypasses == 0 || beside) && !moves;
         let due = copy.newest > copy.freed && owner.acked == copy.newest;
         if owner.record.mode == Mode::WriteBack && grace_over && idle && due && owner.right.until() > now {
             owner.destages = true;
@@ -434,6 +435,10 @@ impl World {
         match request {
             Some(request) if version.tenure == owner.since => {
                 owner.bypasses -= 1;
+                // The log begins behind it: an earlier copy of a member that joins again is older.
+                if let Some(copy) = &mut node.copy {
+                    (copy.newest, copy.freed) = (copy.newest.max(version), copy.freed.max(version));
+                }
                 self.counts.writes += 1;
                 self.reply(n, request, version);
             }

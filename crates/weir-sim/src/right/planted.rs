@@ -54,23 +54,6 @@ pub enum Rule {
     ShrinkWithoutRegistry,
 }
 
-/// Those that few seeds suffice for.
-pub const COMMON: [Bug; 13] = [
-    Bug::Core(CoreBug::TrustNewSession),
-    Bug::Core(CoreBug::CountFromReceipt),
-    Bug::Core(CoreBug::NoDriftMargin),
-    Bug::Core(CoreBug::FloorFalls),
-    Bug::Shell(Rule::DoubtTakenForNo),
-    Bug::Shell(Rule::DoubtEndedByOldRecord),
-    Bug::Shell(Rule::OneSealOfThree),
-    Bug::Shell(Rule::FormerSetDropped),
-    Bug::Shell(Rule::UnsealedCopy),
-    Bug::Shell(Rule::NoSetWait),
-    Bug::Shell(Rule::SealNewSet),
-    Bug::Shell(Rule::GrantBeforeRead),
-    Bug::Shell(Rule::NoGrace),
-];
-
 impl Bug {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Bug> {

@@ -101,6 +101,8 @@ pub struct World {
     numbers: u64,
 }
 
+/// A question that takes longer is late.
+const LATE: Duration = Duration::from_millis(100);
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 impl World {
@@ -300,6 +302,10 @@ impl World {
             delay = self.between(1, 1_500);
         }
         if !self.is_registry_cut(from) {
+            if delay > LATE && self.rng.f64() < self.weather.lasting_doubts {
+                let cut = self.between(1_000, 3_500);
+                self.weather.registry_cut[from] = self.now + cut;
+            }
             self.after(delay, Event::Registry { from, process, id, question });
         }
         id
@@ -334,7 +340,7 @@ impl World {
         }
         let mut delay = self.between(0, 4);
         if self.rng.f64() < self.weather.slow {
-            delay = self.between(1, 900);
+            delay = self.between(1, 2_500);
         }
         if !self.is_registry_cut(from) {
             self.after(delay, Event::Answer { to: from, incarnation: process.incarnation, id, answer });

@@ -401,6 +401,8 @@ impl DiskTask {
                 if committed {
                     self.doubtful = false;
                     self.right_has(&record);
+                    // Nothing that was asked for over the record before can commit behind this one.
+                    self.node.rights.step(&self.name, Event::NotCommitted);
                 }
                 self.committed = Some(record.clone());
                 Ok(record)
