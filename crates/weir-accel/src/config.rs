@@ -70,13 +70,16 @@ impl AccelConfig {
     /// operator wants to look for the reason of a guest that stands still.
     pub const FULL_LOG_WAIT: Duration = Duration::from_secs(600);
 
+    /// How long records wait to be destaged while nothing presses.
+    pub const DESTAGE_DELAY: Duration = Duration::from_millis(100);
+
     /// Defaults with a right that never ends, for a disk that nobody else could own.
     #[must_use]
     pub fn standalone(log_bytes: u64) -> AccelConfig {
         AccelConfig {
             log_bytes: log_bytes.max(Self::SMALLEST_LOG),
             peer_deadline: Duration::from_secs(1),
-            destage_delay: Duration::from_millis(100),
+            destage_delay: Self::DESTAGE_DELAY,
             full_log_wait: Self::FULL_LOG_WAIT,
             serves_until: Arc::new(AtomicU64::new(u64::MAX)),
         }

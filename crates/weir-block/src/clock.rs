@@ -3,11 +3,17 @@
 //! Protocol cores never read a clock: they are given a [`Nanos`]. The shard's loop reads it here, through the [`Clock`] of
 //! its reactor, which in a simulation is a virtual one.
 
+use std::cell::Cell;
 use std::ops::{Add, Sub};
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::sim::VirtualClock;
+
+thread_local! {
+    /// The time that a simulation says it is on this thread; 0: that of the machine's clock.
+    pub(crate) static SET: Cell<u64> = const { Cell::new(0) };
+}
 
 /// A point on the clock that runs since boot, in nanoseconds.
 ///
@@ -20,10 +26,15 @@ impl Nanos {
     /// Later than every real time: the deadline of something that has none.
     pub const NEVER: Nanos = Nanos(u64::MAX);
 
-    /// Reads the machine's clock (a vDSO call, about 25 ns). On a shard, ask [`Reactor::now`](crate::Reactor::now) or a
-    /// [`Clock`], so that it runs under virtual time as well.
+    /// Reads the machine's clock (a vDSO call, about 25 ns), or is told the time by a simulation
+    /// ([`SetTime`](crate::sim::SetTime)). On a shard, ask [`Reactor::now`](crate::Reactor::now) or a [`Clock`]: there a simulated
+    /// process may stand still at any look.
     #[must_use]
     pub fn now() -> Nanos {
+        let set = SET.get();
+        if set != 0 {
+            return Nanos(set);
+        }
         let mut spec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `spec` is a valid timespec that outlives the call; CLOCK_BOOTTIME exists since Linux 2.6.39.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut spec) };

@@ -41,6 +41,19 @@ pub enum Stream {
     Simulated(sim::End),
 }
 
+impl Stream {
+    /// The descriptor, for who does not go through a reactor.
+    ///
+    /// # Errors
+    /// A simulated connection has none.
+    pub fn into_fd(self) -> io::Result<OwnedFd> {
+        match self {
+            Stream::Kernel(fd) => Ok(fd),
+            Stream::Simulated(_) => Err(io::Error::other("a simulated connection has no descriptor")),
+        }
+    }
+}
+
 impl From<OwnedFd> for Stream {
     fn from(fd: OwnedFd) -> Stream {
         Stream::Kernel(fd)

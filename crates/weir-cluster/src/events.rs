@@ -33,7 +33,7 @@ impl Events {
     /// What the registry says. An event is for people: its loss is worth a line in the log, no more.
     pub async fn record(&self, kind: &str, subject: &str, text: &str) -> Result<(), RegistryError> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let time_unix_ms = crate::unix_millis();
+        let time_unix_ms = weir_task::unix_millis();
         let event = EventRecord {
             time_unix_ms,
             node: self.node.node.clone(),

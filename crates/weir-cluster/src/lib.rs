@@ -24,13 +24,6 @@ pub mod remote;
 pub mod right;
 pub mod view;
 
-pub use embedded::Embedded;
+pub use embedded::{Embedded, Feed, Memory};
 pub use registry::{Registry, RegistryError};
 pub use remote::{Client, ClientConfig, Server};
-
-/// Wall-clock time in milliseconds since 1970, for people to read. Nothing is ever decided by it.
-#[expect(clippy::disallowed_methods, reason = "people read it in records and events")]
-pub(crate) fn unix_millis() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use weir_block::Nanos;
+use weir_task::JoinHandle;
 
 use crate::records::{
     MediumSpace, NodeRecord, NodeRef, Record, RecordError, StoppedHow, StoppedRecord, keys,
@@ -119,7 +119,7 @@ impl NodeSession {
         let (me, record) = (record.node_ref(), Mutex::new(record));
         let held = Mutex::new(joined);
         let shared = Arc::new(Shared { registry, me, record, config, lease, state, held });
-        let keeper = Mutex::new(Some(tokio::spawn(keep_alive(Arc::clone(&shared), joined.lease))));
+        let keeper = Mutex::new(Some(weir_task::spawn(keep_alive(Arc::clone(&shared), joined.lease))));
         Ok(NodeSession { shared, keeper })
     }
 
@@ -199,7 +199,7 @@ impl NodeSession {
         *shared.held() = joined;
         shared.lease.send_replace(leased);
         shared.state.send_replace(SessionState::Held);
-        let keeper = tokio::spawn(keep_alive(Arc::clone(shared), joined.lease));
+        let keeper = weir_task::spawn(keep_alive(Arc::clone(shared), joined.lease));
         if let Some(other) = self.keeper().replace(keeper) {
             other.abort();
         }
@@ -330,7 +330,7 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     let soon = (ttl / 20).max(Duration::from_millis(10));
     let mut pause = ttl / 3;
     loop {
-        tokio::time::sleep(pause).await;
+        weir_task::sleep(pause).await;
         if !shared.is_trusted() && !hears(&shared).await {
             shared.set_state(SessionState::Unconfirmed);
             pause = soon;
@@ -338,7 +338,7 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
         }
         let sent = Nanos::now();
         // No longer than until the next attempt is due: a late answer to this one may be the last in time.
-        let answer = tokio::time::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
+        let answer = weir_task::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
         let error = match answer {
             Ok(Ok(granted)) => {
                 let trusted = granted.saturating_sub(margin);
@@ -368,7 +368,7 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
 async fn hears(shared: &Shared) -> bool {
     let key = keys::node(&shared.me.node);
     let question = shared.registry.get(&key);
-    matches!(tokio::time::timeout(shared.config.ttl / 3, question).await, Ok(Ok(_)))
+    matches!(weir_task::timeout(shared.config.ttl / 3, question).await, Ok(Ok(_)))
 }
 
 /// The condition that the session of `process` is over: that no process has one under its name, or another one has.
@@ -395,8 +395,11 @@ pub async fn session_over(registry: &dyn Registry, process: &NodeRef) -> Result<
 /// # Errors
 /// What the registry says, or that `node` is not a name.
 pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<(), SessionError> {
-    let record =
-        StoppedRecord { node: node.clone(), how: StoppedHow::Operator, time_unix_ms: crate::unix_millis() };
+    let record = StoppedRecord {
+        node: node.clone(),
+        how: StoppedHow::Operator,
+        time_unix_ms: weir_task::unix_millis(),
+    };
     record.check()?;
     let key = keys::stopped(node);
     match registry.transact(record.create(key)).await {

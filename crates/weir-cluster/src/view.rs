@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use weir_task::JoinHandle;
 
 use crate::records::Record;
 use crate::registry::{Change, Entry, Registry, RegistryError, Watch};
@@ -33,7 +33,7 @@ impl<R: Record> View<R> {
         let mut follower = Follower { registry, prefix: prefix.to_owned(), records: Records::new() };
         let watch = follower.list().await?;
         let (sender, records) = watch::channel(Arc::new(follower.records.clone()));
-        let task = tokio::spawn(follower.follow(watch, sender));
+        let task = weir_task::spawn(follower.follow(watch, sender));
         Ok(View { records, task })
     }
 
@@ -95,7 +95,7 @@ impl<R: Record> Follower<R> {
                 Ok(watch) => return watch,
                 Err(error) => tracing::debug!(prefix = self.prefix, %error, "cannot list yet"),
             }
-            tokio::time::sleep(RETRY).await;
+            weir_task::sleep(RETRY).await;
         }
     }
 

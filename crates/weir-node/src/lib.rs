@@ -19,6 +19,7 @@ pub mod http;
 pub mod metrics;
 pub mod operations;
 pub mod peer;
+pub mod plane;
 mod run;
 pub mod shard;
 pub mod stack;

@@ -20,13 +20,14 @@
 //! Name and incarnation of who is meant are in it because addresses are reused and processes start again: a copy counts
 //! for the process that has it (P1), so who is greeted as somebody else hangs up.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::pin::Pin;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use weir_block::Stream;
 use weir_cluster::records::{MAX_NAME, NodeRef, check_name};
 
 const MAGIC: &[u8; 8] = b"WEIRPEER";
@@ -192,18 +193,41 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
     Ok(Greeting { disk, owner, replica: NodeRef::new(replica, incarnation), purpose })
 }
 
-/// Connects to a replica's node and greets it, all within `deadline`. The descriptor is non-blocking.
-///
-/// # Errors
-/// The node cannot be reached in time.
-pub async fn connect(address: SocketAddr, greeting: &Greeting, deadline: Duration) -> io::Result<OwnedFd> {
-    let attempt = async { greet(address, greeting).await?.into_std().map(OwnedFd::from) };
-    tokio::time::timeout(deadline, attempt).await.unwrap_or_else(|_| {
-        Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            format!("no connection to {address} within {deadline:?}"),
-        ))
-    })
+/// What a step on the way to another node comes to.
+pub type Pending<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
+
+/// A connection that a task of the control plane uses.
+pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Duplex for S {}
+
+/// The way to other nodes. Each call connects and greets, however long that takes.
+pub trait Network: Send + Sync {
+    /// A connection for a shard, non-blocking.
+    ///
+    /// # Errors
+    /// The node cannot be reached.
+    fn connect<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Stream>;
+
+    /// A connection for a task.
+    ///
+    /// # Errors
+    /// The node cannot be reached.
+    fn open<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Box<dyn Duplex>>;
+}
+
+/// The network that there is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tcp;
+
+impl Network for Tcp {
+    fn connect<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Stream> {
+        Box::pin(async move { Ok(greet(address, greeting).await?.into_std()?.into()) })
+    }
+
+    fn open<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Box<dyn Duplex>> {
+        Box::pin(async move { Ok(Box::new(greet(address, greeting).await?) as Box<dyn Duplex>) })
+    }
 }
 
 /// Connects and greets, however long it takes.

@@ -12,30 +12,28 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
+use weir_accel::AccelConfig;
 use weir_accel::flash::{FlashDevice, FlashError};
 use weir_block::{Engine, Nanos};
 use weir_cluster::events::Events;
-use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
+use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
-use weir_cluster::right::GrantTimes;
 use weir_cluster::{Client, ClientConfig};
 use weir_export::nbd::{
     Address, BASE_ALLOCATION_ID, Client as NbdClient, ListenError, Listener, ListenerConfig, Session,
 };
 
 use crate::config::Config;
-use crate::control::disk::log_medium;
-use crate::control::node::{Here, Journal, Node, random, wall_clock_ms};
-use crate::control::unfinished::Unfinished;
-use crate::control::world::World;
-use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, unfinished, watchdog};
+use crate::control::node::{Node, random};
+use crate::control::{Shards, flash, room};
 use crate::exports::{self, Exports};
-use crate::grants::{self, Rights};
+use crate::grants;
 use crate::http;
 use crate::operations::Operations;
-use crate::peer::{Greeting, Purpose};
-use crate::shard::messages::Command;
+use crate::peer::{Greeting, Purpose, Tcp};
+use crate::plane::{self, Parts, Plane};
+use crate::shard::opener::Files;
 use crate::shard::{Shard, ShardConfig};
 use crate::stack::{Plain, Wrap};
 use crate::stop::{self, Left};
@@ -49,16 +47,13 @@ const GREETINGS: usize = 128;
 /// Connections on which other nodes ask for grants: one for each, and some for seals (P10).
 const GRANT_CONNECTIONS: usize = 256;
 
-/// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
-const MARGIN: u32 = 5;
-
 /// Time for a peer's greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long an address that is taken is tried again.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause before an address, the registry, or a name that is still taken, is asked again at the start.
+/// Pause before an address that is taken is tried again.
 const START_AGAIN: Duration = Duration::from_millis(200);
 
 /// Why a node does not run.
@@ -160,7 +155,7 @@ pub async fn run_with(
     let record = NodeRecord {
         name: config.name.clone(),
         // Grows with each start, unless the clock is set back by more than the node was down.
-        incarnation: wall_clock_ms(),
+        incarnation: weir_task::unix_millis(),
         flash: flash.as_ref().map(|flash| flash.medium()),
         peer_address: match setup.peer_address {
             Some(address) => address,
@@ -175,42 +170,12 @@ pub async fn run_with(
     };
     tokio::pin!(shutdown);
     let session = tokio::select! {
-        session = join(&registry, record, &config) => session?,
+        session = plane::join(&registry, record, &config) => session?,
         () = &mut shutdown => return Ok(()),
     };
-    let me = session.node_ref();
-    let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
-    let rights = Rights::new(times, *session.leased().borrow(), started);
-    let node = Arc::new(Node {
-        world: World::start(&registry).await?,
-        journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
-        registry,
-        rights,
-        session,
-        shards: queues,
-        here: Here::new(config.resources.buffers.0),
-        room: LogRoom::default(),
-        unfinished: Unfinished::default(),
-        flash,
-        config,
-    });
-    flash::forget_strangers(&node).await;
-    let tasks = Arc::new(Tasks::default());
-    node.journal.tell(
-        "joined",
-        &me.node,
-        format!("{} joined the cluster as incarnation {}", me.node, me.incarnation),
-    );
-
-    for (disk, reason) in damaged {
-        node.journal.tell("copy-damaged", &disk, format!("the copy on the flash of {}: {reason}", me.node));
-    }
+    let parts = Parts { config, registry, network: Arc::new(Tcp), shards: queues, flash, started, damaged };
+    let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
     let mut services = JoinSet::new();
-    services.spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), wanted));
-    services.spawn(room::keep_told(Arc::clone(&node)));
-    services.spawn(watchdog::watch(Arc::clone(&node)));
-    services.spawn(grants::run(Arc::clone(&node)));
-    services.spawn(unfinished::keep_finished(Arc::clone(&node)));
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
@@ -225,6 +190,7 @@ pub async fn run_with(
     // Before its listener is closed: from then on another process may make its own there.
     let _ = std::fs::remove_file(node.config.api_socket());
     services.shutdown().await;
+    ours.stop().await;
     if !left.is_empty() {
         return Err(leave_behind(&node, left).await);
     }
@@ -263,29 +229,6 @@ async fn leave_behind(node: &Node, left: Vec<Left>) -> NodeError {
     lost
 }
 
-/// Waits for the registry, and for the lease of a former process under the same name to end.
-async fn join(
-    registry: &Arc<dyn Registry>,
-    record: NodeRecord,
-    config: &Config,
-) -> Result<NodeSession, NodeError> {
-    let ttl = config.lease.ttl.0;
-    loop {
-        let times = SessionConfig { ttl, margin: ttl / MARGIN };
-        match NodeSession::start(Arc::clone(registry), record.clone(), times).await {
-            Ok(session) => return Ok(session),
-            Err(
-                error @ (SessionError::NameTaken { .. }
-                | SessionError::Registry(RegistryError::Unavailable { .. })),
-            ) => {
-                tracing::info!(%error, "waiting to join the cluster");
-                tokio::time::sleep(START_AGAIN).await;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 fn make_state_dir(path: &Path) -> Result<(), NodeError> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -314,7 +257,9 @@ fn start_shards(
         log_bytes: config.resources.log.0,
         peer_deadline: config.peers.deadline.0,
         full_log_wait: config.limits.full_log_wait.0,
+        destage_delay: AccelConfig::DESTAGE_DELAY,
         engine: Engine::Auto,
+        storage: Arc::new(Files),
         flash,
         wrap: Arc::clone(wrap),
     };
@@ -430,18 +375,9 @@ async fn welcome(mut stream: TcpStream, node: &Arc<Node>, members: Arc<Semaphore
             base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
             flags: 0,
         };
-        return serve_follower(node, &owner, NbdClient { stream: fd, leftover: Vec::new(), session });
+        return serve_follower(node, &owner, NbdClient { stream: fd.into(), leftover: Vec::new(), session });
     }
-    let record = match node.world.disk(&disk) {
-        Some(record) => record,
-        None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
-    };
-    let (medium, known_epoch) = (log_medium(&record), record.epoch);
-    // Held until the shard has been told, so that no other log is promised the same room.
-    let _place = node.room.admit(node, &disk, room::Role::Replica).await?;
-    let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, fd };
-    node.shards.send(&disk, command).await;
-    Ok(())
+    plane::replicate(node, disk, owner, fd.into()).await
 }
 
 /// Takes requests that clients on another node make of a disk which is about to move there.

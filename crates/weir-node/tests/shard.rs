@@ -9,13 +9,14 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use weir_accel::Configuration;
+use weir_accel::{AccelConfig, Configuration};
 use weir_block::{Engine, Nanos};
 use weir_load::workload::Access;
 use weir_load::{Summary, Workload};
 use weir_node::control::Shards;
 use weir_node::shard::health::Look;
 use weir_node::shard::messages::{Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk};
+use weir_node::shard::opener::Files;
 use weir_node::shard::{Shard, ShardConfig};
 use weir_node::stack::Plain;
 
@@ -45,7 +46,9 @@ impl Rig {
             log_bytes: 64 * MIB,
             peer_deadline: Duration::from_secs(1),
             full_log_wait: Duration::from_secs(30),
+            destage_delay: AccelConfig::DESTAGE_DELAY,
             engine: Engine::Auto,
+            storage: Arc::new(Files),
             flash: None,
             wrap: Arc::new(Plain),
         };

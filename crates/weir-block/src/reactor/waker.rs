@@ -34,7 +34,8 @@ impl Waker {
     }
 
     /// Whether somebody has woken us since the last wait.
-    pub(super) fn is_notified(&self) -> bool {
+    #[must_use]
+    pub fn is_notified(&self) -> bool {
         self.notified.load(Ordering::Acquire)
     }
 

@@ -99,3 +99,23 @@ impl VirtualClock {
         Duration::from_nanos((u128::from(nanos(local)) * 1000 / self.rate()) as u64)
     }
 }
+
+/// While it lives, [`Nanos::now`] is the given time on this thread: for code that reads no [`Clock`](crate::Clock) of its own.
+#[derive(Debug)]
+pub struct SetTime {
+    before: u64,
+}
+
+impl SetTime {
+    /// Sets the time; not 0.
+    #[must_use]
+    pub fn to(now: Nanos) -> SetTime {
+        SetTime { before: crate::clock::SET.replace(now.0.max(1)) }
+    }
+}
+
+impl Drop for SetTime {
+    fn drop(&mut self) {
+        crate::clock::SET.set(self.before);
+    }
+}

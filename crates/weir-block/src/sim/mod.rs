@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock::Nanos;
-pub use clock::VirtualClock;
+pub use clock::{SetTime, VirtualClock};
 pub(crate) use engine::Engine;
 use file::{File, Operation};
 pub use file::{FileId, Medium, MediumFile};

@@ -6,6 +6,7 @@
 //! [`crate::registry`].
 
 mod file;
+mod memory;
 mod state;
 mod worker;
 
@@ -18,6 +19,7 @@ use crate::registry::{
     Committed, Entry, LeaseId, Listing, Op, Pending, ProcessWatch, Registry, RegistryError, Transaction,
     Watch, check_key, check_prefix,
 };
+pub use memory::{Feed, Memory};
 use worker::{Command, Reply};
 
 /// Most keys.

@@ -205,7 +205,7 @@ impl Processes {
         let node = NodeRef::new(&*record.name, record.incarnation);
         let key = keys::stopped(&node);
         let stopped =
-            StoppedRecord { node, how: StoppedHow::ProcessEnded, time_unix_ms: crate::unix_millis() };
+            StoppedRecord { node, how: StoppedHow::ProcessEnded, time_unix_ms: weir_task::unix_millis() };
         let ops =
             vec![Op::Put { key, value: stopped.encode(), lease: None }, Op::Delete { key: record.key() }];
         self.registry.end_process(record.lease, ops).await?;

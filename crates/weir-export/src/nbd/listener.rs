@@ -95,7 +95,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Client {
     /// Its socket, non-blocking.
-    pub stream: OwnedFd,
+    pub stream: weir_block::Stream,
     /// What it sent ahead of the transmission phase.
     pub leftover: Vec<u8>,
     /// What was agreed on.
@@ -254,11 +254,11 @@ impl Stream {
         match self {
             Stream::Unix(mut stream) => {
                 let (session, leftover) = shake_hands(&mut stream, directory).await?;
-                Ok(Client { stream: stream.into_std()?.into(), leftover, session })
+                Ok(Client { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
             }
             Stream::Tcp(mut stream) => {
                 let (session, leftover) = shake_hands(&mut stream, directory).await?;
-                Ok(Client { stream: stream.into_std()?.into(), leftover, session })
+                Ok(Client { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
             }
         }
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use weir_accel::flash::FlashDevice;
 use weir_block::LayerInfo;
@@ -21,6 +20,7 @@ use super::world::World;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::config::Config;
 use crate::grants::Rights;
+use crate::peer::Network;
 
 /// Events that wait to be written to the registry; further ones are only logged (P10).
 const EVENT_QUEUE: usize = 256;
@@ -29,6 +29,8 @@ const EVENT_QUEUE: usize = 256;
 pub struct Node {
     /// What it was told.
     pub config: Config,
+    /// The way to the other nodes.
+    pub network: Arc<dyn Network>,
     /// Where the cluster agrees.
     pub registry: Arc<dyn Registry>,
     /// Its membership.
@@ -141,14 +143,6 @@ pub fn unavailable(error: weir_cluster::RegistryError) -> ApiError {
     ApiError::new(ApiErrorKind::Unavailable, error.to_string())
 }
 
-/// Milliseconds since 1970, for people to read. Nothing is decided by it.
-#[must_use]
-pub fn wall_clock_ms() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "for people; nothing is decided by it")]
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// A number that nobody can guess, from the system's source of randomness.
 #[must_use]
 pub fn random() -> u64 {
@@ -225,7 +219,7 @@ impl Journal {
     #[must_use]
     pub fn start(events: Events) -> Journal {
         let (queue, mut told) = tokio::sync::mpsc::channel::<(&'static str, String, String)>(EVENT_QUEUE);
-        tokio::spawn(async move {
+        weir_task::spawn(async move {
             while let Some((kind, subject, text)) = told.recv().await {
                 if let Err(error) = events.record(kind, &subject, &text).await {
                     tracing::debug!(kind, subject, %error, "the event is only in this log");

@@ -50,8 +50,7 @@ fn load(logs: &[DiskStatus]) -> u64 {
 
 /// Keeps the node's record up to date. Runs until the node stops.
 pub async fn keep_told(node: Arc<Node>) {
-    let mut looks = tokio::time::interval(PAUSE);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut looks = weir_task::interval(PAUSE);
     loop {
         looks.tick().await;
         let logs = node.shards.status().await;

@@ -84,10 +84,10 @@ impl ShardQueue {
         &self,
         number: usize,
         asked: Option<oneshot::Receiver<Vec<DiskStatus>>>,
-        until: tokio::time::Instant,
+        until: Nanos,
     ) -> Vec<DiskStatus> {
         if let Some(answered) = asked {
-            match tokio::time::timeout_at(until, answered).await {
+            match weir_task::timeout(until - Nanos::now(), answered).await {
                 Ok(Ok(statuses)) => {
                     self.last().clone_from(&statuses);
                     return statuses;
@@ -113,7 +113,7 @@ impl ShardQueue {
     /// Ends when the shard hangs; says for how long.
     async fn hangs(&self) -> Duration {
         loop {
-            tokio::time::sleep(LOOK).await;
+            weir_task::sleep(LOOK).await;
             if let Some(lasts) = self.health.hangs(Nanos::now()).filter(|&lasts| lasts > PATIENCE) {
                 return lasts;
             }
@@ -178,6 +178,7 @@ impl Shards {
             answered.await
         };
         tokio::select! {
+            biased;
             answer = asked => {
                 answer.map_err(|_| ApiError::new(ApiErrorKind::Unavailable, "the node is stopping"))
             }
@@ -189,7 +190,7 @@ impl Shards {
     /// represented by what it said last, in the state `silent`.
     pub async fn status(&self) -> Vec<DiskStatus> {
         let asked: Vec<_> = self.queues.iter().map(ShardQueue::ask_status).collect();
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let until = Nanos::now() + PATIENCE;
         let mut all = Vec::new();
         for (number, (queue, asked)) in self.queues.iter().zip(asked).enumerate() {
             all.extend(queue.status(number, asked, until).await);

@@ -1,6 +1,6 @@
 //! Starts a task for each disk, routes what the shards want to it, and keeps this node's membership.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ const HOUSEKEEPING: Duration = Duration::from_secs(60);
 /// The tasks of all disks.
 #[derive(Debug, Default)]
 pub struct Tasks {
-    inboxes: Mutex<HashMap<String, Inbox>>,
+    inboxes: Mutex<BTreeMap<String, Inbox>>,
 }
 
 impl Tasks {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Inbox>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Inbox>> {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,14 +55,15 @@ impl Tasks {
 /// Runs until the node stops.
 pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver<Notice>) {
     let mut disks = node.world.disks.changes();
-    let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
-    tokio::spawn(keep_membership(Arc::clone(&node)));
+    let mut housekeeping = weir_task::interval(HOUSEKEEPING);
+    weir_task::spawn(keep_membership(Arc::clone(&node)));
     loop {
         let known = disks.borrow_and_update().clone();
         // Who is started looks at its disk by itself.
         known.keys().for_each(|name| drop(tasks.of(name, &node)));
         tasks.lock().retain(|name, _| known.contains_key(name));
         tokio::select! {
+            biased;
             changed = disks.changed() => if changed.is_err() { return },
             notice = notices.recv() => match notice {
                 Some(notice) => {
@@ -103,7 +104,7 @@ async fn keep_membership(node: Arc<Node>) {
             );
             while let Err(error) = node.session.register_again().await {
                 tracing::warn!(%error, "cannot join again yet");
-                tokio::time::sleep(JOIN_AGAIN).await;
+                weir_task::sleep(JOIN_AGAIN).await;
             }
             node.journal.tell("joined", me, format!("{me} is in the cluster again"));
         }

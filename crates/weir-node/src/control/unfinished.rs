@@ -125,7 +125,7 @@ pub async fn finish_others(node: &Node, disk: &str) -> Result<Option<PathBuf>, A
         };
         match take_over(node, &entry).await {
             Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
-                tokio::time::sleep(ASK_AGAIN).await;
+                weir_task::sleep(ASK_AGAIN).await;
             }
             finished => return finished.map(Some),
         }
@@ -145,7 +145,7 @@ pub async fn keep_finished(node: Arc<Node>) {
                 }
             }
         }
-        tokio::time::sleep(LOOK).await;
+        weir_task::sleep(LOOK).await;
     }
 }
 

@@ -54,8 +54,7 @@ impl Told {
 
 /// Watches the shards until the node stops.
 pub async fn watch(node: Arc<Node>) {
-    let mut looks = tokio::time::interval(PAUSE);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut looks = weir_task::interval(PAUSE);
     let mut told = Vec::new();
     loop {
         looks.tick().await;

@@ -96,6 +96,7 @@ impl Changes {
     /// Waits for the next change. Several in a row may be seen as one. Cancel safe.
     pub async fn next(&mut self) {
         let changed = tokio::select! {
+            biased;
             changed = self.disks.changed() => changed,
             changed = self.volumes.changed() => changed,
             changed = self.nodes.changed() => changed,

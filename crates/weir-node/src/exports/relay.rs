@@ -124,7 +124,7 @@ enum Next {
 impl Relay {
     fn new(node: Arc<Node>, operations: Operations, client: Client) -> io::Result<Relay> {
         let Client { stream, leftover, session } = client;
-        let (me, stream) = (node.session.node_ref(), Stream::new(stream)?);
+        let (me, stream) = (node.session.node_ref(), Stream::new(stream.into_fd()?)?);
         Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
     }
 
@@ -133,7 +133,7 @@ impl Relay {
             Next::End => {}
             Next::Here => {
                 let (stream, leftover) = (self.stream.into_fd()?, self.received);
-                super::attach(&self.node, Client { stream, leftover, session: self.session });
+                super::attach(&self.node, Client { stream: stream.into(), leftover, session: self.session });
             }
         }
         Ok(())
@@ -277,8 +277,7 @@ impl Relay {
                 base_allocation: self.session.base_allocation.is_some(),
             },
         };
-        let fd = peer::connect(address, &greeting, self.node.config.peers.deadline.0).await?;
-        TcpStream::from_std(fd.into())
+        tokio::time::timeout(self.node.config.peers.deadline.0, peer::greet(address, &greeting)).await?
     }
 
     async fn receive(&mut self) -> io::Result<usize> {

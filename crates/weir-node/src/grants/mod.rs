@@ -13,17 +13,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::EPOCH_LEAD;
+use weir_task::JoinHandle;
 
 pub use table::Rights;
 use wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refused, Verdict};
 
 use crate::control::{Node, change};
-use crate::peer::{self, Greeting, Purpose};
+use crate::peer::{Duplex, Greeting, Purpose};
 
 /// Longest time to ask the registry for a record that a question is about.
 const READ: Duration = Duration::from_millis(500);
@@ -43,13 +42,14 @@ pub async fn run(node: Arc<Node>) {
         for member in node.rights.members() {
             askers
                 .entry(member.clone())
-                .or_insert_with(|| tokio::spawn(ask_for_grants(Arc::clone(&node), member)));
+                .or_insert_with(|| weir_task::spawn(ask_for_grants(Arc::clone(&node), member)));
         }
         tokio::select! {
+            biased;
             changed = session.changed() => if changed.is_err() { return },
             changed = disks.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
-            () = tokio::time::sleep(node.rights.times().length / RENEWALS) => {
+            () = weir_task::sleep(node.rights.times().length / RENEWALS) => {
                 let kept: BTreeSet<String> = node.world.disks.now().values().map(key).collect();
                 node.rights.forget(|disk| kept.contains(disk));
             }
@@ -87,7 +87,8 @@ async fn ask_for_grants(node: Arc<Node>, member: String) {
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            biased;
+            () = weir_task::sleep(pause) => {}
             () = node.rights.hurry.notified() => {}
         }
     }
@@ -108,7 +109,7 @@ async fn renew(
         };
         connection.insert(open).ask(Ask::Renew(times.length), asked).await
     };
-    let verdicts = tokio::time::timeout(times.length / 2, ask).await.map_err(io::Error::from)??;
+    let verdicts = weir_task::timeout(times.length / 2, ask).await.map_err(io::Error::from)??;
     node.rights.answered(member, asked, &verdicts, sent);
     Ok(())
 }
@@ -122,7 +123,7 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
         let mut connection = Connection::open(node, member).await?;
         connection.ask(Ask::Seal, &[(disk.to_owned(), epoch)]).await
     };
-    let answer = tokio::time::timeout(node.rights.times().length, ask).await;
+    let answer = weir_task::timeout(node.rights.times().length, ask).await;
     let verdicts = answer.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())?;
     match verdicts.first() {
         // No grant lasts longer; who says otherwise is mistaken, and would be waited for.
@@ -140,7 +141,7 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
 
 /// A connection to a member.
 struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Duplex>,
     number: u64,
 }
 
@@ -154,7 +155,7 @@ impl Connection {
             replica: record.node_ref(),
             purpose: Purpose::Grants,
         };
-        Ok(Connection { stream: peer::greet(record.peer_address, &greeting).await?, number: 0 })
+        Ok(Connection { stream: node.network.open(record.peer_address, &greeting).await?, number: 0 })
     }
 
     async fn ask(&mut self, ask: Ask, disks: &[(String, u64)]) -> Result<Vec<Verdict>, FrameError> {
@@ -173,11 +174,11 @@ impl Connection {
 ///
 /// # Errors
 /// What ended it.
-pub async fn serve(node: &Node, from: &str, mut stream: TcpStream) -> Result<(), FrameError> {
+pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(), FrameError> {
     // Whoever asks nothing for so long has no disk that needs this member; it connects again when it has.
     let idle = node.rights.times().length * 4;
     loop {
-        let Ok(question) = tokio::time::timeout(idle, Question::read(&mut stream)).await else {
+        let Ok(question) = weir_task::timeout(idle, Question::read(&mut stream)).await else {
             return Ok(());
         };
         let Question { number, ask, disks } = question?;
@@ -190,7 +191,7 @@ pub async fn serve(node: &Node, from: &str, mut stream: TcpStream) -> Result<(),
             });
         }
         let answer = Answer { number, verdicts }.encode();
-        tokio::time::timeout(idle, stream.write_all(&answer)).await.map_err(io::Error::from)??;
+        weir_task::timeout(idle, stream.write_all(&answer)).await.map_err(io::Error::from)??;
     }
 }
 
@@ -236,7 +237,7 @@ impl Records<'_> {
         if !self.reachable {
             return None;
         }
-        match tokio::time::timeout(READ, change::read(&*self.node.registry, disk)).await {
+        match weir_task::timeout(READ, change::read(&*self.node.registry, disk)).await {
             Ok(Ok((_, record))) => {
                 let answers = epoch < record.epoch || self.names_owner(&record);
                 answers.then(|| (key(&record), record.epoch))

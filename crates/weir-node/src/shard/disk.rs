@@ -10,7 +10,7 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
 use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
-use weir_volume::{BackingOptions, FileBacking, OpenedFile};
+use weir_volume::BackingOptions;
 
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
@@ -59,21 +59,15 @@ impl Disk {
         }
     }
 
-    /// What was opened, on this shard.
-    pub fn backing(reactor: &mut Reactor, file: OpenedFile) -> Result<FileBacking, String> {
-        FileBacking::new(reactor, file).map_err(|error| error.to_string())
-    }
-
     /// Puts the layers together.
     pub fn new(
         reactor: &mut Reactor,
         config: &ShardConfig,
         open: &OpenDisk,
-        backing: FileBacking,
+        (backing_id, backing): (OwnerId, Box<dyn Bottom>),
         inheritance: Inheritance,
         store: Option<FlashStore>,
     ) -> Result<Disk, String> {
-        let backing_id = backing.owner();
         let former = match open.arrival {
             Arrival::Clean => Former::Stopped,
             Arrival::TakeOver { former } | Arrival::FromWriteThrough { former } => former,
@@ -81,6 +75,7 @@ impl Disk {
         let accel_config = AccelConfig {
             peer_deadline: config.peer_deadline,
             full_log_wait: config.full_log_wait,
+            destage_delay: config.destage_delay,
             serves_until: open.serves_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
         };
@@ -90,7 +85,7 @@ impl Disk {
             open.configuration.clone(),
             inheritance,
             former,
-            Metered::new("backing", config.wrap.bottom(&open.disk, backing)),
+            Metered::new("backing", backing),
             store,
         )
         .map_err(|error| format!("no memory for the write log of {} bytes: {error}", open.log_bytes))?;

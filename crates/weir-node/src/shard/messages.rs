@@ -4,7 +4,6 @@
 //! a disk on a shard asks for (a compare-and-swap in the registry, a connection to a peer) and tells it
 //! what the registry says. The shard never waits for an answer.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus, Former};
-use weir_block::LayerMeter;
+use weir_block::{LayerMeter, Stream};
 use weir_export::nbd;
 use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
@@ -95,11 +94,11 @@ pub enum Command {
     /// The registry names this owner still, though a replica has refused it.
     StillOwner { disk: String },
     /// A connection to `node` for replicating `disk` is there.
-    PeerConnected { disk: String, node: String, fd: OwnedFd },
+    PeerConnected { disk: String, node: String, stream: Stream },
     /// No connection to `node` can be had (or no node at all, when `node` is empty).
     PeerUnavailable { disk: String, node: String, reason: String },
     /// An owner has connected to this node to replicate `disk` here. `known_epoch` is that of the disk's record.
-    Replicate { disk: String, medium: LogMedium, known_epoch: u64, owner: String, fd: OwnedFd },
+    Replicate { disk: String, medium: LogMedium, known_epoch: u64, owner: String, stream: Stream },
     /// A log of this disk is at rest on this node's flash: read it, and keep it as a replica.
     Recover { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// Whether a complete copy of the disk's log is here, as a replica.

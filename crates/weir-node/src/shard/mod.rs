@@ -5,10 +5,12 @@ mod disk;
 pub mod health;
 mod load;
 pub mod messages;
-mod opener;
+pub mod opener;
 mod places;
 pub(crate) mod profile;
 mod thread;
+
+pub use thread::{Turned, Turning};
 
 use std::io;
 use std::sync::Arc;
@@ -17,12 +19,13 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use weir_accel::flash::FlashDevice;
-use weir_block::{Engine, ReactorConfig};
+use weir_block::{Engine, Reactor, ReactorConfig};
 
 use crate::control::ShardQueue;
 use crate::stack::Wrap;
 use health::Health;
 use messages::{Command, Notice};
+use opener::Storage;
 
 /// Commands that may wait for a shard (P10).
 const COMMANDS: usize = 4096;
@@ -38,8 +41,12 @@ pub struct ShardConfig {
     pub peer_deadline: Duration,
     /// Writes wait at most this long for room in a log that frees nothing (P9).
     pub full_log_wait: Duration,
+    /// How long records may wait to be destaged while nothing presses.
+    pub destage_delay: Duration,
     /// Which engine the reactor uses.
     pub engine: Engine,
+    /// Where backings are.
+    pub storage: Arc<dyn Storage>,
     /// The node's flash device, if it has one.
     pub flash: Option<Arc<FlashDevice>>,
     /// Puts layers around those of each disk.
@@ -69,7 +76,9 @@ impl Shard {
                 engine: config.engine,
                 ..ReactorConfig::default()
             };
-            match thread::ShardThread::new(reactor_config, config, queue, notices, published) {
+            let turning = Reactor::new(reactor_config)
+                .map(|reactor| Turning::new(reactor, config, queue, notices, published));
+            match turning {
                 Ok(mut shard) => {
                     // Nobody listening means that the starter is gone, and the queue with it.
                     let _ = ready.send(Ok(shard.waker()));

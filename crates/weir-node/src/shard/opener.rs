@@ -1,27 +1,104 @@
-//! Opens backings on threads of their own: opening, and closing, wait for the storage for as long as it does not answer, and a
+//! Opens backings away from the shard's thread: opening, and closing, wait for the storage for as long as it does not answer, and a
 //! shard must not. A backing that hangs costs one thread, and its own disk only.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use weir_block::Waker;
-use weir_volume::{BackingOptions, OpenedFile};
+use weir_block::{OwnerId, Reactor, Waker};
+use weir_volume::{BackingOptions, FileBacking, OpenedFile};
+
+use crate::stack::{Bottom, Wrap};
 
 /// Most backings of a shard that are being opened at once, those that hang included (P10).
 const MOST: usize = 64;
+
+/// Where backings are.
+pub trait Storage: Send + Sync {
+    /// Begins to open what is at `path`, and returns at once. The outcome goes to `report`.
+    ///
+    /// # Errors
+    /// In words: it cannot even be begun.
+    fn open(&self, path: &Path, options: BackingOptions, report: Report) -> Result<(), String>;
+}
+
+/// A backing that has been opened, on its way to the shard.
+pub trait Backing: Send {
+    /// Puts it on a shard, with what is to be put around that of `disk`. Also returns the number that its events carry.
+    ///
+    /// # Errors
+    /// In words: it cannot be used.
+    fn attach(
+        self: Box<Self>,
+        reactor: &mut Reactor,
+        disk: &str,
+        wrap: &dyn Wrap,
+    ) -> Result<(OwnerId, Box<dyn Bottom>), String>;
+
+    /// Closes it without keeping the shard waiting.
+    fn discard(self: Box<Self>);
+}
+
+/// The way back to the shard that wants a backing.
+pub struct Report {
+    number: u64,
+    done: Sender<Opened>,
+    waker: Arc<Waker>,
+}
+
+impl Report {
+    /// The backing, or in words why it cannot be used. If the shard has ended, it is closed here.
+    pub fn done(self, result: Result<Box<dyn Backing>, String>) {
+        let _ = self.done.send(Opened { number: self.number, result });
+        self.waker.wake();
+    }
+}
+
+/// Files and block devices of this machine, each opened on a thread of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Files;
+
+impl Storage for Files {
+    fn open(&self, path: &Path, options: BackingOptions, report: Report) -> Result<(), String> {
+        let path = path.to_owned();
+        let work = move || {
+            let opened = OpenedFile::open(&path, &options).map_err(|error| error.to_string());
+            report.done(opened.map(|file| Box::new(file) as Box<dyn Backing>));
+        };
+        let started = thread::Builder::new().name("weir-open".into()).spawn(work);
+        started.map(drop).map_err(|error| format!("no thread to open the backing with: {error}"))
+    }
+}
+
+impl Backing for OpenedFile {
+    fn attach(
+        self: Box<Self>,
+        reactor: &mut Reactor,
+        disk: &str,
+        wrap: &dyn Wrap,
+    ) -> Result<(OwnerId, Box<dyn Bottom>), String> {
+        let backing = FileBacking::new(reactor, *self).map_err(|error| error.to_string())?;
+        Ok((backing.owner(), wrap.bottom(disk, backing)))
+    }
+
+    fn discard(self: Box<Self>) {
+        // Without a thread it is closed here: what was moved into the closure is dropped with it.
+        let _ = thread::Builder::new().name("weir-close".into()).spawn(move || drop(self));
+    }
+}
 
 /// What came of an opening.
 pub struct Opened {
     /// As given to [`Opener::start`].
     pub number: u64,
-    /// The file, or why it cannot be used.
-    pub result: Result<OpenedFile, String>,
+    /// The backing, or why it cannot be used.
+    pub result: Result<Box<dyn Backing>, String>,
 }
 
 /// The openings of one shard.
 pub struct Opener {
+    storage: Arc<dyn Storage>,
     done: Receiver<Opened>,
     report: Sender<Opened>,
     waker: Arc<Waker>,
@@ -30,30 +107,21 @@ pub struct Opener {
 
 impl Opener {
     /// An opener that wakes its shard by `waker`.
-    pub fn new(waker: Arc<Waker>) -> Opener {
+    pub fn new(storage: Arc<dyn Storage>, waker: Arc<Waker>) -> Opener {
         let (report, done) = channel();
-        Opener { done, report, waker, running: 0 }
+        Opener { storage, done, report, waker, running: 0 }
     }
 
     /// Begins to open what is at `path`. The outcome comes from [`Opener::take`], when the storage has answered.
     ///
     /// # Errors
-    /// In words: too many openings hang, or no thread can be had.
+    /// In words: too many openings hang, or this one cannot be begun.
     pub fn start(&mut self, number: u64, path: PathBuf, options: BackingOptions) -> Result<(), String> {
         if self.running >= MOST {
             return Err(format!("{MOST} backings of this shard are being opened and do not answer"));
         }
-        let (report, waker) = (self.report.clone(), Arc::clone(&self.waker));
-        let work = move || {
-            let result = OpenedFile::open(&path, &options).map_err(|error| error.to_string());
-            // If the shard has ended, the file is closed here.
-            let _ = report.send(Opened { number, result });
-            waker.wake();
-        };
-        thread::Builder::new()
-            .name("weir-open".into())
-            .spawn(work)
-            .map_err(|error| format!("no thread to open the backing with: {error}"))?;
+        let report = Report { number, done: self.report.clone(), waker: Arc::clone(&self.waker) };
+        self.storage.open(&path, options, report)?;
         self.running += 1;
         Ok(())
     }
@@ -67,7 +135,8 @@ impl Opener {
 
     /// Closes what nobody wants any more.
     pub fn discard(opened: Opened) {
-        // Without a thread it is closed here: what was moved into the closure is dropped with it.
-        let _ = thread::Builder::new().name("weir-close".into()).spawn(move || drop(opened));
+        if let Ok(backing) = opened.result {
+            backing.discard();
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 use weir_accel::AccelNotice;
 use weir_accel::flash::FlashStore;
-use weir_block::{Event, Nanos, Reactor, ReactorConfig, Waker};
+use weir_block::{Event, Nanos, Reactor, Waker};
 use weir_export::nbd::Workspace;
 
 use super::disk::Disk;
@@ -26,8 +26,19 @@ use replicas::Replica;
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
 const COMMANDS_PER_TURN: usize = 64;
 
-/// All that lives on one shard.
-pub struct ShardThread {
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turned {
+    /// Something was done.
+    Moved,
+    /// There was nothing to do.
+    Idle,
+    /// The shard has been told to stop, and has.
+    Finished,
+}
+
+/// All that lives on one shard, to be given turns: by its thread, or by a simulation.
+pub struct Turning {
     config: ShardConfig,
     /// The disks and replicas go before the reactor that their sockets are watched by.
     disks: Slab<Disk>,
@@ -51,22 +62,26 @@ pub struct ShardThread {
     pulse: Pulse,
     /// Slots of the disks that get a turn; empty between turns, kept for its memory.
     due: Vec<usize>,
+    /// What has happened; empty between turns, kept for its memory.
+    events: Vec<Event>,
     stopping: Option<oneshot::Sender<()>>,
 }
 
-impl ShardThread {
+impl Turning {
+    /// A shard without disks. What its disks want goes to `notices`; how it turns is published in `health`.
+    #[must_use]
     pub fn new(
-        reactor: ReactorConfig,
+        reactor: Reactor,
         config: ShardConfig,
         commands: mpsc::Receiver<Command>,
         notices: mpsc::Sender<Notice>,
         health: Arc<Health>,
-    ) -> io::Result<ShardThread> {
-        let reactor = Reactor::new(reactor)?;
-        Ok(ShardThread {
+    ) -> Turning {
+        let storage = Arc::clone(&config.storage);
+        Turning {
             config,
             openings: Vec::new(),
-            opener: Opener::new(reactor.waker()),
+            opener: Opener::new(storage, reactor.waker()),
             last_opening: 0,
             disks: Slab::new(),
             replicas: Slab::new(),
@@ -80,41 +95,60 @@ impl ShardThread {
             wanted: Vec::new(),
             pulse: Pulse::new(health),
             due: Vec::new(),
+            events: Vec::new(),
             stopping: None,
-        })
+        }
     }
 
+    /// Ends the wait for something to do, from another thread.
+    #[must_use]
     pub fn waker(&self) -> Arc<Waker> {
         self.reactor.waker()
     }
 
     /// Runs until told to stop.
     pub fn run(&mut self) {
-        let mut events = Vec::new();
         loop {
-            let deadline = self.deadline();
-            if let Err(error) = self.reactor.wait(deadline, &mut events) {
-                tracing::error!(%error, "the shard's reactor is broken; its disks stop here");
-                return;
+            match self.turn_once(self.deadline()) {
+                Ok(Turned::Moved | Turned::Idle) => {}
+                Ok(Turned::Finished) => return,
+                Err(error) => {
+                    tracing::error!(%error, "the shard's reactor is broken; its disks stop here");
+                    return;
+                }
             }
-            self.pulse.begin(Nanos::now());
-            let happened = !events.is_empty();
-            let (commands, again) = self.take_commands();
-            let opened = self.take_opened();
-            self.expire_openings();
-            self.dispatch(&mut events);
-            let moved = self.turn();
-            if self.is_finished() {
-                return;
-            }
-            if again {
-                self.reactor.waker().wake();
-            }
-            self.pulse.end(Nanos::now(), happened || commands || opened || moved);
         }
     }
 
-    fn deadline(&self) -> Nanos {
+    /// One turn: waits for something to do, until `deadline` at the latest, and does it.
+    ///
+    /// # Errors
+    /// The reactor is broken: there is no way to go on.
+    pub fn turn_once(&mut self, deadline: Nanos) -> io::Result<Turned> {
+        let mut events = std::mem::take(&mut self.events);
+        self.reactor.wait(deadline, &mut events)?;
+        self.pulse.begin(self.reactor.now());
+        let happened = !events.is_empty();
+        let (commands, again) = self.take_commands();
+        let opened = self.take_opened();
+        self.expire_openings();
+        self.dispatch(&mut events);
+        self.events = events;
+        let moved = self.turn();
+        if self.is_finished() {
+            return Ok(Turned::Finished);
+        }
+        if again {
+            self.reactor.waker().wake();
+        }
+        let moved = happened || commands || opened || moved;
+        self.pulse.end(self.reactor.now(), moved);
+        Ok(if moved { Turned::Moved } else { Turned::Idle })
+    }
+
+    /// When the next turn is due even if nothing happens; 0: at once.
+    #[must_use]
+    pub fn deadline(&self) -> Nanos {
         if self.replicas.iter().any(|(_, replica)| replica.is_due()) {
             return Nanos(0);
         }
@@ -218,7 +252,7 @@ impl ShardThread {
         Some(found)
     }
 
-    /// As [`ShardThread::find`], for those who need the shard's other parts as well.
+    /// As [`Turning::find`], for those who need the shard's other parts as well.
     fn slot_of(&mut self, name: &str) -> Option<usize> {
         let (slot, disk) = self.disks.iter_mut().find(|(_, disk)| disk.name == name)?;
         disk.touch();
@@ -244,13 +278,13 @@ impl ShardThread {
                 Some(one) => one.hold_destage(done),
                 None => answer(done, ()),
             },
-            Command::PeerConnected { disk, node, fd } => {
+            Command::PeerConnected { disk, node, stream } => {
                 if let Some(slot) = self.slot_of(&disk) {
-                    self.disks[slot].accel().peer_connected(&mut self.reactor, node, fd.into());
+                    self.disks[slot].accel().peer_connected(&mut self.reactor, node, stream);
                 }
             }
-            Command::Replicate { disk, medium, known_epoch, owner, fd } => {
-                self.replicate(disk, medium, known_epoch, owner, fd);
+            Command::Replicate { disk, medium, known_epoch, owner, stream } => {
+                self.replicate(disk, medium, known_epoch, owner, stream);
             }
             Command::Recover { disk, done } => {
                 let recovered = self.recover(disk);

@@ -3,7 +3,6 @@
 mod intake;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use slab::Slab;
@@ -153,7 +152,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub fn new(
-        stream: OwnedFd,
+        stream: impl Into<weir_block::Stream>,
         session: &Session,
         leftover: Vec<u8>,
         token: Token,

@@ -167,7 +167,7 @@ impl DiskTask {
             }
             let (node, disk, epoch) = (Arc::clone(&self.node), self.name.clone(), record.epoch);
             let outbox = self.outbox.clone();
-            tokio::spawn(async move {
+            weir_task::spawn(async move {
                 let until = grants::seal(&node, &member, &disk, epoch).await;
                 if let Some(outbox) = outbox.upgrade() {
                     let _ = outbox.send(Message::Sealed { member, epoch, until }).await;

@@ -126,8 +126,9 @@ impl DiskTask {
             self.settle_meanwhile().await;
             let look_again = deadline.min(Nanos::now() + Duration::from_millis(100));
             tokio::select! {
-                () = sleep_until(Some(look_again)) => {}
+                biased;
                 Some(message) = self.inbox.recv() => self.serve(message).await,
+                () = sleep_until(Some(look_again)) => {}
             }
         }
         Ok(())
@@ -138,7 +139,7 @@ impl DiskTask {
         let disk = self.name.clone();
         self.fill(Some(to)).await?;
         let held = self.ask(|done| Command::HoldDestage { disk: disk.clone(), done });
-        match tokio::time::timeout(HOLD, held).await {
+        match weir_task::timeout(HOLD, held).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(reason)) => Err(ApiError::new(ApiErrorKind::Unavailable, reason)),
             Err(_) => {
@@ -156,7 +157,7 @@ impl DiskTask {
         let dirty = own.map_or(0, |status| status.dirty_bytes);
         let me = self.me.clone();
         // A registry that does not answer would keep the disk from being served for as long as that lasts (P12).
-        if !tokio::time::timeout(ANSWER, self.refresh()).await.unwrap_or(false) {
+        if !weir_task::timeout(ANSWER, self.refresh()).await.unwrap_or(false) {
             let message = format!("disk {} stays where it is: the registry does not answer", self.name);
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when it does"));
         }

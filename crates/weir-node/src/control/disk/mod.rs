@@ -13,14 +13,13 @@ mod tests;
 mod wishes;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
-use weir_block::Nanos;
+use weir_block::{Nanos, Stream};
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
@@ -29,7 +28,7 @@ use weir_cluster::right::Event;
 
 use super::change::{self, ChangeError, Changed};
 use super::decide::{Decision, Local, Situation, decide, is_live};
-use super::node::{Node, wall_clock_ms};
+use super::node::Node;
 use super::room::Role;
 use crate::api::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
@@ -51,7 +50,7 @@ pub enum Message {
         /// The process that was meant; the name may be empty when there is no node at all.
         node: NodeRef,
         /// The connection, greeted.
-        connection: Result<OwnedFd, String>,
+        connection: Result<Stream, String>,
     },
     /// A member of a former owner's set has been sealed, or not.
     Sealed {
@@ -163,7 +162,7 @@ struct DiskTask {
 /// Starts the task of a disk.
 pub fn start(name: &str, node: &Arc<Node>) -> Inbox {
     let (task, sender) = DiskTask::new(name, node);
-    tokio::spawn(task.run());
+    weir_task::spawn(task.run());
     sender
 }
 
@@ -206,9 +205,8 @@ impl DiskTask {
                 continue;
             }
             tokio::select! {
-                () = changes.next() => {}
-                _ = self.sessions.changed() => {}
-                () = sleep_until(again) => {}
+                // Whatever it is, all that has changed is looked at before the next wait.
+                biased;
                 message = self.inbox.recv() => match message {
                     Some(message) => self.on_message(message).await,
                     // The disk was deleted; what is open here of it must end all the same.
@@ -217,6 +215,9 @@ impl DiskTask {
                         return;
                     }
                 },
+                () = changes.next() => {}
+                _ = self.sessions.changed() => {}
+                () = sleep_until(again) => {}
             }
         }
     }
@@ -253,11 +254,12 @@ impl DiskTask {
                 return Err("another node owns the disk now".to_owned());
             }
             tokio::select! {
+                biased;
                 answer = &mut answered => return answer.map_err(|_| "the node is stopping".to_owned()),
                 Some(message) = self.inbox.recv() => self.serve(message).await,
-                () = sleep_until(again) => again = self.settle_meanwhile().await,
                 () = changes.next() => again = self.settle_meanwhile().await,
                 _ = self.sessions.changed() => again = self.settle_meanwhile().await,
+                () = sleep_until(again) => again = self.settle_meanwhile().await,
             }
         }
     }
@@ -322,7 +324,7 @@ impl DiskTask {
             return;
         }
         let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
-        let read = tokio::time::timeout(RETRY, self.refresh()).await;
+        let read = weir_task::timeout(RETRY, self.refresh()).await;
         if !read.unwrap_or(false) {
             self.retry_at = Some(Nanos::now() + RETRY);
             return;
@@ -341,7 +343,7 @@ impl DiskTask {
             self.end_doubt().await;
         }
         self.confirm_right().await;
-        if self.refused && tokio::time::timeout(RETRY, self.refresh()).await.unwrap_or(false) {
+        if self.refused && weir_task::timeout(RETRY, self.refresh()).await.unwrap_or(false) {
             self.refused = false;
             if !self.is_taken() {
                 self.send(Command::StillOwner { disk: self.name.clone() }).await;
@@ -742,7 +744,7 @@ impl DiskTask {
             disk: self.name.clone(),
             epoch,
             node: self.me.clone(),
-            time_unix_ms: wall_clock_ms(),
+            time_unix_ms: weir_task::unix_millis(),
         };
         let key = keys::released(&self.name, epoch, &self.me.node);
         match self.node.registry.transact(note.create(key)).await {
@@ -794,7 +796,7 @@ fn wanted_replicas(policy: Policy) -> Option<usize> {
 
 async fn sleep_until(time: Option<Nanos>) {
     match time {
-        Some(time) => tokio::time::sleep(time - Nanos::now()).await,
+        Some(time) => weir_task::sleep(time - Nanos::now()).await,
         None => std::future::pending().await,
     }
 }

@@ -49,6 +49,7 @@ async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>
     let times = GrantTimes { length: Duration::from_secs(5), margin: Duration::from_secs(1) };
     let rights = Rights::new(times, *session.leased().borrow(), Nanos::now());
     let node = Node {
+        network: Arc::new(crate::peer::Tcp),
         flash: None,
         rights,
         config: Config::parse("name = \"a\"", std::path::Path::new("weir.toml")).unwrap(),

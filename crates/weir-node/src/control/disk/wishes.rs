@@ -1,8 +1,9 @@
 //! What a disk on its shard asks for, carried out: another configuration, a connection to a peer.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use weir_block::Stream;
 use weir_cluster::ownership;
 use weir_cluster::placement::{Live, choose_replicas};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
@@ -94,21 +95,25 @@ impl DiskTask {
             purpose: peer::Purpose::Replicate,
         };
         let (deadline, outbox) = (self.node.config.peers.deadline.0, self.outbox.clone());
-        tokio::spawn(async move {
-            let connection = peer::connect(address, &greeting, deadline).await;
+        let node = Arc::clone(&self.node);
+        weir_task::spawn(async move {
+            let connecting = weir_task::timeout(deadline, node.network.connect(address, &greeting));
+            let connection = match connecting.await {
+                Ok(connection) => connection.map_err(|error| error.to_string()),
+                Err(_) => Err(format!("no connection to {address} within {deadline:?}")),
+            };
             if let Some(outbox) = outbox.upgrade() {
-                let connection = connection.map_err(|error| error.to_string());
                 let _ = outbox.send(Message::Peer { node: peer, connection }).await;
             }
         });
     }
 
-    pub(super) async fn on_peer(&mut self, node: NodeRef, connection: Result<OwnedFd, String>) {
+    pub(super) async fn on_peer(&mut self, node: NodeRef, connection: Result<Stream, String>) {
         let (disk, name) = (self.name.clone(), node.node.clone());
         match connection {
-            Ok(fd) => {
+            Ok(stream) => {
                 self.connected.insert(name.clone(), node);
-                self.send(Command::PeerConnected { disk, node: name, fd }).await;
+                self.send(Command::PeerConnected { disk, node: name, stream }).await;
             }
             Err(reason) => self.send(Command::PeerUnavailable { disk, node: name, reason }).await,
         }

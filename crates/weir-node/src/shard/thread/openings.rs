@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_block::Nanos;
-use weir_volume::OpenedFile;
 
-use super::ShardThread;
+use super::Turning;
 use crate::shard::answer;
 use crate::shard::disk::Disk;
 use crate::shard::messages::{DiskStatus, OpenDisk};
-use crate::shard::opener::{Opened, Opener};
+use crate::shard::opener::{Backing, Opened, Opener};
 use crate::shard::places::Place;
 
 /// Whoever has a disk opened is told after this long that its backing does not answer. The opening goes on, and the next
@@ -47,7 +46,7 @@ impl Opening {
     }
 }
 
-impl ShardThread {
+impl Turning {
     /// Has a disk's backing opened; the rest follows when that is done. The replica stays meanwhile: it may be the only copy
     /// of the log.
     pub(super) fn open(&mut self, open: Box<OpenDisk>, done: oneshot::Sender<Result<(), String>>) {
@@ -90,14 +89,14 @@ impl ShardThread {
                 continue;
             }
             let Opened { result, .. } = opened;
-            let result = result.and_then(|file| self.put_together(&opening.open, file));
+            let result = result.and_then(|backing| self.put_together(&opening.open, backing));
             opening.answer(result);
         }
         any
     }
 
-    fn put_together(&mut self, open: &OpenDisk, file: OpenedFile) -> Result<(), String> {
-        let backing = Disk::backing(&mut self.reactor, file)?;
+    fn put_together(&mut self, open: &OpenDisk, backing: Box<dyn Backing>) -> Result<(), String> {
+        let backing = backing.attach(&mut self.reactor, &open.disk, &*self.config.wrap)?;
         let (inheritance, store) = self.inherit(open)?;
         let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store)?;
         let (clients, layers) = (disk.clients(), disk.layers());
@@ -137,7 +136,7 @@ impl ShardThread {
         }
     }
 
-    /// When [`ShardThread::expire_openings`] has something to do.
+    /// When [`Turning::expire_openings`] has something to do.
     pub(super) fn openings_deadline(&self) -> Nanos {
         let waited = self.openings.iter().filter(|one| one.waiting.is_some());
         waited.map(|one| one.since + PATIENCE).min().unwrap_or(Nanos::NEVER)

@@ -1,13 +1,11 @@
 //! Copies of other owners' logs, and where logs are at rest.
 
-use std::os::fd::OwnedFd;
-
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::{DestageStatus, Inheritance, ReplicaHost, replica};
-use weir_block::{Event, OwnerId, Reactor};
+use weir_block::{Event, OwnerId, Reactor, Stream};
 
-use super::ShardThread;
+use super::Turning;
 use crate::shard::answer;
 use crate::shard::messages::{Arrival, DiskStatus, LogMedium, Notice, OpenDisk};
 use crate::shard::places::Place;
@@ -65,7 +63,7 @@ impl Replica {
     }
 }
 
-impl ShardThread {
+impl Turning {
     /// Gives a turn to the replicas concerned. Whether anything came of it.
     pub(super) fn turn_replicas(&mut self) -> bool {
         let mut moved = false;
@@ -213,7 +211,7 @@ impl ShardThread {
         medium: LogMedium,
         known_epoch: u64,
         owner: String,
-        fd: OwnedFd,
+        stream: Stream,
     ) {
         if self.is_opening(&disk) || self.find(&disk).is_some_and(|one| !one.is_let_go()) {
             // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
@@ -226,8 +224,7 @@ impl ShardThread {
             Err(error) => return tracing::error!(disk, error, "this node cannot keep a replica"),
         };
         self.replicas[slot].due = true;
-        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, known_epoch, fd.into())
-        {
+        if let Err(error) = self.replicas[slot].host.attach(&mut self.reactor, owner, known_epoch, stream) {
             tracing::warn!(%error, "replication connection cannot be used");
         }
     }

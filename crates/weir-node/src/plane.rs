@@ -1,0 +1,162 @@
+//! Puts a node's control plane together, from parts that a simulation can replace: the registry, the way to other nodes, the shards.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use weir_accel::flash::FlashDevice;
+use weir_block::{Nanos, Stream};
+use weir_cluster::events::Events;
+use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
+use weir_cluster::records::NodeRecord;
+use weir_cluster::registry::{Registry, RegistryError};
+use weir_cluster::right::GrantTimes;
+use weir_task::JoinHandle;
+
+use crate::config::Config;
+use crate::control::disk::log_medium;
+use crate::control::node::{Here, Journal, Node};
+use crate::control::unfinished::Unfinished;
+use crate::control::world::World;
+use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, unfinished, watchdog};
+use crate::grants::{self, Rights};
+use crate::peer::Network;
+use crate::shard::messages::{Command, Notice};
+
+/// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
+const MARGIN: u32 = 5;
+
+/// Pause before the registry, or a name that is still taken, is asked again at the start.
+const START_AGAIN: Duration = Duration::from_millis(200);
+
+/// What a control plane is made of.
+pub struct Parts {
+    /// What the node was told.
+    pub config: Config,
+    /// Where the cluster agrees.
+    pub registry: Arc<dyn Registry>,
+    /// The way to the other nodes.
+    pub network: Arc<dyn Network>,
+    /// The way to the shards.
+    pub shards: Shards,
+    /// The flash device, if there is one.
+    pub flash: Option<Arc<FlashDevice>>,
+    /// When the process started.
+    pub started: Nanos,
+    /// Copies on the flash that are of no use, and why.
+    pub damaged: Vec<(String, String)>,
+}
+
+/// A control plane that runs.
+pub struct Plane {
+    /// What its parts share.
+    pub node: Arc<Node>,
+    /// The tasks of the disks.
+    pub tasks: Arc<Tasks>,
+    /// What runs beside them.
+    pub services: Services,
+}
+
+/// What runs beside the tasks of the disks.
+pub struct Services(Vec<JoinHandle<()>>);
+
+impl Services {
+    /// Ends them where they wait.
+    pub async fn stop(self) {
+        for service in self.0 {
+            service.abort();
+            // Aborted or ended: there is nothing else to learn from it.
+            let _ = service.await;
+        }
+    }
+}
+
+/// Waits for the registry, and for the lease of a former process under the same name to end.
+///
+/// # Errors
+/// The registry refuses, for a reason that does not pass.
+pub async fn join(
+    registry: &Arc<dyn Registry>,
+    record: NodeRecord,
+    config: &Config,
+) -> Result<NodeSession, SessionError> {
+    let ttl = config.lease.ttl.0;
+    loop {
+        let times = SessionConfig { ttl, margin: ttl / MARGIN };
+        match NodeSession::start(Arc::clone(registry), record.clone(), times).await {
+            Ok(session) => return Ok(session),
+            Err(
+                error @ (SessionError::NameTaken { .. }
+                | SessionError::Registry(RegistryError::Unavailable { .. })),
+            ) => {
+                tracing::info!(%error, "waiting to join the cluster");
+                weir_task::sleep(START_AGAIN).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Plane {
+    /// Starts everything that carries out what the registry says, and what the shards want (`notices`).
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub async fn start(
+        parts: Parts,
+        session: NodeSession,
+        notices: mpsc::Receiver<Notice>,
+    ) -> Result<Plane, RegistryError> {
+        let Parts { config, registry, network, shards, flash, started, damaged } = parts;
+        let me = session.node_ref();
+        let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
+        let rights = Rights::new(times, *session.leased().borrow(), started);
+        let node = Arc::new(Node {
+            world: World::start(&registry).await?,
+            journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
+            registry,
+            network,
+            rights,
+            session,
+            shards,
+            here: Here::new(config.resources.buffers.0),
+            room: LogRoom::default(),
+            unfinished: Unfinished::default(),
+            flash,
+            config,
+        });
+        flash::forget_strangers(&node).await;
+        let tasks = Arc::new(Tasks::default());
+        let joined = format!("{} joined the cluster as incarnation {}", me.node, me.incarnation);
+        node.journal.tell("joined", &me.node, joined);
+        for (disk, reason) in damaged {
+            let text = format!("the copy on the flash of {}: {reason}", me.node);
+            node.journal.tell("copy-damaged", &disk, text);
+        }
+        let services = vec![
+            weir_task::spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), notices)),
+            weir_task::spawn(room::keep_told(Arc::clone(&node))),
+            weir_task::spawn(watchdog::watch(Arc::clone(&node))),
+            weir_task::spawn(grants::run(Arc::clone(&node))),
+            weir_task::spawn(unfinished::keep_finished(Arc::clone(&node))),
+        ];
+        Ok(Plane { node, tasks, services: Services(services) })
+    }
+}
+
+/// The owner of a disk, on another node, has connected to have its log replicated here.
+///
+/// # Errors
+/// In words: there is no such disk, the registry does not answer, or there is no room.
+pub async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream) -> Result<(), String> {
+    let record = match node.world.disk(&disk) {
+        Some(record) => record,
+        None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
+    };
+    let (medium, known_epoch) = (log_medium(&record), record.epoch);
+    // Held until the shard has been told, so that no other log is promised the same room.
+    let _place = node.room.admit(node, &disk, room::Role::Replica).await?;
+    let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
+    node.shards.send(&disk, command).await;
+    Ok(())
+}

@@ -1,0 +1,139 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use weir_block::Nanos;
+
+use super::*;
+
+const START: Nanos = Nanos(1_000_000_000);
+
+fn at(ms: u64) -> Nanos {
+    START + Duration::from_millis(ms)
+}
+
+/// What `steps` tells, run until nothing is to come any more.
+fn told(seed: u64, steps: impl FnOnce(Arc<Mutex<Vec<String>>>)) -> Vec<String> {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let process = Process::new(seed);
+    let tell = Arc::clone(&said);
+    process.enter(START, || steps(tell));
+    let mut now = START;
+    while process.due() != Nanos::NEVER {
+        now = now.max(process.due());
+        process.run(now);
+    }
+    drop(process);
+    std::mem::take(&mut said.lock().unwrap())
+}
+
+fn say(said: &Arc<Mutex<Vec<String>>>, text: &str) {
+    let at = (Nanos::now() - START).as_millis();
+    said.lock().unwrap().push(format!("{at} {text}"));
+}
+
+#[test]
+fn time_passes_as_the_simulation_says() {
+    let lines = told(1, |said| {
+        spawn(async move {
+            sleep(Duration::from_millis(30)).await;
+            say(&said, "slept");
+            let late = timeout(Duration::from_millis(20), std::future::pending::<()>()).await;
+            say(&said, &format!("{late:?}"));
+            let soon = timeout(Duration::from_millis(20), async { 7 }).await;
+            say(&said, &format!("{soon:?}"));
+            let mut ticks = interval(Duration::from_millis(100));
+            ticks.tick().await;
+            ticks.tick().await;
+            say(&said, "ticked");
+        });
+    });
+    assert_eq!(lines, ["30 slept", "50 Err(Elapsed)", "50 Ok(7)", "150 ticked"]);
+    assert!(Nanos::now() > Nanos(0), "the machine's clock is back");
+}
+
+#[test]
+fn tasks_wake_each_other_and_are_joined() {
+    let lines = told(1, |said| {
+        let (sender, mut queue) = mpsc::channel(1);
+        spawn(async move {
+            let joined = spawn(async move {
+                for number in 0..3 {
+                    sender.send(number).await.unwrap();
+                    sleep(Duration::from_millis(10)).await;
+                }
+                "done"
+            });
+            while let Some(number) = queue.recv().await {
+                say(&said, &number.to_string());
+            }
+            say(&said, joined.await.unwrap());
+        });
+    });
+    assert_eq!(lines, ["0 0", "10 1", "20 2", "30 done"]);
+}
+
+#[test]
+fn an_aborted_task_is_dropped_where_it_waits() {
+    let lines = told(1, |said| {
+        let (held, released) = oneshot::channel::<()>();
+        let task = spawn(async move {
+            let _held = held;
+            std::future::pending::<()>().await;
+        });
+        spawn(async move {
+            sleep(Duration::from_millis(5)).await;
+            assert!(!task.is_finished());
+            task.abort();
+            say(&said, &format!("{:?} {:?}", released.await.is_err(), task.await));
+        });
+    });
+    assert_eq!(lines, ["5 true Err(Aborted)"]);
+}
+
+#[test]
+fn the_end_of_a_process_ends_its_tasks() {
+    let process = Process::new(3);
+    let (held, mut released) = oneshot::channel::<()>();
+    process.enter(START, || {
+        spawn(async move {
+            let _held = held;
+            sleep(Duration::from_secs(1)).await;
+        })
+    });
+    process.run(at(1));
+    assert_eq!(process.due(), at(0) + Duration::from_millis(1001));
+    drop(process);
+    assert!(released.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
+}
+
+#[test]
+fn the_seed_decides_who_comes_first() {
+    let order = |seed| {
+        told(seed, |said| {
+            for number in 0..6 {
+                let said = Arc::clone(&said);
+                spawn(async move { say(&said, &number.to_string()) });
+            }
+        })
+    };
+    assert_eq!(order(5), order(5));
+    let mut orders: Vec<_> = (0..20).map(order).collect();
+    orders.sort();
+    orders.dedup();
+    assert!(orders.len() > 5, "{orders:?}");
+}
+
+#[tokio::test]
+async fn outside_a_simulation_they_are_tokios() {
+    let before = Nanos::now();
+    assert_eq!(spawn(async { 3 }).await, Ok(3));
+    sleep(Duration::from_millis(5)).await;
+    assert_eq!(timeout(Duration::from_millis(5), std::future::pending::<()>()).await, Err(Elapsed));
+    assert!(Nanos::now() - before >= Duration::from_millis(10));
+    let endless = spawn(std::future::pending::<()>());
+    endless.abort();
+    assert_eq!(endless.await, Err(Aborted));
+}
