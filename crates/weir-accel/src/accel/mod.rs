@@ -252,8 +252,6 @@ impl<L: Destage> Accel<L> {
     pub fn still_owner(&mut self) {
         if self.owner.is_fenced() {
             self.push_event(OwnerEvent::StillOwner);
-            // What came to rest meanwhile was not heard.
-            self.events.extend(self.store.as_ref().map(|store| OwnerEvent::Stored(store.stored())));
         }
     }
 

@@ -278,13 +278,20 @@ impl Owner {
 
     /// Takes an event into account and appends what follows from it to `effects`.
     pub fn step(&mut self, now: Nanos, event: Event, effects: &mut Vec<Effect>) {
-        if let Some(node) = &self.fenced {
-            if event != Event::StillOwner {
-                return;
-            }
-            let node = node.clone();
-            self.lift_fence(now, &node, effects);
+        let lifts = event == Event::StillOwner;
+        if let Some(mistaken) = self.fenced.take_if(|_| lifts) {
+            self.lift_fence(now, &mistaken, effects);
         }
+        self.take(now, event, effects);
+        // Who is fenced hears what is said only once, in case that it is the owner still, and decides nothing.
+        if !self.is_fenced() {
+            self.acknowledge(effects);
+            self.decide(now, effects);
+        }
+        self.marks.check();
+    }
+
+    fn take(&mut self, now: Nanos, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Appended(last) => self.appended(now, last),
             Event::PeerJoined(node) => self.joined(now, node),
@@ -322,18 +329,16 @@ impl Owner {
             }
             Event::StoreFailed(reason) => self.store_failed(&reason, effects),
             Event::Refused { node, epoch } => {
-                if epoch >= self.configuration.epoch {
+                if !self.is_fenced() && epoch >= self.configuration.epoch {
                     self.fenced = Some(node);
                     effects.push(Effect::Fenced(epoch));
-                    return;
                 }
             }
             Event::StillOwner => {}
+            // Nothing was sent to anybody since: nobody is late.
+            Event::Tick if self.is_fenced() => {}
             Event::Tick => self.expire(now, effects),
         }
-        self.acknowledge(effects);
-        self.decide(now, effects);
-        self.marks.check();
     }
 
     /// When [`Event::Tick`] is due.
@@ -348,9 +353,10 @@ impl Owner {
         slowest.chain(retries).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// The node that refused us is mistaken. What the others have said meanwhile was not heard: all are greeted anew, that one last.
+    /// The node that refused us is mistaken. All are greeted anew, that one last: nothing was sent to anybody meanwhile, and a
+    /// connection that was asked for may have come in vain.
     fn lift_fence(&mut self, now: Nanos, mistaken: &str, effects: &mut Vec<Effect>) {
-        self.fenced = None;
+        effects.push(Effect::DropPeer(mistaken.to_owned()));
         let connected = self.members.iter().filter(|member| member.connected);
         let nodes: Vec<String> = connected.map(|member| member.node.clone()).collect();
         for node in nodes {
@@ -358,7 +364,7 @@ impl Owner {
         }
         self.avoid.retain(|node| node == mistaken);
         self.avoid(mistaken);
-        self.ask_peer_at = Nanos(0);
+        (self.peer_wanted, self.ask_peer_at) = (false, Nanos(0));
         let text = format!("{mistaken} refuses this owner, whom the registry confirms: its copy is given up");
         effects.push(Effect::Tell("replica-mistaken", text));
     }

@@ -441,3 +441,79 @@ fn what_a_copy_said_while_it_was_filled_is_not_what_it_holds() {
     case.confirm("b", 6);
     assert_eq!(case.acknowledged(), 6);
 }
+
+/// The registry committed what was asked for, and the control plane says so only once.
+#[test]
+fn a_change_that_commits_while_the_owner_is_fenced_counts_once_it_is_not() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PolicyRequested(Some(2)));
+    case.fill("c", 4);
+    assert_eq!(case.proposals(), [(set(&["b", "c"]), true)]);
+    case.step(Event::Refused { node: "b".into(), epoch: 9 });
+    case.step(Event::Configured(configuration(3, &["b", "c"], true, Some(2))));
+    case.step(Event::Appended(5));
+    assert_eq!(case.proposals(), [], "who is fenced asks for nothing");
+    case.step(Event::StillOwner);
+    assert_eq!(case.owner.configuration().epoch, 3);
+    for node in ["b", "c"] {
+        case.fill(node, 5);
+    }
+    assert_eq!(case.acknowledged(), 5);
+}
+
+#[test]
+fn a_change_that_fails_while_the_owner_is_fenced_is_asked_for_again() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PolicyRequested(None));
+    case.step(Event::Destaged(4));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+    case.step(Event::Refused { node: "b".into(), epoch: 9 });
+    case.step(Event::NotConfigured);
+    case.step(Event::StillOwner);
+    case.at(NOW + RETRY, Event::Tick);
+    assert_eq!(case.proposals(), [(vec![], false)]);
+}
+
+#[test]
+fn a_former_owner_that_ends_while_its_successor_is_fenced_has_ended() {
+    let mut case = Case::new(configuration(3, &["b"], true, Some(1)), 5, 9, false);
+    case.fill("b", 9);
+    assert_eq!((case.acknowledged(), case.owner.destage_limit()), (9, 5), "it may still write");
+    case.step(Event::Refused { node: "b".into(), epoch: 9 });
+    case.step(Event::Former(Former::Stopped));
+    assert_eq!(case.owner.destage_limit(), 5, "nothing while another may own the disk");
+    case.step(Event::StillOwner);
+    assert_eq!(case.owner.destage_limit(), 9, "{}", case.owner.reason());
+}
+
+/// Whoever was asked for is gone, or came in vain: a fenced owner takes no connection.
+#[test]
+fn an_owner_that_is_fenced_no_more_asks_again_for_the_peer_that_it_wanted() {
+    let wants = |case: &Case| case.effects.iter().any(|effect| matches!(effect, Effect::WantPeer { .. }));
+    for lost in [false, true] {
+        let mut case = Case::replicated(4);
+        case.step(Event::PeerLost("b".into()));
+        case.at(NOW + RETRY, Event::Tick);
+        assert!(wants(&case));
+        case.effects.clear();
+        case.at(NOW + RETRY, Event::Refused { node: "b".into(), epoch: 9 });
+        if lost {
+            case.at(NOW + RETRY * 4, Event::PeerLost("b".into()));
+        }
+        assert!(!wants(&case));
+        case.at(NOW + RETRY * 4, Event::StillOwner);
+        case.at(NOW + RETRY * 5, Event::Tick);
+        assert!(wants(&case), "{:?}", case.effects);
+        assert!(case.effects.contains(&Effect::DropPeer("b".into())), "its refusal was its last word");
+    }
+}
+
+#[test]
+fn flash_that_fails_while_the_owner_is_fenced_has_failed() {
+    let mut case = Case::replicated(4);
+    case.owner = case.owner.on_flash();
+    case.step(Event::Refused { node: "b".into(), epoch: 9 });
+    case.step(Event::StoreFailed("a write has not come back".into()));
+    case.step(Event::StillOwner);
+    assert!(case.owner.drains(), "{}", case.owner.reason());
+}
