@@ -92,16 +92,18 @@ async fn announce(node: &Node) {
     }
 }
 
+/// A log's disk, and how far it is destaged and freed.
+type Mark = (String, u64, u64);
+
 struct Look {
     left: Vec<Left>,
-    /// What every log here has destaged and freed: as long as it changes, waiting is worth while.
-    marks: Vec<(String, u64, u64)>,
+    /// What the logs that the stop waits for have destaged and freed: as long as it changes, waiting is worth while.
+    marks: Vec<Mark>,
 }
 
 /// `None` when a shard does not answer.
 async fn look(node: &Node) -> Option<Look> {
     let statuses = tokio::time::timeout(ANSWER, node.shards.status()).await.ok()?;
-    let marks = statuses.iter().map(|status| (status.disk.clone(), status.destaged, status.freed)).collect();
     let listed = tokio::time::timeout(ANSWER, node.registry.list(keys::STOPPING)).await;
     // Without the registry nobody can be counted on.
     let stopping: Option<BTreeSet<String>> = match listed {
@@ -114,12 +116,26 @@ async fn look(node: &Node) -> Option<Look> {
         !going && is_live(&live, other)
     };
     let me = node.session.node_ref();
-    let left = statuses.iter().filter(|status| {
+    let is_lost = |status: &DiskStatus| {
         let record = node.world.disk(&status.disk);
         record.is_some_and(|record| would_be_lost(&record, status, &me, stays))
-    });
-    let left = left.map(|status| Left { disk: status.disk.clone(), bytes: status.dirty_bytes });
-    Some(Look { left: left.collect(), marks })
+    };
+    Some(summary(&statuses, is_lost))
+}
+
+/// The copies of logs whose owners go on are not among the marks: the stop does not wait for them, and busy owners move them without end.
+fn summary(statuses: &[DiskStatus], is_lost: impl Fn(&DiskStatus) -> bool) -> Look {
+    let mut look = Look { left: Vec::new(), marks: Vec::new() };
+    for status in statuses {
+        let lost = is_lost(status);
+        if lost {
+            look.left.push(Left { disk: status.disk.clone(), bytes: status.dirty_bytes });
+        }
+        if lost || status.state == "closing" {
+            look.marks.push((status.disk.clone(), status.destaged, status.freed));
+        }
+    }
+    look
 }
 
 /// Whether acknowledged writes would be lost with the log, or the copy of one, that `status` tells of. `stays` says of another
@@ -183,6 +199,22 @@ mod tests {
             destaged,
             ..DiskStatus::default()
         }
+    }
+
+    #[test]
+    fn only_what_a_stop_waits_for_holds_it_up() {
+        let state = |name: &str, state: &str| DiskStatus {
+            disk: name.into(),
+            state: state.into(),
+            destaged: 3,
+            freed: 2,
+            ..DiskStatus::default()
+        };
+        let all = [state("closes", "closing"), state("others", "complete"), state("last-copy", "complete")];
+        let look = summary(&all, |status| status.disk == "last-copy");
+        let marks: Vec<_> = look.marks.iter().map(|(disk, ..)| &**disk).collect();
+        assert_eq!(marks, ["closes", "last-copy"]);
+        assert_eq!(look.left, [Left { disk: "last-copy".into(), bytes: 0 }]);
     }
 
     #[test]
