@@ -12,17 +12,36 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
-use common::{Bench, DISK, SIZE, alone, program, seed};
+use common::{Bench, DISK, SIZE, SOON, alone, program, seed};
 use support::filesystem::SmallFilesystem;
 use weir_block::Nanos;
+use weir_lab::process::ProcessState;
 use weir_lab::{Ending, Lab};
 use weir_load::nbd::{Client as NbdClient, Uri};
-use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium};
+use weir_node::api::{ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Medium};
 
 const MIB: u64 = 1 << 20;
 
+/// Mebibytes that are written: more than one checkpoint takes, and less than the log.
+const WRITTEN: u64 = 28;
+
+/// How long a node that is to stop waits for a log that does not move.
+const STOP_WAIT: Duration = Duration::from_secs(5);
+
 fn uri(bench: &Bench) -> Uri {
     bench.wait(|view| !view.uris.is_empty()).uris[0].parse().unwrap()
+}
+
+/// Another, small, disk.
+fn wanted(name: &str, policy: &str) -> CreateDisk {
+    CreateDisk {
+        name: name.into(),
+        volume: "pool".into(),
+        size: MIB,
+        logical_block: 512,
+        policy: policy.into(),
+        medium: Medium::Ram,
+    }
 }
 
 /// `weir lab down` as an operator calls it.
@@ -45,11 +64,11 @@ fn check_file(bench: &Bench, written: u64) {
     }
 }
 
-/// 24 MiB acknowledged and flushed, of which the backing, which is full, has less.
+/// `WRITTEN` MiB acknowledged and flushed, of which the backing, which is full, has less.
 fn half_destaged(filesystem: &SmallFilesystem) -> Bench {
-    let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", |_| {});
+    let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", |config| config.stop_wait = STOP_WAIT);
     let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
-    for number in 0..24 {
+    for number in 0..WRITTEN {
         if number == 8 {
             // What destage takes at this moment would be missing for filling.
             bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
@@ -85,7 +104,35 @@ fn a_lab_that_would_lose_acknowledged_writes_does_not_end_unless_told() {
         let ended = ends.join().unwrap();
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     });
-    check_file(&bench, 24);
+    check_file(&bench, WRITTEN);
+}
+
+/// One checkpoint reaches the backing, and then it is full again: that is neither the end of the wait, nor of the refusal.
+#[test]
+fn a_lab_does_not_take_one_checkpoint_for_an_empty_log() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let bench = half_destaged(&filesystem);
+    let before = bench.wait(|_| true).detail.unwrap();
+    // Nothing is asserted before everybody can end.
+    let (moved, refused, waited, ended) = thread::scope(|scope| {
+        let waits = scope.spawn(|| lab_down(&bench, &["--wait"]));
+        let refuses = scope.spawn(|| lab_down(&bench, &[]));
+        thread::sleep(Duration::from_secs(2));
+        filesystem.give_back(17 * MIB);
+        let refused = refuses.join().unwrap();
+        let waited = !waits.is_finished();
+        let moved = bench.disk().and_then(|view| view.detail);
+        filesystem.empty();
+        (moved, refused, waited, waits.join().unwrap())
+    });
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{said}{}", bench.logs());
+    assert!(waited, "{}", bench.logs());
+    let moved = moved.unwrap();
+    assert!(moved.destaged > before.destaged && moved.dirty_bytes > 0, "no single checkpoint: {moved:?}");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    check_file(&bench, WRITTEN);
 }
 
 #[test]
@@ -123,7 +170,41 @@ fn a_node_may_stop_while_others_have_its_log() {
     bench.lab.kill("n1").unwrap_err();
     let lab = Lab::open(bench.lab.dir()).unwrap();
     lab.down_as(Ending::Refuse).unwrap();
-    check_file(&bench, 24);
+    check_file(&bench, WRITTEN);
+}
+
+/// A log that does not move holds a stop up for `limits.stop_wait` and no longer, however busy the copies of other owners' logs are.
+#[test]
+fn a_node_that_stops_does_not_wait_for_disks_of_others() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let bench = half_destaged(&filesystem);
+    let path = bench.directory.path().join("roomy");
+    std::fs::create_dir(&path).unwrap();
+    let client = bench.lab.client("n2").unwrap();
+    client.create_volume(&CreateVolume { name: "roomy".into(), kind: "dir".into(), path }).unwrap();
+    client.create_disk(&CreateDisk { volume: "roomy".into(), ..wanted("busy", "write-back+1") }).unwrap();
+    client.export("busy", &Export::default()).unwrap();
+    support::await_some(
+        SOON,
+        || client.disk("busy").ok().filter(|disk| disk.replicas == ["n1"]),
+        || format!("no replica{}", bench.logs()),
+    );
+    let node = bench.lab.node("n1").unwrap().process.unwrap();
+    let mut nbd = NbdClient::connect(&Uri::unix(&bench.lab.node("n2").unwrap().nbd_unix, "busy")).unwrap();
+    node.signal(rustix::process::Signal::TERM).unwrap();
+    let began = Nanos::now();
+    let mut number = 0;
+    while node.state() == ProcessState::Running && Nanos::now() - began < 4 * STOP_WAIT {
+        nbd.write(number % 256 * 4096, &[1; 4096], false).unwrap();
+        number += 1;
+        thread::sleep(Duration::from_millis(2));
+    }
+    let took = Nanos::now() - began;
+    eprintln!("ended after {took:?}, beside {number} writes");
+    assert!(took >= STOP_WAIT && took < 2 * STOP_WAIT, "{took:?}{}", bench.logs());
+    drop(nbd);
+    filesystem.empty();
 }
 
 /// A node is killed while it makes and deletes disks, again and again: afterwards each disk either is there or can be made, and can be
@@ -134,14 +215,6 @@ fn disks_that_were_half_made_or_half_deleted_do_not_stay_in_the_way() {
     let _turn = alone();
     let mut random = fastrand::Rng::with_seed(seed());
     let mut bench = Bench::up(2, "write-through", |_| {});
-    let wanted = |name: &str| CreateDisk {
-        name: name.into(),
-        volume: "pool".into(),
-        size: 1 << 20,
-        logical_block: 512,
-        policy: "write-through".into(),
-        medium: Medium::Ram,
-    };
     let mut unfinished = 0;
     for round in 0..ROUNDS {
         let name = format!("r{}", round % 4);
@@ -150,7 +223,7 @@ fn disks_that_were_half_made_or_half_deleted_do_not_stay_in_the_way() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 // Until it is killed.
-                while client.create_disk(&wanted(&name)).is_ok()
+                while client.create_disk(&wanted(&name, "write-through")).is_ok()
                     && client.delete(&name, &Delete::default()).is_ok()
                 {}
             });
@@ -161,7 +234,8 @@ fn disks_that_were_half_made_or_half_deleted_do_not_stay_in_the_way() {
         let file = bench.directory.path().join("pool").join(format!("{name}.raw"));
         let recorded = other.disk(&name).is_ok();
         unfinished += u32::from(file.exists() != recorded);
-        let made = if recorded { Ok(()) } else { other.create_disk(&wanted(&name)).map(drop) };
+        let made =
+            if recorded { Ok(()) } else { other.create_disk(&wanted(&name, "write-through")).map(drop) };
         // What was sent before the kill may have been done after our look.
         let made = made.or_else(|error| if error.kind == ApiErrorKind::Exists { Ok(()) } else { Err(error) });
         let result = made.and_then(|()| other.delete(&name, &Delete::default()).map(drop));

@@ -32,6 +32,23 @@ pub enum Ending {
     Force,
 }
 
+/// The log of a disk that is waited for.
+struct Watched {
+    /// What was acknowledged when it was first seen.
+    until: u64,
+    /// How far it is destaged, and since when.
+    destaged: u64,
+    since: Nanos,
+}
+
+impl Watched {
+    fn look(&mut self, destaged: u64, now: Nanos) {
+        if destaged != self.destaged {
+            (self.destaged, self.since) = (destaged, now);
+        }
+    }
+}
+
 impl Lab {
     /// Ends all processes: first by asking (the nodes destage what is dirty), then by SIGKILL.
     ///
@@ -62,31 +79,33 @@ impl Lab {
         if lost.is_empty() { Ok(()) } else { Err(LabError::Lost(lost)) }
     }
 
-    /// Waits until every log in memory is empty or empties.
+    /// Waits until every log in memory is empty; unless told to wait for that, until the backings have what the logs held at first.
+    /// Guests that go on writing would hold it up without end.
     fn await_destage(&self, ending: Ending) -> Result<(), LabError> {
-        // By disk: how far it was when it was first seen, and since when.
-        let mut first: HashMap<String, (u64, Nanos)> = HashMap::new();
+        // By disk and owner: another owner's log has numbers of its own.
+        let mut watched: HashMap<(String, String), Watched> = HashMap::new();
         loop {
             let mut waits = Vec::new();
+            let now = Nanos::now();
             for report in self.report() {
                 let Some(status) = report.status else { continue };
                 let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
                 for disk in own.filter(|disk| disk.medium == Medium::Ram) {
-                    let Some(detail) = disk.detail.as_ref().filter(|one| one.acknowledged > one.destaged)
-                    else {
-                        continue;
-                    };
-                    let (destaged, since) =
-                        *first.entry(disk.name.clone()).or_insert((detail.destaged, Nanos::now()));
-                    if detail.destaged == destaged {
+                    let Some(detail) = disk.detail.as_ref() else { continue };
+                    let (acknowledged, destaged) = (detail.acknowledged, detail.destaged);
+                    let watched = watched.entry((disk.name.clone(), status.node.clone()));
+                    let watched = watched.or_insert(Watched { until: acknowledged, destaged, since: now });
+                    watched.look(destaged, now);
+                    if destaged < if ending == Ending::Wait { acknowledged } else { watched.until } {
                         let what = format!("{} ({} bytes; {})", disk.name, detail.dirty_bytes, disk.reason);
-                        waits.push((since, what));
+                        waits.push((watched.since, what));
                     }
                 }
             }
             let Some(since) = waits.iter().map(|(since, _)| *since).min() else { return Ok(()) };
-            if ending == Ending::Refuse && Nanos::now() - since >= STUCK {
-                return Err(LabError::WouldLose(waits.into_iter().map(|(_, what)| what).collect()));
+            if ending == Ending::Refuse && now - since >= STUCK {
+                let stuck = waits.into_iter().filter(|(since, _)| now - *since >= STUCK);
+                return Err(LabError::WouldLose(stuck.map(|(_, what)| what).collect()));
             }
             thread::sleep(Duration::from_millis(100));
         }

@@ -55,6 +55,13 @@ impl SmallFilesystem {
         assert!(self.available() <= left, "{} bytes left instead of {left}", self.available());
     }
 
+    /// Gives back so many bytes of what [`SmallFilesystem::fill`] took.
+    pub fn give_back(&self, bytes: u64) {
+        let filler = File::options().write(true).open(self.filler()).unwrap();
+        let length = filler.metadata().unwrap().len();
+        filler.set_len(length.checked_sub(bytes).unwrap()).unwrap();
+    }
+
     /// Gives back what [`SmallFilesystem::fill`] took.
     pub fn empty(&self) {
         fs::remove_file(self.filler()).unwrap();
