@@ -76,7 +76,7 @@ fn owner_and_its_replica_are_cut_from_each_other() {
 
 #[test]
 fn owner_and_one_of_two_replicas_are_cut_from_each_other() {
-    run_rounds("owner | replica", TWO, rounds(2, 2), owner_from_replica, whole);
+    run_rounds("owner | replica", TWO, rounds(1, 2), owner_from_replica, whole);
 }
 
 fn replica_from_all(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (VerifyingLoad, String) {
@@ -110,7 +110,7 @@ fn one_way_between_owner_and_replica_is_cut() {
 
 #[test]
 fn one_way_between_owner_and_one_of_two_replicas_is_cut() {
-    run_rounds("owner / replica, one way", TWO, rounds(2, 2), one_way, whole);
+    run_rounds("owner / replica, one way", TWO, rounds(1, 2), one_way, whole);
 }
 
 /// The owner's lease ends, another takes over, and then the way is free again: everything that the former owner still tries,
@@ -180,5 +180,5 @@ fn the_owner_is_cut_from_the_registry() {
 
 #[test]
 fn the_owner_with_two_replicas_is_cut_from_the_registry() {
-    run_rounds("owner | registry", TWO, rounds(2, 2), owner_from_registry, refused);
+    run_rounds("owner | registry", TWO, rounds(1, 2), owner_from_registry, refused);
 }
