@@ -251,7 +251,8 @@ impl FlashDevice {
                 if size < needed {
                     return Err(FlashError::Short { path: path.to_owned(), size, needed });
                 }
-                let slots = read_slots(&file, &superblock).map_err(system)?;
+                let mut slots = read_slots(&file, &superblock).map_err(system)?;
+                give_up_elder(&file, &mut slots).map_err(system)?;
                 let taken = slots.iter().filter(|slot| slot.taken.is_some()).count();
                 match superblock.log_bytes.get() {
                     formatted if formatted == log_bytes => (superblock, slots),
@@ -629,22 +630,27 @@ fn read_slots(file: &File, superblock: &Superblock) -> io::Result<Vec<Slot>> {
         }
         slots.push(slot);
     }
-    forget_elder(&mut slots);
     Ok(slots)
 }
 
-/// Of several logs of one disk the youngest counts: the process ended before it could enter that the others were given up.
-fn forget_elder(slots: &mut [Slot]) {
-    for number in 0..slots.len() {
-        let Slot { generation, taken, .. } = &slots[number];
-        let is_younger = |other: &Slot| {
-            let same = |mine: &Taken| other.taken.as_ref().is_some_and(|taken| taken.disk == mine.disk);
-            other.generation > *generation && taken.as_ref().is_some_and(same)
-        };
-        if slots.iter().any(is_younger) {
-            slots[number].taken = None;
-        }
+/// Of several logs of one disk the youngest counts: the process ended before it could enter that the others were given up. That
+/// is entered here, before the youngest can be given up in its turn: an elder one would then be taken for the disk's log (P4).
+fn give_up_elder(file: &File, slots: &mut [Slot]) -> io::Result<()> {
+    let elder: Vec<usize> = (0..slots.len()).filter(|number| is_elder(slots, *number)).collect();
+    let mut newest = slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
+    for number in &elder {
+        newest += 1;
+        let (generation, place) = (newest, 1 - slots[*number].place);
+        file.write_all_at(&slot_block(generation, None), slot_offset(*number, place))?;
+        slots[*number] = Slot { generation, place, ..Slot::EMPTY };
     }
+    if elder.is_empty() { Ok(()) } else { file.sync_data() }
+}
+
+fn is_elder(slots: &[Slot], number: usize) -> bool {
+    let Slot { generation, taken: Some(mine), .. } = &slots[number] else { return false };
+    let same = |other: &Slot| other.taken.as_ref().is_some_and(|taken| taken.disk == mine.disk);
+    slots.iter().any(|other| other.generation > *generation && same(other))
 }
 
 fn slot_block(generation: u64, taken: Option<&Taken>) -> [u8; BLOCK as usize] {

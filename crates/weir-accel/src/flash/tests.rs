@@ -393,6 +393,30 @@ fn a_log_that_is_given_up_is_not_found_beside_a_younger_one() {
     }
 }
 
+/// The power goes when the young log is entered and the elder one's end is not. Then the young one is given up too.
+#[test]
+fn an_elder_log_does_not_come_back_when_the_younger_one_is_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("flash");
+    let open = || FlashDevice::open(&path, device_bytes(3, LOG), LOG, 7).unwrap();
+    let device = open();
+    let mut logs: Vec<SlotLease> = Vec::new();
+    for _ in 0..3 {
+        let mut log = device.take("disk", 1).unwrap();
+        enter(&path, &mut log);
+        log.give_up();
+        logs.push(log);
+    }
+    drop((logs, device));
+    let device = open();
+    assert_eq!(device.disks(), [("disk".to_owned(), 1)]);
+    let mut young = device.find("disk").unwrap();
+    young.give_up();
+    enter(&path, &mut young);
+    drop((young, device));
+    assert_eq!(open().disks(), [], "nothing of this disk is needed any more");
+}
+
 /// Wherever the power goes while slots change hands, each is one disk's, before or after the change. Headers are torn at will.
 #[test]
 fn a_torn_entry_leaves_the_one_before() {
