@@ -128,11 +128,12 @@ impl Replica {
         self.known = self.known.max(epoch);
     }
 
-    /// An owner is ahead of what this node knows by a few changes of its own at most. A number out of the blue, once obeyed, would
-    /// make this copy refuse everybody else, on flash for good.
+    /// An owner is ahead of the record as this node knows it by a few changes of its own at most; it is not ahead by a few more with
+    /// each message. A number out of the blue, once obeyed, would make this copy refuse everybody else, on flash for good. Who
+    /// is ahead connects again, and the record is read for that.
     fn believes(&self, epoch: u64) -> Result<(), WireError> {
-        let known = self.known.max(self.epoch);
-        if epoch > known.saturating_add(EPOCH_LEAD) {
+        let known = self.known;
+        if epoch > self.epoch.max(known.saturating_add(EPOCH_LEAD)) {
             return Err(WireError::UnknownEpoch { epoch, known });
         }
         Ok(())
@@ -366,6 +367,34 @@ mod tests {
         assert_eq!((replica.epoch(), replica.log().last()), (5, 3));
         replica.record_is_in(90);
         assert_eq!(replica.hello(&hello(92, 92, (5, 3), 0)), Ok(Verdict::Taken));
+    }
+
+    /// What an owner has said before is no reason to believe more of it: the record is.
+    #[test]
+    fn an_epoch_that_creeps_up_is_not_obeyed_beyond_what_the_record_allows() {
+        let mut replica = filled();
+        let mut creep = |most: u64| {
+            let mut epoch = replica.epoch();
+            for _ in 0..100 {
+                let next = epoch + EPOCH_LEAD;
+                let (head, headers, data) = batch(next, 4, 0, &[]);
+                for taken in
+                    [replica.batch(&head, &headers, &data), replica.hello(&hello(next, 5, (0, 0), 0))]
+                {
+                    let expected = if next <= most {
+                        Ok(Verdict::Taken)
+                    } else {
+                        Err(WireError::UnknownEpoch { epoch: next, known: most - EPOCH_LEAD })
+                    };
+                    assert_eq!(taken, expected);
+                }
+                epoch = next;
+            }
+            assert_eq!(replica.epoch(), most);
+            replica.record_is_in(most);
+        };
+        creep(5 + EPOCH_LEAD);
+        creep(5 + 2 * EPOCH_LEAD);
     }
 
     #[test]
