@@ -50,10 +50,10 @@ const GRANT_CONNECTIONS: usize = 256;
 /// Time for a peer's greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long an address that is taken is tried again.
-const ADDRESS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an address or a flash medium that is taken is tried again.
+const TAKEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause before an address that is taken is tried again.
+/// Pause before it is tried again.
 const START_AGAIN: Duration = Duration::from_millis(200);
 
 /// Why a node does not run.
@@ -142,7 +142,8 @@ pub async fn run_with(
     let (listeners, nbd_tcp) = patiently(async || bind_exports(&config).await, taken).await?;
     let api = patiently(async || bind_api(&config.api_socket()).await, taken).await?;
 
-    let flash = open_flash(&config).await?;
+    let in_use = |error: &NodeError| matches!(error, NodeError::Flash(FlashError::InUse(_)));
+    let flash = patiently(async || open_flash(&config).await, in_use).await?;
     let (notices, wanted) = mpsc::channel(NOTICES);
     let shards = start_shards(&config, flash.clone(), &setup.wrap, &notices)?;
     drop(notices);
@@ -269,17 +270,17 @@ fn start_shards(
         .map_err(system("starting the shards"))
 }
 
-/// Tries again for a while as long as an address is taken: a process that was killed a moment ago has it until the kernel has
-/// ended the process's I/O, and a connection of anybody's may have its port.
+/// Tries again for a while as long as an address, or the flash medium, is taken: a process that was killed a moment ago has it
+/// until the kernel has ended the process's I/O, and a connection of anybody's may have its port.
 async fn patiently<T, E: std::fmt::Display>(
     bind: impl AsyncFn() -> Result<T, E>,
     taken: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
-    let deadline = Nanos::now() + ADDRESS_PATIENCE;
+    let deadline = Nanos::now() + TAKEN_PATIENCE;
     loop {
         match bind().await {
             Err(error) if taken(&error) && Nanos::now() < deadline => {
-                tracing::info!(%error, "waiting for an address");
+                tracing::info!(%error, "waiting for it");
                 tokio::time::sleep(START_AGAIN).await;
             }
             result => return result,

@@ -1,4 +1,4 @@
-//! A node's flash device: a preallocated file or a block device, cut into slots. Version 2 of its format.
+//! A node's flash device: a preallocated file or a block device, cut into slots. Version 3 of its format.
 //!
 //! All integers are little-endian.
 //!
@@ -28,7 +28,8 @@ use crate::log::{BLOCK, LARGEST_RECORD, RESERVE};
 
 const SUPERBLOCK: U64 = U64::from_bytes(*b"WEIRFLSH");
 const SLOT: U64 = U64::from_bytes(*b"WEIRSLOT");
-const VERSION: u32 = 2;
+/// Of the device, and of the frames on it ([`super::frame`]).
+const VERSION: u32 = 3;
 const MIB: u64 = 1 << 20;
 
 /// Most slots of a device (P10).
@@ -45,7 +46,7 @@ const SLACK: u64 = 8 * MIB;
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | `WEIRFLSH` |
-/// | 8 | 4 | version, 2 |
+/// | 8 | 4 | version, 3 |
 /// | 12 | 4 | CRC-32C over the fields from here on |
 /// | 16 | 8 | identity of the medium, drawn at random when it was formatted |
 /// | 24 | 8 | bytes of log that a slot has room for |
@@ -70,7 +71,7 @@ struct Superblock {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | `WEIRSLOT` |
-/// | 8 | 4 | version, 2 |
+/// | 8 | 4 | version, 3 |
 /// | 12 | 4 | CRC-32C over the fields from here on |
 /// | 16 | 8 | generation: higher than any in the table before |
 /// | 24 | 8 | instance that the frames of this disk's log carry |
@@ -105,8 +106,10 @@ pub enum FlashError {
         /// What it said.
         source: io::Error,
     },
-    /// Another process has it.
-    #[error("{}: another process uses this flash device", .0.display())]
+    /// Another process has it, or one that has ended and of which a write has not come back.
+    #[error(
+        "{}: another process uses this flash device, or a write of one that has ended is still on its way to it", .0.display()
+    )]
     InUse(PathBuf),
     /// It holds something that is not Weir's.
     #[error(
@@ -232,7 +235,10 @@ impl FlashDevice {
             .mode(0o600)
             .open(path)
             .map_err(system)?;
-        match file.try_lock() {
+        let direct = open_direct(path).map_err(system)?;
+        // On the description that frames are written through, and on no other: the kernel holds it as long as a write is under
+        // way, also for a process that was killed. Such a write would land on what the next process puts there.
+        match direct.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => return Err(FlashError::InUse(path.to_owned())),
             Err(std::fs::TryLockError::Error(source)) => return Err(system(source)),
@@ -267,7 +273,7 @@ impl FlashDevice {
         let generation = slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
         Ok(Arc::new(FlashDevice {
             path: path.to_owned(),
-            direct: open_direct(path).map_err(system)?,
+            direct,
             file,
             medium: superblock.medium.get(),
             ring: superblock.ring.get(),

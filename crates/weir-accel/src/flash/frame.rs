@@ -1,4 +1,4 @@
-//! The format of a frame, version 2.
+//! The format of a frame, version 3.
 //!
 //! All integers are little-endian. A slot begins with two blocks of 4096 bytes for frames *without* records; the ring of those
 //! with records follows. A frame without records is one block, in the place that its number names (even: the first, odd: the
@@ -19,7 +19,7 @@ use crate::wire::{RecordHeader, SEQUENCE_LIMIT};
 const MAGIC: U64 = U64::from_bytes(*b"WEIRFRME");
 
 /// The version that this build writes, and the only one that it reads.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The copy is complete.
 const COMPLETE: u32 = 1;
@@ -41,6 +41,8 @@ pub struct Place {
     pub number: u64,
     /// The number of the newest frame with records before this one; 0 if there is none.
     pub before: u64,
+    /// The run of that frame: another run may have had a frame of this number, and left it lying.
+    pub before_run: u64,
     /// Bytes on the endless ring; the remainder by the ring's length is the place in it. Of a frame without records: where the
     /// next one with records begins.
     pub position: u64,
@@ -71,12 +73,12 @@ pub struct State {
     pub complete: bool,
 }
 
-/// The first 144 bytes of a frame; `count` × [`RecordHeader`] follow.
+/// The first 152 bytes of a frame; `count` × [`RecordHeader`] follow.
 ///
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | `WEIRFRME` |
-/// | 8 | 4 | version, 2 |
+/// | 8 | 4 | version, 3 |
 /// | 12 | 4 | CRC-32C over the header, this field zero, and the record table (P11) |
 /// | 16 | 8 | instance of the slot |
 /// | 24 | 8 | run |
@@ -91,6 +93,7 @@ pub struct State {
 /// | 128 | 4 | number of records |
 /// | 132 | 4 | flags: 1 the copy is complete |
 /// | 136 | 8 | number of the newest frame with records before this one, 0 for none |
+/// | 144 | 8 | its run, 0 for none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
@@ -110,6 +113,7 @@ pub struct FrameHeader {
     count: U32,
     flags: U32,
     before: U64,
+    before_run: U64,
 }
 
 /// A frame's header block, read and checked.
@@ -151,6 +155,7 @@ impl Frame {
             count: (records.len() as u32).into(),
             flags: if state.complete { COMPLETE } else { 0 }.into(),
             before: place.before.into(),
+            before_run: place.before_run.into(),
         };
         let table = size_of::<FrameHeader>();
         let end = table + size_of_val(records);
@@ -182,6 +187,7 @@ impl Frame {
                 run: header.run.get(),
                 number: header.number.get(),
                 before: header.before.get(),
+                before_run: header.before_run.get(),
                 position: header.position.get(),
                 tail: header.tail.get(),
                 length: header.length.get(),
@@ -205,12 +211,13 @@ impl Frame {
     }
 
     fn makes_sense(&self) -> bool {
-        let Place { number, before, position, tail, length, .. } = self.place;
+        let Place { run, number, before, before_run, position, tail, length, .. } = self.place;
         let data: u64 = self.records.iter().map(data_room).sum();
         length == BLOCK + data
             && [position, tail].iter().all(|at| at.is_multiple_of(BLOCK) && *at < SEQUENCE_LIMIT)
             && tail <= position
             && before < number
+            && before_run <= run
             && (1..SEQUENCE_LIMIT).contains(&self.first)
             && self.state.freed < SEQUENCE_LIMIT
     }
@@ -242,6 +249,7 @@ mod tests {
             run: 3,
             number: 9,
             before: 7,
+            before_run: 2,
             position: 40960,
             tail: 8192,
             length: 8192,
@@ -260,15 +268,15 @@ mod tests {
         let headers: Vec<RecordHeader> = records.iter().map(RecordHeader::of).collect();
         let mut block = [0xEEu8; BLOCK as usize];
         Frame::encode(&place, &state, 31, &headers, &mut block);
-        assert_eq!(block, *include_bytes!("../../tests/golden/frame-v2.bin"), "the format has changed");
+        assert_eq!(block, *include_bytes!("../../tests/golden/frame-v3.bin"), "the format has changed");
         assert_eq!(Frame::decode(&block), Some(Frame { place, state, first: 31, records }));
-        assert_eq!(size_of::<FrameHeader>(), 144);
+        assert_eq!(size_of::<FrameHeader>(), 152);
     }
 
     #[test]
     fn nothing_spoiled_is_taken() {
-        let golden = *include_bytes!("../../tests/golden/frame-v2.bin");
-        for bit in 0..(144 + 2 * 20) * 8 {
+        let golden = *include_bytes!("../../tests/golden/frame-v3.bin");
+        for bit in 0..(152 + 2 * 20) * 8 {
             let mut block = golden;
             block[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Frame::decode(&block), None, "bit {bit}");

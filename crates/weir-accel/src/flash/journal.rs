@@ -44,9 +44,10 @@ pub struct Journal {
     run: u64,
     /// Bytes for the frames with records.
     ring: u64,
-    /// Number of the next frame, and of the newest one with records.
+    /// Number of the next frame, and of the newest one with records and its run.
     number: u64,
     before: u64,
+    before_run: u64,
     /// Position of the next frame with records.
     head: u64,
     /// The frames with records that are needed, oldest first. Those without are not: the newest frame says all that they said.
@@ -75,6 +76,7 @@ impl Journal {
             ring: bytes - STATE_ROOM,
             number: 1,
             before: 0,
+            before_run: 0,
             head: 0,
             frames: VecDeque::new(),
             released: 0,
@@ -104,6 +106,7 @@ impl Journal {
             run,
             number: place.number + 1,
             before: if has_records { place.number } else { place.before },
+            before_run: if has_records { place.run } else { place.before_run },
             head: if has_records { place.position + place.length } else { place.position },
             frames: spans.collect(),
             released: place.tail,
@@ -251,13 +254,13 @@ impl Journal {
             self.frames.push_back(Span { position, last });
             self.head = position + length;
         }
-        let Journal { instance, run, number, before, .. } = *self;
+        let Journal { instance, run, number, before, before_run, .. } = *self;
         let tail = self.frames.front().map_or(self.head, |frame| frame.position);
-        let place = Place { instance, run, number, before, position, tail, length };
+        let place = Place { instance, run, number, before, before_run, position, tail, length };
         Frame::encode(&place, &state, first, &self.headers, block);
         self.number += 1;
         if records.is_some() {
-            self.before = number;
+            (self.before, self.before_run) = (number, run);
         }
         self.framed = last;
         self.told = Some(state);

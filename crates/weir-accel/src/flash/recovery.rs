@@ -141,11 +141,6 @@ fn find(
 
 /// The frames with records from the newest frame's tail on, each behind the other.
 fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Frame>, RecoveryError> {
-    let mut by_number: BTreeMap<u64, &Frame> = BTreeMap::new();
-    for frame in frames.values().filter(|frame| !frame.records.is_empty()) {
-        // Runs come in order, so the later one stays.
-        by_number.insert(frame.place.number, frame);
-    }
     let mut needed = Vec::new();
     if !newest.records.is_empty() {
         needed.push(newest.clone());
@@ -154,15 +149,17 @@ fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Fr
     while at.position > newest.place.tail {
         let number = at.before;
         let damaged = |reason| RecoveryError::Damaged { number, reason };
-        let before = by_number.get(&number).ok_or(damaged("its header"))?;
+        // Of this very run: what another one left behind the end, or wrote late, is not what this one went on from.
+        let before = frames.get(&(at.before_run, number)).filter(|frame| !frame.records.is_empty());
+        let before = before.ok_or(damaged("its header"))?;
         let end = before.place.position + before.place.length;
         // What was skipped is the rest of the ring, less than a frame.
         let longest = LARGEST_RECORD as u64 + 2 * BLOCK;
-        if end > at.position || at.position - end > longest || before.place.run > at.run {
+        if end > at.position || at.position - end > longest {
             return Err(damaged("its place"));
         }
         at = before.place;
-        needed.push((*before).clone());
+        needed.push(before.clone());
     }
     if at.position != newest.place.tail {
         return Err(RecoveryError::Damaged { number: at.number, reason: "its place" });

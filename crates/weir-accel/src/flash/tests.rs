@@ -258,6 +258,26 @@ fn a_lost_and_a_misdirected_write_are_found() {
     assert!(matches!(rig.recover(), Err(RecoveryError::Damaged { number: 2, .. })));
 }
 
+/// A process is killed while its third frame is under way; the next one writes two frames, the first of them in the same place.
+#[test]
+fn a_frame_of_a_process_that_was_killed_is_not_taken_for_that_of_the_next_one() {
+    let rig = filled();
+    let frame = 3 * BLOCK as usize;
+    let third = STATE_ROOM as usize + 2 * frame;
+    let late = rig.device.0.borrow()[third..third + frame].to_vec();
+    rig.device.0.borrow_mut()[third..third + frame].fill(0);
+    let Recovered { log, state, journal } = rig.recover().unwrap().unwrap();
+    let mut next = Rig { log, state, journal, fill: 100, ..rig };
+    for _ in 0..2 {
+        next.append(8);
+        next.append(8);
+        next.write(None);
+    }
+    assert_eq!(next.recover().unwrap().unwrap().log.last(), 8);
+    next.device.0.borrow_mut()[third..third + frame].copy_from_slice(&late);
+    assert!(matches!(next.recover(), Err(RecoveryError::Damaged { number: 3, .. })), "it came late");
+}
+
 #[test]
 fn frames_of_another_disk_do_not_count() {
     let rig = filled();
@@ -363,6 +383,21 @@ fn enter(path: &Path, lease: &mut SlotLease) {
     let (offset, entry) = lease.entry().unwrap();
     std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(&entry, offset).unwrap();
     lease.entered();
+}
+
+/// The kernel has a write of a process that was killed, and with it the description that the write goes through.
+#[test]
+fn a_device_is_in_use_until_the_last_write_to_it_has_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("flash");
+    let open = || FlashDevice::open(&path, device_bytes(1, LOG), LOG, 7);
+    let device = open().unwrap();
+    let under_way = device.take("disk", 1).unwrap().file().unwrap();
+    assert!(matches!(open(), Err(FlashError::InUse(_))));
+    drop(device);
+    assert!(matches!(open(), Err(FlashError::InUse(_))), "a write would land on what comes next");
+    drop(under_way);
+    open().unwrap();
 }
 
 /// The process ends before it could enter that the old log of a disk was given up, or in the middle of that; the disk has got
