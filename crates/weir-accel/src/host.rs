@@ -2,7 +2,7 @@
 
 use std::io;
 
-use weir_block::{Action, Event, OwnerId, Reactor, Stream, Token};
+use weir_block::{Action, Event, Nanos, OwnerId, Reactor, Stream, Token};
 use weir_net::{Channel, ChannelError, Frame};
 use zerocopy::IntoBytes;
 
@@ -81,6 +81,18 @@ impl ReplicaHost {
     #[must_use]
     pub fn store_owner(&self) -> Option<OwnerId> {
         self.store.as_ref().map(FlashStore::owner)
+    }
+
+    /// Where the copy is at rest, if it is on flash.
+    #[must_use]
+    pub fn store(&self) -> Option<&FlashStore> {
+        self.store.as_ref()
+    }
+
+    /// When a turn is due even if nothing happens: a write to flash that does not come back counts as failed then.
+    #[must_use]
+    pub fn deadline(&self) -> Nanos {
+        self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline)
     }
 
     /// Why nothing comes to rest here any more: this copy is of no use to an owner.

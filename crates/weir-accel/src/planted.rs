@@ -80,6 +80,10 @@ pub enum Bug {
     DestageWithoutLease,
     /// A frame of which only a part was sent counts as sent, and what follows comes in its place (P1).
     CountPartialFrame,
+    /// A write to flash that has failed counts as under way for good: its slot is never given back (P10).
+    KeepInFlight,
+    /// What a frame needs of the arena stays pinned when the flash has failed and nobody waits for the frame any more (P10).
+    KeepPinned,
 }
 
 impl Bug {
@@ -119,13 +123,15 @@ impl Bug {
     ];
 
     /// Those of the shell around the cores: `weir-sim shell` plants them.
-    pub const SHELL: [Bug; 6] = [
+    pub const SHELL: [Bug; 8] = [
         Bug::TrustReturnedLease,
         Bug::OpenWhileFenced,
         Bug::LetGoWaits,
         Bug::ReplyWithoutLease,
         Bug::DestageWithoutLease,
         Bug::CountPartialFrame,
+        Bug::KeepInFlight,
+        Bug::KeepPinned,
     ];
 
     /// Its name in commands and reports.
@@ -169,6 +175,8 @@ impl Bug {
             Bug::ReplyWithoutLease => "reply-without-lease",
             Bug::DestageWithoutLease => "destage-without-lease",
             Bug::CountPartialFrame => "count-partial-frame",
+            Bug::KeepInFlight => "keep-in-flight",
+            Bug::KeepPinned => "keep-pinned",
         }
     }
 }

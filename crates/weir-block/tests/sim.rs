@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::rc::Rc;
 use std::time::Duration;
 
-use weir_block::sim::{Death, FileId, Medium, Wires, World};
+use weir_block::sim::{Death, FileId, Harm, Medium, Wires, World};
 use weir_block::{
     Action, Clock, Event, Interest, Nanos, Reactor, ReactorConfig, Received, Region, Sent, Socket, Token,
     WriteSource,
@@ -222,6 +222,8 @@ fn what_is_synced_stays_and_the_rest_may_be_lost_or_torn() {
         machine.result().unwrap();
         let (shared, token) = (world.open(file), machine.token());
         machine.reactor.sync(&shared, token);
+        assert_eq!(machine.result(), Err(libc::EIO), "it is told once that writes were lost");
+        machine.reactor.sync(&shared, token);
         assert_eq!(machine.result(), Ok(0));
         world.power_cut(file);
         assert_eq!(sectors(&world, file, 4), [3; 4]);
@@ -234,6 +236,67 @@ fn what_is_synced_stays_and_the_rest_may_be_lost_or_torn() {
         assert_eq!(sectors(&world, file, 5)[1..], [5; 4]);
     }
     assert!(whole > 3 && lost > 3 && torn > 3, "{whole} whole, {lost} lost, {torn} torn");
+}
+
+#[test]
+fn a_loss_of_power_fails_what_nobody_has_heard_of() {
+    let world = World::new(5);
+    let mut machine = machine(&world, 0, 0);
+    let file = world.file(1 << 20);
+    machine.write(&world, file, 0, 1, false);
+    // Done, and the process stands still before it looks.
+    world.advance(world.now() + Duration::from_secs(1));
+    assert!(!world.is_busy(file) && world.is_ready(machine.process));
+    machine.write(&world, file, 4096, 2, false);
+    assert!(world.is_busy(file));
+    world.power_cut(file);
+    assert!(!world.is_busy(file));
+    assert_eq!(machine.result(), Err(libc::EIO));
+    assert_eq!(machine.result(), Err(libc::EIO));
+    world.advance(world.now() + Duration::from_secs(1));
+    assert!(world.is_quiet() && machine.poll().is_empty(), "and nothing comes of it later");
+    machine.write(&world, file, 0, 3, false);
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64));
+}
+
+#[test]
+fn harm_comes_over_the_last_write_but_one() {
+    for seed in 0..40 {
+        let world = World::new(seed);
+        let mut machine = machine(&world, 0, 0);
+        let file = world.file(1 << 20);
+        world.remember(file, 4096, 64 << 10);
+        let mut durable = |place: u64, value| {
+            machine.write(&world, file, place, value, true);
+            machine.result().unwrap();
+        };
+        durable(0, 9);
+        durable(4096, 1);
+        assert_eq!(world.harm(file, Harm::Lost), None, "that is the newest one");
+        durable(8192, 2);
+        let harm = [Harm::Rot, Harm::Lost, Harm::Misdirected][seed as usize % 3];
+        assert_eq!(world.harm(file, harm), Some(vec![1; 4 * SECTOR]));
+        let durable = |offset, length| {
+            let mut bytes = vec![0; length];
+            world.read_durable(file, offset, &mut bytes);
+            bytes
+        };
+        assert_eq!(
+            (durable(0, 2048), durable(8192, 2048)),
+            (vec![9; 2048], vec![2; 2048]),
+            "the others are whole"
+        );
+        let wrong = durable(4096, 2048).iter().filter(|byte| **byte != 1).count();
+        match harm {
+            Harm::Rot => assert_eq!(wrong, 1),
+            Harm::Lost => assert_eq!(wrong, 4 * SECTOR),
+            Harm::Misdirected => {
+                let there = durable(4096, 64 << 10).iter().filter(|byte| **byte == 1).count();
+                assert!([0, 4 * SECTOR].contains(&there), "unless the newest one has covered it: {there}");
+            }
+        }
+        assert_eq!(world.harm(file, harm), None, "only one write is left");
+    }
 }
 
 #[test]

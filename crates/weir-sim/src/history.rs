@@ -50,6 +50,18 @@ impl History {
         self.operations.push(Operation { value, is_write: false, start, end });
     }
 
+    /// Whether a write of this value was acknowledged.
+    pub fn is_acknowledged(&self, value: u64) -> bool {
+        let writes =
+            self.operations.iter().filter(|operation| operation.is_write && operation.value == value);
+        writes.map(|write| write.end).min().is_some_and(|end| end != NEVER)
+    }
+
+    /// A loss of power took a value that was never acknowledged: whoever read it has seen what nobody had been promised.
+    pub fn forget_reads(&mut self, value: u64) {
+        self.operations.retain(|operation| operation.is_write || operation.value != value);
+    }
+
     /// How many reads.
     pub fn reads(&self) -> u64 {
         self.operations.iter().filter(|operation| !operation.is_write).count() as u64

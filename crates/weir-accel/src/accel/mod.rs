@@ -380,6 +380,18 @@ impl<L: Destage> Accel<L> {
         self.peers_id
     }
 
+    /// The log.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Where its log is at rest, if it is on flash.
+    #[must_use]
+    pub fn store(&self) -> Option<&FlashStore> {
+        self.store.as_ref()
+    }
+
     /// The number under which events of its flash store come, if it has one.
     #[must_use]
     pub fn store_id(&self) -> Option<OwnerId> {

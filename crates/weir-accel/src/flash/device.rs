@@ -13,18 +13,20 @@
 //! when it is durable ([`SlotLease::entered`]). Until then no frame is written to the slot, and nobody else gets it; the one
 //! write that enters the new owner ends the old one's entry.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use weir_block::SharedFile;
+use weir_block::sim::MediumFile;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::file::DeviceFile;
 use super::recovery::{ReadAt, RecoveryError};
 use crate::log::{BLOCK, LARGEST_RECORD, RESERVE};
+use crate::planted::Planted;
 
 const SUPERBLOCK: U64 = U64::from_bytes(*b"WEIRFLSH");
 const SLOT: U64 = U64::from_bytes(*b"WEIRSLOT");
@@ -178,15 +180,13 @@ pub enum FlashError {
 #[derive(Debug)]
 pub struct FlashDevice {
     path: PathBuf,
-    /// For recovery.
-    file: File,
-    /// For frames and slot headers, with direct I/O where there is such a thing.
-    direct: File,
+    file: DeviceFile,
     medium: u64,
     ring: u64,
     start: u64,
     table: Mutex<Table>,
     failed: AtomicBool,
+    planted: Planted,
 }
 
 /// The table of slots as it is on the device, and who is about to change it. Nobody does I/O while it is locked.
@@ -226,31 +226,43 @@ impl FlashDevice {
     /// # Errors
     /// See [`FlashError`].
     pub fn open(path: &Path, size: u64, log_bytes: u64, medium: u64) -> Result<Arc<FlashDevice>, FlashError> {
+        let file = DeviceFile::open(path, size)?;
+        FlashDevice::over(path, file, (log_bytes, ring_bytes(log_bytes)), medium)
+    }
+
+    /// As [`FlashDevice::open`], over a simulated file, which is there already; with rings of `ring` bytes, so that they go round
+    /// more often than those of real logs.
+    ///
+    /// # Errors
+    /// See [`FlashError`].
+    pub fn simulated(
+        file: MediumFile,
+        log_bytes: u64,
+        ring: u64,
+        medium: u64,
+        planted: Planted,
+    ) -> Result<Arc<FlashDevice>, FlashError> {
+        let mut device = FlashDevice::over(
+            Path::new("simulated"),
+            DeviceFile::Simulated(file),
+            (log_bytes, ring),
+            medium,
+        )?;
+        // Nobody else has it yet.
+        Arc::get_mut(&mut device).expect("made a moment ago").planted = planted;
+        Ok(device)
+    }
+
+    /// Takes a device as it is, or formats it with slots for logs of so many bytes in rings of so many.
+    fn over(
+        path: &Path,
+        file: DeviceFile,
+        (log_bytes, ring): (u64, u64),
+        medium: u64,
+    ) -> Result<Arc<FlashDevice>, FlashError> {
         let system = |source| FlashError::System { path: path.to_owned(), source };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(system)?;
-        let direct = open_direct(path).map_err(system)?;
-        // On the description that frames are written through, and on no other: the kernel holds it as long as a write is under
-        // way, also for a process that was killed. Such a write would land on what the next process puts there.
-        match direct.try_lock() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => return Err(FlashError::InUse(path.to_owned())),
-            Err(std::fs::TryLockError::Error(source)) => return Err(system(source)),
-        }
-        let mut found = length(&file).map_err(system)?;
-        if is_unfinished(&file, found, size).map_err(system)? {
-            fill(&file, size).map_err(system)?;
-            sync_directory(path).map_err(system)?;
-            found = size;
-        }
-        let size = found;
-        let known = read_superblock(&file, path)?;
+        let size = file.length().map_err(system)?;
+        let known = read_superblock(&file, size, path)?;
         let (superblock, slots) = match known {
             Some(superblock) => {
                 let needed = superblock.start.get() + superblock.slots.get() * superblock.ring.get();
@@ -262,24 +274,24 @@ impl FlashDevice {
                 let taken = slots.iter().filter(|slot| slot.taken.is_some()).count();
                 match superblock.log_bytes.get() {
                     formatted if formatted == log_bytes => (superblock, slots),
-                    _ if taken == 0 => format(&file, path, size, log_bytes, medium)?,
+                    _ if taken == 0 => format(&file, path, size, (log_bytes, ring), medium)?,
                     formatted => {
                         return Err(FlashError::OtherSize { path: path.to_owned(), formatted, taken });
                     }
                 }
             }
-            None => format(&file, path, size, log_bytes, medium)?,
+            None => format(&file, path, size, (log_bytes, ring), medium)?,
         };
         let generation = slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
         Ok(Arc::new(FlashDevice {
             path: path.to_owned(),
-            direct,
             file,
             medium: superblock.medium.get(),
             ring: superblock.ring.get(),
             start: superblock.start.get(),
             table: Mutex::new(Table { slots, generation }),
             failed: AtomicBool::new(false),
+            planted: Planted::default(),
         }))
     }
 
@@ -411,9 +423,13 @@ impl SlotLease {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub fn file(&self) -> Result<File, FlashError> {
-        let duplicate = self.device.direct.try_clone();
-        duplicate.map_err(|source| FlashError::System { path: self.path().to_owned(), source })
+    pub fn file(&self) -> Result<SharedFile, FlashError> {
+        self.device.file.share().map_err(|source| FlashError::System { path: self.path().to_owned(), source })
+    }
+
+    /// The bug that is planted in what is done with it, if there is one.
+    pub(super) fn planted(&self) -> Planted {
+        self.device.planted
     }
 
     /// The header that is to be written now, and where: bytes from the start of the device. `None` when the table is as it should
@@ -481,7 +497,11 @@ pub fn ring_bytes(log_bytes: u64) -> u64 {
 /// Bytes of a device for `slots` logs of `log_bytes`.
 #[must_use]
 pub fn device_bytes(slots: u64, log_bytes: u64) -> u64 {
-    first_ring(slots) + slots * ring_bytes(log_bytes)
+    bytes_of(slots, ring_bytes(log_bytes))
+}
+
+fn bytes_of(slots: u64, ring: u64) -> u64 {
+    first_ring(slots) + slots * ring
 }
 
 fn first_ring(slots: u64) -> u64 {
@@ -493,16 +513,6 @@ fn slot_offset(number: usize, place: u64) -> u64 {
     BLOCK + (number as u64 * 2 + place) * BLOCK
 }
 
-/// Opens a device for direct I/O, where there is such a thing.
-fn open_direct(path: &Path) -> io::Result<File> {
-    let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-    open(libc::O_DIRECT).or_else(|error| match error.raw_os_error() {
-        // A file in memory; good for tests only.
-        Some(libc::EINVAL) => open(0),
-        _ => Err(error),
-    })
-}
-
 /// SplitMix64's finalizer (Steele, Lea, Flood 2014): spreads every bit of the input over the output.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -510,56 +520,11 @@ fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-fn length(file: &File) -> io::Result<u64> {
-    let metadata = file.metadata()?;
-    if metadata.file_type().is_block_device() {
-        use std::io::Seek;
-        return (&mut &*file).seek(io::SeekFrom::End(0));
-    }
-    Ok(metadata.len())
-}
-
-/// Whether this is a new file, or one that somebody began to fill and did not live to finish: shorter than it is to be, and
-/// nothing but zeroes. Formatted as it is, it would have fewer slots than the operator asked for, or none.
-fn is_unfinished(file: &File, found: u64, size: u64) -> io::Result<bool> {
-    if found >= size || !file.metadata()?.file_type().is_file() {
-        return Ok(false);
-    }
-    let mut chunk = vec![0u8; 4 * MIB as usize];
-    let mut at = 0;
-    while at < found {
-        let read = file.read_at(&mut chunk, at)?;
-        if read == 0 || chunk[..read].iter().any(|byte| *byte != 0) {
-            return Ok(false);
-        }
-        at += read as u64;
-    }
-    Ok(true)
-}
-
-/// Makes sure that a new file is still there after a loss of power: its own sync need not cover its name.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-/// Writes zeroes over the whole of a new file, or of one that was begun.
-fn fill(file: &File, size: u64) -> io::Result<()> {
-    let zeroes = vec![0u8; 4 * MIB as usize];
-    let mut at = 0;
-    while at < size {
-        let part = (size - at).min(zeroes.len() as u64);
-        file.write_all_at(&zeroes[..part as usize], at)?;
-        at += part;
-    }
-    file.sync_all()
-}
-
-fn read_superblock(file: &File, path: &Path) -> Result<Option<Superblock>, FlashError> {
+fn read_superblock(file: &DeviceFile, size: u64, path: &Path) -> Result<Option<Superblock>, FlashError> {
     let system = |source| FlashError::System { path: path.to_owned(), source };
     let mut block = [0u8; BLOCK as usize];
-    let read = file.read_at(&mut block, 0).map_err(system)?;
-    if block[..read].iter().all(|byte| *byte == 0) {
+    file.read_exact_at(&mut block[..size.min(BLOCK) as usize], 0).map_err(system)?;
+    if block.iter().all(|byte| *byte == 0) {
         return Ok(None);
     }
     let (superblock, _) =
@@ -580,19 +545,18 @@ fn read_superblock(file: &File, path: &Path) -> Result<Option<Superblock>, Flash
 }
 
 fn format(
-    file: &File,
+    file: &DeviceFile,
     path: &Path,
     size: u64,
-    log_bytes: u64,
+    (log_bytes, ring): (u64, u64),
     medium: u64,
 ) -> Result<(Superblock, Vec<Slot>), FlashError> {
-    let ring = ring_bytes(log_bytes);
     let mut slots = (size / ring).min(MOST_SLOTS);
-    while slots > 0 && device_bytes(slots, log_bytes) > size {
+    while slots > 0 && bytes_of(slots, ring) > size {
         slots -= 1;
     }
     if slots == 0 {
-        let needed = device_bytes(1, log_bytes);
+        let needed = bytes_of(1, ring);
         return Err(FlashError::TooSmall { path: path.to_owned(), size, needed });
     }
     let mut superblock = Superblock {
@@ -623,7 +587,7 @@ fn format(
     Ok((superblock, vec![Slot::EMPTY; slots as usize]))
 }
 
-fn read_slots(file: &File, superblock: &Superblock) -> io::Result<Vec<Slot>> {
+fn read_slots(file: &DeviceFile, superblock: &Superblock) -> io::Result<Vec<Slot>> {
     let mut slots = Vec::new();
     let mut block = [0u8; BLOCK as usize];
     for number in 0..superblock.slots.get().min(MOST_SLOTS) as usize {
@@ -641,7 +605,7 @@ fn read_slots(file: &File, superblock: &Superblock) -> io::Result<Vec<Slot>> {
 
 /// Of several logs of one disk the youngest counts: the process ended before it could enter that the others were given up. That
 /// is entered here, before the youngest can be given up in its turn: an elder one would then be taken for the disk's log (P4).
-fn give_up_elder(file: &File, slots: &mut [Slot]) -> io::Result<()> {
+fn give_up_elder(file: &DeviceFile, slots: &mut [Slot]) -> io::Result<()> {
     let elder: Vec<usize> = (0..slots.len()).filter(|number| is_elder(slots, *number)).collect();
     let mut newest = slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
     for number in &elder {

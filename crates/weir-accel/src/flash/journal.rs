@@ -121,6 +121,12 @@ impl Journal {
         self.planted = planted;
     }
 
+    /// As [`Journal::plant`].
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn planted(self, planted: Planted) -> Journal {
+        Journal { planted, ..self }
+    }
+
     /// What is certainly at rest.
     #[must_use]
     pub fn stored(&self) -> Held {

@@ -10,6 +10,7 @@
 //! simulator can drive it. [`FlashStore`] drives it on a shard.
 
 pub mod device;
+mod file;
 pub mod frame;
 pub mod journal;
 pub mod recovery;

@@ -10,9 +10,10 @@ use weir_block::{
 use super::device::{FlashError, SlotLease};
 use super::frame::State;
 use super::journal::Journal;
-use super::recovery::{Recovered, recover};
+use super::recovery::{Recovered, recover_planted};
 use crate::log::{BLOCK, Log};
 use crate::owner::Held;
+use crate::planted::Bug;
 
 /// A write that takes longer counts as failed. Long, because failing is for good; a replica whose flash hangs loses its
 /// place in the set much earlier.
@@ -66,7 +67,7 @@ impl FlashStore {
         lease: SlotLease,
         log_bytes: u64,
     ) -> Result<(FlashStore, Option<(Log, State)>), FlashError> {
-        match recover(&lease, lease.instance(), lease.ring(), log_bytes)? {
+        match recover_planted(&lease, lease.instance(), lease.ring(), log_bytes, lease.planted())? {
             Some(Recovered { log, state, journal }) => {
                 Ok((FlashStore::over(owner, lease, journal)?, Some((log, state))))
             }
@@ -75,7 +76,9 @@ impl FlashStore {
     }
 
     fn over(owner: OwnerId, lease: SlotLease, journal: Journal) -> Result<FlashStore, FlashError> {
-        let file = SharedFile::new(lease.file()?);
+        #[cfg(feature = "planted-bugs")]
+        let journal = journal.planted(lease.planted());
+        let file = lease.file()?;
         Ok(FlashStore {
             owner,
             lease,
@@ -98,6 +101,12 @@ impl FlashStore {
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         self.owner
+    }
+
+    /// What the frames of its slot carry: another one for each log.
+    #[must_use]
+    pub fn instance(&self) -> u64 {
+        self.lease.instance()
     }
 
     /// What is certainly at rest.
@@ -159,7 +168,9 @@ impl FlashStore {
         if self.journal.is_writing() {
             return;
         }
-        log.pin(None);
+        if self.error.is_none() || !self.lease.planted().has(Bug::KeepPinned) {
+            log.pin(None);
+        }
         if self.error.is_some() || self.write_entry(reactor) {
             return;
         }
@@ -218,6 +229,9 @@ impl FlashStore {
             Err(error) => {
                 if what == Some(UnderWay::Entry) {
                     self.lease.not_entered();
+                }
+                if self.lease.planted().has(Bug::KeepInFlight) {
+                    self.under_way = what;
                 }
                 self.fail(error.to_string());
             }

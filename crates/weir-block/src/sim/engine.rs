@@ -41,7 +41,10 @@ impl Engine {
         self.world.advance(Nanos(self.world.now().0.max(self.clock.busy_until().0)));
         let until = self.clock.when(deadline);
         loop {
-            finished.append(&mut self.world.lock().processes[self.process.0].ready);
+            let mut state = self.world.lock();
+            let ready = state.processes[self.process.0].ready.drain(..);
+            finished.extend(ready.map(|ready| (ready.slot, ready.result)));
+            drop(state);
             if !finished.is_empty() || woken || until <= self.world.now() {
                 return Ok(());
             }

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use super::{Death, Happening, ProcessId, State, World};
+use super::harm::Remembered;
+use super::{Death, Happening, ProcessId, Ready, State, World};
 use crate::reactor::{FileKind, FileOperation, SharedFile};
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// What a medium writes whole or not at all.
-const SECTOR: usize = 512;
+pub(super) const SECTOR: usize = 512;
 
 /// A file of the world. It outlives the processes that use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FileId(usize);
+pub struct FileId(pub(super) usize);
 
 /// What a medium does to the operations that begin from now on.
 #[derive(Clone, Copy, Debug)]
@@ -57,10 +58,10 @@ impl Default for Medium {
 
 /// Bytes by page; pages that were never written are zeroes.
 #[derive(Clone, Debug, Default)]
-struct Content(BTreeMap<u64, Box<[u8; PAGE]>>);
+pub(super) struct Content(BTreeMap<u64, Box<[u8; PAGE]>>);
 
 impl Content {
-    fn read(&self, mut offset: u64, mut target: &mut [u8]) {
+    pub(super) fn read(&self, mut offset: u64, mut target: &mut [u8]) {
         while !target.is_empty() {
             let start = (offset % PAGE as u64) as usize;
             let length = (PAGE - start).min(target.len());
@@ -73,7 +74,7 @@ impl Content {
         }
     }
 
-    fn write(&mut self, mut offset: u64, mut source: &[u8]) {
+    pub(super) fn write(&mut self, mut offset: u64, mut source: &[u8]) {
         while !source.is_empty() {
             let start = (offset % PAGE as u64) as usize;
             let length = (PAGE - start).min(source.len());
@@ -87,14 +88,18 @@ impl Content {
 pub(super) struct File {
     length: u64,
     /// What reads see.
-    content: Content,
+    pub(super) content: Content,
     /// What is on the medium itself.
-    durable: Content,
+    pub(super) durable: Content,
     /// What was written and not synced since, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
     medium: Medium,
     /// Operations that hang.
     hanging: Vec<usize>,
+    /// Who lived on when power was lost: the next sync of each of them fails.
+    lost_for: Vec<ProcessId>,
+    /// For harm, if there is to be any.
+    pub(super) remembered: Option<Remembered>,
 }
 
 impl File {
@@ -102,6 +107,7 @@ impl File {
         self.content.write(offset, bytes);
         self.length = self.length.max(offset + bytes.len() as u64);
         if durable {
+            self.remember(offset, bytes);
             self.durable.write(offset, bytes);
             self.forget_unsynced(offset, offset + bytes.len() as u64);
         } else {
@@ -205,6 +211,8 @@ impl World {
             unsynced: Vec::new(),
             medium: Medium::default(),
             hanging: Vec::new(),
+            lost_for: Vec::new(),
+            remembered: None,
         });
         FileId(state.files.len() - 1)
     }
@@ -249,9 +257,16 @@ impl World {
     }
 
     /// The medium loses its power: of what was not synced, each write is there, gone, or torn between two sectors, and the same
-    /// goes for those under way.
+    /// goes for those under way. To processes that live on, all of that fails which they have begun and not heard of, and their
+    /// next sync: what was lost of writes that they have heard of is told with it.
     pub fn power_cut(&self, file: FileId) {
         self.lock().power_cut(file.0);
+    }
+
+    /// Whether the kernel has operations on a file that have not taken effect.
+    #[must_use]
+    pub fn is_busy(&self, file: FileId) -> bool {
+        self.lock().operations.values().any(|operation| operation.file == file.0 && !operation.landed)
     }
 }
 
@@ -289,6 +304,11 @@ impl State {
     /// An operation takes effect; its process hears of it later.
     pub(super) fn land(&mut self, place: usize) {
         let Some(mut operation) = self.operations.remove(&place) else { return };
+        if operation.landed {
+            // It has failed meanwhile.
+            self.operations.insert(place, operation);
+            return;
+        }
         let medium = self.files[operation.file].medium;
         if medium.hangs {
             self.files[operation.file].hanging.push(place);
@@ -297,11 +317,15 @@ impl State {
         }
         operation.result = self.perform(&mut operation, medium);
         operation.landed = true;
-        let heard = self.now + self.random.below(20_000);
         if self.processes[operation.process.0].alive {
             self.operations.insert(place, operation);
-            self.at(heard, Happening::Complete(place));
+            self.hears_soon(place);
         }
+    }
+
+    fn hears_soon(&mut self, place: usize) {
+        let heard = self.now + self.random.below(20_000);
+        self.at(heard, Happening::Complete(place));
     }
 
     fn perform(&mut self, operation: &mut Operation, medium: Medium) -> i32 {
@@ -328,10 +352,16 @@ impl State {
                 file.write(operation.offset, &operation.bytes()[..length], durable);
                 length as i32
             }
-            FileKind::Sync => {
-                file.sync();
-                0
-            }
+            FileKind::Sync => match file.lost_for.iter().position(|process| *process == operation.process) {
+                Some(place) => {
+                    file.lost_for.swap_remove(place);
+                    -libc::EIO
+                }
+                None => {
+                    file.sync();
+                    0
+                }
+            },
             FileKind::Allocate { mode, length } => allocate(file, operation.offset, length, mode),
         };
         if fails { -libc::EIO } else { result }
@@ -339,8 +369,8 @@ impl State {
 
     /// The process hears of the end.
     pub(super) fn complete(&mut self, place: usize) {
-        if let Some(Operation { process, slot, result, .. }) = self.operations.remove(&place) {
-            self.tell(process, slot, result);
+        if let Some(Operation { process, slot, result, file, .. }) = self.operations.remove(&place) {
+            self.tell(process, Ready { slot, result, file: Some(file) });
         }
     }
 
@@ -369,8 +399,22 @@ impl State {
         });
         let torn: Vec<_> = under_way.map(|operation| (operation.offset, operation.bytes())).collect();
         self.files[file].unsynced.extend(torn);
-        let State { operations, processes, .. } = self;
+        let State { operations, processes, files, .. } = self;
         operations.retain(|_, operation| operation.file != file || processes[operation.process.0].alive);
+        files[file].hanging.clear();
+        let alive = processes.iter().enumerate().filter(|(_, process)| process.alive);
+        files[file].lost_for = alive.map(|(number, _)| ProcessId(number)).collect();
+        let mut failing = Vec::new();
+        for (place, operation) in operations.iter_mut().filter(|(_, operation)| operation.file == file) {
+            operation.result = -libc::EIO;
+            if !std::mem::replace(&mut operation.landed, true) {
+                failing.push(*place);
+            }
+        }
+        failing.into_iter().for_each(|place| self.hears_soon(place));
+        // Also what they have not looked at yet.
+        let ready = self.processes.iter_mut().flat_map(|process| &mut process.ready);
+        ready.filter(|ready| ready.file == Some(file)).for_each(|ready| ready.result = -libc::EIO);
         for (offset, bytes) in std::mem::take(&mut self.files[file].unsynced) {
             let choice = self.random.below(4);
             for (number, sector) in bytes.chunks(SECTOR).enumerate() {

@@ -11,6 +11,7 @@
 mod clock;
 mod engine;
 mod file;
+mod harm;
 mod random;
 mod wire;
 
@@ -25,6 +26,7 @@ pub use clock::{SetTime, VirtualClock};
 pub(crate) use engine::Engine;
 use file::{File, Operation};
 pub use file::{FileId, Medium, MediumFile};
+pub use harm::Harm;
 use random::Random;
 use wire::Pipe;
 pub use wire::{End, Wires};
@@ -59,8 +61,17 @@ struct Process {
     machine: usize,
     /// Until when it stands still in what it is doing: what it does next it does then.
     stands_until: Arc<AtomicU64>,
-    /// Operations that are done and watches that have fired: slots of its reactor, with results.
-    ready: Vec<(usize, i32)>,
+    ready: Vec<Ready>,
+}
+
+/// An operation that is done, or a watch that has fired, of which the process has not been told.
+#[derive(Clone, Copy)]
+struct Ready {
+    /// Of its reactor.
+    slot: usize,
+    result: i32,
+    /// On which file, if it is an operation.
+    file: Option<usize>,
 }
 
 struct State {
@@ -221,10 +232,10 @@ impl State {
     }
 
     /// The process hears of something when it waits the next time.
-    fn tell(&mut self, process: ProcessId, slot: usize, result: i32) {
+    fn tell(&mut self, process: ProcessId, ready: Ready) {
         let process = &mut self.processes[process.0];
         if process.alive {
-            process.ready.push((slot, result));
+            process.ready.push(ready);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use super::{Happening, ProcessId, State, World};
+use super::{Happening, ProcessId, Ready, State, World};
 use crate::clock::Nanos;
 use crate::reactor::Interest;
 use crate::socket::{Received, Sent};
@@ -166,6 +166,10 @@ impl World {
     }
 }
 
+fn fired(slot: usize) -> Ready {
+    Ready { slot, result: 0, file: None }
+}
+
 impl State {
     fn machine_at(&self, pipe: usize) -> usize {
         self.processes[self.pipes[pipe].reader.0].machine
@@ -237,11 +241,11 @@ impl State {
         }
         let (reader, ended, closed) = (direction.reader, direction.ended, direction.closed);
         if news && let Some(slot) = self.pipes[pipe].reading.take() {
-            self.tell(reader, slot, 0);
+            self.tell(reader, fired(slot));
         }
         if ended.is_some() {
             if let Some(slot) = self.pipes[pipe].writing.take() {
-                self.tell(reader, slot, 0);
+                self.tell(reader, fired(slot));
             }
         } else if news && closed {
             // The kernel of who has closed answers with a reset.
@@ -304,7 +308,7 @@ impl State {
         direction.held -= count;
         // Who waits for room in this direction is at its other end.
         if let Some(slot) = self.pipes[pipe ^ 1].writing.take() {
-            self.tell(self.pipes[pipe ^ 1].reader, slot, 0);
+            self.tell(self.pipes[pipe ^ 1].reader, fired(slot));
         }
         Ok(Received::Bytes(count))
     }
@@ -378,7 +382,7 @@ impl State {
         match (ready, interest) {
             (true, _) => {
                 let reader = direction.reader;
-                self.tell(reader, slot, 0);
+                self.tell(reader, fired(slot));
             }
             (false, Interest::Read) => direction.reading = Some(slot),
             (false, Interest::Write) => direction.writing = Some(slot),
@@ -392,7 +396,7 @@ impl State {
             Interest::Read => direction.reading = direction.reading.filter(|known| *known != slot),
             Interest::Write => direction.writing = direction.writing.filter(|known| *known != slot),
         }
-        self.processes[process.0].ready.retain(|(known, _)| *known != slot);
+        self.processes[process.0].ready.retain(|ready| ready.slot != slot);
     }
 }
 

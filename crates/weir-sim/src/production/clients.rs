@@ -203,12 +203,17 @@ impl Cluster {
         match request.kind {
             RequestKind::Read => {
                 self.histories[request.block].read(read, request.began, end);
+                self.known[request.block].read(read, request.began, end);
                 if self.flushed {
                     self.last_read[request.block] = Some(read);
                 }
             }
-            RequestKind::Write => self.histories[request.block].acknowledged(request.value, end),
+            RequestKind::Write => {
+                self.histories[request.block].acknowledged(request.value, end);
+                self.known[request.block].written(request.value, request.began, end);
+            }
             RequestKind::Flush => self.flushed |= request.value == self.last_flush,
         }
+        self.check_copies();
     }
 }

@@ -164,6 +164,7 @@ impl Cluster {
                 });
                 let committed = changed.is_ok().then(|| self.registry.record.configuration());
                 if committed.is_some() {
+                    self.check_copies();
                     self.crash_soon(from.node, 16, 5_000);
                 }
                 if answered {
@@ -189,6 +190,7 @@ impl Cluster {
         match self.registry.take_over(by, evidence) {
             Ok(()) => {
                 self.counts.takeovers += 1;
+                self.check_copies();
                 self.crash_soon(by.node, 6, 400_000);
                 self.note(|| format!("n{} takes over from {}: {:?}", by.node, evidence.owner, evidence.how));
             }
@@ -260,7 +262,7 @@ impl Cluster {
             self.nodes[to.node].opening = 0;
         }
         self.mind_leaving(to);
-        self.forget_copy(to);
+        self.forget_copy(to, disk);
         if record.owner.is_none() {
             return self.ask(to, Ask::Claim);
         }
@@ -322,7 +324,7 @@ impl Cluster {
                 Some(disk) => Local::Open { epoch: disk.told_epoch },
                 None => Local::Closed,
             },
-            has_copy: false,
+            has_copy: self.has_copy(process),
             owner_stopped: owner.is_some_and(|owner| self.has_stopped(owner)),
             owner_gone_since,
             now,
@@ -372,20 +374,17 @@ impl Cluster {
     }
 
     /// A copy that no record asks for any more.
-    fn forget_copy(&mut self, process: Process) {
+    fn forget_copy(&mut self, process: Process, disk: &DiskRecord) {
+        let me = self.registry.node_ref(process);
+        let keeps = self.planted.has(Bug::KeepUncounted) && !self.flash.is_empty();
+        let counted = disk.has_owners_copy(&me) || disk.is_replica(&me) || keeps;
         let node = &mut self.nodes[process.node];
-        let counted = node.view.replicas.contains(&process) || node.view.owner == Some(process);
         let below = node.view.epoch;
         if counted || below == node.forgotten_below || node.disk.is_some() {
             return;
         }
         node.forgotten_below = below;
-        if let Some((id, host)) = node.host.take() {
-            match &mut node.reactor {
-                Some(reactor) if host.replica().epoch() < below => drop(host.forget(reactor)),
-                _ => node.host = Some((id, host)),
-            }
-        }
+        self.forget_replica(process, below);
     }
 
     /// Once the I/O of all former owners has ended, the shard is told and they are struck off.
@@ -471,7 +470,9 @@ impl Cluster {
             Some(node) => {
                 let holder = record.replicas.iter().find(|replica| replica.node == node);
                 let live = self.registry.live(node, now);
-                live.filter(|live| holder.is_none_or(|holder| holder == live))
+                let has_copy =
+                    |holder: &Process, live| *holder == live || self.registry.counts(*holder, live);
+                live.filter(|live| holder.is_none_or(|holder| has_copy(holder, *live)))
             }
             None => {
                 let taken = |node: &usize| {

@@ -10,7 +10,7 @@ use crate::atlas::{FAULTS, Fault};
 use crate::world::{CALM, LONGEST_OPERATION, NODES, POLICIES, Process};
 
 /// Faults that happen by themselves, as often as they are named.
-const BY_THEMSELVES: [Fault; 23] = [
+const BY_THEMSELVES: [Fault; 33] = [
     Fault::Crash,
     Fault::Crash,
     Fault::Crash,
@@ -34,6 +34,17 @@ const BY_THEMSELVES: [Fault; 23] = [
     Fault::BackingError,
     Fault::BackingFull,
     Fault::BackingSlow,
+    Fault::BackingPowerLoss,
+    // On flash.
+    Fault::CleanRestart,
+    Fault::CleanRestart,
+    Fault::PowerLoss,
+    Fault::PowerLoss,
+    Fault::FlashRot,
+    Fault::FlashLostWrite,
+    Fault::FlashMisdirected,
+    Fault::FlashFailure,
+    Fault::FlashFailure,
 ];
 
 /// A shard stands still at a look at its clock for this long at most: with the longest operation after it, less than the fence
@@ -72,8 +83,10 @@ impl Cluster {
         }
         self.after(10_000, 400_000, Task::Fault);
         self.clear_up();
+        let on_flash = !self.flash.is_empty();
+        let may = |fault: &Fault| on_flash || (*fault as usize) < Fault::CleanRestart as usize;
         let kinds: Vec<Fault> =
-            BY_THEMSELVES.iter().copied().filter(|fault| self.swarm.has(*fault)).collect();
+            BY_THEMSELVES.iter().copied().filter(|fault| self.swarm.has(*fault) && may(fault)).collect();
         if kinds.is_empty() {
             return;
         }
@@ -130,6 +143,16 @@ impl Cluster {
             Fault::BackingError => self.bad_backing(Medium { fails: 2, ..medium }, 1_000),
             Fault::BackingFull => self.bad_backing(Medium { full: true, ..medium }, 2_000),
             Fault::BackingSlow => self.bad_backing(Medium { most: LONGEST_OPERATION, ..medium }, 2_000),
+            Fault::BackingPowerLoss if self.durable_writes => {
+                self.backing_loses_power();
+                self.bad_backing(Medium { fails: 1, ..medium }, 1_000);
+            }
+            Fault::CleanRestart => return self.restart_cleanly(node),
+            Fault::PowerLoss => return self.lose_power(),
+            Fault::FlashRot | Fault::FlashLostWrite | Fault::FlashMisdirected => {
+                return self.harm_flash(node, fault);
+            }
+            Fault::FlashFailure => return self.fail_flash(node),
             _ => return false,
         }
         true
@@ -168,20 +191,30 @@ impl Cluster {
         }
     }
 
-    /// Whether of each set that is committed, or may be, somebody lives on without this node.
-    fn may_crash(&self, node: usize) -> bool {
+    /// Whether of each set that is committed, or may be, somebody is left, or `process` is of no importance.
+    pub fn holders_survive(&self, process: Process, is_left: impl Fn(Process) -> bool) -> bool {
         let record = &self.registry.record;
-        let process = self.process(node);
-        if self.taking_over.contains(&process) {
-            return false;
-        }
         let survives = |replicas: &[Process]| {
             let mut holders = record.owner.iter().chain(replicas);
-            let left = holders.clone().any(|holder| *holder != process && self.is_alive(*holder));
-            left || !holders.any(|holder| *holder == process)
+            let named = |holder: &Process| *holder == process || self.registry.counts(*holder, process);
+            let left = holders.clone().any(|holder| is_left(*holder));
+            left || (process.node < NODES && !holders.any(named))
         };
         (!record.write_back || survives(&record.replicas))
             && self.pending.iter().all(|(_, set)| survives(set))
+    }
+
+    /// Whether all that was acknowledged survives when this node's copy is lost: at rest, if it is on flash.
+    pub fn may_lose(&self, node: usize) -> bool {
+        let process = self.process(node);
+        !self.taking_over.contains(&process)
+            && self.holders_survive(process, |holder| holder.node != node && self.keeps_copy(holder))
+    }
+
+    /// Whether this node's copy is there again when the node is, or is not needed.
+    fn may_crash(&self, node: usize) -> bool {
+        let at_rest = !self.flash.is_empty() && self.keeps_copy(self.process(node));
+        at_rest || self.may_lose(node)
     }
 
     fn crash(&mut self, node: usize) -> bool {
@@ -190,14 +223,32 @@ impl Cluster {
         }
         let death = if self.rng.u8(..4) == 0 { Death::PowerCut } else { Death::Killed };
         self.note(|| format!("n{node} ends: {death:?}"));
+        let loses = !self.flash.is_empty() && self.may_lose(node) && self.strikes(Fault::FlashLost, 6);
         self.end(node, death);
+        if loses {
+            self.renew_flash(node);
+        }
         self.after(50_000, 2_500_000, Task::Restart { node });
         true
+    }
+
+    /// A process is told to end, and the node starts another one at once.
+    fn restart_cleanly(&mut self, node: usize) -> bool {
+        let possible = self.nodes[node].alive && !self.nodes[node].paused && self.may_crash(node);
+        if possible {
+            self.note(|| format!("n{node} is told to end"));
+            self.end(node, Death::Killed);
+            self.after(1_000, 50_000, Task::Restart { node });
+        }
+        possible
     }
 
     pub fn restart(&mut self, node: usize) {
         if self.nodes[node].alive {
             return;
+        }
+        if !self.ready_flash(node) {
+            return self.after(1_000, 20_000, Task::Restart { node });
         }
         self.world.power_back(self.nodes[node].process);
         let next = self.start(node, self.nodes[node].incarnation + 1);
@@ -246,6 +297,7 @@ impl Cluster {
             self.resume(node);
             self.restart(node);
             self.nodes[node].clock.stall(0, Duration::ZERO);
+            self.mend_flash(node);
         }
     }
 }

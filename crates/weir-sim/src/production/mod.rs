@@ -12,8 +12,11 @@
 mod backing;
 mod clients;
 mod control;
+mod copies;
 mod faults;
+mod flash;
 mod node;
+mod planted;
 mod settle;
 
 use std::cmp::Reverse;
@@ -34,6 +37,8 @@ use crate::run::Run;
 use crate::world::{BLOCK, BLOCKS, NODES, Process};
 use clients::{Client, Reply, Request};
 use control::{Answer, Ask, Told};
+use copies::Known;
+use flash::Flash;
 use node::Node;
 
 /// What a turn of a shard costs at least; see [`crate::world`] for leases and graces.
@@ -58,6 +63,7 @@ enum Task {
     Resume { node: usize },
     RegistryUp,
     Reach { node: usize },
+    Mend { node: usize },
 }
 
 impl Task {
@@ -94,8 +100,15 @@ struct Cluster {
     /// Who has asked for the disk, and may get it however long ago it died.
     taking_over: Vec<Process>,
     medium: FileId,
+    /// Of each node, if logs are on flash.
+    flash: Vec<Flash>,
+    /// Whether one flash that has failed stays so to the end.
+    leaves_failed: bool,
+    /// Whether all writes are durable when they are acknowledged, so that the backing may lose its power in write-through as well.
+    durable_writes: bool,
     clients: Vec<Client>,
     histories: Vec<crate::history::History>,
+    known: Vec<Known>,
     /// The flush after the last write, once it was sent, and whether it was answered.
     last_flush: u64,
     flushed: bool,
@@ -149,8 +162,10 @@ impl Cluster {
         let wanted = crate::world::POLICIES[rng.usize(..crate::world::POLICIES.len())];
         let medium = world.file((BLOCKS * BLOCK) as u64);
         let swarm = Swarm::choose(&mut rng);
+        let on_flash = rng.bool();
+        let kind = if on_flash { Medium::Flash } else { Medium::Ram };
         let mut cluster = Cluster {
-            registry: Registry::new(wanted, Medium::Ram, None),
+            registry: Registry::new(wanted, kind, None),
             sessions: [0; NODES],
             pending: Vec::new(),
             taking_over: Vec::new(),
@@ -160,8 +175,12 @@ impl Cluster {
             free: Vec::new(),
             number: 0,
             medium,
+            flash: Vec::new(),
+            leaves_failed: rng.bool(),
+            durable_writes: rng.bool(),
             clients: Client::all(),
             histories: vec![Default::default(); BLOCKS],
+            known: vec![Known::default(); BLOCKS],
             last_flush: u64::MAX,
             flushed: false,
             last_read: vec![None; BLOCKS],
@@ -182,6 +201,10 @@ impl Cluster {
         };
         cluster.fair_weather();
         for node in 0..NODES {
+            if on_flash {
+                let flash = cluster.new_flash();
+                cluster.flash.push(flash);
+            }
             let node = cluster.start(node, 1);
             cluster.nodes.push(node);
             cluster.begin_control(cluster.nodes.len() - 1);
@@ -249,6 +272,7 @@ impl Cluster {
             Task::Resume { node } => self.resume(node),
             Task::RegistryUp => self.registry.up = true,
             Task::Reach { node } => self.nodes[node].reaches = true,
+            Task::Mend { node } => self.mend_flash(node),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use slab::Slab;
+use weir_accel::flash::{FlashDevice, FlashStore};
 use weir_accel::planted::Bug;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, ReplicaHost};
 use weir_block::sim::{Death, End, ProcessId, VirtualClock, World};
@@ -16,6 +17,8 @@ use weir_node::control::decide::Evidence;
 use super::backing::Backing;
 use super::clients::{Request, RequestKind, value_block};
 use super::control::Session;
+use super::flash::{retire, retired_event};
+use super::planted::unsealed;
 use super::{Cluster, TURN, Task};
 use crate::registry::{Record, process_of};
 use crate::world::{BLOCK, BLOCKS, NODES, PEER_DEADLINE, Process};
@@ -36,6 +39,10 @@ pub struct Node {
     pub host: Option<(OwnerId, ReplicaHost)>,
     /// Let go, and not quiet yet.
     pub leaving: Vec<(u64, Accel<Backing>, OwnerId)>,
+    /// Stores of logs that nobody needs any more.
+    pub retired: Vec<FlashStore>,
+    /// Where logs are at rest, if that is flash.
+    pub device: Option<Arc<FlashDevice>>,
     pub reactor: Option<Reactor>,
     pub clock: Rc<VirtualClock>,
     pub session: Session,
@@ -97,7 +104,7 @@ impl Cluster {
         let clock = self.world.clock(process, drift);
         let config = ReactorConfig { buffer_limit: 8 << 20, ..ReactorConfig::default() };
         let reactor = Reactor::simulated(&self.world, process, Rc::clone(&clock), config);
-        Node {
+        let mut node = Node {
             number,
             incarnation,
             alive: true,
@@ -107,6 +114,8 @@ impl Cluster {
             disk: None,
             host: None,
             leaving: Vec::new(),
+            retired: Vec::new(),
+            device: None,
             reactor: Some(reactor.expect("a descriptor for its waker")),
             clock,
             session: Session::default(),
@@ -122,17 +131,22 @@ impl Cluster {
             idle_turns: 0,
             wake: Nanos(0),
             busy: Nanos(0),
-        }
+        };
+        self.open_flash(&mut node);
+        node
     }
 
     /// A process ends: what it had in memory is gone.
     pub fn end(&mut self, node: usize, death: Death) {
+        self.leave_flash(node, death == Death::PowerCut);
         let node = &mut self.nodes[node];
         self.world.end(node.process, death);
         (node.alive, node.paused) = (false, false);
         (node.disk, node.host) = (None, None);
         node.leaving.clear();
+        node.retired.clear();
         node.held.clear();
+        node.device = None;
         node.reactor = None;
     }
 
@@ -154,6 +168,7 @@ impl Cluster {
         reactor.wait(Nanos(0), &mut events).expect("a poll of the simulated engine");
         let mut moved = !events.is_empty();
         for event in events {
+            let Some(event) = retired_event(&mut node.retired, reactor, event) else { continue };
             let owner = event.token.owner;
             if let Some((id, host)) = &mut node.host
                 && (*id == owner || host.store_owner() == Some(owner))
@@ -170,13 +185,12 @@ impl Cluster {
             }
         }
         let mut deadline = Nanos::NEVER;
-        if let Some((_, host)) = &mut node.host
-            && host.advance(reactor)
-        {
-            deadline = Nanos(0);
+        if let Some((_, host)) = &mut node.host {
+            let more = host.advance(reactor);
+            deadline = if more { Nanos(0) } else { host.deadline() };
         }
         if let Some(disk) = &mut node.disk {
-            moved |= disk.pump(reactor);
+            moved |= disk.pump(reactor, self.durable_writes);
             disk.accel.advance(reactor, &mut done);
             disk.accel.take_notices(&mut notices);
             deadline = deadline.min(disk.deadline());
@@ -196,6 +210,7 @@ impl Cluster {
         if idle > IDLE_TURNS {
             self.fail(|| format!("P10: n{number} spins: {idle} turns in a row with nothing to do"));
         }
+        self.heal(number);
         let serial = self.nodes[number].disk.as_ref().map_or(0, |disk| disk.serial);
         for completion in done {
             self.complete(number, completion);
@@ -221,9 +236,16 @@ impl Cluster {
         let serial = self.serial;
         let file = self.world.open(medium);
         let node = &mut self.nodes[process.node];
+        let store = if record.write_back { Ok(None) } else { node.empty_store(disk.id) };
         let Some(reactor) = &mut node.reactor else { return };
         let inherited = match (record.write_back, node.host.take()) {
             (true, Some((_, mut host))) if host.replica().is_complete() => {
+                let lineage = host.replica().state(0).lineage;
+                let copy = planted.has(Bug::SkipSeal).then(|| unsealed(host.replica(), lineage));
+                node.host = copy.map(|copy| {
+                    let owner = reactor.new_owner();
+                    (owner, ReplicaHost::holding(owner, copy, None))
+                });
                 host.seal(record.epoch);
                 host.inherit(reactor)
             }
@@ -232,8 +254,20 @@ impl Cluster {
                 return self.note(|| format!("n{} has no copy to open the disk with", process.node));
             }
             (false, host) => {
-                host.map(|(_, host)| host.forget(reactor));
-                (Inheritance::Nothing, None)
+                let copy = host.and_then(|(_, host)| host.forget(reactor));
+                retire(&mut node.retired, reactor, copy);
+                match store {
+                    Ok(mut store) => {
+                        // There is nothing that only this flash could hold.
+                        let fails = node.device.as_ref().is_some_and(|device| device.has_failed());
+                        let fails = store.as_mut().filter(|_| fails);
+                        fails.into_iter().for_each(|store| store.fail("it has failed before".into()));
+                        (Inheritance::Nothing, store)
+                    }
+                    Err(error) => {
+                        return self.note(|| format!("n{} cannot open the disk: {error}", process.node));
+                    }
+                }
             }
         };
         let right = Arc::new(AtomicU64::new(0));
@@ -278,12 +312,15 @@ impl Cluster {
         let node = &mut self.nodes[process.node];
         let (Some(mut disk), Some(reactor)) = (node.disk.take(), &mut node.reactor) else { return };
         node.former_since.clear();
-        let held = disk.accel.let_go(reactor);
-        if keep && let Some((replica, store)) = held {
-            let owner = reactor.new_owner();
-            let mut host = ReplicaHost::holding(owner, replica, store);
-            host.plant(planted);
-            node.host = Some((owner, host));
+        match disk.accel.let_go(reactor) {
+            Some((replica, store)) if keep => {
+                let owner = reactor.new_owner();
+                let mut host = ReplicaHost::holding(owner, replica, store);
+                host.plant(planted);
+                node.host = Some((owner, host));
+            }
+            Some((_, store)) => retire(&mut node.retired, reactor, store),
+            None => {}
         }
         let mut broken: Vec<Request> = disk.waiting.drain(..).collect();
         broken.extend(disk.serving.drain());
@@ -306,20 +343,28 @@ impl Cluster {
     /// An owner, or who thinks that it is, has connected.
     pub fn attach(&mut self, process: Process, owner: String, end: End) {
         let known = self.nodes[process.node].view.epoch;
-        let planted = self.planted;
+        let (planted, disk_id) = (self.planted, self.registry.disk().id);
         let node = &mut self.nodes[process.node];
-        let Some(reactor) = &mut node.reactor else { return };
-        if node.disk.is_some() || node.opening != 0 || known == 0 {
+        let is_open = node.disk.is_some() || node.opening != 0;
+        if (is_open && !planted.has(Bug::SkipSeal)) || known == 0 {
             // Dropped: the caller finds nobody here.
             return;
         }
         if node.host.is_none() {
+            if node.device.as_ref().is_some_and(|device| device.has_failed()) {
+                return self.note(|| format!("n{} keeps no copy: its flash has failed", process.node));
+            }
+            let store = match node.empty_store(disk_id) {
+                Ok(store) => store,
+                Err(error) => return self.note(|| format!("n{} keeps no copy: {error}", process.node)),
+            };
+            let Some(reactor) = &mut node.reactor else { return };
             let id = reactor.new_owner();
-            let mut host = ReplicaHost::new(id, 0, None, known).expect("memory for a log");
+            let mut host = ReplicaHost::new(id, 0, store, known).expect("memory for a log");
             host.plant(planted);
             node.host = Some((id, host));
         }
-        let Some((_, host)) = &mut node.host else { return };
+        let (Some((_, host)), Some(reactor)) = (&mut node.host, &mut node.reactor) else { return };
         let attached = host.attach(reactor, owner, known, end.into());
         node.wake();
         if let Err(error) = attached {
@@ -385,7 +430,7 @@ impl Cluster {
 
 impl Disk {
     /// Hands the accelerator what waits at the export, in order, as far as there is room. Whether anything was.
-    fn pump(&mut self, reactor: &mut Reactor) -> bool {
+    fn pump(&mut self, reactor: &mut Reactor, durable: bool) -> bool {
         let mut moved = false;
         while let Some(request) = self.waiting.front()
             && self.accel.has_room(request.kind.of_layer(), request.kind.bytes())
@@ -405,7 +450,12 @@ impl Disk {
                     data[..8].copy_from_slice(&request.value.to_le_bytes());
                     self.accel.submit(
                         reactor,
-                        weir_block::Request::Write { tag, offset, payload: Payload::Lent(&data), fua: false },
+                        weir_block::Request::Write {
+                            tag,
+                            offset,
+                            payload: Payload::Lent(&data),
+                            fua: durable,
+                        },
                     );
                     continue;
                 }

@@ -54,7 +54,11 @@ impl Cluster {
             return Some(format!("n{} has not heard of epoch {}", owner.node, record.epoch));
         }
         let wanted = record.wanted.map_or(0, |wanted| wanted.min(NODES - 1));
-        if record.write_back != record.wanted.is_some() || record.replicas.len() != wanted {
+        let fails = self.has_failed_flash(owner.node);
+        if fails && record.write_back {
+            return Some(format!("n{} has failed flash and goes on in write-back", owner.node));
+        }
+        if !fails && (record.write_back != record.wanted.is_some() || record.replicas.len() != wanted) {
             return Some(format!(
                 "the set is not as requested: {record:?}, n{}: {}",
                 owner.node, status.reason
@@ -74,6 +78,15 @@ impl Cluster {
                 "P10: the log of n{} is empty and {} bytes of its arena are held",
                 owner.node, status.log_used
             ));
+        }
+        if let Some(node) = (0..NODES).find(|node| self.is_to_be_mended(*node)) {
+            return Some(format!("the flash of n{node} is still to be replaced"));
+        }
+        if let Some(node) = (0..NODES).find(|node| self.keeps_stray(*node)) {
+            return Some(format!("n{node} keeps a copy that nobody asks for"));
+        }
+        if let Some(node) = self.nodes.iter().find(|node| !node.retired.is_empty()) {
+            return Some(format!("P10: n{} has not given a slot of its flash back", node.number));
         }
         if let Some(node) = self.nodes.iter().find(|node| {
             !node.leaving.is_empty()

@@ -1,0 +1,179 @@
+//! Whether everybody who could be asked for the disk, now or after a takeover, has what was acknowledged or seen.
+
+use std::collections::BTreeMap;
+
+use weir_accel::Log;
+use weir_accel::flash::FlashStore;
+
+use super::Cluster;
+use crate::world::{BLOCK, BLOCKS, Process};
+
+/// What clients know of a block, and what they have been promised.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// From all answers.
+    seen: Seen,
+    /// From writes that were acknowledged alone: what was read may have been in a volatile cache.
+    kept: Seen,
+}
+
+impl Known {
+    pub fn written(&mut self, value: u64, began: u64, ended: u64) {
+        self.seen.ended(value, began, ended);
+        self.kept.ended(value, began, ended);
+    }
+
+    pub fn read(&mut self, value: u64, began: u64, ended: u64) {
+        self.seen.ended(value, began, ended);
+    }
+}
+
+/// Values and times of answers.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// When the first operation on a value ended.
+    ended: BTreeMap<u64, u64>,
+    /// The last beginnings of operations that have ended, of two values at most: the latest first.
+    latest: Vec<(u64, u64)>,
+}
+
+impl Seen {
+    /// An operation on `value` has ended.
+    fn ended(&mut self, value: u64, began: u64, ended: u64) {
+        self.ended.entry(value).or_insert(ended);
+        self.latest.retain(|&(known, other)| other != value || known > began);
+        if !self.latest.iter().any(|&(_, other)| other == value) {
+            self.latest.push((began, value));
+        }
+        self.latest.sort_unstable_by_key(|&(began, _)| std::cmp::Reverse(began));
+        self.latest.truncate(2);
+    }
+
+    /// Nobody needs to have seen it.
+    fn forget(&mut self, value: u64) {
+        self.ended.remove(&value);
+        self.latest.retain(|&(_, other)| other != value);
+    }
+
+    /// The value in place of which this one must not be read any more: it was there when the last operation on this one was over.
+    fn newer_than(&self, value: u64) -> Option<u64> {
+        let ended = if value == 0 { 0 } else { *self.ended.get(&value)? };
+        let newer = self.latest.iter().find(|&&(_, other)| other != value)?;
+        (newer.0 > ended).then_some(newer.1)
+    }
+}
+
+impl Cluster {
+    /// P1, P4, P6 and P7 in one: what any of these promises forbids would be read somewhere.
+    pub fn check_copies(&mut self) {
+        let record = &self.registry.record;
+        let Some(owner) = record.owner else { return };
+        let problem = if record.write_back {
+            let holders = record.replicas.iter().chain([&owner]);
+            holders.filter_map(|holder| self.check_copy(*holder)).next()
+        } else {
+            self.stale_block(None).map(|stale| format!("P1: write-through, and the backing has {stale}"))
+        };
+        if let Some(problem) = problem {
+            self.fail(|| problem);
+        }
+    }
+
+    /// What would be read if this process were asked alone.
+    fn check_copy(&self, named: Process) -> Option<String> {
+        let number = named.node;
+        let process = self.process(number);
+        let counted = named == process || self.registry.counts(named, process);
+        if !self.is_alive(process) || !counted || !(self.flash.is_empty() || self.keeps_copy(process)) {
+            return None;
+        }
+        let node = &self.nodes[number];
+        let owned = node.disk.as_ref().map(|disk| (disk.accel.log(), disk.accel.store()));
+        let host = node.host.as_ref().filter(|(_, host)| host.replica().is_complete());
+        let Some((log, store)) = owned.or(host.map(|(_, host)| (host.replica().log(), host.store()))) else {
+            return Some(format!("P1: n{number} is in the set and has no complete copy"));
+        };
+        if let Some(stale) = self.stale_block(Some((log, u64::MAX))) {
+            return Some(format!("P1: with the copy of n{number} the disk has {stale}"));
+        }
+        let stored = store.map(FlashStore::stored).filter(|stored| stored.epoch > 0)?;
+        let stale = self.stale_block(Some((log, stored.last)))?;
+        Some(format!("P1: with what is at rest on n{number} up to {} the disk has {stale}", stored.last))
+    }
+
+    /// A block of which something too old would be read through a log up to a record, even if the backing had lost its power.
+    fn stale_block(&self, log: Option<(&Log, u64)>) -> Option<String> {
+        let mut values: [Option<u64>; BLOCKS] = [None; BLOCKS];
+        let mut missing = BLOCKS;
+        let newest_first = |(log, last): (_, u64)| {
+            let last: u64 = last.min(Log::last(log));
+            let count = last.saturating_sub(Log::freed(log));
+            (0..count).filter_map(move |place| Some((log, log.get(last - place)?)))
+        };
+        for (log, record) in log.map(newest_first).into_iter().flatten() {
+            let value = &mut values[record.offset as usize / BLOCK];
+            if value.is_none() {
+                *value = Some(log.data(record).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));
+                missing -= 1;
+                if missing == 0 {
+                    break;
+                }
+            }
+        }
+        values.iter().enumerate().find_map(|(block, value)| {
+            let Known { seen, kept } = &self.known[block];
+            let durable = self.in_backing(block, true);
+            let lost = || kept.newer_than(durable).filter(|_| value.is_none() && self.durable_writes);
+            let value = value.unwrap_or_else(|| self.in_backing(block, false));
+            match seen.newer_than(value) {
+                Some(newer) => Some(format!("version {value} of block {block}, not {newer}")),
+                None => lost().map(|newer| {
+                    format!("version {durable} of block {block} after a loss of power, not {newer}")
+                }),
+            }
+        })
+    }
+
+    /// The backing loses its power. What it loses of values that were never acknowledged may be lost.
+    pub fn backing_loses_power(&mut self) {
+        let before: Vec<u64> = (0..BLOCKS).map(|block| self.in_backing(block, false)).collect();
+        self.world.power_cut(self.medium);
+        for (block, before) in before.into_iter().enumerate() {
+            if self.in_backing(block, false) != before && !self.histories[block].is_acknowledged(before) {
+                self.histories[block].forget_reads(before);
+                self.known[block].seen.forget(before);
+            }
+        }
+    }
+
+    fn in_backing(&self, block: usize, durable: bool) -> u64 {
+        let (mut bytes, offset) = ([0; 8], (block * BLOCK) as u64);
+        if durable {
+            self.world.read_durable(self.medium, offset, &mut bytes);
+        } else {
+            self.world.read(self.medium, offset, &mut bytes);
+        }
+        u64::from_le_bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_over_when_something_else_was_there_is_too_old() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.newer_than(0), None);
+        seen.ended(1, 10, 20);
+        assert_eq!((seen.newer_than(0), seen.newer_than(1), seen.newer_than(9)), (Some(1), None, None));
+        // Beside the first one: either may be the later.
+        seen.ended(2, 15, 30);
+        assert_eq!((seen.newer_than(1), seen.newer_than(2)), (None, None));
+        // A read that began after both had ended decides.
+        seen.ended(1, 40, 50);
+        assert_eq!((seen.newer_than(1), seen.newer_than(2), seen.newer_than(0)), (None, Some(1), Some(1)));
+        seen.ended(3, 60, 70);
+        assert_eq!((seen.newer_than(1), seen.newer_than(3)), (Some(3), None));
+    }
+}

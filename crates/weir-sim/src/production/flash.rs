@@ -1,0 +1,327 @@
+//! The flash of the nodes: simulated media under the production device, stores and recovery.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_accel::flash::frame::Frame;
+use weir_accel::flash::{FlashDevice, FlashError, FlashStore};
+use weir_accel::owner::Held;
+use weir_accel::replica::Replica;
+use weir_accel::{AccelConfig, ReplicaHost};
+use weir_block::sim::{FileId, Harm, Medium, MediumFile};
+use weir_block::{Event, Reactor};
+
+use super::node::Node;
+use super::{Cluster, Task};
+use crate::atlas::Fault;
+use crate::world::{CALM, NODES, Process};
+
+/// Slots of a device: one for the log, the others while a log is given up and the next one begins.
+const SLOTS: u64 = 3;
+
+/// Bytes of a ring, by seed: it goes round a few times, and is full now and then.
+const RINGS: [u64; 2] = [2 << 20, 8 << 20];
+
+/// From the start of the device to its first ring.
+const FIRST_RING: u64 = 1 << 20;
+
+const LOG: u64 = AccelConfig::SMALLEST_LOG;
+
+/// A write that does not come back for so long counts as failed.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A frame is under way for this long at most, unless the flash fails.
+const LONGEST_FRAME: Duration = Duration::from_millis(30);
+
+/// What a node's logs are at rest on. It stays when the process ends.
+pub struct Flash {
+    file: FileId,
+    ring: u64,
+    /// Changes when it is formatted.
+    identity: u64,
+    /// Takes no write, or answers none, until the node starts again.
+    failed: bool,
+    /// What was at rest of this instance is not all there any more; perhaps nobody needs what is missing.
+    damaged: Option<u64>,
+}
+
+impl Cluster {
+    /// Another flash, or the same one formatted.
+    pub fn new_flash(&mut self) -> Flash {
+        let ring = RINGS[self.rng.usize(..RINGS.len())];
+        let file = self.world.file(FIRST_RING + SLOTS * ring);
+        self.world.remember(file, FIRST_RING, ring);
+        let medium = Medium {
+            most: Duration::from_micros([100, 2_000][self.rng.usize(..2)]),
+            late: self.rng.u32(10..100),
+            longest: LONGEST_FRAME,
+            direct: true,
+            ..Medium::default()
+        };
+        self.world.set_medium(file, medium);
+        self.serial += 1;
+        Flash { file, ring, identity: self.serial, failed: false, damaged: None }
+    }
+
+    /// A process starts: the device is opened, and what is at rest there is kept as a replica.
+    pub fn open_flash(&mut self, node: &mut Node) {
+        let Some(flash) = self.flash.get(node.number) else { return };
+        let file = MediumFile::new(&self.world, flash.file);
+        let device = FlashDevice::simulated(file, LOG, flash.ring, flash.identity, self.planted);
+        let device = device.expect("a medium that is whole where its table is");
+        self.registry
+            .has_flash(Process { node: node.number, incarnation: node.incarnation }, device.medium());
+        node.device = Some(Arc::clone(&device));
+        if let Some(lease) = device.find("disk")
+            && let Some(reactor) = &mut node.reactor
+        {
+            let recovered = FlashStore::recover(reactor.new_owner(), lease, LOG);
+            self.recovered(node, recovered);
+        }
+    }
+
+    fn recovered(
+        &mut self,
+        node: &mut Node,
+        recovered: Result<
+            (FlashStore, Option<(weir_accel::Log, weir_accel::flash::frame::State)>),
+            FlashError,
+        >,
+    ) {
+        let number = node.number;
+        let Some(reactor) = &mut node.reactor else { return };
+        self.counts.recoveries += 1;
+        match recovered {
+            Ok((store, Some((log, state)))) => {
+                self.note(|| format!("n{number} finds records up to {} on its flash: {state:?}", log.last()));
+                // A copy that was being filled in place of a damaged one is none yet.
+                let flash = &mut self.flash[number];
+                flash.damaged = flash.damaged.filter(|_| !state.complete);
+                let owner = reactor.new_owner();
+                let copy = Replica::recovered(log, state);
+                let mut host = ReplicaHost::holding(owner, copy, Some(store.with_patience(PATIENCE)));
+                host.plant(self.planted);
+                node.host = Some((owner, host));
+            }
+            Ok((store, None)) => retire(&mut node.retired, reactor, Some(store)),
+            Err(error) => {
+                self.counts.damaged += 1;
+                self.note(|| format!("n{number}: {error}"));
+                if self.flash[number].damaged.is_none() {
+                    self.fail(|| {
+                        format!("P11: n{number} finds its flash damaged, and nothing was done to it: {error}")
+                    });
+                }
+            }
+        }
+    }
+
+    /// Whether a complete copy is here.
+    pub fn has_copy(&self, process: Process) -> bool {
+        self.nodes[process.node].host.as_ref().is_some_and(|(_, host)| host.replica().is_complete())
+    }
+
+    /// The copy of a disk, if it is of an epoch below this one, is not needed any more.
+    pub fn forget_replica(&mut self, process: Process, below: u64) {
+        let node = &mut self.nodes[process.node];
+        let Some(reactor) = &mut node.reactor else { return };
+        match node.host.take() {
+            Some((_, host)) if host.replica().epoch() < below => {
+                let store = host.forget(reactor);
+                retire(&mut node.retired, reactor, store);
+            }
+            Some(host) => node.host = Some(host),
+            // A copy that could not be read when the node started.
+            None => {
+                let lease = node.device.as_ref().and_then(|device| device.find("disk"));
+                let store = lease.map(|lease| FlashStore::new(reactor.new_owner(), lease));
+                retire(&mut node.retired, reactor, store.and_then(Result::ok));
+            }
+        }
+    }
+
+    /// A complete copy is at rest in place of one that was damaged.
+    pub fn heal(&mut self, number: usize) {
+        let Some(flash) = self.flash.get_mut(number).filter(|flash| flash.damaged.is_some()) else { return };
+        let node = &self.nodes[number];
+        let replica = node.host.as_ref().and_then(|(_, host)| host.store());
+        let store = node.disk.as_ref().and_then(|disk| disk.accel.store()).or(replica);
+        if let Some(store) = store
+            && flash.damaged != Some(store.instance())
+            && matches!(store.stored(), Held { complete: true, .. })
+        {
+            flash.damaged = None;
+        }
+    }
+
+    /// Whether the copy that a process has, or had, is there or will be when its node starts again.
+    pub fn keeps_copy(&self, holder: Process) -> bool {
+        match self.flash.get(holder.node) {
+            None => self.is_alive(holder),
+            Some(Flash { identity, failed, damaged, .. }) => {
+                !failed && damaged.is_none() && self.registry.flash_of(holder) == Some(*identity)
+            }
+        }
+    }
+
+    /// Of the newest frame but one, something is wrong from now on.
+    pub fn harm_flash(&mut self, number: usize, fault: Fault) -> bool {
+        let possible = self.may_lose(number);
+        let Some(flash) = self.flash.get_mut(number).filter(|flash| possible && !flash.failed) else {
+            return false;
+        };
+        let harm = match fault {
+            Fault::FlashRot => Harm::Rot,
+            Fault::FlashLostWrite => Harm::Lost,
+            _ => Harm::Misdirected,
+        };
+        let harmed = self.world.harm(flash.file, harm);
+        if let Some(frame) = harmed.as_ref().and_then(|bytes| Frame::decode(bytes)) {
+            flash.damaged = Some(frame.place.instance);
+        }
+        harmed.is_some()
+    }
+
+    /// The flash takes no write any more, or answers none, until the node starts again.
+    pub fn fail_flash(&mut self, number: usize) -> bool {
+        let possible = self.nodes[number].alive && self.may_lose(number);
+        let hangs = self.rng.bool();
+        let Some(flash) = self.flash.get_mut(number).filter(|flash| possible && !flash.failed) else {
+            return false;
+        };
+        flash.failed = true;
+        let medium = self.world.medium(flash.file);
+        self.world.set_medium(flash.file, Medium { fails: u32::from(!hangs), hangs, ..medium });
+        true
+    }
+
+    /// The process on a node ends, or its machine loses power: what becomes of the frame under way.
+    pub fn leave_flash(&mut self, number: usize, power_is_lost: bool) {
+        let Some(flash) = self.flash.get(number) else { return };
+        let file = flash.file;
+        // What hung comes to an end with the device.
+        let medium = self.world.medium(file);
+        self.world.set_medium(file, Medium { hangs: false, ..medium });
+        if power_is_lost {
+            let torn = self.world.is_busy(file);
+            self.world.power_cut(file);
+            if torn && self.world.now() < CALM {
+                self.counts.faults[Fault::TornFrame as usize] += 1;
+            }
+        }
+    }
+
+    /// A node starts again: a flash that had failed works again, or is another one. Whether it can be opened: the kernel holds a
+    /// device until the I/O of the process before has ended.
+    pub fn ready_flash(&mut self, number: usize) -> bool {
+        let replaced = self.flash.get(number).is_some_and(|flash| flash.failed)
+            && self.may_lose(number)
+            && self.rng.bool();
+        if replaced {
+            self.renew_flash(number);
+        }
+        let Some(flash) = self.flash.get_mut(number) else { return true };
+        flash.failed = false;
+        let medium = self.world.medium(flash.file);
+        self.world.set_medium(flash.file, Medium { fails: 0, ..medium });
+        !self.world.is_busy(flash.file)
+    }
+
+    /// A node comes back with another flash.
+    pub fn renew_flash(&mut self, number: usize) {
+        if number < self.flash.len() {
+            self.flash[number] = self.new_flash();
+            self.note(|| format!("n{number} has another flash"));
+        }
+    }
+
+    /// After the last fault, a flash that has failed is replaced once the node's copy is not the last one. One may stay as it is: the
+    /// others are enough for every policy.
+    pub fn mend_flash(&mut self, number: usize) {
+        if !self.is_to_be_mended(number) {
+            // What hangs comes back one day.
+            if let Some(flash) = self.flash.get(number).filter(|flash| flash.failed) {
+                let medium = self.world.medium(flash.file);
+                self.world.set_medium(flash.file, Medium { fails: 1, hangs: false, ..medium });
+            }
+            return;
+        }
+        if !self.may_lose(number) {
+            return self.after(100_000, 200_000, Task::Mend { node: number });
+        }
+        self.end(number, weir_block::sim::Death::Killed);
+        self.renew_flash(number);
+        self.after(1_000, 50_000, Task::Restart { node: number });
+    }
+
+    /// Whether it is to be replaced after the last fault.
+    pub fn is_to_be_mended(&self, number: usize) -> bool {
+        let failed = |flash: &Flash| flash.failed;
+        let first = self.flash.iter().position(failed);
+        self.flash.get(number).is_some_and(failed) && !(first == Some(number) && self.leaves_failed)
+    }
+
+    /// Whether a node has a copy for which no record asks, and has not looked at it in this epoch: one of this epoch may be named
+    /// by a change that is under way, and one that a former owner fills later stays until the next.
+    pub fn keeps_stray(&self, number: usize) -> bool {
+        let (node, record) = (&self.nodes[number], &self.registry.record);
+        let process = self.process(number);
+        let counted = self.registry.has_owners_copy(process) || self.registry.is_replica(process);
+        let stray = match &node.host {
+            Some((_, host)) => host.replica().epoch() < record.epoch,
+            // One that could not be read.
+            None => node.device.as_ref().is_some_and(|device| !device.disks().is_empty()),
+        };
+        stray && node.disk.is_none() && !counted && node.forgotten_below != record.epoch
+    }
+
+    /// Whether nothing comes to rest on a node any more.
+    pub fn has_failed_flash(&self, number: usize) -> bool {
+        self.flash.get(number).is_some_and(|flash| flash.failed)
+    }
+
+    /// All machines lose their power at once.
+    pub fn lose_power(&mut self) -> bool {
+        let nobody = Process { node: NODES, incarnation: 0 };
+        if self.flash.is_empty() || !self.holders_survive(nobody, |holder| self.keeps_copy(holder)) {
+            return false;
+        }
+        self.note(|| "all machines lose their power".into());
+        for node in 0..NODES {
+            if self.nodes[node].alive {
+                self.end(node, weir_block::sim::Death::PowerCut);
+                self.after(50_000, 1_500_000, Task::Restart { node });
+            }
+        }
+        if self.durable_writes && self.rng.bool() {
+            self.backing_loses_power();
+        }
+        true
+    }
+}
+
+impl Node {
+    /// A place for a new log, where that is flash.
+    pub fn empty_store(&mut self, disk_id: u64) -> Result<Option<FlashStore>, FlashError> {
+        let (Some(device), Some(reactor)) = (&self.device, &mut self.reactor) else { return Ok(None) };
+        let lease = device.take("disk", disk_id)?;
+        let store = FlashStore::new(reactor.new_owner(), lease)?.with_patience(PATIENCE);
+        Ok(Some(store))
+    }
+}
+
+/// A store whose log nobody needs any more.
+pub fn retire(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, store: Option<FlashStore>) {
+    retired.extend(store.and_then(|store| store.retire(reactor)));
+}
+
+/// An event for a store that is being given up, if it is one.
+pub fn retired_event(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, event: Event) -> Option<Event> {
+    let Some(place) = retired.iter().position(|store| store.owner() == event.token.owner) else {
+        return Some(event);
+    };
+    let mut store = retired.swap_remove(place);
+    store.on_event(event, reactor.now());
+    retire(retired, reactor, Some(store));
+    None
+}
