@@ -180,10 +180,24 @@ impl Shards {
         tokio::select! {
             biased;
             answer = asked => {
-                answer.map_err(|_| ApiError::new(ApiErrorKind::Unavailable, "the node is stopping"))
+                answer.map_err(|_| stopping())
             }
             lasts = queue.hangs() => Err(silent(self.number_of(disk), disk, lasts)),
         }
+    }
+
+    /// As [`Shards::ask`], for as long as it takes, also in one long turn. Only where nobody waits for this node yet.
+    ///
+    /// # Errors
+    /// The shard has ended.
+    pub async fn ask_patiently<T>(
+        &self,
+        disk: &str,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, ApiError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(disk, command(answer)).await;
+        answered.await.map_err(|_| stopping())
     }
 
     /// What all disks on all shards are doing, owned and replicated. A shard that does not answer within two seconds is
@@ -206,6 +220,10 @@ impl Shards {
             let _ = stopped.await;
         }
     }
+}
+
+fn stopping() -> ApiError {
+    ApiError::new(ApiErrorKind::Unavailable, "the node is stopping")
 }
 
 fn silent(number: usize, disk: &str, lasts: Duration) -> ApiError {
