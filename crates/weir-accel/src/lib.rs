@@ -26,7 +26,7 @@ pub mod replica;
 pub mod wire;
 mod writes;
 
-pub use accel::{Accel, AccelNotice, AccelStatus, DestageStatus};
+pub use accel::{Accel, AccelNotice, AccelStatus, DestageStatus, NoMemory};
 pub use config::{AccelConfig, Configuration, Former, Inheritance};
 pub use host::ReplicaHost;
 pub use log::{Layout, Log, Record, RecordKind, checksum};

@@ -9,6 +9,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use weir_accel::flash::FlashDevice;
+use weir_accel::flash::device::device_bytes;
 use weir_accel::{AccelConfig, Configuration};
 use weir_block::{Engine, Nanos};
 use weir_load::workload::Access;
@@ -41,6 +43,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Rig {
+        Rig::with_flash(|_| None)
+    }
+
+    fn with_flash(flash: impl FnOnce(&Path) -> Option<Arc<FlashDevice>>) -> Rig {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let config = ShardConfig {
             buffer_bytes: 64 << 20,
             log_bytes: 64 * MIB,
@@ -49,13 +56,12 @@ impl Rig {
             destage_delay: AccelConfig::DESTAGE_DELAY,
             engine: Engine::Auto,
             storage: Arc::new(Files),
-            flash: None,
+            flash: flash(directory.path()),
             wrap: Arc::new(Plain),
         };
         let (told, notices) = mpsc::channel(64);
         let shard = Shard::start(0, config, told).unwrap();
         let shards = Shards::new(vec![shard.queue.clone()]);
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         Rig { shards, shard: Some(shard), directory, _notices: notices }
     }
 
@@ -188,6 +194,32 @@ async fn a_backing_that_cannot_be_opened_is_no_other_disks_trouble() {
     tokio::time::timeout(Duration::from_secs(10), opened).await.unwrap().unwrap().unwrap();
     assert_eq!(rig.status("ill").await.unwrap().state, "serving");
     assert!(rig.health().hangs.is_none() && rig.health().longest < AT_ONCE, "{:?}", rig.health());
+    rig.stop().await;
+}
+
+/// Its log is given up, or stays as a copy, and the next one begins in the same slot: the device has no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_is_opened_again_at_once_needs_no_second_place_on_the_flash() {
+    let log = AccelConfig::SMALLEST_LOG;
+    let make = |directory: &Path| {
+        Some(FlashDevice::open(&directory.join("flash"), device_bytes(1, log), log, 7).unwrap())
+    };
+    let rig = Rig::with_flash(make);
+    let disk = OpenDisk { medium: LogMedium::Flash { disk_id: 1 }, log_bytes: log, ..rig.disk("d") };
+    for round in 0..20 {
+        rig.begin(disk.clone()).await.await.unwrap().unwrap_or_else(|error| panic!("{round}: {error}"));
+        if round % 2 == 0 {
+            rig.close("d").await.unwrap();
+        } else {
+            let (name, keep) = (disk.disk.clone(), true);
+            rig.shards.ask("", |done| Command::LetGo { disk: name, keep, done }).await.unwrap();
+            assert_eq!(rig.status("d").await.unwrap().role, "replica");
+        }
+        // An opening that comes to nothing does not cost the slot either.
+        let large = OpenDisk { log_bytes: 1 << 60, ..disk.clone() };
+        let refused = rig.begin(large).await.await.unwrap().unwrap_err();
+        assert!(refused.contains("no memory"), "{round}: {refused}");
+    }
     rig.stop().await;
 }
 

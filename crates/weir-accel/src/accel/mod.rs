@@ -73,6 +73,15 @@ struct Cached {
     flushed: u64,
 }
 
+/// There is no memory for a log.
+#[derive(Debug, thiserror::Error)]
+#[error("no memory for the write log: {source}")]
+pub struct NoMemory {
+    source: io::Error,
+    /// Where the log was to be at rest: to be retired, because a write to it may be under way.
+    pub store: Option<Box<FlashStore>>,
+}
+
 /// One disk's accelerator on its owner.
 pub struct Accel<L: Destage> {
     config: AccelConfig,
@@ -125,7 +134,7 @@ impl<L: Destage> Accel<L> {
     /// An accelerator in front of `lower`, on the shard of `reactor`. With a `store`, its log is on flash.
     ///
     /// # Errors
-    /// No memory for the log's arena.
+    /// [`NoMemory`] for the arena of an empty log.
     pub fn new(
         reactor: &mut Reactor,
         config: AccelConfig,
@@ -134,13 +143,16 @@ impl<L: Destage> Accel<L> {
         former: Former,
         lower: Metered<L>,
         mut store: Option<FlashStore>,
-    ) -> io::Result<Accel<L>> {
+    ) -> Result<Accel<L>, NoMemory> {
         let (clock, peers_id, epoch) = (reactor.clock(), reactor.new_owner(), configuration.epoch);
         let (log, lineage) = match inheritance {
             Inheritance::Nothing => {
                 let layout = if store.is_some() { Layout::Flash } else { Layout::Memory };
                 let bytes = config.log_bytes.max(AccelConfig::SMALLEST_LOG);
-                (Log::with_layout(layout, bytes, 1)?, Lineage::new(epoch))
+                match Log::with_layout(layout, bytes, 1) {
+                    Ok(log) => (log, Lineage::new(epoch)),
+                    Err(source) => return Err(NoMemory { source, store: store.map(Box::new) }),
+                }
             }
             Inheritance::Replica { log, lineage } => {
                 let last = log.last();

@@ -338,6 +338,7 @@ impl FlashDevice {
         let instance = slot.taken.as_ref().map_or(0, |taken| taken.instance);
         Some(SlotLease {
             device: Arc::clone(self),
+            disk: disk.to_owned(),
             number,
             instance,
             change: None,
@@ -353,18 +354,25 @@ impl FlashDevice {
     /// All slots are taken.
     pub fn take(self: &Arc<FlashDevice>, disk: &str, disk_id: u64) -> Result<SlotLease, FlashError> {
         let mut table = self.lock();
-        let Table { slots, generation } = &mut *table;
+        let Table { slots, .. } = &mut *table;
         let same = |slot: &Slot| !slot.leased && slot.taken.as_ref().is_some_and(|taken| taken.disk == disk);
         let free = |slot: &Slot| slot.taken.is_none() && !slot.leased;
         let number = slots.iter().position(same).or_else(|| slots.iter().position(free));
         let full = || FlashError::Full { path: self.path.clone(), slots: slots.len() };
         let number = number.ok_or_else(full)?;
-        *generation += 1;
-        let instance = mix(self.medium ^ mix(((number as u64) << 48) ^ *generation));
-        let taken = Taken { disk: disk.to_owned(), disk_id, instance };
         slots[number].leased = true;
-        let change = Some(Change { generation: *generation, taken: Some(taken) });
-        Ok(SlotLease { device: Arc::clone(self), number, instance, change, entering: None, writing: false })
+        drop(table);
+        let mut lease = SlotLease {
+            device: Arc::clone(self),
+            disk: disk.to_owned(),
+            number,
+            instance: 0,
+            change: None,
+            entering: None,
+            writing: false,
+        };
+        lease.begin_anew(disk_id);
+        Ok(lease)
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -384,6 +392,7 @@ struct Change {
 #[derive(Debug)]
 pub struct SlotLease {
     device: Arc<FlashDevice>,
+    disk: String,
     number: usize,
     instance: u64,
     /// To be entered.
@@ -395,6 +404,12 @@ pub struct SlotLease {
 }
 
 impl SlotLease {
+    /// The disk that it was taken for, or found to be of.
+    #[must_use]
+    pub fn disk(&self) -> &str {
+        &self.disk
+    }
+
     /// What its frames carry.
     #[must_use]
     pub fn instance(&self) -> u64 {
@@ -462,6 +477,16 @@ impl SlotLease {
     /// Tells whoever asks that the device fails.
     pub fn report_failure(&self) {
         self.device.failed.store(true, Ordering::Release);
+    }
+
+    /// A new log of the disk begins here, with another instance: that is to be entered. Until then the slot is what it was.
+    pub fn begin_anew(&mut self, disk_id: u64) {
+        let mut table = self.device.lock();
+        table.generation += 1;
+        let generation = table.generation;
+        self.instance = mix(self.device.medium ^ mix(((self.number as u64) << 48) ^ generation));
+        let taken = Taken { disk: self.disk.clone(), disk_id, instance: self.instance };
+        self.change = Some(Change { generation, taken: Some(taken) });
     }
 
     /// Its log is not needed any more: that is to be entered. The slot stays in these hands until then. Should the process end

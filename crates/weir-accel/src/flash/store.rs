@@ -25,6 +25,8 @@ enum UnderWay {
     /// The slot's entry in the device's table.
     Entry,
     Frame,
+    /// Of a log that is not needed any more.
+    OldFrame,
 }
 
 /// One disk's log at rest, on the shard that has the disk or its replica.
@@ -45,6 +47,12 @@ pub struct FlashStore {
     /// The slot is given up; what is still under way means nothing.
     retired: bool,
     meter: Meter,
+}
+
+impl std::fmt::Debug for FlashStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FlashStore({} on {})", self.disk(), self.lease.path().display())
+    }
 }
 
 impl FlashStore {
@@ -107,6 +115,26 @@ impl FlashStore {
     #[must_use]
     pub fn instance(&self) -> u64 {
         self.lease.instance()
+    }
+
+    /// The disk whose log it is.
+    #[must_use]
+    pub fn disk(&self) -> &str {
+        self.lease.disk()
+    }
+
+    /// A new log of the disk takes the place of this one, which is not needed any more or given up already. Needs no other slot,
+    /// and does not wait here: what is under way comes back first, then the new log is entered, then its frames are written.
+    pub fn begin_anew(&mut self, disk_id: u64) {
+        self.lease.begin_anew(disk_id);
+        let journal = Journal::new(self.lease.instance(), self.lease.ring());
+        #[cfg(feature = "planted-bugs")]
+        let journal = journal.planted(self.lease.planted());
+        self.journal = journal;
+        (self.retired, self.progressed) = (false, false);
+        if self.under_way == Some(UnderWay::Frame) {
+            self.under_way = Some(UnderWay::OldFrame);
+        }
     }
 
     /// What is certainly at rest.
@@ -214,17 +242,17 @@ impl FlashStore {
         let what = self.under_way.take();
         self.header = buffer;
         self.lease.set_writing(false);
-        if what == Some(UnderWay::Frame) {
+        if matches!(what, Some(UnderWay::Frame | UnderWay::OldFrame)) {
             let bytes = u64::from(event.token.slot);
             self.meter.complete(RequestKind::Write, bytes, self.since, now, result.is_ok());
         }
         match result.map_err(std::io::Error::from_raw_os_error) {
             Ok(_) if what == Some(UnderWay::Entry) => self.lease.entered(),
-            Ok(_) if self.error.is_none() => {
+            Ok(_) if what == Some(UnderWay::Frame) && self.error.is_none() => {
                 self.progressed = true;
                 self.journal.written();
             }
-            // Given up before it came back.
+            // Given up before it came back, with its log or with the device.
             Ok(_) => {}
             Err(error) => {
                 if what == Some(UnderWay::Entry) {

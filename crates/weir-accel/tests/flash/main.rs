@@ -197,6 +197,8 @@ struct Replica {
     source: Log,
     stream: std::os::unix::net::UnixStream,
     number: u64,
+    /// The flash does not answer.
+    hangs: bool,
 }
 
 impl Replica {
@@ -204,10 +206,10 @@ impl Replica {
         let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
         let (id, store) = (reactor.new_owner(), reactor.new_owner());
         let store = FlashStore::new(store, memory.device.take("disk", 1).unwrap()).unwrap();
-        let host = ReplicaHost::new(id, LOG, Some(store), 0).unwrap();
+        let host = ReplicaHost::new(id, LOG, Some(store.with_patience(PATIENCE)), 0).unwrap();
         let (stream, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let source = Log::new(LOG, 1).unwrap();
-        let mut replica = Replica { reactor, host, id, source, stream, number: 0 };
+        let mut replica = Replica { reactor, host, id, source, stream, number: 0, hangs: false };
         replica.host.attach(&mut replica.reactor, "a".into(), 1, theirs.into()).unwrap();
         let mut hello = Hello::new_zeroed();
         (hello.epoch, hello.lineage) = (1.into(), 1.into());
@@ -240,8 +242,14 @@ impl Replica {
         let (mut turns, mut more) = (0, false);
         while Nanos::now() < end {
             let mut events = Vec::new();
-            let deadline = if more { Nanos(0) } else { end };
+            let deadline = if more { Nanos(0) } else { self.host.deadline().min(end) };
             self.reactor.wait(deadline, &mut events).unwrap();
+            if events.is_empty() && deadline == end {
+                // The end of the test is no reason for a turn.
+                return turns;
+            }
+            let (hangs, store) = (self.hangs, self.host.store_owner());
+            events.retain(|event| !hangs || Some(event.token.owner) != store);
             events.into_iter().for_each(|event| self.host.on_event(&self.reactor, event));
             more = self.host.advance(&mut self.reactor);
             turns += 1;
@@ -284,6 +292,21 @@ fn a_failing_write_ends_the_replica_and_its_heir_has_the_whole_arena() {
     assert!(turns < MOST_TURNS, "{turns} turns in {WATCHED:?}");
     disk.run_until("the arena is empty", |disk| disk.accel.status().log_used == 0);
     assert_eq!(disk.script.borrow().bytes[0], 7, "destaged");
+}
+
+/// Nothing else happens on that shard that would have it look again.
+#[test]
+fn a_write_that_never_comes_back_ends_the_replica() {
+    let memory = Memory::new(1, LOG);
+    let mut replica = Replica::new(&memory);
+    replica.append();
+    replica.run(Duration::from_millis(50));
+    replica.hangs = true;
+    replica.append();
+    let turns = replica.run(WATCHED);
+    assert!(turns < MOST_TURNS, "{turns} turns in {WATCHED:?}");
+    assert!(replica.host.store_error().is_some() && !replica.host.has_owner());
+    assert_eq!(replica.host.deadline(), Nanos::NEVER);
 }
 
 /// Everything that comes of what the kernel has been given.
@@ -329,6 +352,53 @@ fn a_slot_changes_hands_through_the_ring() {
     assert!(store.retire(&mut reactor).is_none());
     assert!(memory.device.disks().is_empty());
     memory.device.take("other", 2).unwrap();
+}
+
+/// A disk is closed and opened again, or comes back to a node that has an old copy: its slot begins anew, whatever is under way
+/// there, and nothing of the old log is taken for a part of the new one.
+#[test]
+fn a_new_log_of_a_disk_begins_in_the_slot_of_its_old_one() {
+    let begin = |first: u64| {
+        let mut log = Log::with_layout(Layout::Flash, LOG, first).unwrap();
+        log.append(RecordKind::Write, 0, 512, &[7; 512]).unwrap();
+        (log, State { epoch: 1, freed: first - 1, complete: true, ..State::default() })
+    };
+    // Under way when the new log begins: the entry, nothing, a frame, the entry's end.
+    for steps in 0..4 {
+        let memory = Memory::new(1, LOG);
+        let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
+        let id = reactor.new_owner();
+        let mut store = FlashStore::new(id, memory.device.take("disk", 1).unwrap()).unwrap();
+        let (mut old, state) = begin(1);
+        store.advance(&mut reactor, &mut old, state);
+        if steps > 0 {
+            settle(&mut reactor, &mut store);
+        }
+        if steps > 1 {
+            store.advance(&mut reactor, &mut old, state);
+        }
+        if steps > 2 {
+            settle(&mut reactor, &mut store);
+            store = store.retire(&mut reactor).expect("that is not durable yet");
+        }
+        store.begin_anew(2);
+        let (mut new, state) = begin(100);
+        let end = Nanos::now() + Duration::from_secs(5);
+        while store.stored().last != 100 {
+            assert!(Nanos::now() < end, "{steps}: {:?}, {:?}", store.error(), store.stored());
+            store.advance(&mut reactor, &mut new, state);
+            let mut events = Vec::new();
+            reactor.wait(Nanos::now() + Duration::from_millis(10), &mut events).unwrap();
+            let now = reactor.now();
+            events.into_iter().for_each(|event| store.on_event(event, now));
+        }
+        assert_eq!(memory.device.disks(), [("disk".to_owned(), 2)], "{steps}");
+        drop(store);
+        let lease = memory.device.find("disk").unwrap();
+        let (_, found) = FlashStore::recover(id, lease, LOG).unwrap();
+        let (found, _) = found.unwrap();
+        assert_eq!((found.last(), found.range(0, 100).count()), (100, 1), "{steps}");
+    }
 }
 
 /// Opening a disk on a node whose flash takes no writes: it is served, in write-through.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
-use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance};
+use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, NoMemory};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
 use weir_load::profile::Profile;
@@ -60,6 +60,9 @@ impl Disk {
     }
 
     /// Puts the layers together.
+    ///
+    /// # Errors
+    /// There is no memory for the log; its store is to be retired.
     pub fn new(
         reactor: &mut Reactor,
         config: &ShardConfig,
@@ -67,7 +70,7 @@ impl Disk {
         (backing_id, backing): (OwnerId, Box<dyn Bottom>),
         inheritance: Inheritance,
         store: Option<FlashStore>,
-    ) -> Result<Disk, String> {
+    ) -> Result<Disk, NoMemory> {
         let former = match open.arrival {
             Arrival::Clean => Former::Stopped,
             Arrival::TakeOver { former } | Arrival::FromWriteThrough { former } => former,
@@ -87,8 +90,7 @@ impl Disk {
             former,
             Metered::new("backing", backing),
             store,
-        )
-        .map_err(|error| format!("no memory for the write log of {} bytes: {error}", open.log_bytes))?;
+        )?;
         Ok(Disk {
             name: open.disk.clone(),
             nbd: NbdDisk::new(reactor, Limits::default()),

@@ -149,11 +149,12 @@ impl Turning {
     /// When the next turn is due even if nothing happens; 0: at once.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        if self.replicas.iter().any(|(_, replica)| replica.is_due()) {
+        let replicas = self.replicas.iter().map(|(_, replica)| replica.deadline()).min();
+        if replicas == Some(Nanos(0)) {
             return Nanos(0);
         }
         let disks = self.disks.iter().map(|(_, disk)| disk.deadline(&self.reactor, &self.workspace));
-        let soonest = disks.min().unwrap_or(Nanos::NEVER).min(self.openings_deadline());
+        let soonest = disks.chain(replicas).min().unwrap_or(Nanos::NEVER).min(self.openings_deadline());
         if self.unsent.is_empty() {
             return soonest;
         }

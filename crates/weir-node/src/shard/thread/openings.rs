@@ -98,7 +98,15 @@ impl Turning {
     fn put_together(&mut self, open: &OpenDisk, backing: Box<dyn Backing>) -> Result<(), String> {
         let backing = backing.attach(&mut self.reactor, &open.disk, &*self.config.wrap)?;
         let (inheritance, store) = self.inherit(open)?;
-        let disk = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store)?;
+        let put_together = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store);
+        let disk = match put_together {
+            Ok(disk) => disk,
+            Err(error) => {
+                let reason = format!("{error} ({} bytes)", open.log_bytes);
+                self.retire(error.store.map(|store| *store));
+                return Err(reason);
+            }
+        };
         let (clients, layers) = (disk.clients(), disk.layers());
         let slot = self.disks.insert(disk);
         self.pulse.name(slot, Some(&open.disk));

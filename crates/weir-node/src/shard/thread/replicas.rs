@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::{DestageStatus, Inheritance, ReplicaHost, replica};
-use weir_block::{Event, OwnerId, Reactor, Stream};
+use weir_block::{Event, Nanos, OwnerId, Reactor, Stream};
 
 use super::Turning;
 use crate::shard::answer;
@@ -22,9 +22,9 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// Whether it needs a turn.
-    pub(super) fn is_due(&self) -> bool {
-        self.due
+    /// When it needs its next turn; 0: at once.
+    pub(super) fn deadline(&self) -> Nanos {
+        if self.due { Nanos(0) } else { self.host.deadline() }
     }
 
     pub(super) fn on_event(&mut self, reactor: &Reactor, event: Event) {
@@ -67,7 +67,8 @@ impl Turning {
     /// Gives a turn to the replicas concerned. Whether anything came of it.
     pub(super) fn turn_replicas(&mut self) -> bool {
         let mut moved = false;
-        for (_, replica) in self.replicas.iter_mut().filter(|(_, replica)| replica.due) {
+        let now = self.reactor.now();
+        for (_, replica) in self.replicas.iter_mut().filter(|(_, replica)| replica.deadline() <= now) {
             let before = replica.host.replica().log().last();
             replica.due = replica.host.advance(&mut self.reactor);
             moved |= replica.host.replica().log().last() != before;
@@ -109,6 +110,7 @@ impl Turning {
                 return Err("this node's replica of the disk's log is not complete".into());
             }
         }
+        let mut old = None;
         if let Some(slot) = place {
             let mut host = self.remove_replica(slot);
             host.seal(open.configuration.epoch);
@@ -116,9 +118,9 @@ impl Turning {
             if goes_on {
                 return Ok((inheritance, store));
             }
-            self.retire(store);
+            old = store;
         }
-        let mut store = self.empty_store(&open.disk, open.medium)?;
+        let mut store = self.empty_store(&open.disk, open.medium, old)?;
         if let Some((store, error)) = store.as_mut().zip(self.flash_error()) {
             // There is nothing that only this flash could hold: the disk is served here, in write-through (P9).
             store.fail(error);
@@ -131,15 +133,35 @@ impl Turning {
         Some(format!("this node's flash at {} has failed", flash.path().display()))
     }
 
-    /// A slot on the flash for a new log, if that is where it is to be.
-    fn empty_store(&mut self, disk: &str, medium: LogMedium) -> Result<Option<FlashStore>, String> {
-        let LogMedium::Flash { disk_id } = medium else { return Ok(None) };
+    /// A place on the flash for a new log, if that is where it is to be: that of the disk's `old` log, or of one that is being given
+    /// up, so that a disk which is closed and opened again, or comes back, needs no second one.
+    fn empty_store(
+        &mut self,
+        disk: &str,
+        medium: LogMedium,
+        old: Option<FlashStore>,
+    ) -> Result<Option<FlashStore>, String> {
+        let LogMedium::Flash { disk_id } = medium else {
+            self.retire(old);
+            return Ok(None);
+        };
+        if let Some(mut store) = old.or_else(|| self.take_retired(disk)) {
+            store.begin_anew(disk_id);
+            return Ok(Some(store));
+        }
         let Some(flash) = &self.config.flash else {
             return Err("this node has no flash medium; set flash.path, or use another node".into());
         };
         let lease = flash.take(disk, disk_id).map_err(|error| error.to_string())?;
         let store = FlashStore::new(self.reactor.new_owner(), lease).map_err(|error| error.to_string())?;
         Ok(Some(store))
+    }
+
+    fn take_retired(&mut self, disk: &str) -> Option<FlashStore> {
+        let (slot, _) = self.retired.iter().find(|(_, store)| store.disk() == disk)?;
+        let store = self.retired.remove(slot);
+        self.places.clear(store.owner());
+        Some(store)
     }
 
     /// A store whose log nobody needs any more.
@@ -233,7 +255,7 @@ impl Turning {
         if let (LogMedium::Flash { .. }, Some(error)) = (medium, self.flash_error()) {
             return Err(error);
         }
-        let store = self.empty_store(disk, medium)?;
+        let store = self.empty_store(disk, medium, None)?;
         let id = self.reactor.new_owner();
         let host = ReplicaHost::new(id, self.config.log_bytes, store, known_epoch)
             .map_err(|error| format!("no memory for a replica's log: {error}"))?;
