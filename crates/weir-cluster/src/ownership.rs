@@ -298,7 +298,7 @@ pub fn set_policy(record: &DiskRecord, caller: Caller<'_>, policy: Policy) -> Re
     Ok(next)
 }
 
-/// Sets the size, in bytes. The caller has already grown the backing, or will shrink it afterwards.
+/// Sets the size, in bytes. The caller has already grown the backing. A disk never shrinks: its guest has data there.
 ///
 /// # Errors
 /// As [`set_policy`], and [`Refusal::BadSize`].
@@ -307,6 +307,10 @@ pub fn resize(record: &DiskRecord, caller: Caller<'_>, size: u64) -> Result<Disk
     let block = record.logical_block;
     if size == 0 || !size.is_multiple_of(u64::from(block)) {
         let reason = format!("{size} is not a positive multiple of the logical block, {block}");
+        return Err(Refusal::BadSize { reason });
+    }
+    if size < record.size {
+        let reason = format!("{size} is less than the disk has, {}; that would cut off data", record.size);
         return Err(Refusal::BadSize { reason });
     }
     let mut next = next(record)?;

@@ -67,7 +67,7 @@ fn attempt() -> impl Strategy<Value = Attempt> {
         8 => (node(), lag(), prop::collection::vec(node(), 0..4), any::<bool>(), dirty()).prop_map(
             |(by, lag, replicas, write_back, dirty)| Attempt::Change { by, lag, replicas, write_back, dirty }),
         2 => (prop::option::of(node()), policy).prop_map(|(owner, policy)| Attempt::SetPolicy { owner, policy }),
-        1 => (prop::option::of(node()), 0_u64..9, any::<bool>())
+        1 => (prop::option::of(node()), prop_oneof![0_u64..9, 250_u64..300], any::<bool>())
             .prop_map(|(owner, blocks, odd)| Attempt::Resize { owner, blocks, odd }),
         2 => (node(), lag(), dirty()).prop_map(|(by, lag, dirty)| Attempt::Release { by, lag, dirty }),
         2 => node().prop_map(|by| Attempt::Forget { by }),
@@ -183,6 +183,7 @@ impl Walk {
                 }
             }
             Attempt::SetPolicy { owner, .. } | Attempt::Resize { owner, .. } => {
+                assert!(next.size >= old.size, "a disk never shrinks");
                 assert_eq!(owner_before, owner.map(|number| self.node(number)).as_ref());
             }
             Attempt::Release { by, lag, dirty } => {

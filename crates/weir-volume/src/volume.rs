@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use weir_block::Reactor;
 
 use crate::backing::{BackingOptions, FileBacking};
@@ -122,8 +124,8 @@ impl DirVolume {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(|error| VolumeError::from_io("opening", &path, error))?;
-        let present = file.metadata().map_err(|error| VolumeError::from_io("examining", &path, error))?.len();
-        set_size(&file, &path, size.max(present))
+        grow(&file, &path, size)?;
+        file.sync_all().map_err(|error| VolumeError::from_io("syncing", &path, error))
     }
 
     /// Whether a disk of this name could be made.
@@ -218,13 +220,33 @@ fn check_size(path: &Path, size: u64) -> Result<(), VolumeError> {
 }
 
 fn set_size(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
-    match file.set_len(size) {
-        Err(error) if error.raw_os_error() == Some(libc::EFBIG) => Err(VolumeError::InvalidSize {
-            path: path.to_path_buf(),
-            size,
-            reason: "is more than this filesystem takes for one file",
-        }),
-        Err(error) => Err(VolumeError::from_io("sizing", path, error)),
-        Ok(()) => file.sync_all().map_err(|error| VolumeError::from_io("syncing", path, error)),
+    file.set_len(size).map_err(|error| cannot_size(path, size, error))?;
+    file.sync_all().map_err(|error| VolumeError::from_io("syncing", path, error))
+}
+
+/// Makes a file at least as long. Allocating its last unit is a growth that cannot shrink, also where a former owner's call comes late
+/// and a newer one has grown the file further; setting a length could (P4).
+fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
+    let present =
+        || file.metadata().map(|it| it.len()).map_err(|error| VolumeError::from_io("examining", path, error));
+    if present()? >= size {
+        return Ok(());
     }
+    let allocated = rustix::fs::fallocate(file, FallocateFlags::empty(), size - SIZE_UNIT, SIZE_UNIT);
+    match allocated {
+        // This filesystem has no such call, so the length that was looked at is all there is to go by.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) if present()? < size => {
+            file.set_len(size).map_err(|error| cannot_size(path, size, error))
+        }
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) | Ok(()) => Ok(()),
+        Err(error) => Err(cannot_size(path, size, error.into())),
+    }
+}
+
+fn cannot_size(path: &Path, size: u64, error: io::Error) -> VolumeError {
+    if error.raw_os_error() != Some(libc::EFBIG) {
+        return VolumeError::from_io("sizing", path, error);
+    }
+    let reason = "is more than this filesystem takes for one file";
+    VolumeError::InvalidSize { path: path.to_path_buf(), size, reason }
 }

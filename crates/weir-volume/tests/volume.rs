@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::sync::Barrier;
 
 use common::{Mount, reactor, scratch};
 use weir_block::{Engine, Layer};
@@ -55,6 +57,37 @@ fn a_file_that_is_longer_than_its_disk_does_not_stand_in_the_way_of_growth() {
     backing.resize(2 * MIB).unwrap();
     assert_eq!(backing.info().size, 2 * MIB);
     assert_eq!(backing.info().size, 2 * MIB);
+}
+
+/// Two nodes grow the same disk: a former owner that does not know yet, and its successor.
+#[test]
+fn growths_at_the_same_time_never_cut_off_what_the_other_has_grown() {
+    const ROUNDS: u64 = 3000;
+    // In memory: syncing takes no time there, so that there are rounds enough.
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.create_disk("disk", 4096).unwrap();
+    let file = File::open(volume.disk_path("disk").unwrap()).unwrap();
+    let (start, end) = (Barrier::new(3), Barrier::new(3));
+    std::thread::scope(|scope| {
+        for further in [0, 1] {
+            let (volume, start, end) = (&volume, &start, &end);
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    start.wait();
+                    volume.lengthen("disk", (2 * round + further) * 4096).unwrap();
+                    end.wait();
+                }
+            });
+        }
+        let mut cut = 0;
+        for round in 1..=ROUNDS {
+            start.wait();
+            end.wait();
+            cut += u32::from(file.metadata().unwrap().len() != (2 * round + 1) * 4096);
+        }
+        assert_eq!(cut, 0, "rounds of {ROUNDS} in which the shorter growth cut off the longer one");
+    });
 }
 
 #[test]
