@@ -7,14 +7,18 @@ mod support;
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
 use common::{Bench, DISK, SIZE, SOON, alone, program, seed};
 use support::filesystem::SmallFilesystem;
+use tokio::runtime::Runtime;
 use weir_block::Nanos;
+use weir_cluster::records::{NodeRef, Record, Step, UnfinishedRecord, keys};
+use weir_cluster::{Client as RegistryClient, ClientConfig, Registry};
 use weir_lab::process::ProcessState;
 use weir_lab::{Ending, Lab};
 use weir_load::nbd::{Client as NbdClient, Uri};
@@ -244,6 +248,143 @@ fn disks_that_were_half_made_or_half_deleted_do_not_stay_in_the_way() {
         bench.lab.start("n2").unwrap();
     }
     eprintln!("{unfinished} of {ROUNDS} kills left a file without a record or the other way round");
+}
+
+/// Waits until a disk can be made and deleted, and then deletes it: neither its record nor its file is in the way any more.
+fn make_and_delete(bench: &Bench, on: &str, name: &str) {
+    let client = bench.lab.client(on).unwrap();
+    let made = || match client.create_disk(&wanted(name, "write-through")) {
+        Err(error) if client.disk(name).is_err() => Err(error),
+        _ => Ok(()),
+    };
+    let why = || format!("{:?}{}", made(), bench.logs());
+    support::await_some(SOON, || made().ok(), why);
+    client.delete(name, &Delete::default()).unwrap();
+    assert!(!bench.directory.path().join("pool").join(format!("{name}.raw")).exists());
+}
+
+/// What the registry says about the making, or deleting, of a disk called `left`.
+struct Notes {
+    runtime: Runtime,
+    registry: RegistryClient,
+    key: String,
+}
+
+impl Notes {
+    fn of(bench: &Bench) -> Notes {
+        let runtime = Runtime::new().unwrap();
+        let socket = bench.lab.dir().join("registry.sock");
+        let registry = runtime.block_on(async { RegistryClient::new(&socket, ClientConfig::default()) });
+        Notes { runtime, registry: registry.unwrap(), key: keys::unfinished("left") }
+    }
+
+    fn put(&self, note: &UnfinishedRecord) {
+        self.runtime.block_on(self.registry.transact(note.create(self.key.clone()))).unwrap();
+    }
+
+    /// Who is at it, if anybody.
+    fn by(&self) -> Option<NodeRef> {
+        let entry = self.runtime.block_on(self.registry.get(&self.key)).unwrap();
+        entry.map(|entry| UnfinishedRecord::of(&entry).unwrap().by)
+    }
+
+    /// Whether it comes to be so.
+    fn wait(&self, wanted: impl Fn(Option<NodeRef>) -> bool) -> bool {
+        let deadline = Nanos::now() + SOON;
+        while !wanted(self.by()) {
+            if Nanos::now() > deadline {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+}
+
+/// The storage stands still while a disk is made, and whoever asked for it does not wait so long. The call to the storage is under way
+/// all the same, and its file is nobody's if nobody waits for it.
+#[test]
+fn a_disk_is_made_or_not_when_its_client_has_gone() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let bench = Bench::up_on(&filesystem.path(), 2, "write-through", |_| {});
+    let frozen = filesystem.freeze();
+    let client = bench.lab.client("n1").unwrap().patience(Duration::from_secs(1));
+    client.create_disk(&wanted("left", "write-through")).unwrap_err();
+    // Who looks for what others have left has looked at least once.
+    thread::sleep(Duration::from_secs(7));
+    drop(frozen);
+    thread::sleep(Duration::from_secs(2));
+    let file = filesystem.path().join("left.raw");
+    assert_eq!(file.exists(), client.disk("left").is_ok(), "a file without a record{}", bench.logs());
+    make_and_delete(&bench, "n2", "left");
+}
+
+/// A node stands still, with its storage, while it makes a disk. Others take that over and find nothing to remove; then it goes on.
+#[test]
+fn what_a_maker_that_stood_still_has_made_too_late_goes_again() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let bench = Bench::up_on(&filesystem.path(), 2, "write-through", |config| {
+        config.fence_grace = Duration::from_secs(2);
+    });
+    let maker = bench.lab.client("n1").unwrap();
+    let notes = Notes::of(&bench);
+    thread::scope(|scope| {
+        let frozen = filesystem.freeze();
+        let made = scope.spawn(|| maker.create_disk(&wanted("left", "write-through")));
+        let noted = notes.wait(|by| by.is_some());
+        thread::sleep(Duration::from_millis(500));
+        bench.lab.pause("n1").unwrap();
+        let taken_over = noted && notes.wait(|by| by.is_none());
+        drop(frozen);
+        bench.lab.resume("n1").unwrap();
+        let made = made.join().unwrap();
+        assert!(taken_over, "{noted} {made:?}{}", bench.logs());
+        made.unwrap_err();
+    });
+    make_and_delete(&bench, "n2", "left");
+}
+
+/// A node on which the volume is not mounted, or not even its directory there, leaves to others what a process has left there.
+#[test]
+fn what_was_left_is_removed_where_the_volume_is() {
+    let _turn = alone();
+    let [mounted, unmounted] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let bench = Bench::up_on(mounted.path(), 2, "write-through", |config| {
+        config.fence_grace = Duration::from_secs(4);
+    });
+    let pool = bench.directory.path().join("pool");
+    let leads_to = |to: &Path| {
+        std::fs::remove_file(&pool).unwrap();
+        symlink(to, &pool).unwrap();
+    };
+    leads_to(unmounted.path());
+    let file = mounted.path().join("left.raw");
+    std::fs::write(&file, [1; 4096]).unwrap();
+    let left_by = NodeRef::new("n9", 1);
+    let note = UnfinishedRecord {
+        disk: "left".into(),
+        volume: "pool".into(),
+        step: Step::Removing,
+        by: left_by.clone(),
+    };
+    let notes = Notes::of(&bench);
+    notes.put(&note);
+    let other = bench.lab.client("n2").unwrap();
+    let refused = other.delete("left", &Delete::default()).unwrap_err();
+    assert_eq!(refused.kind, ApiErrorKind::Unavailable, "{refused}");
+    // Longer than it takes to be sure that its process has ended, and to look twice.
+    for elsewhere in [unmounted.path(), Path::new("/nonexistent")] {
+        leads_to(elsewhere);
+        thread::sleep(Duration::from_secs(11));
+        assert_eq!(notes.by(), Some(left_by.clone()), "{}{}", elsewhere.display(), bench.logs());
+    }
+    let refused = other.create_disk(&wanted("other", "write-through")).unwrap_err();
+    assert!(file.exists(), "{refused}");
+    leads_to(mounted.path());
+    assert!(notes.wait(|by| by.is_none()) && !file.exists(), "{:?}{}", notes.by(), bench.logs());
+    make_and_delete(&bench, "n2", "left");
 }
 
 /// A port is taken for a moment when a node starts again.

@@ -9,6 +9,17 @@ pub enum VolumeError {
     /// The path of a `dir` volume is something else.
     #[error("{} is not a directory; a `dir` volume needs one", .0.display())]
     NotADirectory(PathBuf),
+    /// The directory is there, and what tells the volume from others is not in it, or is that of another one.
+    #[error(
+        "{} is not the volume {id:016x}, which is kept at this path; is its filesystem mounted on this node? If this is it, its file .weir-volume is to hold that number",
+        .path.display()
+    )]
+    NotTheVolume {
+        /// The directory.
+        path: PathBuf,
+        /// What it should say.
+        id: u64,
+    },
     /// A disk's path is neither a regular file nor a block device.
     #[error("{} is neither a regular file nor a block device", .0.display())]
     NotABacking(PathBuf),

@@ -1,7 +1,7 @@
 //! `dir` volumes: a directory, one raw sparse file per disk.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,9 @@ use crate::error::VolumeError;
 
 /// Marks the files that are disks; whatever else lies in the directory is left alone.
 const SUFFIX: &str = ".raw";
+
+/// The file with the volume's identity: 16 hexadecimal digits and a line feed.
+const IDENTITY: &str = ".weir-volume";
 
 /// Longest name of a disk, in bytes: leaves room for the suffix in every filesystem's 255.
 const LONGEST_NAME: usize = 128;
@@ -46,6 +49,56 @@ impl DirVolume {
         }
     }
 
+    /// As [`DirVolume::open`], where the directory is to be the volume `id`. One on which nothing is mounted looks like a volume without
+    /// disks otherwise.
+    ///
+    /// # Errors
+    /// As [`DirVolume::open`], and [`VolumeError::NotTheVolume`].
+    pub fn open_as(path: impl Into<PathBuf>, id: u64) -> Result<DirVolume, VolumeError> {
+        let volume = DirVolume::open(path)?;
+        match volume.identity()? {
+            Some(found) if found == id => Ok(volume),
+            _ => Err(VolumeError::NotTheVolume { path: volume.path, id }),
+        }
+    }
+
+    /// The volume's identity: `new`, durably written into the directory, unless one is there.
+    ///
+    /// # Errors
+    /// [`VolumeError::Permission`], [`VolumeError::NoSpace`], [`VolumeError::Io`].
+    pub fn identify(&self, new: u64) -> Result<u64, VolumeError> {
+        let (path, making) = (self.path.join(IDENTITY), self.path.join(format!("{IDENTITY}.{new:016x}")));
+        if let Some(present) = self.identity()? {
+            return Ok(present);
+        }
+        let write = || {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&making)?;
+            writeln!(file, "{new:016x}")?;
+            file.sync_all()?;
+            // Whoever comes first: a link is there with all of its content, or not at all.
+            std::fs::hard_link(&making, &path)
+        };
+        let written = write();
+        let _ = std::fs::remove_file(&making);
+        match written {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(VolumeError::from_io("marking", &path, error));
+            }
+            _ => self.sync_directory()?,
+        }
+        self.identity()?.ok_or_else(|| VolumeError::NotTheVolume { path: self.path.clone(), id: new })
+    }
+
+    /// What the directory says that it is.
+    fn identity(&self) -> Result<Option<u64>, VolumeError> {
+        let path = self.path.join(IDENTITY);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(u64::from_str_radix(text.trim_end(), 16).ok()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(VolumeError::from_io("reading", &path, error)),
+        }
+    }
+
     /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -62,11 +115,12 @@ impl DirVolume {
     }
 
     /// Makes a disk of `size` bytes (a multiple of 4096) that reads as zeroes and takes no space yet. On return it
-    /// is durable.
+    /// is durable. After a failure its file may be there: only the caller knows whether the path is still its own, and removes it with
+    /// [`DirVolume::delete_unwritten`].
     ///
     /// # Errors
     /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], [`VolumeError::InvalidSize`], [`VolumeError::NoSpace`],
-    /// [`VolumeError::Permission`]. Nothing is left behind then.
+    /// [`VolumeError::Permission`].
     pub fn create_disk(&self, name: &str, size: u64) -> Result<(), VolumeError> {
         let path = self.disk_path(name)?;
         check_size(&path, size)?;
@@ -83,12 +137,8 @@ impl DirVolume {
             }
             Err(error) => return Err(VolumeError::from_io("creating", &path, error)),
         };
-        let finished = set_size(&file, &path, size).and_then(|()| self.sync_directory());
-        if finished.is_err() {
-            // Half a disk would stand in the way of the next attempt. If even this fails, that attempt says so.
-            let _ = std::fs::remove_file(&path);
-        }
-        finished
+        set_size(&file, &path, size)?;
+        self.sync_directory()
     }
 
     /// Opens a disk for the shard that `reactor` belongs to.

@@ -183,6 +183,8 @@ pub struct VolumeRecord {
     pub kind: VolumeKind,
     /// The directory.
     pub path: PathBuf,
+    /// What is written in the directory, so that a node on which it is not mounted does not take another one for it.
+    pub id: u64,
 }
 
 impl Record for VolumeRecord {

@@ -71,6 +71,12 @@ impl SmallFilesystem {
         self.path().join("filler")
     }
 
+    /// Nothing that changes the filesystem is carried out, and whoever tries waits, until the value is dropped.
+    pub fn freeze(&self) -> Frozen {
+        run("fsfreeze", ["--freeze", self.path().to_str().unwrap()]);
+        Frozen(self.path())
+    }
+
     /// Lets the processes write no more than so many bytes in a second to this device; `None` where the kernel has no
     /// way for it (cgroup v1, `blkio.throttle`).
     pub fn throttle(&self, rate: u64, processes: impl IntoIterator<Item = u32>) -> Option<Throttle> {
@@ -97,6 +103,15 @@ impl Drop for SmallFilesystem {
         // Lazily, so that the mount is gone even if a killed process has not quite ended.
         tidy("umount", &["--lazy", &self.path().to_string_lossy()]);
         tidy("losetup", &["-d", &self.device]);
+    }
+}
+
+/// A filesystem that stands still.
+pub struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = Command::new("/usr/sbin/fsfreeze").arg("--unfreeze").arg(&self.0).status();
     }
 }
 

@@ -4,18 +4,22 @@
 //! Making: note, file, then in one transaction the disk's record in the place of the note. Deleting: in one transaction the note in
 //! the place of the disk's record, then file, note. A note whose process has ended is taken over by compare-and-swap, and then
 //! its file is removed; of a file that was being made only if nothing was ever written to it, because that one is ours for certain.
+//! Only a node on which the volume is there takes a note over: elsewhere a file that cannot be seen says nothing.
+//!
+//! A step goes on when whoever asked for it has gone: while a call to the storage is under way, its note counts as under way.
 //! A process that stands still between its last look at the note and the removal, until others have taken it for ended and made
 //! a disk of the same name, would remove that one: the storage is not fenced against it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_cluster::records::{DiskRecord, NodeRef, Record, Step, UnfinishedRecord, keys};
+use weir_cluster::records::{DiskRecord, NodeRef, Record, Step, UnfinishedRecord, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
-use weir_volume::DirVolume;
+use weir_volume::{DirVolume, VolumeError};
 
 use super::decide::is_live;
 use super::node::{Node, blocking, unavailable};
@@ -34,7 +38,26 @@ pub struct Unfinished {
     /// Those under way here.
     here: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
-    gone: Mutex<HashMap<NodeRef, Nanos>>,
+    gone: Mutex<Gone>,
+}
+
+/// Since when processes have been seen to be gone, without a break.
+#[derive(Debug, Default)]
+struct Gone(HashMap<NodeRef, Nanos>);
+
+impl Gone {
+    /// `None` of one that is there.
+    fn look(&mut self, process: &NodeRef, is_live: bool, now: Nanos) -> Option<Nanos> {
+        if is_live {
+            self.0.remove(process);
+            return None;
+        }
+        Some(*self.0.entry(process.clone()).or_insert(now))
+    }
+
+    fn forget_live(&mut self, is_live: impl Fn(&NodeRef) -> bool) {
+        self.0.retain(|process, _| !is_live(process));
+    }
 }
 
 /// A note of this process, under way while the value lives.
@@ -59,27 +82,50 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the file of a disk, and then its record.
+/// Runs a step to its end, also when whoever waits for it goes away: its client has disconnected, say. Cut off in the middle, it
+/// would leave a call to the storage under way with nothing to tell of it.
+async fn to_its_end<T: Send + 'static>(
+    step: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    let cut_off =
+        |_| ApiError::new(ApiErrorKind::Failed, "the step ended before its end; this node's log says why");
+    weir_task::spawn(step).await.map_err(cut_off)?
+}
+
+/// The directory of a volume, if it is the volume.
+fn open(volume: &VolumeRecord) -> Result<DirVolume, VolumeError> {
+    DirVolume::open_as(&volume.path, volume.id)
+}
+
+/// Makes the file of a disk, and then its record; also when nobody waits for it any more.
 ///
 /// # Errors
 /// There is such a disk or file, the volume refuses, or the registry does not answer.
-pub async fn make(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+pub async fn make(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError> {
+    let (node, record) = (Arc::clone(node), record.clone());
+    to_its_end(async move { make_here(&node, &record).await }).await
+}
+
+async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError> {
     let (name, size) = (record.name.clone(), record.size);
     let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {} already", record.name));
-    let volume = node.volume(&record.volume).await?.path;
+    let volume = node.volume(&record.volume).await?;
     finish_others(node, &name).await?;
     // A file that is not ours must not stand under our note at any time.
     let (directory, file) = (volume.clone(), name.clone());
-    blocking(move || DirVolume::open(directory)?.check_free(&file)).await?;
+    blocking(move || open(&directory)?.check_free(&file)).await?;
     let disk = keys::disk(&name);
     let note = match Note::write(node, record, Step::Making, Transaction::new().absent(disk.clone())).await {
         Err(RegistryError::Conflict { .. }) => return Err(exists()),
         note => note.map_err(unavailable)?,
     };
-    let (directory, file) = (volume, name.clone());
-    if let Err(error) = blocking(move || DirVolume::open(directory)?.create_disk(&file, size)).await {
-        // Nothing is left behind by that.
-        note.strike_off().await;
+    let file = name.clone();
+    if let Err(error) = blocking(move || open(&volume)?.create_disk(&file, size)).await {
+        match error.kind {
+            // Somebody's who knows nothing of notes.
+            ApiErrorKind::Exists => note.strike_off().await,
+            _ => undo(node, record, Some(note)).await,
+        }
         return Err(error);
     }
     let commit = Transaction::new()
@@ -89,18 +135,49 @@ pub async fn make(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
         .put(disk, record.encode());
     match node.registry.transact(commit).await {
         Ok(_) => Ok(()),
-        // Taken over: the file is no longer ours to remove.
-        Err(RegistryError::Conflict { .. }) => Err(exists()),
+        // Taken over while this process stood still: whoever did may have looked before the file was there.
+        Err(RegistryError::Conflict { .. }) => {
+            drop(note);
+            undo(node, record, None).await;
+            Err(exists())
+        }
         // In doubt. If it was not committed, the note says whose the file is.
         Err(error) => Err(unavailable(error)),
     }
 }
 
-/// Removes a disk's record, which is `entry`, and then its file.
+/// Removes the file of a disk that could not be made, under our note; if that is not ours any more, under a new one, which there is
+/// only while no disk has the name and nobody else is at it. What does not succeed now is left to [`keep_finished`].
+async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
+    let mut undone = match note {
+        Some(note) => note.finish().await.map(drop),
+        None => Err(ApiError::new(ApiErrorKind::Unavailable, "another node has taken this step over")),
+    };
+    if undone.is_err() {
+        let nobody = Transaction::new().absent(keys::disk(&record.name));
+        undone = match Note::write(node, record, Step::Making, nobody).await {
+            Ok(note) => note.finish().await.map(drop),
+            Err(error) => Err(unavailable(error)),
+        };
+    }
+    if let Err(error) = undone {
+        tracing::info!(disk = record.name, %error, "what was half made is left for later");
+    }
+}
+
+/// Removes a disk's record, which is `entry`, and then its file; also when nobody waits for it any more.
 ///
 /// # Errors
 /// [`ApiErrorKind::Refused`]: the record has changed. Or the file cannot be removed now: that is tried again.
-pub async fn remove(node: &Node, entry: &Entry, record: &DiskRecord) -> Result<(), ApiError> {
+pub async fn remove(node: &Arc<Node>, entry: &Entry, record: &DiskRecord) -> Result<(), ApiError> {
+    let (node, entry, record) = (Arc::clone(node), entry.clone(), record.clone());
+    to_its_end(async move { remove_here(&node, &entry, &record).await }).await
+}
+
+async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord) -> Result<(), ApiError> {
+    // Where it is not mounted, no file would be found, and none removed.
+    let volume = node.volume(&record.volume).await?;
+    blocking(move || open(&volume).map(drop)).await?;
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
     match Note::write(node, record, Step::Removing, gone).await {
         Ok(note) => note.finish().await.map(drop),
@@ -117,13 +194,17 @@ pub async fn remove(node: &Node, entry: &Entry, record: &DiskRecord) -> Result<(
 ///
 /// # Errors
 /// Somebody is, or may be, at it still.
-pub async fn finish_others(node: &Node, disk: &str) -> Result<Option<PathBuf>, ApiError> {
+pub async fn finish_others(node: &Arc<Node>, disk: &str) -> Result<Option<PathBuf>, ApiError> {
     let deadline = Nanos::now() + UNDER_WAY;
     loop {
         let Some(entry) = node.registry.get(&keys::unfinished(disk)).await.map_err(unavailable)? else {
             return Ok(None);
         };
-        match take_over(node, &entry).await {
+        let taken = {
+            let node = Arc::clone(node);
+            to_its_end(async move { take_over(&node, &entry).await }).await
+        };
+        match taken {
             Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
                 weir_task::sleep(ASK_AGAIN).await;
             }
@@ -134,6 +215,7 @@ pub async fn finish_others(node: &Node, disk: &str) -> Result<Option<PathBuf>, A
 
 /// Finishes what others have left, from time to time.
 pub async fn keep_finished(node: Arc<Node>) {
+    let mut nodes = node.world.nodes.changes();
     loop {
         if let Ok(listing) = node.registry.list(keys::UNFINISHED).await {
             for entry in listing.entries {
@@ -145,7 +227,13 @@ pub async fn keep_finished(node: Arc<Node>) {
                 }
             }
         }
-        weir_task::sleep(LOOK).await;
+        let again = Nanos::now() + LOOK;
+        // Also who comes back only for a moment has been there.
+        while let Ok(Ok(())) = weir_task::timeout(again - Nanos::now(), nodes.changed()).await {
+            let live = nodes.borrow_and_update().clone();
+            lock(&node.unfinished.gone).forget_live(|process| is_live(&live, process));
+        }
+        weir_task::sleep(again - Nanos::now()).await;
     }
 }
 
@@ -159,6 +247,8 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
             "disk {disk} is being made or deleted by {by}, or was when it fell silent{until}"
         ));
     }
+    let volume = node.volume(&record.volume).await?;
+    blocking(move || open(&volume).map(drop)).await?;
     let replaces = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision);
     match Note::put(node, record, replaces).await {
         Ok(note) => {
@@ -182,11 +272,11 @@ fn is_over(node: &Node, record: &UnfinishedRecord) -> Result<(), String> {
         let under_way = lock(&node.unfinished.here).contains(&record.disk);
         return if under_way { Err(String::new()) } else { Ok(()) };
     }
-    if is_live(&node.world.nodes.now(), by) {
-        return Err(String::new());
-    }
     let grace = node.config.lease.fence_grace;
-    let since = *lock(&node.unfinished.gone).entry(by.clone()).or_insert_with(Nanos::now);
+    let is_live = is_live(&node.world.nodes.now(), by);
+    let Some(since) = lock(&node.unfinished.gone).look(by, is_live, Nanos::now()) else {
+        return Err(String::new());
+    };
     if node.world.has_stopped(by) || Nanos::now() >= since + grace.0 {
         return Ok(());
     }
@@ -224,7 +314,7 @@ impl<'a> Note<'a> {
 
     /// Removes the file and strikes the note off. The file's path.
     async fn finish(self) -> Result<PathBuf, ApiError> {
-        let volume = self.node.volume(&self.record.volume).await?.path;
+        let volume = self.node.volume(&self.record.volume).await?;
         let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;
         if entry.is_none_or(|entry| entry.mod_revision != self.revision) {
             let message = format!("disk {}: another node has taken this step over", self.record.disk);
@@ -232,7 +322,7 @@ impl<'a> Note<'a> {
         }
         let (name, step) = (self.record.disk.clone(), self.record.step);
         let removed = blocking(move || {
-            let volume = DirVolume::open(volume)?;
+            let volume = open(&volume)?;
             let path = volume.disk_path(&name)?;
             match step {
                 Step::Making => volume.delete_unwritten(&name)?,
@@ -251,5 +341,22 @@ impl<'a> Note<'a> {
         if let Err(error) = self.node.registry.transact(strike).await {
             tracing::debug!(key = self.key, %error, "struck off later");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_back_is_not_taken_for_gone_since_the_first_time() {
+        let (mut gone, process, later) = (Gone::default(), NodeRef::new("n1", 1), Duration::from_secs(9));
+        let start = Nanos(1);
+        assert_eq!(gone.look(&process, false, start), Some(start));
+        assert_eq!(gone.look(&process, false, start + later), Some(start));
+        assert_eq!(gone.look(&process, true, start + later), None);
+        assert_eq!(gone.look(&process, false, start + later * 2), Some(start + later * 2));
+        gone.forget_live(|_| true);
+        assert_eq!(gone.look(&process, false, start + later * 3), Some(start + later * 3));
     }
 }

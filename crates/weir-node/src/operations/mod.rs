@@ -150,10 +150,12 @@ impl Operations {
             let message = format!("{:?} is not a kind of volume; use dir", wanted.kind);
             return Err(ApiError::new(ApiErrorKind::Invalid, message));
         }
-        let record = VolumeRecord { name: wanted.name, kind: VolumeKind::Dir, path: wanted.path };
+        let mut record =
+            VolumeRecord { name: wanted.name, kind: VolumeKind::Dir, path: wanted.path, id: random() };
         record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-        let path = record.path.clone();
-        blocking(move || DirVolume::open(path).map(|_| ())).await.map_err(|error| {
+        let (path, new) = (record.path.clone(), record.id);
+        let identified = blocking(move || DirVolume::open(path)?.identify(new)).await;
+        record.id = identified.map_err(|error| {
             error.hint("the directory must exist, on this node and on every other that is to serve its disks")
         })?;
         match self.node.registry.transact(record.create(keys::volume(&record.name))).await {
@@ -404,15 +406,15 @@ impl Operations {
     /// # Errors
     /// As [`Operations::volumes`].
     pub async fn delete(&self, name: &str, wanted: Delete) -> Answer<Deleted> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
-            return self.forward(&owner, name, "delete", &wanted).await;
-        }
         let record = match self.record(name).await {
             Err(error) if error.kind == ApiErrorKind::NotFound && !wanted.dry_run => {
                 return self.delete_leftover(name).await?.ok_or(error);
             }
             record => record?,
         };
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "delete", &wanted).await;
+        }
         let path = self
             .node
             .backing_path(&record)
