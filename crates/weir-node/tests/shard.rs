@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -75,6 +76,7 @@ impl Rig {
         File::create(&path).unwrap().set_len(SIZE).unwrap();
         OpenDisk {
             disk: name.into(),
+            id: 1,
             path,
             size: SIZE,
             logical_block: 4096,
@@ -220,6 +222,32 @@ async fn a_disk_that_is_opened_again_at_once_needs_no_second_place_on_the_flash(
         let refused = rig.begin(large).await.await.unwrap().unwrap_err();
         assert!(refused.contains("no memory"), "{round}: {refused}");
     }
+    rig.stop().await;
+}
+
+/// A disk is deleted while its file is being opened, and made again: what was opened is the earlier one's.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_opening_is_not_joined_by_a_later_disk_of_the_same_name() {
+    let rig = Rig::new();
+    let disk = rig.disk("again");
+    let withheld = Withheld::new(&disk.path);
+    let earlier = withheld.file.try_clone().unwrap();
+    let given_up = rig.begin(disk.clone()).await;
+    assert_eq!(rig.status("again").await.unwrap().state, "opening");
+    rig.close("again").await.unwrap();
+    assert!(given_up.await.unwrap().is_err());
+    std::fs::remove_file(&disk.path).unwrap();
+    let opened = rig.begin(OpenDisk { id: 2, ..rig.disk("again") }).await;
+    // The later one's file is not withheld, but it must not matter which is there first.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(withheld);
+    tokio::time::timeout(Duration::from_secs(10), opened).await.unwrap().unwrap().unwrap();
+    rig.load("again", 500).await;
+    rig.close("again").await.unwrap();
+    let blocks = |file: &File| file.metadata().unwrap().blocks();
+    let later = File::open(rig.path("again")).unwrap();
+    assert_eq!(blocks(&earlier), 0, "nothing is written to the file of the disk that was deleted");
+    assert!(blocks(&later) > 0, "the load is in the file of the disk that is there");
     rig.stop().await;
 }
 

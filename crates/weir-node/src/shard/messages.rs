@@ -38,6 +38,8 @@ pub enum Arrival {
 pub struct OpenDisk {
     /// Name of the disk; unique in the cluster.
     pub disk: String,
+    /// Tells the disk from earlier ones of its name, whose files had the same path.
+    pub id: u64,
     /// The backing: a file of a `dir` volume, or a block device.
     pub path: PathBuf,
     /// Bytes.

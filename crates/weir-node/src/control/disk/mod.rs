@@ -659,6 +659,7 @@ impl DiskTask {
         let path = self.node.backing_path(record).await?;
         let disk = OpenDisk {
             disk: self.name.clone(),
+            id: record.id,
             path,
             size: record.size,
             logical_block: record.logical_block,

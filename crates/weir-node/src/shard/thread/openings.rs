@@ -33,9 +33,10 @@ impl Opening {
         self.waiting.as_ref().is_some_and(|waiting| !waiting.is_closed())
     }
 
-    /// What was opened for `self` will do for `other`.
+    /// What was opened for `self` will do for `other`. Where the disk was deleted and made again meanwhile, the path leads to another
+    /// file (P4).
     fn fits(&self, other: &OpenDisk) -> bool {
-        let file = |open: &OpenDisk| (open.path.clone(), open.size, open.logical_block);
+        let file = |open: &OpenDisk| (open.id, open.path.clone(), open.size, open.logical_block);
         file(&self.open) == file(other)
     }
 
