@@ -20,7 +20,8 @@ use weir_block::Nanos;
 use weir_cluster::records::{NodeRef, Record, Step, UnfinishedRecord, keys};
 use weir_cluster::{Client as RegistryClient, ClientConfig, Registry};
 use weir_lab::process::ProcessState;
-use weir_lab::{Ending, Lab};
+use weir_lab::volatile_disk::VolatileDisk;
+use weir_lab::{Ending, Lab, LabFlash};
 use weir_load::nbd::{Client as NbdClient, Uri};
 use weir_node::api::{ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Medium};
 
@@ -385,6 +386,33 @@ fn what_was_left_is_removed_where_the_volume_is() {
     leads_to(mounted.path());
     assert!(notes.wait(|by| by.is_none()) && !file.exists(), "{:?}{}", notes.by(), bench.logs());
     make_and_delete(&bench, "n2", "left");
+}
+
+/// The disks are closed, and the flash does not answer to what is written there then.
+#[test]
+fn a_stop_does_not_wait_for_flash_that_hangs() {
+    let _turn = alone();
+    let place = tempfile::tempdir().unwrap();
+    let flash = VolatileDisk::create(&place.path().join("flash"), 160 * MIB).unwrap();
+    let bench = Bench::up(1, "write-back+0", |config| {
+        config.flash = LabFlash::Devices(vec![flash.path()]);
+    });
+    NbdClient::connect(&uri(&bench)).unwrap().write(0, &vec![1; MIB as usize], true).unwrap();
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
+    // The flash is told of that, too.
+    thread::sleep(Duration::from_secs(1));
+    flash.fail_power();
+    let node = bench.lab.node("n1").unwrap().process.unwrap();
+    node.signal(rustix::process::Signal::TERM).unwrap();
+    let began = Nanos::now();
+    while node.state() == ProcessState::Running && Nanos::now() - began < Duration::from_secs(40) {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (took, state) = (Nanos::now() - began, node.state());
+    // Or what is under way there would keep the process.
+    flash.power_off();
+    eprintln!("{state:?} after {took:?}");
+    assert!(state == ProcessState::Gone && took < Duration::from_secs(20), "{took:?}{}", bench.logs());
 }
 
 /// A port is taken for a moment when a node starts again.

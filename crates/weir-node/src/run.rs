@@ -50,6 +50,10 @@ const GRANT_CONNECTIONS: usize = 256;
 /// Time for a peer's greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Longest wait for the shards of a node that stops, once its disks are closed. What they may still have under way is a write to the
+/// flash, and a flash that hangs answers late or never.
+const SHARDS_END: Duration = Duration::from_secs(5);
+
 /// How long an address or a flash medium that is taken is tried again.
 const TAKEN_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -201,13 +205,23 @@ pub async fn run_with(
         );
         return Ok(());
     }
-    node.shards.stop().await;
-    for shard in shards {
-        let _ = tokio::task::spawn_blocking(|| shard.join()).await;
+    if tokio::time::timeout(SHARDS_END, end(&node.shards, shards)).await.is_err() {
+        // Nothing of it is needed: the disks are closed, and what is on flash is there.
+        tracing::warn!(
+            "a shard does not end: the flash, or a backing, does not answer; the process ends all the same"
+        );
     }
     // The end of this process ends the lease in any case.
     let _ = node.registry.revoke(node.session.lease()).await;
     Ok(())
+}
+
+/// Ends the shards, and waits for their threads.
+async fn end(queues: &Shards, shards: Vec<Shard>) {
+    queues.stop().await;
+    for shard in shards {
+        let _ = tokio::task::spawn_blocking(|| shard.join()).await;
+    }
 }
 
 /// Says what is lost with this process, where somebody may look for it.

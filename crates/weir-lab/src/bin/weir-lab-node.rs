@@ -68,7 +68,7 @@ fn main() -> Result<(), Failure> {
     }
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let shutdown = async move {
@@ -82,7 +82,10 @@ fn main() -> Result<(), Failure> {
             Command::Registry { socket, file } => registry(&socket, &file, shutdown).await,
             Command::Order { .. } => Ok(()),
         }
-    })
+    });
+    // What still waits for storage that does not answer must not keep a node that has stopped.
+    runtime.shutdown_background();
+    result
 }
 
 async fn node(config: &std::path::Path, shutdown: impl Future<Output = ()>) -> Result<(), Failure> {
