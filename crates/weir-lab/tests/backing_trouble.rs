@@ -229,7 +229,7 @@ fn a_full_backing_stops_destage_and_loses_nothing() {
 
     let many = place.load(DISK, history(seed + 1, 8 * MIB, SIZE - 8 * MIB), None);
     let progress = many.progress();
-    let (mut many, ()) = during(many, Duration::from_secs(3600), || {
+    let (mut many, ()) = during(many, Duration::ZERO, || {
         place.await_full_log();
         await_stall(&progress);
         // What was acknowledged is there, half of it in the log only, and nobody waits for it.
@@ -245,7 +245,6 @@ fn a_full_backing_stops_destage_and_loses_nothing() {
 
         place.filesystem.empty();
         await_progress(&place, &progress);
-        progress.stop();
     });
     place.await_drained();
     for load in [&mut few, &mut many] {
@@ -309,7 +308,7 @@ fn a_backing_that_takes_no_writes_for_a_while() {
     let file = file.to_str().unwrap();
     let load = place.load(DISK, history(seed, 0, SIZE), None);
     let progress = load.progress();
-    let (mut load, ()) = during(load, Duration::from_secs(3600), || {
+    let (mut load, ()) = during(load, Duration::ZERO, || {
         run("chattr", ["+i", file]);
         let told = place.await_event("backing-error");
         assert!(told.contains("takes no writes"), "{told}");
@@ -317,7 +316,6 @@ fn a_backing_that_takes_no_writes_for_a_while() {
         await_stall(&progress);
         run("chattr", ["-i", file]);
         await_progress(&place, &progress);
-        progress.stop();
     });
     place.await_drained();
     assert_sound(&place, &mut load);
@@ -377,11 +375,9 @@ fn a_full_log_slows_to_what_the_backing_takes() {
 
     let other = place.load(HEALTHY, history(seed + 1, 0, SIZE), Some(500));
     let (progress, other_progress) = (load.progress(), other.progress());
-    let (mut load, (mut other, rates)) = during(load, Duration::from_secs(3600), || {
+    let (mut load, (mut other, rates)) = during(load, Duration::ZERO, || {
         place.bench.wait(|view| view.detail.as_ref().unwrap().log_used_bytes > LOG / 2);
-        let (other, rates) =
-            during(other, Duration::from_secs(10), || series(&progress, Duration::from_secs(10)));
-        progress.stop();
+        let (other, rates) = during(other, Duration::ZERO, || series(&progress, Duration::from_secs(10)));
         (other, rates)
     });
     let throttled = throttle.is_some();

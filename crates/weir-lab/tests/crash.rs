@@ -29,7 +29,7 @@ fn kill_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Veri
     let before = some_time(random, 20, 1200);
     let former = bench.owner();
     let lab = &mut bench.lab;
-    let (load, ()) = during(load, before + Duration::from_millis(1500), || {
+    let (load, ()) = during(load, Duration::from_millis(1500), || {
         thread::sleep(before);
         lab.kill(&former).unwrap();
     });
@@ -54,7 +54,7 @@ fn kill_replica(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Ve
     let replicas = bench.wait_effective().replicas;
     let replica = replicas[random.usize(..replicas.len())].clone();
     let lab = &mut bench.lab;
-    let (load, ()) = during(load, before + Duration::from_millis(1500), || {
+    let (load, ()) = during(load, Duration::from_millis(1500), || {
         thread::sleep(before);
         lab.kill(&replica).unwrap();
     });
@@ -80,7 +80,7 @@ fn pause_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Ver
     let before = some_time(random, 20, 500);
     let after = some_time(random, 10, 1500);
     let former = bench.owner();
-    let (load, successor) = during(load, before + after + Duration::from_secs(5), || {
+    let (load, successor) = during(load, Duration::from_secs(2), || {
         thread::sleep(before);
         bench.lab.pause(&former).unwrap();
         let successor = bench.wait(|view| view.owner.as_ref() != Some(&former)).owner.unwrap();

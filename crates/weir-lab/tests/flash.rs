@@ -30,7 +30,7 @@ fn all_killed(nodes: usize, policy: &str, order: &[&str]) {
         let load = bench.load(history, seed + round);
         let names: Vec<String> = bench.lab.nodes().iter().map(|node| node.name.clone()).collect();
         let lab = &mut bench.lab;
-        let (mut load, ()) = during(load, LOAD, || {
+        let (mut load, ()) = during(load, LOAD / 2, || {
             thread::sleep(LOAD / 2);
             names.iter().for_each(|name| lab.kill(name).unwrap());
             order.iter().for_each(|name| lab.start(name).unwrap());

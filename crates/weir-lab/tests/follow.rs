@@ -93,7 +93,7 @@ fn a_target_that_only_looks_does_not_disturb_a_writer() {
     let bench = Bench::up(3, "write-back+1", |_| {});
     bench.lab.any_client().unwrap().follow(DISK, Some("n3")).unwrap();
     let load = bench.load(new_history(seed), seed);
-    let (mut load, reads) = during(load, Duration::from_secs(3), || {
+    let (mut load, reads) = during(load, Duration::from_millis(500), || {
         let mut reads = 0;
         for _ in 0..20 {
             let mut target = connect(&bench, "n3").unwrap();

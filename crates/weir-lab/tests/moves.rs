@@ -46,7 +46,7 @@ fn moves_under_load(nodes: usize, policy: &str, moves: u32) {
         bench.wait_effective();
         let to = elsewhere(&bench, &mut random);
         let load = bench.load(history, random.u64(..));
-        let (mut load, moved) = during(load, Duration::from_millis(1500), || {
+        let (mut load, moved) = during(load, Duration::from_secs(1), || {
             thread::sleep(Duration::from_millis(random.u64(50..600)));
             move_to(&bench, &to)
         });
@@ -91,7 +91,7 @@ fn dies_after_a_move(victim_is_new_owner: bool) {
     let to = elsewhere(&bench, &mut random);
     let load = bench.load(new_history(seed), seed);
     let lab = &mut bench.lab;
-    let (mut load, ()) = during(load, Duration::from_secs(3), || {
+    let (mut load, ()) = during(load, Duration::from_secs(2), || {
         thread::sleep(Duration::from_millis(200));
         lab.any_client().unwrap().move_disk(DISK, &to).unwrap();
         lab.kill(if victim_is_new_owner { &to } else { &former }).unwrap();

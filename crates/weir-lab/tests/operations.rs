@@ -72,7 +72,7 @@ fn policies_change_on_line() {
     let seed = seed();
     let bench = Bench::up(3, "write-back+1", |_| {});
     let load = bench.load(new_history(seed), seed);
-    let (mut load, ()) = during(load, Duration::from_secs(6), || {
+    let (mut load, ()) = during(load, Duration::from_secs(1), || {
         for (number, policy) in
             ["write-through", "write-back+2", "write-back+0", "write-back+1"].iter().enumerate()
         {
@@ -209,7 +209,7 @@ fn write_through_is_taken_over_too() {
     let owner = bench.owner();
     let load = bench.load(new_history(seed), seed);
     let lab = &mut bench.lab;
-    let (mut load, ()) = during(load, Duration::from_secs(4), || {
+    let (mut load, ()) = during(load, Duration::from_secs(3), || {
         thread::sleep(Duration::from_millis(300));
         lab.kill(&owner).unwrap();
     });
@@ -227,7 +227,7 @@ fn the_registry_goes_and_comes() {
     let mut bench = Bench::up(3, "write-back+1", |config| config.lease_ttl = Duration::from_secs(2));
     let load = bench.load(new_history(seed), seed);
     let lab = &mut bench.lab;
-    let (mut load, ()) = during(load, Duration::from_secs(9), || {
+    let (mut load, ()) = during(load, Duration::from_secs(3), || {
         lab.kill(REGISTRY).unwrap();
         thread::sleep(Duration::from_millis(500));
         lab.start(REGISTRY).unwrap();

@@ -131,7 +131,7 @@ fn a_lost_replica_is_replaced_by_one_of_its_own_kind() {
     let mut bench = racks("write-back+1in+1out", &domains);
     let (owner, replicas) = wait_places(&bench, &domains, 1, 1);
     let load = bench.load(new_history(seed), seed);
-    let (load, ()) = during(load, Duration::from_secs(8), || {
+    let (load, ()) = during(load, Duration::from_secs(1), || {
         for lost in &replicas {
             bench.lab.kill(lost).unwrap();
             bench.wait(|view| !view.replicas.contains(lost));
@@ -154,7 +154,7 @@ fn after_a_takeover_the_set_is_rebuilt_around_the_new_owner() {
         ("n1", ["n2", "n3"].map(String::from).into())
     );
     let load = bench.load(new_history(seed), seed);
-    let (load, ()) = during(load, Duration::from_secs(6), || {
+    let (load, ()) = during(load, Duration::from_secs(1), || {
         thread::sleep(Duration::from_millis(300));
         bench.lab.kill("n1").unwrap();
         bench.wait(|view| view.owner.as_deref() != Some("n1"));
@@ -173,7 +173,7 @@ fn after_a_move_the_set_is_rebuilt_around_the_new_owner() {
     let bench = racks("write-back+1in", &domains);
     wait_places(&bench, &domains, 1, 0);
     let load = bench.load(new_history(seed), seed);
-    let (load, ()) = during(load, Duration::from_secs(5), || {
+    let (load, ()) = during(load, Duration::from_secs(1), || {
         thread::sleep(Duration::from_millis(300));
         for to in ["n3", "n2"] {
             bench.lab.any_client().unwrap().move_disk(DISK, to).unwrap();
@@ -193,7 +193,7 @@ fn what_a_strict_policy_cannot_have_is_write_through_until_it_can() {
     let (_, replicas) = wait_places(&bench, &domains, 1, 0);
     assert_eq!(replicas, ["n2"]);
     let load = bench.load(new_history(seed), seed);
-    let (load, ()) = during(load, Duration::from_secs(8), || {
+    let (load, ()) = during(load, Duration::from_secs(1), || {
         bench.lab.kill("n2").unwrap();
         let view = bench.wait(|view| view.effective == "write-through");
         assert_eq!((view.requested.as_str(), view.replicas.len()), ("write-back+1in", 0));
@@ -221,7 +221,7 @@ fn replicas_lost_one_after_another_come_back_one_after_another() {
     let others: Vec<String> =
         bench.lab.nodes().iter().map(|node| node.name.clone()).filter(|name| *name != owner).collect();
     let load = bench.load(new_history(seed), seed);
-    let (load, ()) = during(load, Duration::from_secs(10), || {
+    let (load, ()) = during(load, Duration::from_secs(1), || {
         for lost in &others {
             bench.lab.kill(lost).unwrap();
             let view = bench.wait(|view| view.effective == "write-through" && view.replicas.is_empty());

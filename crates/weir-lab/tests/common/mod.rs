@@ -29,6 +29,8 @@ pub const SIZE: u64 = 32 << 20;
 pub const BLOCK: u32 = 4096;
 /// Longest wait for anything that must come.
 pub const SOON: Duration = Duration::from_secs(30);
+/// A load ends by itself after this, should a test that fails forget it.
+const LONGEST_LOAD: Duration = Duration::from_secs(600);
 
 /// The `weir` program, as current as these tests: `WEIR_PROGRAM`, or what cargo builds.
 pub fn program() -> &'static Path {
@@ -208,15 +210,15 @@ pub fn new_history(run: u64) -> History {
     History::new(layout, run, Initial::Zeroes)
 }
 
-/// Runs the load in a thread of its own for `duration`, and meanwhile `fault`. Returns the load and the longest stall.
+/// Runs the load in a thread of its own during `fault`, and for `afterwards` longer. Returns the load and what `fault` returned.
 pub fn during<T>(
     mut load: VerifyingLoad,
-    duration: Duration,
+    afterwards: Duration,
     fault: impl FnOnce() -> T,
 ) -> (VerifyingLoad, T) {
     let progress = load.progress();
     let thread = thread::spawn(move || {
-        let result = load.run(duration);
+        let result = load.run(LONGEST_LOAD);
         (load, result)
     });
     // A fault before the first write would test nothing.
@@ -226,6 +228,8 @@ pub fn during<T>(
         thread::sleep(Duration::from_millis(1));
     }
     let outcome = fault();
+    thread::sleep(afterwards);
+    progress.stop();
     let (load, result) = thread.join().unwrap();
     result.unwrap();
     (load, outcome)
