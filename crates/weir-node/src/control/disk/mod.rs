@@ -605,8 +605,7 @@ impl DiskTask {
     /// late release must not commit behind a disk that serves, and a log that begins anew needs a lineage of its own.
     async fn record_to_open(&mut self, record: &DiskRecord) -> Result<DiskRecord, String> {
         let me = self.me.clone();
-        let reopens = matches!(self.arrival, Some((_, Came::Closed)));
-        let now = if self.doubtful || reopens {
+        let now = if self.doubtful || self.closed_since(record).is_some() {
             self.change(|record| ownership::renew(record, &me, record.epoch)).await
         } else {
             change::read(&*self.node.registry, &self.name).await.map(|(_, record)| record)
@@ -619,18 +618,32 @@ impl DiskTask {
         Ok(now)
     }
 
+    /// The epoch in which this node closed the disk with nothing dirty, if nobody else has owned it since: only then is the log that
+    /// the record speaks of still empty (P1).
+    ///
+    /// Whoever owned it since is among the former owners, with a later epoch: a disk in write-back changes hands in no other way, and
+    /// only an owner that has it open strikes anybody off.
+    fn closed_since(&self, record: &DiskRecord) -> Option<u64> {
+        let Some((closed, Came::Closed)) = self.arrival else { return None };
+        let mine = record.owner.as_ref() == Some(&self.me) && closed <= record.epoch;
+        let others = record.former.iter().any(|former| former.epoch >= closed);
+        (mine && !others).then_some(closed)
+    }
+
     /// How the disk comes to this node, by the record that it is opened with.
     fn arrival(&mut self, record: &DiskRecord) -> Arrival {
         match self.arrival {
             Some((epoch, Came::By(arrival))) if epoch == record.epoch => arrival,
-            // Closed cleanly in the epoch before, which `record_to_open` has ended: the log is empty. The former owners are who they were.
-            Some((epoch, Came::Closed)) if epoch < record.epoch => match self.arrival_after(record) {
-                Arrival::TakeOver { former } if !record.former.is_empty() => {
-                    Arrival::FromWriteThrough { former }
+            // The epoch in which it was closed has been ended by `record_to_open`: the log is empty. The former owners are who they were.
+            _ if self.closed_since(record).is_some_and(|epoch| epoch < record.epoch) => {
+                match self.arrival_after(record) {
+                    Arrival::TakeOver { former } if !record.former.is_empty() => {
+                        Arrival::FromWriteThrough { former }
+                    }
+                    Arrival::TakeOver { .. } => Arrival::Clean,
+                    arrival => arrival,
                 }
-                Arrival::TakeOver { .. } => Arrival::Clean,
-                arrival => arrival,
-            },
+            }
             _ => self.arrival_after(record),
         }
     }

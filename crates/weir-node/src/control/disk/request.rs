@@ -142,8 +142,8 @@ impl DiskTask {
 
     /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
     async fn give_back(&mut self, record: &DiskRecord) {
-        // Whatever comes of it: how the disk came here this time says nothing about the next.
-        self.arrival = None;
+        // Whatever comes of it: how the disk was claimed this time says nothing about the next. That its log is empty does.
+        self.arrival = self.arrival.filter(|(_, came)| matches!(came, Came::Closed));
         if record.mode == Mode::WriteThrough {
             let (me, epoch) = (self.me.clone(), record.epoch);
             if let Err(error) = self.change(|record| ownership::release(record, &me, epoch, 0)).await {

@@ -1,7 +1,9 @@
 //! The task of a disk on a node whose shard is played: it does at once what it is told.
 
+mod arrival;
+mod registry;
+
 use weir_accel::Former;
-use weir_cluster::Embedded;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::records::{FormerOwner, NodeRecord, Source};
@@ -9,6 +11,9 @@ use weir_cluster::registry::Registry;
 use weir_cluster::right::{GrantSet, GrantTimes};
 
 use super::*;
+use registry::Silencing;
+use std::sync::atomic::AtomicBool;
+
 use crate::config::Config;
 use crate::control::node::{Here, Journal};
 use crate::control::shards::ShardQueue;
@@ -33,7 +38,15 @@ fn record_of(name: &str) -> NodeRecord {
 
 /// Node `a`, a registry, and what the shard was told.
 async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
-    let registry: Arc<dyn Registry> = Arc::new(Embedded::open(&directory.join("registry")).unwrap());
+    node_at(directory, Arc::default()).await
+}
+
+/// As [`node`], with a registry that does not answer transactions while `silent` says so.
+async fn node_at(
+    directory: &std::path::Path,
+    silent: Arc<AtomicBool>,
+) -> (Arc<Node>, mpsc::Receiver<String>) {
+    let registry: Arc<dyn Registry> = Arc::new(Silencing::open(directory, silent));
     let session =
         NodeSession::start(registry.clone(), record_of("a"), SessionConfig::default()).await.unwrap();
     let (commands, mut queue) = mpsc::channel(16);
@@ -41,8 +54,10 @@ async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>
     tokio::spawn(async move {
         while let Some(command) = queue.recv().await {
             let _ = told.send(format!("{command:?}")).await;
-            if let Command::LetGo { done, .. } = command {
-                let _ = done.send(());
+            match command {
+                Command::LetGo { done, .. } => drop(done.send(())),
+                Command::Close { done, .. } => drop(done.send(Ok(()))),
+                _ => {}
             }
         }
     });
@@ -119,7 +134,7 @@ async fn an_arrival_belongs_to_its_epoch() {
     let directory = tempfile::tempdir().unwrap();
     let (node, _told) = node(directory.path()).await;
     let record = disk_of_a(&node, |record| {
-        record.former = vec![FormerOwner::silent(NodeRef::new("c", 1), 2)];
+        record.former = vec![FormerOwner::silent(NodeRef::new("c", 1), 1)];
         (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("c", 1)]);
     })
     .await;
