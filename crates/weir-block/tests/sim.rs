@@ -3,6 +3,8 @@
 
 use std::io::IoSlice;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use weir_block::sim::{Death, FileId, Harm, Medium, Wires, World};
@@ -348,6 +350,38 @@ fn a_short_transfer_goes_on_and_errors_are_reported() {
     assert!(machine.poll().is_empty(), "a hung medium answers");
     world.set_medium(file, Medium::default());
     assert_eq!(machine.result(), Ok(4 * SECTOR as u64));
+}
+
+/// Whoever looked at its right before a write stands still, and the write was short.
+#[test]
+fn the_rest_of_a_short_write_is_not_begun_without_the_right() {
+    let world = World::new(5);
+    let mut machine = machine(&world, 0, 0);
+    let file = world.file(1 << 20);
+    world.set_medium(file, Medium { partial: 1, ..world.medium(file) });
+    let until = Arc::new(AtomicU64::new((machine.reactor.now() + Duration::from_secs(1)).0));
+    let write = |machine: &mut Machine, byte: u8, token: Token| {
+        let mut buffer = machine.reactor.buffers().take(4 * SECTOR).unwrap();
+        buffer.bytes_mut().fill(byte);
+        machine.reactor.write(&world.open(file), 0, WriteSource::Buffer(buffer), token);
+    };
+    let (guarded, other) = (machine.token(), machine.token());
+    machine.reactor.guard(guarded.owner, &until);
+    write(&mut machine, 6, guarded);
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "the right stands");
+    write(&mut machine, 7, guarded);
+    world.advance(world.now() + Duration::from_secs(2));
+    assert_eq!(machine.result(), Err(libc::ESTALE));
+    let sectors = sectors(&world, file, 4);
+    assert!(sectors[0] == 7 && sectors[3] == 6, "{sectors:?}");
+    write(&mut machine, 8, other);
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "nobody else is asked for a right");
+    until.store(u64::MAX, Ordering::Release);
+    write(&mut machine, 9, guarded);
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "it has come back");
+    write(&mut machine, 10, guarded);
+    drop(until);
+    assert_eq!(machine.result(), Err(libc::ESTALE), "who kept the right is gone");
 }
 
 #[test]

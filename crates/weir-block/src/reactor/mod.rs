@@ -18,7 +18,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use slab::Slab;
@@ -243,6 +244,8 @@ pub struct Reactor {
     /// Finished (slot, result) pairs of the last wait.
     finished: Vec<(usize, i32)>,
     spare_vectors: Vec<Vec<libc::iovec>>,
+    /// Until when writes of some owners may be begun; see [`Reactor::guard`].
+    guards: Vec<(OwnerId, Weak<AtomicU64>)>,
     poll: Duration,
     /// The last wait was a short one.
     busy: bool,
@@ -294,6 +297,7 @@ impl Reactor {
             files_in_flight: 0,
             finished: Vec::new(),
             spare_vectors: Vec::new(),
+            guards: Vec::new(),
             poll: config.poll,
             busy: false,
         })
@@ -338,6 +342,14 @@ impl Reactor {
     pub fn new_owner(&mut self) -> OwnerId {
         self.next_owner += 1;
         OwnerId(self.next_owner)
+    }
+
+    /// Of a write of this owner's that was short, the rest is begun before `until` only, in nanoseconds of the shard's clock, and
+    /// while somebody keeps that; after it the write fails. Who looked at its right before it wrote does not do so again for the rest,
+    /// and the process may have stood still meanwhile (P4).
+    pub fn guard(&mut self, owner: OwnerId, until: &Arc<AtomicU64>) {
+        self.guards.retain(|(_, until)| until.strong_count() > 0);
+        self.guards.push((owner, Arc::downgrade(until)));
     }
 
     /// File operations that the kernel has not finished.
@@ -511,12 +523,13 @@ impl Reactor {
                 self.slots.remove(key);
             }
             Slot::File(operation) => {
-                if operation.continues_after(result) {
+                let more = operation.continues_after(result);
+                if more && may_go_on(&self.guards, &self.clock, operation) {
                     return self.driver.start(key, operation);
                 }
                 let Slot::File(mut operation) = self.slots.remove(key) else { unreachable!("matched above") };
                 self.files_in_flight -= 1;
-                let result = operation.outcome(result);
+                let result = if more { Err(libc::ESTALE) } else { operation.outcome(result) };
                 operation.vectors.clear();
                 self.spare_vectors.push(operation.vectors);
                 let action = Action::File { result, buffer: operation.buffer };
@@ -548,6 +561,13 @@ impl Reactor {
             Driver::Sim(_) => drop(self.slots.remove(key)),
         }
     }
+}
+
+/// Whether the rest of an operation may be begun.
+fn may_go_on(guards: &[(OwnerId, Weak<AtomicU64>)], clock: &Clock, operation: &FileOperation) -> bool {
+    let guard = guards.iter().find(|(owner, _)| *owner == operation.token.owner);
+    let Some((_, until)) = guard.filter(|_| operation.kind != FileKind::Read) else { return true };
+    until.upgrade().is_some_and(|until| clock.now().0 < until.load(Ordering::Acquire))
 }
 
 impl Driver {

@@ -82,6 +82,7 @@ impl Disk {
             serves_until: open.serves_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
         };
+        reactor.guard(backing_id, &open.serves_until);
         let accel = Accel::new(
             reactor,
             accel_config,
