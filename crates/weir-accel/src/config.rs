@@ -57,6 +57,8 @@ pub struct AccelConfig {
     pub destage_delay: Duration,
     /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9). More than zero.
     pub full_log_wait: Duration,
+    /// Most records of a batch to a replica.
+    pub batch_records: usize,
     /// Until when this node may serve the disk, in nanoseconds of the machine's clock; the node's control plane moves it. Nothing is
     /// answered and nothing handed to the backing beyond it (P2, P4).
     pub serves_until: Arc<AtomicU64>,
@@ -73,6 +75,9 @@ impl AccelConfig {
     /// How long records wait to be destaged while nothing presses.
     pub const DESTAGE_DELAY: Duration = Duration::from_millis(100);
 
+    /// Enough for a batch to be worth its message; a replica's table of them stays small.
+    pub const BATCH_RECORDS: usize = 1024;
+
     /// Defaults with a right that never ends, for a disk that nobody else could own.
     #[must_use]
     pub fn standalone(log_bytes: u64) -> AccelConfig {
@@ -81,6 +86,7 @@ impl AccelConfig {
             peer_deadline: Duration::from_secs(1),
             destage_delay: Self::DESTAGE_DELAY,
             full_log_wait: Self::FULL_LOG_WAIT,
+            batch_records: Self::BATCH_RECORDS,
             serves_until: Arc::new(AtomicU64::new(u64::MAX)),
         }
     }

@@ -9,7 +9,7 @@ use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, Requ
 use crate::checkpoint::{self, MOST_RECORDS, Step};
 use crate::depth::DepthControl;
 use crate::log::Log;
-use crate::planted::Planted;
+use crate::planted::{Bug, Planted};
 
 /// Log bytes of one checkpoint, softly. Also at most a quarter of the log, so that room comes in small portions.
 const MOST_BYTES: u64 = 64 << 20;
@@ -208,6 +208,9 @@ impl Destager {
                 }
                 match (writing.in_flight, writing.failed) {
                     (0, Some(error)) => self.fail(now, error),
+                    (0, None) if writing.steps.is_empty() && self.planted.has(Bug::FreeBeforeFlush) => {
+                        self.done(now)
+                    }
                     (0, None) if writing.steps.is_empty() && writing.waited => {
                         let written = self.bytes.saturating_sub(self.saved);
                         self.depth.observe(writing.planned, written, now - self.began);
@@ -217,15 +220,17 @@ impl Destager {
                 }
             }
             (_, Err(error)) => self.fail(now, error),
-            (_, Ok(())) => {
-                self.state = State::Idle;
-                let recovered = self.error.take().is_some();
-                self.destaged += self.bytes;
-                self.coalesced += self.saved;
-                self.completed_at = Some(now);
-                Progress::Done { to: self.target, bytes: self.bytes, time: now - self.began, recovered }
-            }
+            (_, Ok(())) => self.done(now),
         }
+    }
+
+    fn done(&mut self, now: Nanos) -> Progress {
+        self.state = State::Idle;
+        let recovered = self.error.take().is_some();
+        self.destaged += self.bytes;
+        self.coalesced += self.saved;
+        self.completed_at = Some(now);
+        Progress::Done { to: self.target, bytes: self.bytes, time: now - self.began, recovered }
     }
 
     /// Writing the same records again later is harmless: nothing newer of them is in the backing (P4).

@@ -16,11 +16,11 @@ use crate::owner::{Event, Held};
 use crate::planted::Planted;
 use crate::wire::{self, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
 
-/// Most records and (softly) bytes of data in one batch.
-const BATCH: Limits = Limits { records: 1024, bytes: 1 << 20 };
+/// Most bytes of data (softly) in one batch.
+const BATCH: usize = 1 << 20;
 
 /// The same for a batch of the backlog.
-const PART: Limits = Limits { records: 1024, bytes: 256 << 10 };
+const PART: usize = 256 << 10;
 
 /// When such a batch is confirmed, the backlog rests for so many times as long as that took: it gets a quarter of whatever is
 /// scarce, be it the network, the processors here or those of the replica's node.
@@ -75,6 +75,7 @@ struct Peer {
 struct Sending<'a> {
     log: &'a Log,
     epoch: u64,
+    records: usize,
     meta: &'a mut Vec<u8>,
     pieces: &'a mut Vec<(usize, usize)>,
     meter: &'a mut Meter,
@@ -92,6 +93,8 @@ pub struct Peers {
     owner: OwnerId,
     /// Who connects and then does not answer our Hello within this time is given up.
     deadline: Duration,
+    /// Most records of a batch.
+    records: usize,
     peers: Vec<Peer>,
     next_slot: u32,
     meta: Vec<u8>,
@@ -104,10 +107,11 @@ pub struct Peers {
 
 impl Peers {
     /// No channels; their events will go to `owner`.
-    pub fn new(owner: OwnerId, deadline: Duration) -> Peers {
+    pub fn new(owner: OwnerId, deadline: Duration, records: usize) -> Peers {
         Peers {
             owner,
             deadline,
+            records,
             peers: Vec::new(),
             next_slot: 0,
             meta: Vec::new(),
@@ -210,8 +214,8 @@ impl Peers {
         hurry: bool,
         events: &mut Vec<Event>,
     ) {
-        let Peers { peers, meta, pieces, meter, .. } = self;
-        let mut sending = Sending { log, epoch, meta, pieces, meter };
+        let Peers { peers, records, meta, pieces, meter, .. } = self;
+        let mut sending = Sending { log, epoch, records: *records, meta, pieces, meter };
         for peer in peers.iter_mut().filter(|peer| !peer.lost) {
             if let Err(error) = peer.send(reactor, &mut sending, hurry) {
                 peer.give_up(&error.into(), reactor.now(), sending.meter, events);
@@ -283,14 +287,14 @@ impl Peer {
 
     fn queue_live(&mut self, now: Nanos, sending: &mut Sending<'_>) -> bool {
         let Some(feed) = &mut self.feed else { return false };
-        let Some(run) = feed.live(sending.log, sending.epoch, BATCH) else { return false };
+        let Some(run) = feed.live(sending.log, sending.epoch, sending.limits(BATCH)) else { return false };
         self.under_way.extend(sending.queue(&mut self.channel, &run, now));
         true
     }
 
     fn queue_part(&mut self, now: Nanos, sending: &mut Sending<'_>) -> bool {
         let Some(feed) = &mut self.feed else { return false };
-        let Some(run) = feed.backlog(sending.log, sending.epoch, PART) else { return false };
+        let Some(run) = feed.backlog(sending.log, sending.epoch, sending.limits(PART)) else { return false };
         self.parts.extend(sending.queue(&mut self.channel, &run, now));
         true
     }
@@ -363,6 +367,10 @@ impl Peer {
 }
 
 impl Sending<'_> {
+    fn limits(&self, bytes: usize) -> Limits {
+        Limits { records: self.records, bytes }
+    }
+
     /// Queues a batch. What is then under way, if it has records.
     fn queue(&mut self, channel: &mut Channel, run: &Run, now: Nanos) -> Option<UnderWay> {
         let Sending { log, meta, pieces, meter, .. } = self;

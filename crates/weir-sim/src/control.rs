@@ -255,7 +255,8 @@ impl World {
         if self.owner(process).is_some_and(|owner| !std::mem::replace(&mut owner.told_former, true)) {
             self.tell(process, serial, Event::Former(Former::Stopped));
         }
-        self.registry.forget_former(process);
+        let former = self.registry.disk().former.clone();
+        self.registry.forget_former(process, &former);
     }
 
     fn former_has_ended(&mut self, process: Process) -> bool {

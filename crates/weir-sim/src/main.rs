@@ -51,7 +51,7 @@ impl Mode {
     fn bugs(self) -> Vec<Bug> {
         match self {
             Mode::Cores => Bug::ALL.to_vec(),
-            Mode::Shell => Bug::SHELL.to_vec(),
+            Mode::Shell => Bug::ALL.into_iter().chain(Bug::SHELL).collect(),
         }
     }
 

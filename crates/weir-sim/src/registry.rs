@@ -6,7 +6,7 @@ use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, OwnerGone, Refusal};
 use weir_cluster::placement::{self, Live};
 use weir_cluster::records::{
-    DiskRecord, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Places, Policy, Source,
+    DiskRecord, FormerOwner, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Places, Policy, Source,
 };
 
 use crate::world::{BLOCK, BLOCKS, NODES, Process, name, node_of};
@@ -264,10 +264,18 @@ impl Registry {
         Ok(())
     }
 
-    /// The I/O of all former owners has ended.
-    pub fn forget_former(&mut self, by: Process) {
+    /// The owner goes on in a new epoch: whatever it has asked for before comes too late.
+    pub fn renew_epoch(&mut self, by: Process) -> Result<(), Refusal> {
+        let next = ownership::renew(&self.disk, &self.node_ref(by), self.disk.epoch)?;
+        let short = self.record.short;
+        self.replace(next);
+        self.record.short = short;
+        Ok(())
+    }
+
+    /// The I/O of these former owners has ended.
+    pub fn forget_former(&mut self, by: Process, all: &[FormerOwner]) {
         let (me, epoch, short) = (self.node_ref(by), self.disk.epoch, self.record.short);
-        let all = self.disk.former.clone();
         let next = all.iter().try_fold(self.disk.clone(), |record, former| {
             ownership::forget_former(&record, &me, epoch, former)
         });

@@ -182,7 +182,7 @@ impl<L: Destage> Accel<L> {
             index,
             lower,
             below: Slab::new(),
-            peers: Peers::new(peers_id, config.peer_deadline),
+            peers: Peers::new(peers_id, config.peer_deadline, config.batch_records),
             config,
             peers_id,
             writes: Writes::default(),
@@ -329,7 +329,8 @@ impl<L: Destage> Accel<L> {
     /// knows no more than two owners that came before the one that greets it ([`Lineage`]).
     #[must_use]
     pub fn may_hand_over(&self) -> bool {
-        self.owner.is_settled() && !self.below.iter().any(|(_, below)| matches!(below, Below::Destage))
+        let destages = self.below.iter().any(|(_, below)| matches!(below, Below::Destage));
+        self.owner.is_settled() && (!destages || self.planted.has(Bug::HandOverBesideDestage))
     }
 
     /// The node that is to own the disk next: it gets a place in the replica set before any other.

@@ -268,6 +268,18 @@ impl World {
     pub fn is_busy(&self, file: FileId) -> bool {
         self.lock().operations.values().any(|operation| operation.file == file.0 && !operation.landed)
     }
+
+    /// The same of writes alone.
+    #[must_use]
+    pub fn writes_to(&self, file: FileId) -> bool {
+        let state = self.lock();
+        let mut operations = state.operations.values();
+        operations.any(|operation| {
+            operation.file == file.0
+                && !operation.landed
+                && matches!(operation.kind, FileKind::Write { .. } | FileKind::Allocate { .. })
+        })
+    }
 }
 
 impl State {

@@ -5,13 +5,16 @@ use std::time::Duration;
 use weir_block::{Nanos, Outcome};
 
 use super::{Cluster, Task};
-use crate::world::{BLOCKS, CALM, GUESTS_END, NODES, Process};
+use crate::world::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES, Process};
 
 /// A client gives up waiting, and its connection, after this time.
 const PATIENCE: Duration = Duration::from_millis(1_200);
 
 /// After the last request of a client, what is still on its way is there after this time.
 const LAST_WORD: Duration = Duration::from_millis(100);
+
+/// The version of a block in which several are mixed, or none.
+pub const SPOILED: u64 = u64::MAX;
 
 /// Most requests of a client under way.
 const DEPTH: usize = 6;
@@ -79,11 +82,24 @@ impl Client {
 /// The version that a read brought; 0 for everything else.
 pub fn value_block(outcome: &Outcome) -> u64 {
     match outcome {
-        Outcome::Read(buffer) => {
-            u64::from_le_bytes(buffer.bytes()[..8].try_into().expect("a block has more than eight bytes"))
-        }
+        Outcome::Read(buffer) => value_in(buffer.bytes()),
         _ => 0,
     }
+}
+
+/// What a block of this version holds.
+pub fn block_of(value: u64) -> [u8; BLOCK] {
+    let mut block = [0; BLOCK];
+    block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
+    block
+}
+
+/// The version in a block; one that nobody writes if it is no version's.
+pub fn value_in(block: &[u8]) -> u64 {
+    let mut words = block.chunks_exact(8);
+    let first = words.next().unwrap_or(&[0; 8]);
+    let value = u64::from_le_bytes(first.try_into().expect("eight bytes"));
+    if words.all(|word| word == first) { value } else { SPOILED }
 }
 
 impl Cluster {

@@ -10,13 +10,13 @@ use weir_accel::planted::Bug;
 use weir_accel::{Configuration, Former};
 use weir_block::Nanos;
 use weir_cluster::ownership::OwnerGone;
-use weir_cluster::placement::Live;
-use weir_cluster::records::DiskRecord;
+use weir_cluster::placement::{Live, choose_replicas};
+use weir_cluster::records::{DiskRecord, FormerOwner};
 use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, former_certainty};
 
 use super::{Cluster, Task};
 use crate::atlas::Fault;
-use crate::registry::Record;
+use crate::registry::{Record, process_of};
 use crate::world::{CALM, FENCE_GRACE, LEASE, NODES, OWN_LEASE, PEER_DEADLINE, Process, name, node_of};
 
 /// With the bug, the disk is let go so much later.
@@ -35,21 +35,61 @@ pub struct Session {
 
 /// What a node asks of the registry.
 pub enum Ask {
-    Renew { sent: Nanos },
-    Read { session: u64 },
+    Renew {
+        sent: Nanos,
+    },
+    Read {
+        session: u64,
+    },
     Claim,
     TakeOver(OwnerGone),
     Disclaim(OwnerGone),
-    Change { serial: u64, epoch: u64, replicas: Vec<Process>, write_back: bool, answered: bool },
-    ForgetFormer,
+    Change {
+        serial: u64,
+        epoch: u64,
+        replicas: Vec<Process>,
+        write_back: bool,
+        answered: bool,
+    },
+    /// Gives the disk to a replica, if the record is still in this epoch.
+    HandOver {
+        serial: u64,
+        epoch: u64,
+        to: Process,
+        answered: bool,
+    },
+    /// A new epoch of its own, for who does not know what came of the last change.
+    EndDoubt {
+        serial: u64,
+    },
+    ForgetFormer(Vec<FormerOwner>),
     Released,
 }
 
 /// What it answers.
 pub enum Answer {
-    Renewed { number: u64, sent: Nanos },
-    Record { record: Record, disk: Box<DiskRecord>, live: Live, session: u64 },
-    Changed { serial: u64, committed: Option<Configuration> },
+    Renewed {
+        number: u64,
+        sent: Nanos,
+    },
+    Record {
+        record: Record,
+        disk: Box<DiskRecord>,
+        live: Live,
+        session: u64,
+    },
+    Changed {
+        serial: u64,
+        committed: Option<Configuration>,
+    },
+    /// The record, if the disk has changed hands.
+    HandedOver {
+        serial: u64,
+        record: Option<Box<Record>>,
+    },
+    DoubtEnded {
+        serial: u64,
+    },
 }
 
 /// What the control plane tells the shard.
@@ -59,6 +99,7 @@ pub enum Told {
     NotConfigured,
     Policy(Option<usize>),
     FormerStopped,
+    Successor(Option<String>),
     NoPeer,
 }
 
@@ -91,9 +132,9 @@ impl Cluster {
     }
 
     /// A question on its way to the registry, if there is one.
-    fn ask(&mut self, from: Process, ask: Ask) {
+    pub fn ask(&mut self, from: Process, ask: Ask) {
         if self.reaches_registry(from.node) {
-            let delay = self.mostly(600, 300_000);
+            let delay = self.registry_delay();
             return self.at(self.world.now() + delay, Task::AtRegistry { from, ask });
         }
         self.unasked(from, &ask);
@@ -103,7 +144,9 @@ impl Cluster {
     fn unasked(&mut self, from: Process, ask: &Ask) {
         match ask {
             Ask::Change { epoch, replicas, .. } => {
-                self.pending.retain(|pending| pending.0 != *epoch || pending.1 != *replicas);
+                let same = |pending: &(u64, Vec<Process>)| pending.0 == *epoch && pending.1 == *replicas;
+                let place = self.pending.iter().position(same);
+                place.map(|place| self.pending.swap_remove(place));
             }
             Ask::TakeOver(_) => {
                 let place = self.taking_over.iter().position(|process| *process == from);
@@ -113,9 +156,16 @@ impl Cluster {
         }
     }
 
-    fn answer(&mut self, to: Process, answer: Answer) {
-        let delay = self.mostly(600, 300_000);
+    pub fn answer(&mut self, to: Process, answer: Answer) {
+        let delay = self.registry_delay();
         self.at(self.world.now() + delay, Task::Answered { to, answer });
+    }
+
+    /// One way to the registry, or back.
+    fn registry_delay(&mut self) -> Duration {
+        let slow = self.world.now() < self.registry_slow;
+        let more = if slow { self.rng.u64(..400_000) } else { 0 };
+        self.mostly(600, 300_000) + Duration::from_micros(more)
     }
 
     fn mostly(&mut self, short: u64, long: u64) -> Duration {
@@ -167,11 +217,22 @@ impl Cluster {
                     self.check_copies();
                     self.crash_soon(from.node, 16, 5_000);
                 }
-                if answered {
+                if committed.is_some() && self.strikes(Fault::LeaseLoss, 12) {
+                    self.lose_registry(from.node);
+                    self.answer(from, Answer::Changed { serial, committed: None });
+                } else if answered {
                     self.answer(from, Answer::Changed { serial, committed });
                 }
             }
-            Ask::ForgetFormer => self.registry.forget_former(from),
+            Ask::HandOver { serial, epoch, to, answered } => {
+                self.hand_over(from, serial, epoch, to, answered);
+            }
+            Ask::EndDoubt { serial } => {
+                if self.registry.renew_epoch(from).is_ok() {
+                    self.answer(from, Answer::DoubtEnded { serial });
+                }
+            }
+            Ask::ForgetFormer(former) => self.registry.forget_former(from, &former),
             Ask::Released => {
                 if let Some(epoch) = self.registry.epoch_as_former(from) {
                     self.registry.released.push((from, epoch));
@@ -180,17 +241,25 @@ impl Cluster {
         }
     }
 
+    /// The record names another owner.
+    pub fn owner_changed(&mut self) {
+        if self.world.writes_to(self.medium) {
+            self.count(Fault::LateWrite);
+        }
+        self.check_copies();
+    }
+
     /// Committed only while the owner's session is over and the caller's is not.
     fn take_over(&mut self, by: Process, evidence: &OwnerGone) {
         let now = self.world.now();
-        let owner = crate::registry::process_of(&evidence.owner);
+        let owner = process_of(&evidence.owner);
         if self.registry.is_live(owner, now) || !self.registry.is_live(by, now) {
             return;
         }
         match self.registry.take_over(by, evidence) {
             Ok(()) => {
                 self.counts.takeovers += 1;
-                self.check_copies();
+                self.owner_changed();
                 self.crash_soon(by.node, 6, 400_000);
                 self.note(|| format!("n{} takes over from {}: {:?}", by.node, evidence.owner, evidence.how));
             }
@@ -227,6 +296,10 @@ impl Cluster {
                 };
                 self.tell(to, serial, told);
             }
+            Answer::HandedOver { serial, record } => {
+                self.handed_over(to, serial, record.map(|record| *record));
+            }
+            Answer::DoubtEnded { serial } => self.stay(to, serial),
         }
     }
 
@@ -235,7 +308,8 @@ impl Cluster {
         let trusts = self.planted.has(Bug::TrustReturnedLease);
         let node = &self.nodes[process.node];
         if let Some(disk) = &node.disk {
-            let counts = disk.confirmed == node.session.number || trusts;
+            let given = disk.moving.is_some_and(|moving| moving.may_be_over());
+            let counts = !given && (disk.confirmed == node.session.number || trusts);
             let until = if counts { node.session.until } else { Nanos(0) };
             disk.right.store(until.0, Ordering::Release);
         }
@@ -353,7 +427,8 @@ impl Cluster {
     fn mind_leaving(&mut self, process: Process) {
         self.take_left(process);
         let node = &self.nodes[process.node];
-        let former = node.view.former.contains(&process) && node.disk.is_none() && node.leaving.is_empty();
+        let quiet = node.leaving.is_empty() || self.planted.has(Bug::HandOverBesideDestage);
+        let former = node.view.former.contains(&process) && node.disk.is_none() && quiet;
         if former {
             self.ask(process, Ask::Released);
         }
@@ -400,7 +475,7 @@ impl Cluster {
         if !told {
             self.tell(process, serial, Told::FormerStopped);
         }
-        self.ask(process, Ask::ForgetFormer);
+        self.ask(process, Ask::ForgetFormer(disk.former.clone()));
     }
 
     pub fn former_has_ended(&mut self, process: Process, disk: &DiskRecord) -> bool {
@@ -431,7 +506,7 @@ impl Cluster {
     }
 
     /// The way to the shard is a queue: what is told arrives in order.
-    fn tell(&mut self, process: Process, serial: u64, told: Told) {
+    pub fn tell(&mut self, process: Process, serial: u64, told: Told) {
         let delay = Duration::from_micros(self.rng.u64(20..=300));
         let twice = self.strikes(Fault::DuplicateNotice, 16).then(|| told.clone());
         for told in std::iter::once(told).chain(twice) {
@@ -450,6 +525,7 @@ impl Cluster {
             Told::Configured(configuration) => disk.accel.configured(configuration),
             Told::NotConfigured => disk.accel.not_configured(),
             Told::Policy(wanted) => disk.accel.request_policy(wanted),
+            Told::Successor(node) => disk.accel.prepare_successor(node),
             Told::FormerStopped => disk.accel.former(Former::Stopped),
             Told::NoPeer => disk.accel.peer_unavailable(String::new()),
         }
@@ -473,6 +549,12 @@ impl Cluster {
                 let has_copy =
                     |holder: &Process, live| *holder == live || self.registry.counts(*holder, live);
                 live.filter(|live| holder.is_none_or(|holder| has_copy(holder, *live)))
+            }
+            // Where the place matters, the real choice is made.
+            None if self.registry.racks.is_some() => {
+                let (disk, live) = (self.registry.disk(), self.registry.live_nodes(now));
+                let chosen = choose_replicas(disk, &name(process.node), connected, exclude, &live);
+                chosen.first().map(process_of)
             }
             None => {
                 let taken = |node: &usize| {

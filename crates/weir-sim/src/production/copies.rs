@@ -6,6 +6,7 @@ use weir_accel::Log;
 use weir_accel::flash::FlashStore;
 
 use super::Cluster;
+use super::clients::{SPOILED, value_in};
 use crate::world::{BLOCK, BLOCKS, Process};
 
 /// What clients know of a block, and what they have been promised.
@@ -57,7 +58,7 @@ impl Seen {
 
     /// The value in place of which this one must not be read any more: it was there when the last operation on this one was over.
     fn newer_than(&self, value: u64) -> Option<u64> {
-        let ended = if value == 0 { 0 } else { *self.ended.get(&value)? };
+        let ended = if [0, SPOILED].contains(&value) { 0 } else { *self.ended.get(&value)? };
         let newer = self.latest.iter().find(|&&(_, other)| other != value)?;
         (newer.0 > ended).then_some(newer.1)
     }
@@ -113,7 +114,7 @@ impl Cluster {
         for (log, record) in log.map(newest_first).into_iter().flatten() {
             let value = &mut values[record.offset as usize / BLOCK];
             if value.is_none() {
-                *value = Some(log.data(record).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)));
+                *value = Some(value_in(log.data(record)));
                 missing -= 1;
                 if missing == 0 {
                     break;

@@ -7,10 +7,10 @@ use weir_block::sim::{Death, Medium, Wires};
 
 use super::{Cluster, Task};
 use crate::atlas::{FAULTS, Fault};
-use crate::world::{CALM, LONGEST_OPERATION, NODES, POLICIES, Process};
+use crate::world::{CALM, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process};
 
 /// Faults that happen by themselves, as often as they are named.
-const BY_THEMSELVES: [Fault; 33] = [
+const BY_THEMSELVES: [Fault; 38] = [
     Fault::Crash,
     Fault::Crash,
     Fault::Crash,
@@ -21,16 +21,21 @@ const BY_THEMSELVES: [Fault; 33] = [
     Fault::ConnectionCut,
     Fault::ConnectionCut,
     Fault::ConnectionCut,
+    Fault::ConnectionStall,
+    Fault::ConnectionStall,
     Fault::PartitionOneWay,
     Fault::PartitionOneWay,
     Fault::PartitionFull,
     Fault::CorruptRecord,
     Fault::RegistryAway,
+    Fault::RegistrySlow,
     Fault::RegistryUnreachable,
     Fault::RegistryUnreachable,
     Fault::RegistryUnreachable,
     Fault::PolicyChange,
     Fault::PolicyChange,
+    Fault::Move,
+    Fault::Move,
     Fault::BackingError,
     Fault::BackingFull,
     Fault::BackingSlow,
@@ -72,7 +77,7 @@ impl Cluster {
         strikes
     }
 
-    fn count(&mut self, fault: Fault) {
+    pub fn count(&mut self, fault: Fault) {
         self.counts.faults[fault as usize] += 1;
         self.note(|| format!("fault: {}", FAULTS[fault as usize].name));
     }
@@ -111,6 +116,12 @@ impl Cluster {
                 let other = (node + self.rng.usize(1..NODES)) % NODES;
                 return self.world.cut(node, other) > 0;
             }
+            Fault::ConnectionStall => {
+                let until = self.in_a_while(10, 3 * PEER_DEADLINE.as_millis() as u64);
+                let other = (node + self.rng.usize(1..NODES)) % NODES;
+                self.world.block(node, other, until);
+                self.world.block(other, node, until);
+            }
             Fault::PartitionOneWay => {
                 let until = self.in_a_while(50, 3_000);
                 self.world.block(node, (node + self.rng.usize(1..NODES)) % NODES, until);
@@ -130,10 +141,9 @@ impl Cluster {
                 self.registry.up = false;
                 self.after(50_000, 2_500_000, Task::RegistryUp);
             }
-            Fault::RegistryUnreachable => {
-                self.nodes[node].reaches = false;
-                self.after(100_000, 3_000_000, Task::Reach { node });
-            }
+            Fault::RegistrySlow => self.registry_slow = self.in_a_while(100, 2_000),
+            Fault::RegistryUnreachable => self.lose_registry(node),
+            Fault::Move => return self.want_move(),
             Fault::PolicyChange => {
                 let wanted = POLICIES[self.rng.usize(..POLICIES.len())];
                 let Some(owner) = self.registry.record.owner else { return false };
@@ -156,6 +166,12 @@ impl Cluster {
             _ => return false,
         }
         true
+    }
+
+    /// The node does not reach the registry; its peers it does.
+    pub fn lose_registry(&mut self, node: usize) {
+        self.nodes[node].reaches = false;
+        self.after(100_000, 3_000_000, Task::Reach { node });
     }
 
     fn bad_backing(&mut self, medium: Medium, most: u64) {
@@ -289,6 +305,7 @@ impl Cluster {
     fn calm_down(&mut self) {
         self.note(|| "no more faults".into());
         self.registry.up = true;
+        self.registry_slow = Nanos(0);
         self.world.unblock();
         self.world.set_wires(Wires { late: 0, spoil: None, ..self.world.wires() });
         self.fair_weather();

@@ -15,6 +15,7 @@ mod control;
 mod copies;
 mod faults;
 mod flash;
+mod moves;
 mod node;
 mod planted;
 mod settle;
@@ -25,6 +26,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_accel::AccelConfig;
 use weir_accel::planted::{Bug, Planted};
 use weir_block::Nanos;
 use weir_block::sim::{End, FileId, ProcessId, Wires, World};
@@ -32,7 +34,7 @@ use weir_cluster::records::{DiskRecord, Medium};
 
 use crate::counts::Counts;
 use crate::faults::Swarm;
-use crate::registry::{Record, Registry};
+use crate::registry::{Racks, Record, Registry};
 use crate::run::Run;
 use crate::world::{BLOCK, BLOCKS, NODES, Process};
 use clients::{Client, Reply, Request};
@@ -54,6 +56,7 @@ enum Task {
     Connected { process: Process, serial: u64, node: String, peer: Option<Process> },
     Open { process: Process, number: u64, record: Record, disk: Box<DiskRecord>, session: u64 },
     Attach { process: Process, owner: String, end: End },
+    Move { process: Process, serial: u64 },
     Clients,
     Arrives { process: Process, serial: u64, request: Request },
     Replied(Reply),
@@ -76,6 +79,7 @@ impl Task {
             | Task::Told { process, .. }
             | Task::Connected { process, .. }
             | Task::Open { process, .. }
+            | Task::Move { process, .. }
             | Task::Attach { process, .. }
             | Task::Arrives { process, .. } => Some(*process),
             _ => None,
@@ -102,7 +106,7 @@ struct Cluster {
     medium: FileId,
     /// Of each node, if logs are on flash.
     flash: Vec<Flash>,
-    /// Whether one flash that has failed stays so to the end.
+    /// Whether one flash that has failed stays so to the end. A strict policy may need every node.
     leaves_failed: bool,
     /// Whether all writes are durable when they are acknowledged, so that the backing may lose its power in write-through as well.
     durable_writes: bool,
@@ -122,8 +126,11 @@ struct Cluster {
     sees_ends: bool,
     swarm: Swarm,
     backing_until: Nanos,
+    /// Until when the registry takes its time.
+    registry_slow: Nanos,
     /// Of the accelerators of this run.
     destage_delay: Duration,
+    batch_records: usize,
     settled: Option<(Nanos, u64)>,
     violation: Option<String>,
     trace: Option<Vec<String>>,
@@ -164,8 +171,9 @@ impl Cluster {
         let swarm = Swarm::choose(&mut rng);
         let on_flash = rng.bool();
         let kind = if on_flash { Medium::Flash } else { Medium::Ram };
+        let racks = Racks::choose(seed);
         let mut cluster = Cluster {
-            registry: Registry::new(wanted, kind, None),
+            registry: Registry::new(wanted, kind, racks),
             sessions: [0; NODES],
             pending: Vec::new(),
             taking_over: Vec::new(),
@@ -176,7 +184,7 @@ impl Cluster {
             number: 0,
             medium,
             flash: Vec::new(),
-            leaves_failed: rng.bool(),
+            leaves_failed: rng.bool() && racks.is_none(),
             durable_writes: rng.bool(),
             clients: Client::all(),
             histories: vec![Default::default(); BLOCKS],
@@ -191,7 +199,9 @@ impl Cluster {
             sees_ends: rng.bool(),
             swarm,
             backing_until: Nanos(0),
+            registry_slow: Nanos(0),
             destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),
+            batch_records: [3, 16, AccelConfig::BATCH_RECORDS][rng.usize(..3)],
             settled: None,
             violation: None,
             trace: traced.then(Vec::new),
@@ -263,6 +273,7 @@ impl Cluster {
                 self.open(process, number, &record, &disk, session);
             }
             Task::Attach { process, owner, end } => self.attach(process, owner, end),
+            Task::Move { process, serial } => self.go_on_moving(process, serial),
             Task::Clients => self.clients_act(),
             Task::Arrives { process, serial, request } => self.arrives(process, serial, request),
             Task::Replied(reply) => self.replied(reply),

@@ -15,11 +15,13 @@ use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_node::control::decide::Evidence;
 
 use super::backing::Backing;
-use super::clients::{Request, RequestKind, value_block};
+use super::clients::{Request, RequestKind, block_of, value_block};
 use super::control::Session;
 use super::flash::{retire, retired_event};
+use super::moves::Moving;
 use super::planted::unsealed;
 use super::{Cluster, TURN, Task};
+use crate::atlas::Fault;
 use crate::registry::{Record, process_of};
 use crate::world::{BLOCK, BLOCKS, NODES, PEER_DEADLINE, Process};
 
@@ -75,6 +77,7 @@ pub struct Disk {
     pub told_epoch: u64,
     pub told_policy: Option<usize>,
     pub told_former: bool,
+    pub moving: Option<Moving>,
     pub waiting: VecDeque<Request>,
     pub serving: Slab<Request>,
 }
@@ -100,7 +103,7 @@ impl Cluster {
     /// A process starts on a machine.
     pub fn start(&mut self, number: usize, incarnation: u32) -> Node {
         let process = self.world.process(number);
-        let drift = self.rng.i64(-40..=40);
+        let drift = if self.strikes(Fault::ClockDrift, 1) { self.rng.i64(-40..=40) } else { 0 };
         let clock = self.world.clock(process, drift);
         let config = ReactorConfig { buffer_limit: 8 << 20, ..ReactorConfig::default() };
         let reactor = Reactor::simulated(&self.world, process, Rc::clone(&clock), config);
@@ -231,7 +234,8 @@ impl Cluster {
         // The registry has ended the lease of whoever took the disk from: its right was over before.
         let ended = self.former_has_ended(process, disk);
         let former = if ended { Former::Stopped } else { Former::Silent };
-        let (medium, planted, destage_delay) = (self.medium, self.planted, self.destage_delay);
+        let (medium, planted) = (self.medium, self.planted);
+        let (destage_delay, batch_records) = (self.destage_delay, self.batch_records);
         self.serial += 1;
         let serial = self.serial;
         let file = self.world.open(medium);
@@ -273,12 +277,14 @@ impl Cluster {
         let right = Arc::new(AtomicU64::new(0));
         let config = AccelConfig {
             peer_deadline: PEER_DEADLINE,
+            batch_records,
             destage_delay,
             serves_until: Arc::clone(&right),
             ..AccelConfig::standalone(0)
         };
         let backing = Backing::new(reactor, file, (BLOCKS * BLOCK) as u64);
         let backing_id = backing.owner();
+        reactor.guard(backing_id, &right);
         let lower = Metered::new("backing", backing);
         let (inheritance, store) = inherited;
         let configuration = record.configuration();
@@ -297,6 +303,7 @@ impl Cluster {
             told_epoch: record.epoch,
             told_policy: record.wanted,
             told_former: ended,
+            moving: None,
             waiting: VecDeque::new(),
             serving: Slab::new(),
         });
@@ -392,6 +399,7 @@ impl Cluster {
             Ok(outcome) => {
                 self.counts.answers += 1;
                 self.note(|| format!("n{number} answers {request:?} in epoch {epoch}"));
+                self.enough_copies(number, request);
                 let value = value_block(&outcome);
                 self.reply(number, request, Some(value));
             }
@@ -399,6 +407,15 @@ impl Cluster {
                 self.note(|| format!("n{number} fails {request:?}: {error}"));
                 self.reply(number, request, None);
             }
+        }
+    }
+
+    /// After a takeover nothing new is acknowledged until the set is what it was, or write-through (P1).
+    fn enough_copies(&mut self, number: usize, request: Request) {
+        let process = self.process(number);
+        let record = &self.registry.record;
+        if request.kind == RequestKind::Write && record.short && record.owner == Some(process) {
+            self.fail(|| format!("P1: n{number} acknowledges with fewer copies than are requested"));
         }
     }
 
@@ -412,7 +429,10 @@ impl Cluster {
             AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
                 self.propose(process, serial, epoch, &replicas, write_back);
             }
-            AccelNotice::Fenced(_) => self.after(100, 5_000, Task::Reconcile { process }),
+            AccelNotice::Fenced(_) => {
+                self.counts.refusals += 1;
+                self.after(100, 5_000, Task::Reconcile { process });
+            }
             AccelNotice::Tell(..) => {}
         }
     }
@@ -446,8 +466,7 @@ impl Disk {
                     weir_block::Request::Read { tag, offset, buffer }
                 }
                 RequestKind::Write => {
-                    let mut data = [0; BLOCK];
-                    data[..8].copy_from_slice(&request.value.to_le_bytes());
+                    let data = block_of(request.value);
                     self.accel.submit(
                         reactor,
                         weir_block::Request::Write {

@@ -1,0 +1,138 @@
+//! An operator moves the disk: its successor gets a copy of the log, destage comes to a stop, the owner gives up its right and asks
+//! for the change. When it does not hear what came of it, it serves again only in a new epoch of its own (RIGHT-TO-SERVE rule 6).
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use super::control::{Answer, Ask, Told};
+use super::{Cluster, Task};
+use crate::atlas::Fault;
+use crate::world::{CALM, NODES, Process, name};
+
+/// The longest that a move waits for its successor's copy, and for destage to come to a stop.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Who has not heard what came of the change asks after so many microseconds, and again and again.
+const ASKS_AGAIN: (u64, u64) = (300_000, 1_000_000);
+
+/// How far a move has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The successor has no copy yet, or something is on its way to the backing.
+    Prepares,
+    /// The change was sent.
+    HandsOver,
+    /// Nobody has said what came of it.
+    Doubts,
+}
+
+/// A move of an open disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving {
+    to: usize,
+    until: Nanos,
+    stage: Stage,
+}
+
+impl Moving {
+    /// Whether the disk may be another's without its owner's knowledge: nothing is served.
+    pub fn may_be_over(&self) -> bool {
+        self.stage != Stage::Prepares
+    }
+}
+
+impl Cluster {
+    /// Somebody wants the disk on another node. Whether there is one to ask.
+    pub fn want_move(&mut self) -> bool {
+        let until = (self.world.now() + PATIENCE).min(CALM);
+        let owner = self.registry.record.owner.filter(|owner| self.is_alive(*owner));
+        let Some(owner) = owner else { return false };
+        let to = (owner.node + self.rng.usize(1..NODES)) % NODES;
+        // A disk's control plane does one thing after the other.
+        let Some(disk) = self.nodes[owner.node].disk.as_mut().filter(|disk| disk.moving.is_none()) else {
+            return false;
+        };
+        disk.moving = Some(Moving { to, until, stage: Stage::Prepares });
+        let serial = disk.serial;
+        self.tell(owner, serial, Told::Successor(Some(name(to))));
+        self.after(1_000, 10_000, Task::Move { process: owner, serial });
+        true
+    }
+
+    /// The next look at a move.
+    pub fn go_on_moving(&mut self, process: Process, serial: u64) {
+        let now = self.world.now();
+        let node = &mut self.nodes[process.node];
+        let Some(disk) = node.disk.as_mut().filter(|disk| disk.serial == serial) else { return };
+        let Some(moving) = &mut disk.moving else { return };
+        if moving.stage != Stage::Prepares {
+            moving.stage = Stage::Doubts;
+            self.ask(process, Ask::EndDoubt { serial });
+            return self.after(ASKS_AGAIN.0, ASKS_AGAIN.1, Task::Move { process, serial });
+        }
+        if now >= moving.until {
+            return self.stay(process, serial);
+        }
+        let view = &node.view;
+        let mine = view.owner == Some(process) && view.write_back;
+        let successor = view.replicas.iter().copied().find(|replica| replica.node == moving.to && mine);
+        let ready = successor.filter(|_| {
+            disk.accel.hold_destage();
+            disk.accel.may_hand_over()
+        });
+        let Some(to) = ready else { return self.after(3_000, 10_000, Task::Move { process, serial }) };
+        moving.stage = Stage::HandsOver;
+        let epoch = view.epoch;
+        self.publish(process);
+        let answered = !self.strikes(Fault::LostAnswer, 4);
+        self.ask(process, Ask::HandOver { serial, epoch, to, answered });
+        self.after(ASKS_AGAIN.0, ASKS_AGAIN.1, Task::Move { process, serial });
+    }
+
+    /// The registry gives the disk to a replica.
+    pub fn hand_over(&mut self, from: Process, serial: u64, epoch: u64, to: Process, answered: bool) {
+        let current = self.registry.record.epoch == epoch;
+        let done = current && self.registry.hand_over(from, to).is_ok();
+        self.note(|| format!("n{} hands over to {to:?} in epoch {epoch}: {done}", from.node));
+        if done {
+            self.owner_changed();
+            self.crash_soon(from.node, 8, 100_000);
+            self.crash_soon(to.node, 6, 400_000);
+        }
+        if answered {
+            let record = done.then(|| Box::new(self.registry.record.clone()));
+            self.answer(from, Answer::HandedOver { serial, record });
+        }
+    }
+
+    /// What came of it.
+    pub fn handed_over(&mut self, process: Process, serial: u64, record: Option<crate::registry::Record>) {
+        let node = &mut self.nodes[process.node];
+        let Some(disk) = node.disk.as_ref().filter(|disk| disk.serial == serial) else { return };
+        match record {
+            Some(record) => {
+                if record.epoch > node.view.epoch {
+                    node.view = record;
+                }
+                self.let_go(process);
+            }
+            // Nothing else was sent.
+            None if disk.moving.is_some_and(|moving| moving.stage == Stage::HandsOver) => {
+                self.stay(process, serial);
+            }
+            None => {}
+        }
+    }
+
+    /// The disk stays where it is.
+    pub fn stay(&mut self, process: Process, serial: u64) {
+        let node = &mut self.nodes[process.node];
+        let Some(disk) = node.disk.as_mut().filter(|disk| disk.serial == serial) else { return };
+        disk.moving = None;
+        disk.accel.resume_destage();
+        node.wake();
+        self.tell(process, serial, Told::Successor(None));
+        self.publish(process);
+    }
+}
