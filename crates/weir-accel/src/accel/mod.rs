@@ -172,6 +172,7 @@ impl<L: Destage> Accel<L> {
             owner = owner.on_flash();
             store.rewound(&log);
         }
+        let failed = store.as_ref().and_then(FlashStore::error).map(str::to_owned);
         let mut accel = Accel {
             destager: Destager::new(config.destage_delay),
             jam: Jam::new(config.full_log_wait, log.freed()),
@@ -210,6 +211,7 @@ impl<L: Destage> Accel<L> {
             gone: false,
             planted: Planted::default(),
         };
+        accel.events.extend(failed.map(OwnerEvent::StoreFailed));
         accel.events.push(OwnerEvent::Tick);
         Ok(accel)
     }

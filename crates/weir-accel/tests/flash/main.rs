@@ -294,6 +294,34 @@ fn a_failing_write_ends_the_replica_and_its_heir_has_the_whole_arena() {
     assert_eq!(disk.script.borrow().bytes[0], 7, "destaged");
 }
 
+/// The disk was handed over when the flash had failed, and comes back to what is in memory: nobody waits for that flash.
+#[test]
+fn flash_that_failed_in_an_earlier_tenure_is_not_waited_for() {
+    let memory = Memory::new(1, LOG);
+    let mut disk = Disk::new(&memory);
+    memory.fail_writes();
+    disk.script.borrow_mut().hold_writes = true;
+    disk.write(1);
+    disk.run_until("it is known to have failed", |disk| disk.told.contains(&"flash-failed"));
+    let Disk { mut reactor, mut accel, .. } = disk;
+    let (copy, store) = accel.let_go(&mut reactor).unwrap();
+    let (log, lineage) = copy.into_log();
+    let script = Rc::new(RefCell::new(Script { bytes: vec![0; SIZE], ..Script::default() }));
+    let accel = Accel::new(
+        &mut reactor,
+        AccelConfig::standalone(LOG),
+        configuration(2, true, Some(0)),
+        Inheritance::Replica { log, lineage },
+        Former::Stopped,
+        Metered::new("backing", Backing(Rc::clone(&script))),
+        store,
+    );
+    let mut disk = Disk::with(reactor, accel.unwrap(), script);
+    disk.write(1);
+    disk.run_until("the write is answered", |disk| disk.done.len() == 1);
+    assert_eq!(disk.accel.status().configuration.effective(), "write-through");
+}
+
 /// Nothing else happens on that shard that would have it look again.
 #[test]
 fn a_write_that_never_comes_back_ends_the_replica() {
