@@ -113,6 +113,12 @@ impl ReplicaHost {
         self.sessions.iter().any(|session| session.greeted && !session.ended)
     }
 
+    /// The disk's record is in this epoch: its owner is believed up to a few epochs beyond. To be told whenever the record moves, also
+    /// while a connection stands; each change of policy or set is an epoch.
+    pub fn record_is_in(&mut self, epoch: u64) {
+        self.replica.record_is_in(epoch);
+    }
+
     /// An owner (or who thinks that it is) has connected, while the disk's record is in `known_epoch` or later.
     ///
     /// # Errors

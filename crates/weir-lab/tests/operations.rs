@@ -89,6 +89,29 @@ fn policies_change_on_line() {
     bench.check_backing(&mut load.into_history());
 }
 
+/// Each change is an epoch, and the replica hears of them from its owner before it sees them in the record.
+#[test]
+fn a_replica_follows_its_owner_through_many_changes_on_one_connection() {
+    let _turn = alone();
+    let seed = seed();
+    let bench = Bench::up(3, "write-back+1", |_| {});
+    let before = bench.wait_effective();
+    let load = bench.load(new_history(seed), seed);
+    let (mut load, ()) = during(load, Duration::from_secs(1), || {
+        let client = bench.lab.client("n1").unwrap();
+        for policy in ["write-back+1in", "write-back+1"].iter().cycle().take(40) {
+            client.set_policy(DISK, policy).unwrap();
+        }
+    });
+    let after = bench.wait_effective();
+    assert!(after.epoch >= before.epoch + 40, "{} {}", before.epoch, after.epoch);
+    assert_eq!((&after.owner, &after.replicas), (&before.owner, &before.replicas), "{}", bench.logs());
+    let events = bench.lab.client("n1").unwrap().events().unwrap();
+    let lost: Vec<_> = events.iter().filter(|event| event.kind == "replica-lost").collect();
+    assert!(lost.is_empty(), "{lost:#?}");
+    assert_eq!(load.check_all().unwrap().mismatches, 0);
+}
+
 #[test]
 fn a_disk_grows_under_its_clients() {
     let _turn = alone();

@@ -153,8 +153,13 @@ pub async fn run_with(
     drop(notices);
     let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
 
-    // Before anybody can see this node: who sees it counts on what is on its flash.
-    let damaged = flash::recover(flash.as_deref(), &queues).await;
+    tokio::pin!(shutdown);
+    // Before anybody can see this node: who sees it counts on what is on its flash. That takes as long as it takes, but not from whoever
+    // wants the node to stop.
+    let damaged = tokio::select! {
+        damaged = flash::recover(flash.as_deref(), &queues) => damaged,
+        () = &mut shutdown => return Ok(()),
+    };
     let registry: Arc<dyn Registry> =
         Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?);
     let record = NodeRecord {
@@ -173,7 +178,6 @@ pub async fn run_with(
         media: room::media(&config.resources, flash.as_deref(), &[]),
         load: 0,
     };
-    tokio::pin!(shutdown);
     let session = tokio::select! {
         session = plane::join(&registry, record, &config) => session?,
         () = &mut shutdown => return Ok(()),

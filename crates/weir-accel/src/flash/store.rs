@@ -131,7 +131,8 @@ impl FlashStore {
         #[cfg(feature = "planted-bugs")]
         let journal = journal.planted(self.lease.planted());
         self.journal = journal;
-        (self.retired, self.progressed) = (false, false);
+        // Whoever uses it now has not been told yet that the device has failed.
+        (self.retired, self.progressed) = (false, self.error.is_some());
         if self.under_way == Some(UnderWay::Frame) {
             self.under_way = Some(UnderWay::OldFrame);
         }

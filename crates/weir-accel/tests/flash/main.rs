@@ -429,6 +429,18 @@ fn a_new_log_of_a_disk_begins_in_the_slot_of_its_old_one() {
     }
 }
 
+/// A log begins anew in the slot of one whose write still hangs: whoever uses it is told that the flash has failed.
+#[test]
+fn a_new_log_in_the_slot_of_a_failed_one_has_failed_too() {
+    let memory = Memory::new(1, LOG);
+    let id = OwnerId(1);
+    let mut store = FlashStore::new(id, memory.device.take("disk", 1).unwrap()).unwrap();
+    store.fail("a write has not come back".into());
+    assert!(store.take_progress(), "told once");
+    store.begin_anew(2);
+    assert!(store.take_progress() && store.error().is_some(), "told again, to whoever uses it now");
+}
+
 /// Opening a disk on a node whose flash takes no writes: it is served, in write-through.
 #[test]
 fn a_disk_whose_slot_cannot_be_entered_is_write_through() {

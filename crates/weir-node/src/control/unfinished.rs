@@ -146,22 +146,39 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
     }
 }
 
-/// Removes the file of a disk that could not be made, under our note; if that is not ours any more, under a new one, which there is
-/// only while no disk has the name and nobody else is at it. What does not succeed now is left to [`keep_finished`].
+/// Removes the file of a disk that could not be made, under our note; if that is not ours any more, under a new one. What does not
+/// succeed now is left to [`keep_finished`], if there is a note.
 async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
     let mut undone = match note {
         Some(note) => note.finish().await.map(drop),
         None => Err(ApiError::new(ApiErrorKind::Unavailable, "another node has taken this step over")),
     };
     if undone.is_err() {
-        let nobody = Transaction::new().absent(keys::disk(&record.name));
-        undone = match Note::write(node, record, Step::Making, nobody).await {
-            Ok(note) => note.finish().await.map(drop),
-            Err(error) => Err(unavailable(error)),
-        };
+        undone = undo_anew(node, record).await;
     }
     if let Err(error) = undone {
         tracing::info!(disk = record.name, %error, "what was half made is left for later");
+    }
+}
+
+/// Removes the file under a new note, which there can be only while no disk has the name and nobody else is at it. Whoever is at it now
+/// cannot make the disk, because our file is in its way, and leaves that alone: so waits a little for its end.
+async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+    let (deadline, disk) = (Nanos::now() + UNDER_WAY, keys::disk(&record.name));
+    loop {
+        let nobody = Transaction::new().absent(disk.clone());
+        let error = match Note::write(node, record, Step::Making, nobody).await {
+            Ok(note) => return note.finish().await.map(drop),
+            Err(error) => error,
+        };
+        if node.registry.get(&disk).await.map_err(unavailable)?.is_some() {
+            // Ours was removed in between: the file is that disk's.
+            return Ok(());
+        }
+        if Nanos::now() >= deadline {
+            return Err(unavailable(error));
+        }
+        weir_task::sleep(ASK_AGAIN).await;
     }
 }
 
@@ -346,7 +363,47 @@ impl<'a> Note<'a> {
 
 #[cfg(test)]
 mod tests {
+    use weir_cluster::records::{Policy, Source, VolumeKind};
+
     use super::*;
+    use crate::control::disk::tests::node;
+
+    /// One maker stood still until its note was taken over, and then made the file; another, who has the note now, finds that file in its
+    /// way, knows nothing of whose it is, and gives up.
+    #[tokio::test]
+    async fn a_file_made_too_late_is_removed_once_nobody_else_is_at_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let path = directory.path().join("volume");
+        std::fs::create_dir(&path).unwrap();
+        let volume = DirVolume::open(&path).unwrap();
+        let id = volume.identify(7).unwrap();
+        let entry = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path, id };
+        node.registry.transact(entry.create(keys::volume("v"))).await.unwrap();
+        let source = Source::File { name: "d".into() };
+        let record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+        let other = UnfinishedRecord {
+            disk: "d".into(),
+            volume: "v".into(),
+            step: Step::Making,
+            by: NodeRef::new("other", 1),
+        };
+        let noted = node.registry.transact(other.create(keys::unfinished("d"))).await.unwrap();
+
+        volume.create_disk("d", 1 << 20).unwrap();
+        let undone = tokio::spawn({
+            let (node, record) = (Arc::clone(&node), record.clone());
+            async move { undo(&node, &record, None).await }
+        });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(volume.disk_path("d").unwrap().exists(), "not while somebody else is at it");
+        let key = keys::unfinished("d");
+        let strike = Transaction::new().unchanged(key.clone(), noted.revision).delete(key.clone());
+        node.registry.transact(strike).await.unwrap();
+        undone.await.unwrap();
+        assert!(!volume.disk_path("d").unwrap().exists(), "nobody else would remove it");
+        assert!(node.registry.get(&key).await.unwrap().is_none(), "and its note is struck off");
+    }
 
     #[test]
     fn who_comes_back_is_not_taken_for_gone_since_the_first_time() {

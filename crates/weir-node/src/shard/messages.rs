@@ -105,6 +105,8 @@ pub enum Command {
     Recover { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// Whether a complete copy of the disk's log is here, as a replica.
     HasCopy { disk: String, answer: oneshot::Sender<bool> },
+    /// The record of a disk whose copy is kept here has come to this epoch.
+    RecordIs { disk: String, epoch: u64 },
     /// A replica kept here for a disk that is gone, or whose set does not name this node any more.
     ForgetReplica { disk: String, below_epoch: u64 },
     /// An NBD client chose this disk.

@@ -295,6 +295,7 @@ impl Turning {
                 let has = self.has_copy(&disk);
                 answer(to, has);
             }
+            Command::RecordIs { disk, epoch } => self.record_is_in(&disk, epoch),
             Command::ForgetReplica { disk, below_epoch } => self.forget_replica(&disk, below_epoch),
             Command::Attach { disk, client } => match self.slot_of(&disk) {
                 Some(slot) if self.disks[slot].is_serving() => {

@@ -9,7 +9,7 @@ mod former;
 mod handover;
 mod request;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod wishes;
 
 use std::collections::HashMap;
@@ -150,6 +150,8 @@ struct DiskTask {
     refused: bool,
     sessions: watch::Receiver<u64>,
     forgotten_below: u64,
+    /// The epoch of the record that the copy here was last told of.
+    copy_knows: u64,
     /// A `released/` note that is still to be written: the epoch.
     owed_release: Option<u64>,
     /// Requests that came while another step was waiting for the shard.
@@ -188,6 +190,7 @@ impl DiskTask {
             refused: false,
             sessions: node.rights.sessions(),
             forgotten_below: 0,
+            copy_knows: 0,
             owed_release: None,
             waiting: Vec::new(),
             unavailable: false,
@@ -465,7 +468,7 @@ impl DiskTask {
         let now = Nanos::now();
         self.write_owed_release().await;
         let record = self.record();
-        self.forget_replica(record.as_ref()).await;
+        self.tell_copy(record.as_ref()).await;
         if self.retry_at.is_some_and(|at| at > now) {
             return self.retry_at;
         }
@@ -770,11 +773,18 @@ impl DiskTask {
         }
     }
 
-    /// A replica here that no record asks for any more.
-    async fn forget_replica(&mut self, record: Option<&DiskRecord>) {
+    /// Tells a copy that is kept here how far the record has come, because it believes an owner only a few epochs beyond that; or that
+    /// no record asks for it any more.
+    async fn tell_copy(&mut self, record: Option<&DiskRecord>) {
         let below_epoch = match record {
             None => u64::MAX,
-            Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => return,
+            Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => {
+                if self.local == Local::Closed && record.epoch > self.copy_knows {
+                    self.copy_knows = record.epoch;
+                    self.send(Command::RecordIs { disk: self.name.clone(), epoch: record.epoch }).await;
+                }
+                return;
+            }
             Some(record) => record.epoch,
         };
         if below_epoch != self.forgotten_below && self.local == Local::Closed {

@@ -37,7 +37,7 @@ fn record_of(name: &str) -> NodeRecord {
 }
 
 /// Node `a`, a registry, and what the shard was told.
-async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
+pub(in crate::control) async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
     node_at(directory, Arc::default()).await
 }
 
@@ -126,6 +126,30 @@ async fn a_follower_that_is_gone_is_struck_off() {
     assert_eq!((now.follower, now.epoch), (None, 3));
     let command = told.recv().await.unwrap();
     assert!(command.contains("Successor") && command.contains("None"), "{command}");
+}
+
+/// A copy believes an owner only a few epochs beyond the record, also on a connection that stands while the record goes on.
+#[tokio::test]
+async fn a_copy_is_told_how_far_the_record_has_come() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let mut record = disk_of_a(&node, |record| {
+        (record.owner, record.mode) = (Some(NodeRef::new("b", 1)), Mode::WriteBack);
+        record.replicas = vec![NodeRef::new("a", 1)];
+    })
+    .await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    for epoch in [3, 3, 40] {
+        record.epoch = epoch;
+        task.tell_copy(Some(&record)).await;
+    }
+    task.tell_copy(None).await;
+    for expected in
+        ["RecordIs { disk: \"d\", epoch: 3 }", "RecordIs { disk: \"d\", epoch: 40 }", "ForgetReplica"]
+    {
+        let command = told.recv().await.unwrap();
+        assert!(command.contains(expected), "{command}, expected {expected}");
+    }
 }
 
 /// A claim that came to nothing says nothing about how the disk comes here the next time, with a log that is inherited then.

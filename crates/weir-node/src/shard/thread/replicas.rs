@@ -262,6 +262,12 @@ impl Turning {
         Ok(self.keep(disk.to_owned(), host, id))
     }
 
+    pub(super) fn record_is_in(&mut self, disk: &str, epoch: u64) {
+        if let Some(slot) = self.replica_of(disk) {
+            self.replicas[slot].host.record_is_in(epoch);
+        }
+    }
+
     pub(super) fn forget_replica(&mut self, disk: &str, below_epoch: u64) {
         match self.replica_of(disk) {
             Some(slot) if self.replicas[slot].host.replica().epoch() < below_epoch => {
