@@ -15,6 +15,7 @@
 pub mod embedded;
 pub mod events;
 pub mod housekeeping;
+pub mod machine;
 pub mod membership;
 pub mod ownership;
 pub mod placement;
@@ -25,5 +26,6 @@ pub mod right;
 pub mod view;
 
 pub use embedded::{Embedded, Feed, Memory};
+pub use machine::Machine;
 pub use registry::{Registry, RegistryError};
 pub use remote::{Client, ClientConfig, Server};

@@ -399,6 +399,7 @@ pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<
         node: node.clone(),
         how: StoppedHow::Operator,
         time_unix_ms: weir_task::unix_millis(),
+        machine: None,
     };
     record.check()?;
     let key = keys::stopped(node);

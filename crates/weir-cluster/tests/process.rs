@@ -80,7 +80,8 @@ async fn a_killed_process_is_reported_at_once() {
         eventually("it is reported", || async { registry.get(&stopped()).await.unwrap().is_some() }).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
     let note = registry.get(&stopped()).await.unwrap().unwrap();
-    assert_eq!(StoppedRecord::of(&note).unwrap().how, StoppedHow::ProcessEnded);
+    let note = StoppedRecord::of(&note).unwrap();
+    assert_eq!((note.how, note.machine), (StoppedHow::ProcessEnded, weir_cluster::Machine::here()));
     // Its node vanished at the same revision: nobody ever sees the one without the other.
     let after = registry.list("").await.unwrap();
     assert_eq!((after.revision, after.entries.len()), (before + 1, 1));

@@ -6,7 +6,7 @@ mod common;
 mod support;
 
 use std::fs::File;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,7 +66,7 @@ impl Drop for Lun {
     }
 }
 
-/// Two nodes; all disks but those called otherwise are on n1.
+/// Some nodes; all disks but those called otherwise are on n1.
 struct Place {
     bench: Bench,
     lun: Lun,
@@ -80,14 +80,14 @@ impl Drop for Place {
 }
 
 impl Place {
-    fn up() -> Place {
+    fn up(nodes: usize) -> Place {
         let directory = tempfile::tempdir().unwrap();
         let lun = Lun::mount(directory.path());
         std::fs::create_dir(directory.path().join("pool")).unwrap();
         symlink(&lun.at, directory.path().join("slow")).unwrap();
         let mut config = LabConfig::new(directory.path().join("lab"), program());
         (config.nodes, config.lease_ttl, config.fence_grace) =
-            (2, Duration::from_secs(2), Duration::from_secs(3));
+            (nodes, Duration::from_secs(2), Duration::from_secs(3));
         let lab = Lab::up(&config).unwrap();
         for volume in ["pool", "slow"] {
             let path = directory.path().join(volume);
@@ -182,7 +182,7 @@ fn show(when: &str, sorted: &[Duration]) {
 #[test]
 fn one_hung_backing_is_no_other_disks_trouble() {
     let _turn = alone();
-    let mut place = Place::up();
+    let mut place = Place::up(2);
     for number in 0..DISKS - 1 {
         let disk = format!("d{number}");
         place.create(&disk, "pool", if number % 2 == 0 { "write-back+0" } else { "write-through" });
@@ -299,7 +299,7 @@ fn calls_that_hang_do_not_hold_up_those_of_other_files() {
 #[test]
 fn a_takeover_does_not_wait_for_what_the_dead_owner_has_under_way() {
     let _turn = alone();
-    let place = Place::up();
+    let place = Place::up(2);
     for number in 0..MEASURED {
         let disk = format!("d{number}");
         place.create(&disk, "pool", "write-back+0");
@@ -351,4 +351,67 @@ fn a_takeover_does_not_wait_for_what_the_dead_owner_has_under_way() {
     println!("read from its new owner after {here:?}; slowest write elsewhere, or status, {slowest:?}");
     assert!(here.is_some_and(|after| after < Duration::from_secs(10)), "{here:?}{}", place.bench.logs());
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+}
+
+/// What a killed owner had handed to its kernel may reach the backing much later than the end of the process, and later than any
+/// grace. Its successor writes nothing there before that, or those writes would cover its own (P4).
+#[test]
+fn a_successor_writes_behind_the_last_write_of_a_killed_owner() {
+    const BLOCKS: u64 = 8;
+    let _turn = alone();
+    let place = Place::up(3);
+    let (bench, lab) = (&place.bench, &place.bench.lab);
+    place.create("other", "slow", "write-back+1");
+    place.open("other", "n1");
+    // As its owner shows it, once it is as it is to be.
+    let view = |owner: &str| {
+        let view = lab.client(owner).unwrap().disk("other").ok()?;
+        let there = view.detail.is_some() && view.owner.as_deref() == Some(owner);
+        (there && view.effective == "write-back+1").then_some(view)
+    };
+    let dirty = |owner: &str| Some(view(owner)?.detail?.dirty_bytes);
+    let clean = |owner: &str| dirty(owner).filter(|dirty| *dirty == 0);
+    let otherwise = |what: &'static str| move || format!("{what}{}", bench.logs());
+    let connect = |node: &str| NbdClient::connect(&Uri::unix(&lab.node(node).unwrap().nbd_unix, "other"));
+    let write = |nbd: &mut NbdClient, byte: u8| {
+        // Not side by side, so that they stay requests of their own.
+        (0..BLOCKS).for_each(|block| nbd.write(block * 8192, &[byte; 4096], false).unwrap());
+    };
+    await_some(SOON, || view("n1"), otherwise("no replica"));
+    let mut nbd = connect("n1").unwrap();
+    // Blocks that are there already are overwritten without a word of the filesystem's.
+    write(&mut nbd, 1);
+    await_some(SOON, || clean("n1"), otherwise("not destaged"));
+
+    place.lun.disk.hold(2);
+    write(&mut nbd, 2);
+    let bytes = BLOCKS as usize * 4096;
+    let held = || (place.lun.disk.held_bytes() == bytes).then_some(());
+    await_some(SOON, held, otherwise("not on its way to the backing"));
+    let pid = lab.node("n1").unwrap().process.unwrap().pid;
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let killed = Nanos::now();
+
+    let taken = || ["n2", "n3"].into_iter().find(|node| view(node).is_some());
+    let successor = await_some(SOON, taken, otherwise("not taken over"));
+    write(&mut connect(successor).unwrap(), 3);
+    println!("written at the new owner {:?} after the kill", Nanos::now() - killed);
+    // Twice the grace, and more.
+    thread::sleep(Duration::from_secs(8));
+    println!("dirty at the new owner: {:?}, held {}", dirty(successor), place.lun.disk.held_bytes());
+    assert!(dirty(successor).unwrap() > 0, "it does not wait for the former owner{}", bench.logs());
+    let events = lab.client(successor).unwrap().events().unwrap();
+    assert!(events.iter().any(|event| event.kind == "former-io"), "{events:#?}");
+
+    place.lun.disk.release();
+    let released = Nanos::now();
+    await_some(SOON, || clean(successor), otherwise("not destaged"));
+    println!("destaged {:?} after the former owner's last write", Nanos::now() - released);
+    let file = File::open(place.lun.at.join("other.raw")).unwrap();
+    for block in 0..BLOCKS {
+        let mut back = [0; 4096];
+        file.read_exact_at(&mut back, block * 8192).unwrap();
+        assert_eq!(back, [3; 4096], "block {block} is the former owner's");
+    }
 }

@@ -22,6 +22,7 @@ use weir_node::shard::messages::{Arrival, Command, DiskStatus, LoadLayer, LogMed
 use weir_node::shard::opener::Files;
 use weir_node::shard::{Shard, ShardConfig};
 use weir_node::stack::Plain;
+use weir_volume::Mark;
 
 const MIB: u64 = 1 << 20;
 
@@ -78,6 +79,7 @@ impl Rig {
             disk: name.into(),
             id: 1,
             path,
+            mark: Mark::of("n1#1"),
             size: SIZE,
             logical_block: 4096,
             log_bytes: 64 * MIB,

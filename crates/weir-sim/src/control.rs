@@ -268,7 +268,8 @@ impl World {
             let evidence = if self.registry.released.contains(&(who, former.epoch)) {
                 Evidence::Released
             } else if self.has_stopped(who) {
-                Evidence::Stopped
+                // Nodes that see each other's ends share a machine, and its kernel.
+                if self.backing.is_quiet_for(who) { Evidence::Ended } else { Evidence::UnderWay }
             } else {
                 Evidence::None
             };

@@ -8,6 +8,6 @@ pub mod backing;
 pub mod error;
 pub mod volume;
 
-pub use backing::{BackingOptions, EngineChoice, FileBacking, Medium, OpenedFile};
+pub use backing::{BackingOptions, EngineChoice, FileBacking, Mark, Medium, OpenedFile, Trace};
 pub use error::VolumeError;
 pub use volume::DirVolume;

@@ -280,6 +280,14 @@ impl World {
                 && matches!(operation.kind, FileKind::Write { .. } | FileKind::Allocate { .. })
         })
     }
+
+    /// Whether the kernel has operations on a file that have not taken effect, of processes that have ended.
+    #[must_use]
+    pub fn is_busy_for_ended(&self, file: FileId) -> bool {
+        let state = self.lock();
+        let mut under_way = state.operations.values().filter(|operation| !operation.landed);
+        under_way.any(|operation| operation.file == file.0 && !state.processes[operation.process.0].alive)
+    }
 }
 
 impl State {

@@ -99,7 +99,8 @@ impl Memory {
     /// The process that lives under `lease` has ended, and the registry has seen it.
     pub fn end_process(&mut self, lease: LeaseId, node: NodeRef, now: Nanos) {
         let key = keys::stopped(&node);
-        let note = StoppedRecord { node, how: StoppedHow::ProcessEnded, time_unix_ms: now.0 / 1_000_000 };
+        let (how, time_unix_ms) = (StoppedHow::ProcessEnded, now.0 / 1_000_000);
+        let note = StoppedRecord { node, how, time_unix_ms, machine: None };
         self.state.end_process(lease, vec![Op::Put { key, value: note.encode(), lease: None }]);
         self.state.unsaved = Default::default();
     }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Medium, Record, RecordError, check_name};
+use crate::machine::Machine;
 
 /// One process of a node. A node that starts again is the same node and another process: what the former
 /// one had in RAM, and what it was allowed to do, is gone. What it had on flash is not ([`DiskRecord::counts`]).
@@ -212,7 +213,7 @@ pub enum StoppedHow {
 
 /// `stopped/<node>/<incarnation>`: this process has ended and will send nothing any more.
 ///
-/// Requests that it had handed to its kernel may still reach the storage if the *machine* runs on.
+/// Requests that it had handed to its kernel may still reach the storage if the *machine* runs on. On that machine one can look.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoppedRecord {
     /// The process.
@@ -221,6 +222,9 @@ pub struct StoppedRecord {
     pub how: StoppedHow,
     /// When it was written, in milliseconds since 1970.
     pub time_unix_ms: u64,
+    /// Where it ran. Absent where nobody knows, and from an earlier Weir.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
 }
 
 impl Record for StoppedRecord {
@@ -319,6 +323,16 @@ mod tests {
         let old = NodeRecord::decode(BEFORE_MEDIA.as_bytes()).unwrap();
         assert_eq!((old.media.as_slice(), old.load), (&[][..], 0));
         assert!(old.has_room(Medium::Ram) && !old.offers(Medium::Flash) && !old.has_room(Medium::Flash));
+    }
+
+    /// As an earlier Weir writes it, and as this one does.
+    #[test]
+    fn where_a_process_ran_may_be_unknown() {
+        let old = br#"{"v":1,"node":{"node":"a","incarnation":7},"how":"process-ended","time_unix_ms":5}"#;
+        let mut record = StoppedRecord::decode(old).unwrap();
+        assert_eq!((&record.machine, record.encode().as_slice()), (&None, &old[..]));
+        record.machine = Some(Machine { boot: "b".into(), devices: 6 });
+        assert_eq!(StoppedRecord::decode(&record.encode()).unwrap(), record);
     }
 
     #[test]

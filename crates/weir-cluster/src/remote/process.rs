@@ -3,7 +3,7 @@
 //! A closed connection proves nothing (the client may reconnect), a silent one proves nothing (the process
 //! may be stopped and go on later, with writes in its hands). A pidfd that becomes readable does: no thread
 //! of that process will run again. Requests that it had handed to the kernel before may still reach the
-//! storage; who takes over must order its own I/O behind them (P4).
+//! storage; who takes over must order its own I/O behind them (P4), and is told where to look for them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,6 +16,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
 use crate::embedded::Embedded;
+use crate::machine::{Machine, boot_id};
 use crate::records::{self, NodeRef, Record, StoppedHow, StoppedRecord, keys};
 use crate::registry::{LeaseId, Op, ProcessWatch, Registry, RegistryError, Transaction};
 
@@ -49,6 +50,9 @@ struct ProcessRecord {
     /// Clock ticks from boot to the process's start: with the pid and the boot it names a process for good.
     start_ticks: u64,
     boot: String,
+    /// The filesystem at the process's `/dev`. Absent in what an earlier Weir has written.
+    #[serde(default)]
+    devices: Option<u64>,
 }
 
 impl Record for ProcessRecord {
@@ -62,6 +66,10 @@ impl ProcessRecord {
 
     fn is_same_process(&self, other: &ProcessRecord) -> bool {
         (self.pid, self.start_ticks, &self.boot) == (other.pid, other.start_ticks, &other.boot)
+    }
+
+    fn machine(&self) -> Option<Machine> {
+        self.devices.map(|devices| Machine { boot: self.boot.clone(), devices })
     }
 }
 
@@ -136,7 +144,8 @@ impl Processes {
         let (Some(start_ticks), Some(boot)) = (start_ticks(pid), boot_id()) else {
             return Ok(ProcessWatch::NotWatched);
         };
-        let record = ProcessRecord { name, incarnation, lease, pid, start_ticks, boot };
+        let devices = Machine::of_process(pid).map(|machine| machine.devices);
+        let record = ProcessRecord { name, incarnation, lease, pid, start_ticks, boot, devices };
         self.check(&record)?;
         // Remembered first: a server that dies in between leaves a record that its successor checks.
         let remember = Transaction::new().put(record.key(), record.encode());
@@ -204,8 +213,12 @@ impl Processes {
         );
         let node = NodeRef::new(&*record.name, record.incarnation);
         let key = keys::stopped(&node);
-        let stopped =
-            StoppedRecord { node, how: StoppedHow::ProcessEnded, time_unix_ms: weir_task::unix_millis() };
+        let stopped = StoppedRecord {
+            node,
+            how: StoppedHow::ProcessEnded,
+            time_unix_ms: weir_task::unix_millis(),
+            machine: record.machine(),
+        };
         let ops =
             vec![Op::Put { key, value: stopped.encode(), lease: None }, Op::Delete { key: record.key() }];
         self.registry.end_process(record.lease, ops).await?;
@@ -218,9 +231,4 @@ fn start_ticks(pid: i32) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
-}
-
-/// Which boot of the machine this is.
-fn boot_id() -> Option<String> {
-    Some(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned())
 }

@@ -95,6 +95,22 @@ impl VolatileDisk {
         self.disk.lie();
     }
 
+    /// From now on, writes of nothing but `byte` take until [`VolatileDisk::release`], and all others pass them.
+    pub fn hold(&self, byte: u8) {
+        self.disk.hold(byte);
+    }
+
+    /// Bytes of the writes that are held.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.disk.held_bytes()
+    }
+
+    /// What was held reaches the disk now, over what has been written since. Nothing is held any more.
+    pub fn release(&self) {
+        self.disk.release();
+    }
+
     /// The power fails: nothing that was not flushed by now will be on the medium for certain, and whoever asks for
     /// anything waits for an answer.
     pub fn fail_power(&self) {

@@ -45,10 +45,18 @@ enum Waiting {
     Flush(ReplyEmpty),
 }
 
+/// Writes that take long while others pass.
+struct Held {
+    /// Those of nothing but this.
+    byte: u8,
+    writes: Vec<(u64, Vec<u8>, ReplyWrite)>,
+}
+
 struct State {
     power: Power,
     store: Store,
     waiting: Vec<Waiting>,
+    held: Option<Held>,
     flushes: u64,
     lies: bool,
 }
@@ -61,6 +69,13 @@ impl State {
         self.flushes += 1;
         Ok(())
     }
+
+    fn write(&mut self, offset: u64, data: &[u8], reply: ReplyWrite) {
+        match self.store.write(offset, data) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(error) => reply.error(error.into()),
+        }
+    }
 }
 
 /// The disk; clones are the same one.
@@ -70,7 +85,26 @@ pub struct Disk(Arc<Mutex<State>>);
 impl Disk {
     pub fn new(store: Store) -> Disk {
         let (power, waiting) = (Power::On, Vec::new());
-        Disk(Arc::new(Mutex::new(State { power, store, waiting, flushes: 0, lies: false })))
+        let (held, flushes, lies) = (None, 0, false);
+        Disk(Arc::new(Mutex::new(State { power, store, waiting, held, flushes, lies })))
+    }
+
+    /// From now on, writes of nothing but `byte` take until [`Disk::release`].
+    pub fn hold(&self, byte: u8) {
+        self.state().held = Some(Held { byte, writes: Vec::new() });
+    }
+
+    /// Bytes of the writes that are held.
+    pub fn held_bytes(&self) -> usize {
+        self.state().held.iter().flat_map(|held| &held.writes).map(|(_, data, _)| data.len()).sum()
+    }
+
+    /// What was held reaches the disk, and nothing is held any more.
+    pub fn release(&self) {
+        let mut state = self.state();
+        for (offset, data, reply) in state.held.take().into_iter().flat_map(|held| held.writes) {
+            state.write(offset, &data, reply);
+        }
     }
 
     /// From now on nothing reaches the medium and nobody gets an answer.
@@ -82,6 +116,9 @@ impl Disk {
     pub fn power_off(&self) {
         let mut state = self.state();
         state.power = Power::Off;
+        for (_, _, reply) in state.held.take().into_iter().flat_map(|held| held.writes) {
+            reply.error(Errno::EIO);
+        }
         for waiting in state.waiting.drain(..) {
             match waiting {
                 Waiting::Read(reply) => reply.error(Errno::EIO),
@@ -201,9 +238,11 @@ impl Filesystem for Disk {
     ) {
         let mut state = self.state();
         match state.power {
-            Power::On => match state.store.write(offset, data) {
-                Ok(()) => reply.written(data.len() as u32),
-                Err(error) => reply.error(error.into()),
+            Power::On => match &mut state.held {
+                Some(held) if data.iter().all(|byte| *byte == held.byte) => {
+                    held.writes.push((offset, data.to_vec(), reply));
+                }
+                _ => state.write(offset, data, reply),
             },
             Power::Failing => state.waiting.push(Waiting::Write(reply)),
             Power::Off => reply.error(Errno::EIO),

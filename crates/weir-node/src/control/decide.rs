@@ -9,10 +9,6 @@ use weir_cluster::ownership::{Gone, OwnerGone};
 use weir_cluster::placement::{Live, successor};
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
-/// After the end of a process was seen, the kernel may still be finishing what the process had handed to it. This is
-/// how long it gets on the same machine (P4).
-pub const SETTLE: Duration = Duration::from_secs(1);
-
 /// What is here of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Local {
@@ -30,8 +26,12 @@ pub enum Local {
 pub enum Evidence {
     /// Nothing is known.
     None,
-    /// Its process is under `stopped/`.
-    Stopped,
+    /// Its process is under `stopped/`. What its kernel still has of it cannot be seen from here.
+    Declared,
+    /// Its process is under `stopped/`, and the kernel of this machine may still have I/O of it under way.
+    UnderWay,
+    /// Its process is under `stopped/`, and the kernel of this machine has no I/O of it under way.
+    Ended,
     /// It has said so itself, under `released/`.
     Released,
 }
@@ -174,7 +174,9 @@ fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
 
 /// What is certain of a former owner at `now`, and when more will be, as far as that is only a matter of time.
 ///
-/// The evidence was first seen at `seen`. Its right to serve ends, or has ended, at `right_over`, if that is known.
+/// The evidence was first seen at `seen`. Its right to serve ends, or has ended, at `right_over`, if that is known. The end of a
+/// process is the end of its right; but its kernel may be busy with what it was handed, and where that can be seen, no length of time
+/// stands in for it (P4).
 #[must_use]
 pub fn former_certainty(
     evidence: Evidence,
@@ -184,8 +186,9 @@ pub fn former_certainty(
     now: Nanos,
 ) -> (Former, Option<Nanos>) {
     let ends = match (evidence, right_over) {
-        (Evidence::Released, _) => seen,
-        (Evidence::Stopped, _) => seen + SETTLE.min(fence_grace),
+        (Evidence::Released | Evidence::Ended, _) => return (Former::Stopped, None),
+        (Evidence::UnderWay, _) => return (Former::Silent, None),
+        (Evidence::Declared, over) => over.map_or(seen, |over| over.min(seen)) + fence_grace,
         (Evidence::None, Some(over)) if over <= now => over + fence_grace,
         (Evidence::None, over) => return (Former::Serving, over),
     };
@@ -378,12 +381,31 @@ mod tests {
     fn the_grace_begins_when_the_right_has_ended() {
         let certain = |evidence, right_over| former_certainty(evidence, NOW, right_over, GRACE, NOW);
         assert_eq!(certain(Evidence::Released, None), (Former::Stopped, None));
-        assert_eq!(certain(Evidence::Stopped, None), (Former::Silent, Some(NOW + SETTLE)));
         assert_eq!(certain(Evidence::None, None), (Former::Serving, None), "too few are sealed");
         let soon = NOW + Duration::from_secs(3);
         assert_eq!(certain(Evidence::None, Some(soon)), (Former::Serving, Some(soon)));
         assert_eq!(certain(Evidence::None, Some(NOW)), (Former::Silent, Some(NOW + GRACE)));
         let long_ago = Nanos(NOW.0 - 10_000_000_000);
         assert_eq!(certain(Evidence::None, Some(long_ago)), (Former::Stopped, None));
+    }
+
+    /// The end of a process is not the end of its I/O (P4).
+    #[test]
+    fn an_ended_process_is_waited_for_as_long_as_its_kernel_is_busy() {
+        let certain = |evidence, right_over, now| former_certainty(evidence, NOW, right_over, GRACE, now);
+        // Elsewhere nobody can look: it has the grace of a silent owner, from the end of the process or of its right.
+        let second = Duration::from_secs(1);
+        for (right_over, from) in
+            [(None, NOW), (Some(NOW + second), NOW), (Some(Nanos(NOW.0 - 1)), Nanos(NOW.0 - 1))]
+        {
+            let over = from + GRACE;
+            assert_eq!(certain(Evidence::Declared, right_over, NOW + second), (Former::Silent, Some(over)));
+            assert_eq!(certain(Evidence::Declared, right_over, over), (Former::Stopped, None));
+        }
+        // Here one sees it, and no time stands in for that.
+        for now in [NOW, NOW + GRACE + second] {
+            assert_eq!(certain(Evidence::UnderWay, Some(NOW), now), (Former::Silent, None));
+            assert_eq!(certain(Evidence::Ended, None, now), (Former::Stopped, None));
+        }
     }
 }

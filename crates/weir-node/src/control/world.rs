@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use weir_cluster::Machine;
 use weir_cluster::records::{
     DiskRecord, NodeRecord, NodeRef, Record, ReleasedRecord, StoppedRecord, VolumeRecord, keys,
 };
@@ -22,6 +23,8 @@ pub struct World {
     stopped: View<StoppedRecord>,
     /// Former owners that have no I/O under way any more.
     released: View<ReleasedRecord>,
+    /// Where this process runs.
+    machine: Option<Machine>,
 }
 
 impl World {
@@ -36,6 +39,7 @@ impl World {
             nodes: View::start(Arc::clone(registry), keys::NODES).await?,
             stopped: View::start(Arc::clone(registry), keys::STOPPED).await?,
             released: View::start(Arc::clone(registry), keys::RELEASED).await?,
+            machine: Machine::here(),
         })
     }
 
@@ -49,6 +53,14 @@ impl World {
     #[must_use]
     pub fn has_stopped(&self, node: &NodeRef) -> bool {
         self.stopped.now().contains_key(short(&keys::stopped(node), keys::STOPPED))
+    }
+
+    /// Whether a process is known to have ended, and ran where this one can see what the kernel still has of it.
+    #[must_use]
+    pub fn has_stopped_here(&self, node: &NodeRef) -> bool {
+        let stopped = self.stopped.now();
+        let note = stopped.get(short(&keys::stopped(node), keys::STOPPED));
+        note.is_some_and(|note| note.machine.is_some() && note.machine == self.machine)
     }
 
     /// Whether a former owner has said that it has no I/O to the disk under way any more.

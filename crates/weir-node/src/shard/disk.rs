@@ -1,5 +1,6 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -33,6 +34,7 @@ enum Life {
 /// A disk that this node owns.
 pub struct Disk {
     pub name: String,
+    path: PathBuf,
     nbd: NbdDisk,
     top: Box<dyn Top>,
     backing_id: OwnerId,
@@ -55,6 +57,7 @@ impl Disk {
         BackingOptions {
             size: Some(open.size),
             logical_block: Some(open.logical_block),
+            mark: Some(open.mark),
             ..BackingOptions::default()
         }
     }
@@ -94,6 +97,7 @@ impl Disk {
         )?;
         Ok(Disk {
             name: open.disk.clone(),
+            path: open.path.clone(),
             nbd: NbdDisk::new(reactor, Limits::default()),
             top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
@@ -105,6 +109,11 @@ impl Disk {
             due: Nanos(0),
             activity: 0,
         })
+    }
+
+    /// Where its backing is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The owner number of the clients.

@@ -15,6 +15,7 @@ use weir_block::{LayerMeter, Stream};
 use weir_export::nbd;
 use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
+use weir_volume::{Mark, Trace};
 
 /// How a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct OpenDisk {
     pub id: u64,
     /// The backing: a file of a `dir` volume, or a block device.
     pub path: PathBuf,
+    /// This process's, by which a successor sees whether I/O of it is under way (P4).
+    pub mark: Mark,
     /// Bytes.
     pub size: u64,
     /// 512 or 4096.
@@ -93,6 +96,8 @@ pub enum Command {
     NotConfigured { disk: String, reason: String },
     /// More is certain about the former owners now (P2, P4).
     Former { disk: String, former: Former },
+    /// What is to be seen at the backing of an open disk of a process that has ended (P4). Not answered where nobody can look.
+    Look { disk: String, mark: Mark, answer: oneshot::Sender<Trace> },
     /// The registry names this owner still, though a replica has refused it.
     StillOwner { disk: String },
     /// A connection to `node` for replicating `disk` is there.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use tokio::sync::oneshot;
 use weir_block::{OwnerId, Reactor, Waker};
-use weir_volume::{BackingOptions, FileBacking, OpenedFile};
+use weir_volume::{BackingOptions, FileBacking, Mark, OpenedFile, Trace};
 
 use crate::stack::{Bottom, Wrap};
 
@@ -21,6 +22,10 @@ pub trait Storage: Send + Sync {
     /// # Errors
     /// In words: it cannot even be begun.
     fn open(&self, path: &Path, options: BackingOptions, report: Report) -> Result<(), String>;
+
+    /// Begins to look for I/O that is still under way to what is at `path`, of a process of this machine that has ended, and returns at
+    /// once. Whoever cannot look drops `answer`.
+    fn look(&self, path: &Path, mark: Mark, answer: oneshot::Sender<Trace>);
 }
 
 /// A backing that has been opened, on its way to the shard.
@@ -68,6 +73,19 @@ impl Storage for Files {
         };
         let started = thread::Builder::new().name("weir-open".into()).spawn(work);
         started.map(drop).map_err(|error| format!("no thread to open the backing with: {error}"))
+    }
+
+    fn look(&self, path: &Path, mark: Mark, answer: oneshot::Sender<Trace>) {
+        let path = path.to_owned();
+        let work = move || {
+            let seen = mark.look(&path).unwrap_or_else(|error| {
+                tracing::warn!(%error, "the end of a former owner's requests cannot be seen");
+                Trace::Unknown
+            });
+            let _ = answer.send(seen);
+        };
+        // Without a thread nobody looks, and it is asked again.
+        let _ = thread::Builder::new().name("weir-look".into()).spawn(work);
     }
 }
 

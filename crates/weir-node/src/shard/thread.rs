@@ -296,6 +296,13 @@ impl Turning {
                 answer(to, has);
             }
             Command::RecordIs { disk, epoch } => self.record_is_in(&disk, epoch),
+            Command::Look { disk, mark, answer } => {
+                let storage = Arc::clone(&self.config.storage);
+                // A disk that is not open here any more has no successor here: dropping the way back says so.
+                if let Some(one) = self.find(&disk) {
+                    storage.look(one.path(), mark, answer);
+                }
+            }
             Command::ForgetReplica { disk, below_epoch } => self.forget_replica(&disk, below_epoch),
             Command::Attach { disk, client } => match self.slot_of(&disk) {
                 Some(slot) if self.disks[slot].is_serving() => {

@@ -487,7 +487,8 @@ impl Cluster {
             let evidence = if self.registry.released.contains(&(who, former.epoch)) {
                 Evidence::Released
             } else if self.has_stopped(who) {
-                Evidence::Stopped
+                // Nodes that see each other's ends share a machine, and its kernel.
+                if self.world.is_busy_for_ended(self.medium) { Evidence::UnderWay } else { Evidence::Ended }
             } else {
                 Evidence::None
             };

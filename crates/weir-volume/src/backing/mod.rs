@@ -5,6 +5,7 @@ mod engine_uring;
 mod extents;
 mod flushes;
 mod lookups;
+mod marker;
 mod storage;
 mod zeroing;
 
@@ -24,6 +25,7 @@ use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
 use flushes::Flushes;
 use lookups::{Lookups, Question};
+pub use marker::{Mark, Trace};
 pub use storage::Medium;
 use storage::Storage;
 use zeroing::{Way, Ways, ZeroJob};
@@ -62,6 +64,8 @@ pub struct BackingOptions {
     pub depth: usize,
     /// How operations are done.
     pub engine: EngineChoice,
+    /// By which a successor sees whether requests of this process are still under way after its end.
+    pub mark: Option<Mark>,
 }
 
 impl Default for BackingOptions {
@@ -72,6 +76,7 @@ impl Default for BackingOptions {
             logical_block: None,
             depth: 256,
             engine: EngineChoice::Auto,
+            mark: None,
         }
     }
 }

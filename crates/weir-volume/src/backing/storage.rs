@@ -58,6 +58,10 @@ impl Storage {
             refuse_if_claimed(path)?;
         }
         let file = OpenOptions::new().read(true).write(options.writable).open(path).map_err(failed)?;
+        // Before any request: whoever does not see the mark takes it that there are none.
+        if let Some(mark) = options.mark {
+            mark.leave(&file).map_err(|error| VolumeError::from_io("marking", path, error))?;
+        }
         let medium = if device { Medium::Device } else { medium_of(&file).map_err(failed)? };
         // Done in place, writes come straight from borrowed memory of any alignment.
         let cached = medium == Medium::Memory || options.engine == EngineChoice::Inline;

@@ -5,11 +5,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use weir_accel::Former;
 use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, FormerOwner, NodeRef};
+use weir_volume::{Mark, Trace};
 
 use super::{DiskTask, Message};
 use crate::control::decide::{Evidence, Local, former_certainty};
@@ -18,6 +20,9 @@ use crate::shard::messages::{Arrival, Command};
 
 /// Pause before members that could not be sealed are asked again.
 const SEAL_AGAIN: Duration = Duration::from_millis(300);
+
+/// Pause before the next look at what the kernel has under way of an ended process.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What is known of the former owners.
 #[derive(Default)]
@@ -32,6 +37,14 @@ pub(super) struct Formers {
     asking: HashSet<String>,
     /// Members are not asked again before then.
     asking_until: Option<Nanos>,
+    /// What was last seen in this machine's kernel of those that have ended on it.
+    traces: HashMap<NodeRef, Trace>,
+    /// Those for which somebody is looking.
+    looking: HashSet<NodeRef>,
+    /// Nobody looks again before then.
+    look_at: Option<Nanos>,
+    /// Whose I/O outlasts them so much that the operator has been told.
+    outlasting: HashSet<NodeRef>,
     /// What the shard knows.
     told: Option<Former>,
 }
@@ -73,6 +86,11 @@ impl Formers {
     }
 }
 
+/// What a process leaves on the backings of its disks.
+pub(super) fn mark_of(process: &NodeRef) -> Mark {
+    Mark::of(&process.to_string())
+}
+
 impl DiskTask {
     /// What is certain of all former owners, and when to look again if that is only a matter of time.
     pub(super) fn former(&mut self, record: &DiskRecord) -> (Former, Option<Nanos>) {
@@ -90,10 +108,71 @@ impl DiskTask {
     fn evidence(&self, former: &FormerOwner) -> Evidence {
         if self.node.world.has_released(&self.name, former.epoch, &former.node) {
             Evidence::Released
+        } else if self.node.world.has_stopped_here(&former.node) {
+            match self.formers.traces.get(&former.node) {
+                Some(Trace::Gone) => Evidence::Ended,
+                Some(Trace::Unknown) => Evidence::Declared,
+                Some(Trace::UnderWay) | None => Evidence::UnderWay,
+            }
         } else if self.node.world.has_stopped(&former.node) {
-            Evidence::Stopped
+            Evidence::Declared
         } else {
             Evidence::None
+        }
+    }
+
+    /// Has somebody look at what this machine's kernel has under way of former owners that have ended here. Says when to look again.
+    ///
+    /// A look begins when the process is known to have ended, so what is gone then is gone for good.
+    pub(super) async fn look_for_traces(&mut self, record: &DiskRecord) -> Option<Nanos> {
+        let busy = record.former.iter().filter(|former| self.evidence(former) == Evidence::UnderWay);
+        let busy: Vec<NodeRef> = busy.map(|former| former.node.clone()).collect();
+        if busy.is_empty() {
+            return None;
+        }
+        let now = Nanos::now();
+        if let Some(at) = self.formers.look_at.filter(|at| *at > now) {
+            return Some(at);
+        }
+        for process in busy {
+            self.tell_outlasting(&process, now);
+            if !self.formers.looking.insert(process.clone()) {
+                continue;
+            }
+            let (answer, seen) = oneshot::channel();
+            let (disk, mark) = (self.name.clone(), mark_of(&process));
+            self.send(Command::Look { disk, mark, answer }).await;
+            let outbox = self.outbox.clone();
+            weir_task::spawn(async move {
+                let seen = seen.await.ok();
+                if let Some(outbox) = outbox.upgrade() {
+                    let _ = outbox.send(Message::Looked { process, seen }).await;
+                }
+            });
+        }
+        let again = now + LOOK_AGAIN;
+        self.formers.look_at = Some(again);
+        Some(again)
+    }
+
+    /// One event for I/O that is under way for longer than anybody reckoned with: until it ends, nothing goes to the backing.
+    fn tell_outlasting(&mut self, process: &NodeRef, now: Nanos) {
+        let grace = self.node.config.lease.fence_grace.0;
+        let mut seen = self.formers.since.iter().filter(|((node, _), _)| node == process);
+        let long = seen.any(|(_, (evidence, since))| *evidence == Evidence::UnderWay && now > *since + grace);
+        if long && self.formers.outlasting.insert(process.clone()) {
+            let text = format!(
+                "{process} has ended, and this machine still has I/O of it under way to the backing; nothing is written there \
+                 before that has come back"
+            );
+            self.event("former-io", text);
+        }
+    }
+
+    pub(super) fn on_looked(&mut self, process: NodeRef, seen: Option<Trace>) {
+        self.formers.looking.remove(&process);
+        if let Some(seen) = seen {
+            self.formers.traces.insert(process, seen);
         }
     }
 
@@ -104,7 +183,9 @@ impl DiskTask {
             self.formers.silent.clear();
             return None;
         }
+        let look = self.look_for_traces(record).await;
         let (former, again) = self.former(record);
+        let again = [again, look].into_iter().flatten().min();
         if self.formers.told.replace(former) != Some(former) {
             self.send(Command::Former { disk: self.name.clone(), former }).await;
         }

@@ -25,6 +25,7 @@ use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::right::Event;
+use weir_volume::Trace;
 
 use super::change::{self, ChangeError, Changed};
 use super::decide::{Decision, Local, Situation, decide, is_live};
@@ -32,7 +33,7 @@ use super::node::Node;
 use super::room::Role;
 use crate::api::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
-use former::Formers;
+use former::{Formers, mark_of};
 
 /// Messages that wait for a disk's task before their senders do.
 const INBOX: usize = 256;
@@ -60,6 +61,13 @@ pub enum Message {
         epoch: u64,
         /// When its last grant to a former owner ends, or why it is not sealed.
         until: Result<Nanos, String>,
+    },
+    /// Somebody has looked at what this machine's kernel has under way of a process that has ended.
+    Looked {
+        /// The process.
+        process: NodeRef,
+        /// What is to be seen; nothing if nobody could look.
+        seen: Option<Trace>,
     },
     /// An operator wants something.
     Request(Request),
@@ -230,6 +238,7 @@ impl DiskTask {
             Message::Notice(notice) => self.on_notice(notice).await,
             Message::Peer { node, connection } => self.on_peer(node, connection).await,
             Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
+            Message::Looked { process, seen } => self.on_looked(process, seen),
             Message::Request(request) => self.on_request(request).await,
         }
     }
@@ -294,6 +303,7 @@ impl DiskTask {
             Message::Notice(notice) => self.on_notice(notice).await,
             Message::Peer { node, connection } => self.on_peer(node, connection).await,
             Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
+            Message::Looked { process, seen } => self.on_looked(process, seen),
             Message::Request(request) => self.waiting.insert(0, request),
         }
     }
@@ -677,6 +687,7 @@ impl DiskTask {
             disk: self.name.clone(),
             id: record.id,
             path,
+            mark: mark_of(&self.me),
             size: record.size,
             logical_block: record.logical_block,
             log_bytes: self.node.config.resources.log.0,

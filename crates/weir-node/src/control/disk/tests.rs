@@ -4,9 +4,10 @@ mod arrival;
 mod registry;
 
 use weir_accel::Former;
+use weir_cluster::Machine;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
-use weir_cluster::records::{FormerOwner, NodeRecord, Source};
+use weir_cluster::records::{FormerOwner, NodeRecord, Source, StoppedHow, StoppedRecord};
 use weir_cluster::registry::Registry;
 use weir_cluster::right::{GrantSet, GrantTimes};
 
@@ -36,7 +37,7 @@ fn record_of(name: &str) -> NodeRecord {
     }
 }
 
-/// Node `a`, a registry, and what the shard was told.
+/// Node `a`, a registry, and what the shard was told. Who looks for requests of an ended process sees some the first time.
 pub(in crate::control) async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
     node_at(directory, Arc::default()).await
 }
@@ -52,11 +53,15 @@ async fn node_at(
     let (commands, mut queue) = mpsc::channel(16);
     let (told, heard) = mpsc::channel(64);
     tokio::spawn(async move {
+        let mut seen = Trace::UnderWay;
         while let Some(command) = queue.recv().await {
             let _ = told.send(format!("{command:?}")).await;
             match command {
                 Command::LetGo { done, .. } => drop(done.send(())),
                 Command::Close { done, .. } => drop(done.send(Ok(()))),
+                Command::Look { answer, .. } => {
+                    let _ = answer.send(std::mem::replace(&mut seen, Trace::Gone));
+                }
                 _ => {}
             }
         }
@@ -194,4 +199,36 @@ async fn seals_belong_to_a_tenure() {
     assert_eq!(task.former(&record).0, Former::Silent);
     let arrival = task.arrival_after(&record);
     assert_eq!(arrival, Arrival::FromWriteThrough { former: Former::Serving }, "the next tenure begins anew");
+}
+
+/// P4: the kernel may be busy with what an ended process had handed to it for longer than any grace, and then be done with it at once.
+#[tokio::test]
+async fn an_ended_owner_is_waited_for_until_its_requests_have_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let [here, elsewhere] = ["c", "d"].map(|name| FormerOwner::silent(NodeRef::new(name, 1), 2));
+    let record = disk_of_a(&node, |record| record.former = vec![here.clone()]).await;
+    let mut stopped = node.world.changes();
+    for (former, machine) in [(&here, Machine::here()), (&elsewhere, None)] {
+        let (node_ref, how) = (former.node.clone(), StoppedHow::ProcessEnded);
+        let note = StoppedRecord { node: node_ref, how, time_unix_ms: 0, machine };
+        node.registry.transact(note.create(keys::stopped(&former.node))).await.unwrap();
+        while !node.world.has_stopped(&former.node) {
+            stopped.next().await;
+        }
+    }
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    for expected in [Former::Silent, Former::Stopped] {
+        assert_eq!(task.former(&record), (Former::Silent, None), "nobody knows of an end");
+        let again = task.look_for_traces(&record).await.expect("its end is looked for");
+        let Some(Message::Looked { process, seen }) = task.inbox.recv().await else { panic!("no answer") };
+        task.on_looked(process, seen);
+        assert_eq!(task.former(&record), (expected, None));
+        sleep_until(Some(again)).await;
+    }
+    assert_eq!(task.look_for_traces(&record).await, None, "there is nothing to look for any more");
+    let (certain, again) = task.former(&DiskRecord { former: vec![elsewhere], ..record });
+    assert_eq!(certain, Former::Silent, "its kernel is out of sight");
+    assert!(again.is_some(), "the grace counts");
 }
