@@ -1,20 +1,119 @@
 //! A copy of one kind of record, kept up to date by a watch.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use weir_task::JoinHandle;
 
-use crate::records::Record;
+use crate::records::{Record, RecordError};
 use crate::registry::{Change, Entry, Registry, RegistryError, Watch};
 
 /// Pause before listing again after the registry was away.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// What a [`View`] shows: each readable record by its key without the prefix.
-pub type Records<R> = BTreeMap<String, R>;
+#[derive(Clone, Debug)]
+pub struct Records<R> {
+    readable: BTreeMap<String, R>,
+    /// What was put at which revision, readable or not.
+    puts: BTreeMap<String, Put>,
+}
+
+#[derive(Clone, Debug)]
+struct Put {
+    revision: u64,
+    error: Option<RecordError>,
+}
+
+/// A record under its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen<R> {
+    /// There is none.
+    Nothing,
+    /// There is one that this Weir cannot read.
+    Unreadable {
+        /// The revision at which it was put.
+        revision: u64,
+        /// What is wrong with it.
+        error: RecordError,
+    },
+    /// This one.
+    Record {
+        /// The revision at which it was put.
+        revision: u64,
+        /// The record.
+        record: R,
+    },
+}
+
+impl<R> Seen<R> {
+    /// The revision at which it was put.
+    #[must_use]
+    pub fn revision(&self) -> Option<u64> {
+        match self {
+            Seen::Nothing => None,
+            Seen::Unreadable { revision, .. } | Seen::Record { revision, .. } => Some(*revision),
+        }
+    }
+}
+
+impl<R> Deref for Records<R> {
+    type Target = BTreeMap<String, R>;
+
+    fn deref(&self) -> &BTreeMap<String, R> {
+        &self.readable
+    }
+}
+
+impl<R: Record> Records<R> {
+    fn new() -> Records<R> {
+        Records { readable: BTreeMap::new(), puts: BTreeMap::new() }
+    }
+
+    /// What there is under a key without the prefix.
+    #[must_use]
+    pub fn seen(&self, name: &str) -> Seen<R> {
+        match (self.puts.get(name), self.readable.get(name)) {
+            (Some(Put { revision, error: None }), Some(record)) => {
+                Seen::Record { revision: *revision, record: record.clone() }
+            }
+            (Some(Put { revision, error: Some(error) }), _) => {
+                Seen::Unreadable { revision: *revision, error: error.clone() }
+            }
+            _ => Seen::Nothing,
+        }
+    }
+
+    /// Whether there is anything under a key without the prefix, readable or not.
+    #[must_use]
+    pub fn exists(&self, name: &str) -> bool {
+        self.puts.contains_key(name)
+    }
+
+    fn put(&mut self, name: String, entry: &Entry) {
+        let error = match R::of(entry) {
+            Ok(record) => {
+                self.readable.insert(name.clone(), record);
+                None
+            }
+            Err(error) => {
+                // An outdated record would be worse than none.
+                tracing::warn!(key = entry.key, %error, "ignoring a record");
+                self.readable.remove(&name);
+                Some(error)
+            }
+        };
+        self.puts.insert(name, Put { revision: entry.mod_revision, error });
+    }
+
+    fn delete(&mut self, name: &str) {
+        self.readable.remove(name);
+        self.puts.remove(name);
+    }
+}
 
 /// A copy of all records under a prefix. It lags behind the registry by the way of a message; while the
 /// registry is away it shows what was known last. It ends when it is dropped.
@@ -66,9 +165,9 @@ impl<R: Record> Follower<R> {
     async fn list(&mut self) -> Result<Watch, RegistryError> {
         let listing = self.registry.list(&self.prefix).await?;
         let watch = self.registry.watch(&self.prefix, listing.revision).await?;
-        self.records.clear();
+        self.records = Records::new();
         for entry in &listing.entries {
-            self.put(entry);
+            self.records.put(short(&self.prefix, &entry.key).to_owned(), entry);
         }
         Ok(watch)
     }
@@ -77,8 +176,10 @@ impl<R: Record> Follower<R> {
         loop {
             match watch.next().await {
                 Ok(event) => match event.change {
-                    Change::Put(entry) => self.put(&entry),
-                    Change::Delete { key } => drop(self.records.remove(self.short(&key))),
+                    Change::Put(entry) => {
+                        self.records.put(short(&self.prefix, &entry.key).to_owned(), &entry);
+                    }
+                    Change::Delete { key } => self.records.delete(short(&self.prefix, &key)),
                 },
                 Err(error) => {
                     tracing::debug!(prefix = self.prefix, %error, "listing again");
@@ -98,20 +199,8 @@ impl<R: Record> Follower<R> {
             weir_task::sleep(RETRY).await;
         }
     }
+}
 
-    fn put(&mut self, entry: &Entry) {
-        let name = self.short(&entry.key).to_owned();
-        match R::of(entry) {
-            Ok(record) => drop(self.records.insert(name, record)),
-            Err(error) => {
-                // An outdated record would be worse than none.
-                tracing::warn!(key = entry.key, %error, "ignoring a record");
-                self.records.remove(&name);
-            }
-        }
-    }
-
-    fn short<'a>(&self, key: &'a str) -> &'a str {
-        key.strip_prefix(&*self.prefix).unwrap_or(key)
-    }
+fn short<'a>(prefix: &str, key: &'a str) -> &'a str {
+    key.strip_prefix(prefix).unwrap_or(key)
 }

@@ -22,25 +22,33 @@ pub enum ChangeError {
     /// The record cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The change was sent, and may be committed or be committed yet; what was heard instead.
-    #[error("the registry has not said what became of a change: {0}")]
-    Doubtful(String),
+    /// The change was sent, and may be committed or be committed yet.
+    #[error("the registry has not said what became of a change: {reason}")]
+    Doubtful {
+        /// The revision of the record that it was sent over. It cannot be committed any more once there is a later one.
+        over: u64,
+        /// What was heard instead.
+        reason: String,
+    },
     /// The registry does not answer, or this node has lost its place in it.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
 
 impl ChangeError {
-    /// Whether the change may yet be committed: it was sent, and nothing was heard of it.
+    /// The revision over which something was sent that may yet be committed, because nothing was heard of it.
     #[must_use]
-    pub fn is_doubtful(&self) -> bool {
-        matches!(self, ChangeError::Doubtful(_))
+    pub fn doubt(&self) -> Option<u64> {
+        match self {
+            ChangeError::Doubtful { over, .. } => Some(*over),
+            _ => None,
+        }
     }
 
-    fn doubtful(self) -> ChangeError {
-        match self {
-            ChangeError::Doubtful(_) => self,
-            error => ChangeError::Doubtful(error.to_string()),
+    fn in_doubt(self, over: Option<u64>) -> ChangeError {
+        match over {
+            Some(over) => ChangeError::Doubtful { over, reason: self.to_string() },
+            None => self,
         }
     }
 }
@@ -51,7 +59,7 @@ impl From<ChangeError> for ApiError {
             ChangeError::NoDisk(_) => ApiErrorKind::NotFound,
             ChangeError::Refused(_) => ApiErrorKind::Refused,
             ChangeError::Record(_) => ApiErrorKind::Failed,
-            ChangeError::Registry(_) | ChangeError::Doubtful(_) => ApiErrorKind::Unavailable,
+            ChangeError::Registry(_) | ChangeError::Doubtful { .. } => ApiErrorKind::Unavailable,
         };
         ApiError::new(kind, error.to_string())
     }
@@ -67,21 +75,20 @@ pub async fn read(registry: &dyn Registry, disk: &str) -> Result<(Entry, DiskRec
     Ok((entry, record))
 }
 
-/// A record after a change.
+/// A record after a change, or as it was when there was nothing to change.
 #[derive(Clone, Debug)]
 pub struct Changed {
     /// What the registry has.
     pub record: DiskRecord,
-    /// Whether this change was committed; false when there was nothing to change. Only a commit proves that nothing which was sent
-    /// before can commit any more.
-    pub committed: bool,
+    /// Since this revision.
+    pub revision: u64,
 }
 
 /// Replaces the record of `disk` by what `compute` makes of it, while this node's session stands. With `taken_from`, only while
 /// the session of that owner is over: an owner whose session ended and that has a new one by now may have read the record in
 /// between, and serves on the strength of that (P2).
 ///
-/// When the registry's answer is lost, the record is read again: what stands there then decides.
+/// When the registry's answer is lost, the record is read again: what stands there then decides, if it is of a later revision.
 ///
 /// # Errors
 /// As [`read`], and whatever `compute` refuses; [`RegistryError::Conflict`] when the owner is there again;
@@ -93,62 +100,57 @@ pub async fn change(
     taken_from: Option<&NodeRef>,
     compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
 ) -> Result<Changed, ChangeError> {
-    let mut doubtful = false;
+    let mut doubt = None;
     let mut last = ChangeError::from(RegistryError::Conflict { current: Vec::new() });
     for _ in 0..ATTEMPTS {
-        match attempt(registry, session, disk, taken_from, &compute).await {
+        match attempt(registry, session, disk, taken_from, &compute, &mut doubt).await {
             Ok(Attempt::Done(changed)) => return Ok(*changed),
-            Ok(Attempt::Overtaken(error)) => last = error.into(),
-            Ok(Attempt::Unheard { sent, error }) => {
-                doubtful = true;
-                match read(registry, disk).await {
-                    Ok((_, record)) if record == *sent => return Ok(Changed { record, committed: true }),
-                    Ok(_) => last = error.into(),
-                    Err(error) => return Err(error.doubtful()),
-                }
-            }
-            Err(error) if doubtful => return Err(error.doubtful()),
-            Err(error) => return Err(error),
+            Ok(Attempt::Again(error)) => last = error.into(),
+            Err(error) => return Err(error.in_doubt(doubt)),
         }
     }
-    Err(if doubtful { last.doubtful() } else { last })
+    Err(last.in_doubt(doubt))
 }
 
 /// What came of one attempt.
 enum Attempt {
     Done(Box<Changed>),
-    /// The record has changed meanwhile.
-    Overtaken(RegistryError),
-    /// This was sent, and nothing was heard of it.
-    Unheard {
-        sent: Box<DiskRecord>,
-        error: RegistryError,
-    },
+    /// The record has changed meanwhile, or nothing was heard.
+    Again(RegistryError),
 }
 
+/// `doubt`: the revision over which something was sent of which nothing was heard.
 async fn attempt(
     registry: &dyn Registry,
     session: &NodeSession,
     disk: &str,
     taken_from: Option<&NodeRef>,
     compute: &impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    doubt: &mut Option<u64>,
 ) -> Result<Attempt, ChangeError> {
     let over = match taken_from {
         Some(owner) => Some(session_over(registry, owner).await?),
         None => None,
     };
     let (entry, record) = read(registry, disk).await?;
+    let revision = entry.mod_revision;
+    // What was sent over an earlier revision is what stands here now, or will never be committed.
+    *doubt = doubt.filter(|over| *over >= revision);
     let next = compute(&record)?;
-    if next == record {
-        return Ok(Attempt::Done(Box::new(Changed { record, committed: false })));
+    let done = |record, revision| Ok(Attempt::Done(Box::new(Changed { record, revision })));
+    if next == record && doubt.is_none() {
+        return done(record, revision);
     }
     let replace = next.replace(&entry).when(session.guard());
     let replace = over.into_iter().fold(replace, Transaction::when);
     match registry.transact(replace).await {
-        Ok(_) => Ok(Attempt::Done(Box::new(Changed { record: next, committed: true }))),
-        Err(error @ RegistryError::Conflict { .. }) => Ok(Attempt::Overtaken(error)),
+        Ok(committed) => done(next, committed.revision),
+        Err(error @ RegistryError::Conflict { .. }) => Ok(Attempt::Again(error)),
         Err(error @ RegistryError::Unavailable { .. }) => {
-            Ok(Attempt::Unheard { sent: Box::new(next), error })
+            *doubt = Some(revision);
+            let (now, record) = read(registry, disk).await?;
+            let is_committed = now.mod_revision > revision && record == next;
+            if is_committed { done(record, now.mod_revision) } else { Ok(Attempt::Again(error)) }
         }
         Err(error) => Err(error.into()),
     }
@@ -264,7 +266,7 @@ mod tests {
         assert_eq!(change(&*registry, &session, "d", None, wanted).await.unwrap().record.epoch, 1);
         registry.lost.store(1000, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, wanted).await.unwrap_err();
-        assert!(error.is_doubtful(), "{error}");
+        assert!(error.doubt().is_some(), "{error}");
     }
 
     /// What was sent may commit late: that a later attempt is refused says nothing about it.
@@ -279,9 +281,9 @@ mod tests {
         };
         registry.lost.store(1, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, compute).await.unwrap_err();
-        assert!(error.is_doubtful(), "{error}");
+        assert!(error.doubt().is_some(), "{error}");
         let refused = change(&*registry, &session, "d", None, |_| Err(Refusal::NotOwned)).await.unwrap_err();
-        assert!(!refused.is_doubtful(), "nothing was sent: {refused}");
+        assert!(refused.doubt().is_none(), "nothing was sent: {refused}");
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use weir_cluster::records::{
     DiskRecord, NodeRecord, NodeRef, Record, ReleasedRecord, StoppedRecord, VolumeRecord, keys,
 };
 use weir_cluster::registry::{Registry, RegistryError};
-use weir_cluster::view::{Records, View};
+use weir_cluster::view::{Records, Seen, View};
 
 /// Copies of everything that decisions rest on, kept up to date.
 #[derive(Debug)]
@@ -43,7 +43,13 @@ impl World {
         })
     }
 
-    /// The record of a disk.
+    /// What is known of a disk's record.
+    #[must_use]
+    pub fn seen(&self, name: &str) -> Seen<DiskRecord> {
+        self.disks.now().seen(name)
+    }
+
+    /// The record of a disk, if it can be read.
     #[must_use]
     pub fn disk(&self, name: &str) -> Option<DiskRecord> {
         self.disks.now().get(name).cloned()

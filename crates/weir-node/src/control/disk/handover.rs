@@ -8,7 +8,7 @@ use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use weir_cluster::right::Event;
 
-use super::{DiskTask, RETRY, sleep_until};
+use super::{DiskTask, RETRY, sleep_until, taken};
 use crate::api::{ApiError, ApiErrorKind};
 use crate::control::decide::{Local, is_live};
 use crate::shard::messages::Command;
@@ -135,23 +135,23 @@ impl DiskTask {
     }
 
     /// Waits until `to` is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.
-    async fn prepare(&mut self, to: &NodeRef) -> Result<(), ApiError> {
+    pub(super) async fn prepare(&mut self, to: &NodeRef) -> Result<(), ApiError> {
         let disk = self.name.clone();
         self.fill(Some(to)).await?;
-        let held = self.ask(|done| Command::HoldDestage { disk: disk.clone(), done });
-        match weir_task::timeout(HOLD, held).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(reason)) => Err(ApiError::new(ApiErrorKind::Unavailable, reason)),
-            Err(_) => {
-                let message = format!(
-                    "disk {disk} stays where it is: its backing or a replica has not answered for {HOLD:?}"
-                );
-                Err(ApiError::new(ApiErrorKind::Unavailable, message))
-            }
-        }
+        let deadline = Nanos::now() + HOLD;
+        let hold = |done| Command::HoldDestage { disk: disk.clone(), done };
+        let late = || {
+            format!("disk {disk} stays where it is: its backing or a replica has not answered for {HOLD:?}")
+        };
+        let over = |task: &mut DiskTask| match task.is_taken() {
+            true => Some(taken()),
+            false => (Nanos::now() >= deadline).then(late),
+        };
+        let held = self.ask_until(hold, Some(deadline), over).await;
+        held.map_err(|reason| ApiError::new(ApiErrorKind::Unavailable, reason))
     }
 
-    async fn hand_over(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
+    pub(super) async fn hand_over(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
         let statuses = self.node.shards.status().await;
         let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
         let dirty = own.map_or(0, |status| status.dirty_bytes);
@@ -167,11 +167,8 @@ impl DiskTask {
         let next = match changed {
             Ok(next) => next,
             Err(error) => {
-                if error.is_doubtful() {
-                    self.doubtful_move = true;
+                if self.doubt.is_some() {
                     self.end_doubt().await;
-                } else {
-                    self.node.rights.step(&self.name, Event::Kept);
                 }
                 return Err(error.into());
             }

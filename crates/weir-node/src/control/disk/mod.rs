@@ -7,6 +7,7 @@
 mod failures;
 mod former;
 mod handover;
+mod record;
 mod request;
 #[cfg(test)]
 pub(super) mod tests;
@@ -20,14 +21,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
 use weir_block::{Nanos, Stream};
-use weir_cluster::ownership::{self, Refusal};
+use weir_cluster::ownership;
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
-use weir_cluster::right::Event;
 use weir_volume::Trace;
 
-use super::change::{self, ChangeError, Changed};
+use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
 use super::room::Role;
@@ -139,8 +139,10 @@ struct DiskTask {
     /// For tasks that report back; weak, so that they do not keep the task alive.
     outbox: mpsc::WeakSender<Message>,
     local: Local,
-    /// The newest record that this task knows to be committed. The view may lag behind it.
-    committed: Option<DiskRecord>,
+    /// The record that the registry has told this task of last, and its revision. The view may lag behind it.
+    committed: Option<(DiskRecord, u64)>,
+    /// The latest revision of the record that this task has heard of.
+    heard: u64,
     /// How the disk came, or comes, to this node, and in which epoch.
     arrival: Option<(u64, Came)>,
     /// Nothing is tried before this.
@@ -150,10 +152,9 @@ struct DiskTask {
     /// The processes that this owner is connected to, by node: who a replica's name stands for.
     connected: HashMap<String, NodeRef>,
     told_policy: Option<Policy>,
-    /// A move whose outcome is unknown: the disk is served again only under an epoch of its own that has committed behind it.
-    doubtful_move: bool,
-    /// The outcome of a change is unknown.
-    doubtful: bool,
+    /// What became of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it was a
+    /// move, the disk is served again only then.
+    doubt: Option<u64>,
     /// A replica has refused this owner, and the registry has not been asked yet.
     refused: bool,
     sessions: watch::Receiver<u64>,
@@ -187,14 +188,14 @@ impl DiskTask {
             outbox: sender.downgrade(),
             local: Local::Closed,
             committed: None,
+            heard: 0,
             arrival: None,
             retry_at: None,
             owner_gone: None,
             formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,
-            doubtful_move: false,
-            doubtful: false,
+            doubt: None,
             refused: false,
             sessions: node.rights.sessions(),
             forgotten_below: 0,
@@ -248,22 +249,24 @@ impl DiskTask {
     ///
     /// When another node turns out to own the disk, nobody waits any longer: what this node has of the disk must be let go (P2).
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
-        self.ask_until(command, DiskTask::is_taken).await
+        self.ask_until(command, None, |task| task.is_taken().then(taken)).await
     }
 
-    /// As [`DiskTask::ask`], given up when `over` says so.
+    /// As [`DiskTask::ask`], given up when `over` says why; that is asked again at `deadline`. Whatever else is being carried out then comes
+    /// to its end before: a change that is given up halfway would be in doubt without anybody's knowing.
     async fn ask_until<T>(
         &mut self,
         command: impl FnOnce(oneshot::Sender<T>) -> Command,
-        over: impl Fn(&mut DiskTask) -> bool,
+        deadline: Option<Nanos>,
+        over: impl Fn(&mut DiskTask) -> Option<String>,
     ) -> Result<T, String> {
         let (answer, mut answered) = oneshot::channel();
         let mut changes = self.node.world.changes();
         self.node.shards.send(&self.name, command(answer)).await;
         let mut again = Some(Nanos::now());
         loop {
-            if over(self) {
-                return Err("another node owns the disk now".to_owned());
+            if let Some(reason) = over(self) {
+                return Err(reason);
             }
             tokio::select! {
                 biased;
@@ -272,6 +275,7 @@ impl DiskTask {
                 () = changes.next() => again = self.settle_meanwhile().await,
                 _ = self.sessions.changed() => again = self.settle_meanwhile().await,
                 () = sleep_until(again) => again = self.settle_meanwhile().await,
+                () = sleep_until(deadline) => {}
             }
         }
     }
@@ -283,15 +287,21 @@ impl DiskTask {
         record.is_none_or(|record| record.owner.as_ref() != Some(&self.me) && record.epoch >= epoch)
     }
 
-    /// Former owners end while another step waits: for a disk that is to be closed, nothing is destaged before (P4).
+    /// While another step waits, doubts end and former owners do: for a disk that is to be closed, nothing is destaged before (P4).
     async fn settle_meanwhile(&mut self) -> Option<Nanos> {
-        self.confirm_right().await;
-        let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me));
-        let Some(record) = record else { return self.retry_at };
-        if self.local == Local::Closed {
-            return self.retry_at;
+        match self.retry_at.is_some_and(|at| at > Nanos::now()) {
+            true => self.confirm_right().await,
+            false => {
+                self.retry_at = None;
+                self.settle_right().await;
+            }
         }
-        let before = self.retry_at.take().filter(|at| *at > Nanos::now());
+        let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me));
+        let (Some(record), Local::Open { epoch }) = (record, self.local) else { return self.retry_at };
+        if epoch < record.epoch {
+            self.configure(&record).await;
+        }
+        let before = self.retry_at.take();
         let again = self.settle_former(&record).await;
         self.retry_at = [self.retry_at, before].into_iter().flatten().min();
         [again, self.retry_at].into_iter().flatten().min()
@@ -306,158 +316,6 @@ impl DiskTask {
             Message::Looked { process, seen } => self.on_looked(process, seen),
             Message::Request(request) => self.waiting.insert(0, request),
         }
-    }
-
-    /// The newest record that is known.
-    fn record(&mut self) -> Option<DiskRecord> {
-        let seen = self.node.world.disk(&self.name);
-        match (&self.committed, &seen) {
-            (Some(committed), Some(seen)) if committed.epoch > seen.epoch => self.committed.clone(),
-            _ => {
-                self.committed = None;
-                seen
-            }
-        }
-    }
-
-    /// Looks at the registry itself: the view may lag behind it. Returns whether it has answered.
-    async fn refresh(&mut self) -> bool {
-        let read = change::read(&*self.node.registry, &self.name).await;
-        if let Ok((_, record)) = read {
-            self.committed = Some(record);
-            return true;
-        }
-        false
-    }
-
-    /// Makes the session that the node has by now count for this disk, by a read of the record that is sent since it began.
-    async fn confirm_right(&mut self) {
-        if self.doubtful {
-            // What the read would show may be overtaken by what was sent before it.
-            return;
-        }
-        let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
-        let read = weir_task::timeout(RETRY, self.refresh()).await;
-        if !read.unwrap_or(false) {
-            self.retry_at = Some(Nanos::now() + RETRY);
-            return;
-        }
-        match self.committed.as_ref() {
-            Some(record) if record.owner.as_ref() == Some(&self.me) => {
-                self.node.rights.step(&self.name, Event::Confirmed { session, epoch: record.epoch });
-            }
-            _ => self.node.rights.end(&self.name),
-        }
-    }
-
-    /// What bears on the right of an owner whose outstanding questions to the registry have not been answered.
-    async fn settle_right(&mut self) {
-        if self.doubtful && self.local != Local::Closed {
-            self.end_doubt().await;
-        }
-        self.confirm_right().await;
-        if self.refused && weir_task::timeout(RETRY, self.refresh()).await.unwrap_or(false) {
-            self.refused = false;
-            if !self.is_taken() {
-                self.send(Command::StillOwner { disk: self.name.clone() }).await;
-            }
-        }
-        if self.doubtful || self.refused {
-            self.retry_at = Some(Nanos::now() + RETRY);
-        }
-    }
-
-    /// Changes the record by compare-and-swap and remembers the outcome.
-    async fn change(
-        &mut self,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-    ) -> Result<DiskRecord, ChangeError> {
-        let node = Arc::clone(&self.node);
-        let compute = self.proposing(compute);
-        let changed = change::change(&*node.registry, &node.session, &self.name, None, compute).await;
-        self.changed(changed)
-    }
-
-    /// As [`DiskTask::change`], to take the disk from `owner`, whose session must be over.
-    async fn take(
-        &mut self,
-        owner: &NodeRef,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-    ) -> Result<DiskRecord, ChangeError> {
-        let node = Arc::clone(&self.node);
-        let compute = self.proposing(compute);
-        let changed = change::change(&*node.registry, &node.session, &self.name, Some(owner), compute).await;
-        self.changed(changed)
-    }
-
-    /// Chooses guards for what a change leaves without replicas. Before a change is sent, the set that it brings counts beside the
-    /// present one: the change may commit without our hearing of it (P3).
-    fn proposing(
-        &self,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> {
-        let live = self.node.world.nodes.now();
-        move |record| {
-            let mut next = compute(record)?;
-            if next.owner.as_ref() == Some(&self.me) {
-                let guards = placement::choose_guards(&next, &self.me.node, &live);
-                next.guards = if next.replicas.is_empty() { guards } else { Vec::new() };
-                if next.grant_set() != record.grant_set() {
-                    self.node.rights.step(&self.name, Event::Proposed(next.grant_set()));
-                }
-            }
-            Ok(next)
-        }
-    }
-
-    fn changed(&mut self, changed: Result<Changed, ChangeError>) -> Result<DiskRecord, ChangeError> {
-        match changed {
-            Ok(Changed { record, committed }) => {
-                if committed {
-                    self.doubtful = false;
-                    self.right_has(&record);
-                    // Nothing that was asked for over the record before can commit behind this one.
-                    self.node.rights.step(&self.name, Event::NotCommitted);
-                }
-                self.committed = Some(record.clone());
-                Ok(record)
-            }
-            Err(error) => {
-                self.doubtful |= error.is_doubtful();
-                // What an earlier change asked for may still commit: only one that commits behind it ends that.
-                if !self.doubtful {
-                    self.node.rights.step(&self.name, Event::NotCommitted);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Tells the right what the record has, if it is this node's.
-    fn right_has(&self, record: &DiskRecord) {
-        if record.owner.as_ref() == Some(&self.me) {
-            let committed = Event::Committed { epoch: record.epoch, set: record.grant_set() };
-            self.node.rights.step(&self.name, committed);
-        }
-    }
-
-    /// Nobody has heard what became of a change. A read would not settle it, because the change may commit late: only an epoch of
-    /// our own that commits behind the same record does.
-    async fn end_doubt(&mut self) {
-        let me = self.me.clone();
-        let renewed = self.change(|record| ownership::renew(record, &me, record.epoch)).await;
-        match renewed {
-            Ok(_) if self.doubtful_move => self.node.rights.step(&self.name, Event::Kept),
-            Ok(_) => {}
-            // It is another node's now, or nobody's; what is here is let go.
-            Err(ChangeError::Refused(Refusal::Fenced { .. })) => {
-                self.node.rights.end(&self.name);
-                self.refresh().await;
-                self.doubtful = false;
-            }
-            Err(error) => return self.later(&error),
-        }
-        self.doubtful_move = false;
     }
 
     /// Whether the copy that the record may count on because of this node's flash is here. Asked only when somebody is to take over.
@@ -618,14 +476,13 @@ impl DiskTask {
     /// late release must not commit behind a disk that serves, and a log that begins anew needs a lineage of its own.
     async fn record_to_open(&mut self, record: &DiskRecord) -> Result<DiskRecord, String> {
         let me = self.me.clone();
-        let now = if self.doubtful || self.closed_since(record).is_some() {
+        let now = if self.doubt.is_some() || self.closed_since(record).is_some() {
             self.change(|record| ownership::renew(record, &me, record.epoch)).await
         } else {
-            change::read(&*self.node.registry, &self.name).await.map(|(_, record)| record)
+            self.read().await
         };
         let now = now.map_err(|error| error.to_string())?;
         if now.owner.as_ref() != Some(&me) || now.epoch < record.epoch {
-            self.committed = Some(now);
             return Err("another node owns the disk now".into());
         }
         Ok(now)
@@ -712,9 +569,6 @@ impl DiskTask {
 
     /// Tells the shard what the registry has.
     async fn configure(&mut self, record: &DiskRecord) {
-        if !self.doubtful {
-            self.right_has(record);
-        }
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record);
@@ -745,9 +599,9 @@ impl DiskTask {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
         let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
-        let ended = self.ask_until(|done| Command::LetGo { disk, keep, done }, |_| false).await;
         (self.local, self.arrival) = (Local::Closed, None);
-        (self.doubtful, self.doubtful_move, self.refused) = (false, false, false);
+        (self.doubt, self.refused) = (None, false);
+        let ended = self.ask_until(|done| Command::LetGo { disk, keep, done }, None, |_| None).await;
         // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
         self.formers = Formers::default();
         let Some(record) = record else { return };
@@ -827,6 +681,10 @@ fn wanted_replicas(policy: Policy) -> Option<usize> {
         Policy::WriteThrough => None,
         Policy::WriteBack(_) | Policy::Strict(_) => Some(policy.replicas()),
     }
+}
+
+fn taken() -> String {
+    "another node owns the disk now".to_owned()
 }
 
 async fn sleep_until(time: Option<Nanos>) {

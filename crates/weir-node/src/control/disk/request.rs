@@ -196,6 +196,8 @@ impl DiskTask {
         if let Local::Open { epoch } = std::mem::replace(&mut self.local, Local::Closed) {
             self.arrival = Some((epoch, Came::Closed));
         }
+        // Changes that were carried out meanwhile may have shown it again.
+        self.node.here.remove(&self.name);
         self.node.rights.end(&self.name);
         let me = self.me.clone();
         self.change(|record| ownership::release(record, &me, record.epoch, 0)).await?;

@@ -1,6 +1,7 @@
 //! The task of a disk on a node whose shard is played: it does at once what it is told.
 
 mod arrival;
+mod doubt;
 mod registry;
 
 use weir_accel::Former;
@@ -9,18 +10,17 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::records::{FormerOwner, NodeRecord, Source, StoppedHow, StoppedRecord};
 use weir_cluster::registry::Registry;
-use weir_cluster::right::{GrantSet, GrantTimes};
+use weir_cluster::right::{Event, GrantSet, GrantTimes};
 
 use super::*;
-use registry::Silencing;
-use std::sync::atomic::AtomicBool;
-
 use crate::config::Config;
+use crate::control::change;
 use crate::control::node::{Here, Journal};
 use crate::control::shards::ShardQueue;
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards};
 use crate::grants::Rights;
+use registry::{Mood, Moody};
 
 fn record_of(name: &str) -> NodeRecord {
     NodeRecord {
@@ -42,18 +42,16 @@ pub(in crate::control) async fn node(directory: &std::path::Path) -> (Arc<Node>,
     node_at(directory, Arc::default()).await
 }
 
-/// As [`node`], with a registry that does not answer transactions while `silent` says so.
-async fn node_at(
-    directory: &std::path::Path,
-    silent: Arc<AtomicBool>,
-) -> (Arc<Node>, mpsc::Receiver<String>) {
-    let registry: Arc<dyn Registry> = Arc::new(Silencing::open(directory, silent));
+/// As [`node`], with a registry in this mood.
+async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mpsc::Receiver<String>) {
+    let registry: Arc<dyn Registry> = Arc::new(Moody::open(directory, mood));
     let session =
         NodeSession::start(registry.clone(), record_of("a"), SessionConfig::default()).await.unwrap();
     let (commands, mut queue) = mpsc::channel(16);
     let (told, heard) = mpsc::channel(64);
     tokio::spawn(async move {
         let mut seen = Trace::UnderWay;
+        let mut held = Vec::new();
         while let Some(command) = queue.recv().await {
             let _ = told.send(format!("{command:?}")).await;
             match command {
@@ -62,6 +60,8 @@ async fn node_at(
                 Command::Look { answer, .. } => {
                     let _ = answer.send(std::mem::replace(&mut seen, Trace::Gone));
                 }
+                // Its backing does not answer.
+                Command::HoldDestage { done, .. } => held.push(done),
                 _ => {}
             }
         }

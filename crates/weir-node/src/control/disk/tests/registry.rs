@@ -1,8 +1,8 @@
-//! A registry that falls silent when it is told to.
+//! A registry of which nothing is heard when it is told so.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use weir_cluster::Embedded;
@@ -13,30 +13,56 @@ use weir_cluster::registry::{
 /// Longer than a disk's task waits for its shard before a move.
 const SILENCE: Duration = Duration::from_secs(6);
 
-/// Carries transactions out, unless it is silent: then their senders hear after a while that nothing was heard.
-pub struct Silencing {
-    registry: Embedded,
-    silent: Arc<AtomicBool>,
+/// What becomes of the next transaction.
+#[derive(Default)]
+pub struct Mood {
+    /// It is lost, and its sender waits for long.
+    pub loses: AtomicBool,
+    /// Nothing is heard of it, and it is carried out after the next read.
+    pub delays: AtomicBool,
 }
 
-impl Silencing {
-    pub fn open(directory: &Path, silent: Arc<AtomicBool>) -> Silencing {
-        Silencing { registry: Embedded::open(&directory.join("registry")).unwrap(), silent }
+/// Carries transactions out as its mood is.
+pub struct Moody {
+    registry: Embedded,
+    mood: Arc<Mood>,
+    delayed: Mutex<Option<Transaction>>,
+}
+
+impl Moody {
+    pub fn open(directory: &Path, mood: Arc<Mood>) -> Moody {
+        let registry = Embedded::open(&directory.join("registry")).unwrap();
+        Moody { registry, mood, delayed: Mutex::default() }
     }
 }
 
-impl Registry for Silencing {
+fn unheard<T>() -> Result<T, RegistryError> {
+    Err(RegistryError::Unavailable { reason: "nothing is heard".into() })
+}
+
+impl Registry for Moody {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
-        self.registry.get(key)
+        Box::pin(async move {
+            let answer = self.registry.get(key).await;
+            let delayed = self.delayed.lock().unwrap().take();
+            if let Some(delayed) = delayed {
+                self.registry.transact(delayed).await.unwrap();
+            }
+            answer
+        })
     }
     fn list<'a>(&'a self, prefix: &'a str) -> Pending<'a, Listing> {
         self.registry.list(prefix)
     }
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
         Box::pin(async move {
-            if self.silent.load(Ordering::Relaxed) {
+            if self.mood.loses.swap(false, Ordering::Relaxed) {
                 tokio::time::sleep(SILENCE).await;
-                return Err(RegistryError::Unavailable { reason: "silent".into() });
+                return unheard();
+            }
+            if self.mood.delays.swap(false, Ordering::Relaxed) {
+                *self.delayed.lock().unwrap() = Some(transaction);
+                return unheard();
             }
             self.registry.transact(transaction).await
         })

@@ -1,0 +1,195 @@
+//! What a disk's task knows of the record, and what it changes there.
+//!
+//! Each revision of the record that the task learns of, by a change of its own, a read or the view, goes through
+//! [`DiskTask::heard`]: that alone ends doubts about what was sent over earlier ones.
+
+use std::sync::Arc;
+
+use weir_block::Nanos;
+use weir_cluster::ownership::{self, Refusal};
+use weir_cluster::placement;
+use weir_cluster::records::{DiskRecord, NodeRef};
+use weir_cluster::right::Event;
+use weir_cluster::view::Seen;
+
+use super::{DiskTask, RETRY};
+use crate::control::change::{self, ChangeError, Changed};
+use crate::control::decide::Local;
+use crate::shard::messages::Command;
+
+impl DiskTask {
+    /// What is known of the record: the later of what the view shows and what the registry has told this task itself.
+    pub(super) fn seen(&mut self) -> Seen<DiskRecord> {
+        let seen = self.node.world.seen(&self.name);
+        if let Some((record, revision)) = &self.committed
+            && seen.revision().is_some_and(|seen| seen < *revision)
+        {
+            return Seen::Record { revision: *revision, record: record.clone() };
+        }
+        self.committed = None;
+        if let Seen::Record { revision, record } = &seen {
+            self.heard(record, *revision);
+        }
+        seen
+    }
+
+    /// The newest record that is known, if there is one that can be read.
+    pub(super) fn record(&mut self) -> Option<DiskRecord> {
+        match self.seen() {
+            Seen::Record { record, .. } => Some(record),
+            Seen::Nothing | Seen::Unreadable { .. } => None,
+        }
+    }
+
+    /// The record is this at `revision`. Where that is news, what was sent over an earlier revision is what stands here now, or will
+    /// never be committed: no doubt about it is left, and a disk that was about to be handed over, and is this node's, stays here.
+    pub(super) fn heard(&mut self, record: &DiskRecord, revision: u64) {
+        if revision <= self.heard {
+            return;
+        }
+        self.heard = revision;
+        if self.doubt.is_some_and(|over| over >= revision) {
+            return;
+        }
+        self.doubt = None;
+        if record.owner.as_ref() == Some(&self.me) {
+            let committed = Event::Committed { epoch: record.epoch, set: record.grant_set() };
+            for event in [committed, Event::NotCommitted, Event::Kept] {
+                self.node.rights.step(&self.name, event);
+            }
+        }
+    }
+
+    /// The registry itself has said that the record is this at `revision`: the view may lag behind.
+    pub(super) fn told(&mut self, record: &DiskRecord, revision: u64) {
+        self.heard(record, revision);
+        self.committed = Some((record.clone(), revision));
+    }
+
+    /// Looks at the registry itself: the view may lag behind it.
+    ///
+    /// # Errors
+    /// As [`change::read`].
+    pub(super) async fn read(&mut self) -> Result<DiskRecord, ChangeError> {
+        let (entry, record) = change::read(&*self.node.registry, &self.name).await?;
+        self.told(&record, entry.mod_revision);
+        Ok(record)
+    }
+
+    /// As [`DiskTask::read`]. Returns whether the registry has answered.
+    pub(super) async fn refresh(&mut self) -> bool {
+        self.read().await.is_ok()
+    }
+
+    /// Makes the session that the node has by now count for this disk, by a read of the record that is sent since it began.
+    pub(super) async fn confirm_right(&mut self) {
+        if self.doubt.is_some() {
+            // What the read would show may be overtaken by what was sent before it.
+            return;
+        }
+        let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
+        let read = weir_task::timeout(RETRY, self.read()).await;
+        match read {
+            Ok(Ok(record)) if record.owner.as_ref() == Some(&self.me) => {
+                self.node.rights.step(&self.name, Event::Confirmed { session, epoch: record.epoch });
+            }
+            Ok(Ok(_)) => self.node.rights.end(&self.name),
+            Ok(Err(_)) | Err(_) => self.retry_at = Some(Nanos::now() + RETRY),
+        }
+    }
+
+    /// What bears on the right of an owner whose outstanding questions to the registry have not been answered.
+    pub(super) async fn settle_right(&mut self) {
+        self.seen();
+        if self.doubt.is_some() && self.local != Local::Closed {
+            self.end_doubt().await;
+        }
+        self.confirm_right().await;
+        if self.refused && weir_task::timeout(RETRY, self.refresh()).await.unwrap_or(false) {
+            self.refused = false;
+            if !self.is_taken() {
+                self.send(Command::StillOwner { disk: self.name.clone() }).await;
+            }
+        }
+        if self.doubt.is_some() || self.refused {
+            self.retry_at = Some(Nanos::now() + RETRY);
+        }
+    }
+
+    /// Changes the record by compare-and-swap and remembers the outcome.
+    pub(super) async fn change(
+        &mut self,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    ) -> Result<DiskRecord, ChangeError> {
+        let node = Arc::clone(&self.node);
+        let compute = self.proposing(compute);
+        let changed = change::change(&*node.registry, &node.session, &self.name, None, compute).await;
+        self.changed(changed)
+    }
+
+    /// As [`DiskTask::change`], to take the disk from `owner`, whose session must be over.
+    pub(super) async fn take(
+        &mut self,
+        owner: &NodeRef,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    ) -> Result<DiskRecord, ChangeError> {
+        let node = Arc::clone(&self.node);
+        let compute = self.proposing(compute);
+        let changed = change::change(&*node.registry, &node.session, &self.name, Some(owner), compute).await;
+        self.changed(changed)
+    }
+
+    /// Chooses guards for what a change leaves without replicas. Before a change is sent, the set that it brings counts beside the
+    /// present one: the change may commit without our hearing of it (P3).
+    fn proposing(
+        &self,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> {
+        let live = self.node.world.nodes.now();
+        move |record| {
+            let mut next = compute(record)?;
+            if next.owner.as_ref() == Some(&self.me) {
+                let guards = placement::choose_guards(&next, &self.me.node, &live);
+                next.guards = if next.replicas.is_empty() { guards } else { Vec::new() };
+                if next.grant_set() != record.grant_set() {
+                    self.node.rights.step(&self.name, Event::Proposed(next.grant_set()));
+                }
+            }
+            Ok(next)
+        }
+    }
+
+    fn changed(&mut self, changed: Result<Changed, ChangeError>) -> Result<DiskRecord, ChangeError> {
+        match changed {
+            Ok(Changed { record, revision }) => {
+                self.told(&record, revision);
+                Ok(record)
+            }
+            Err(error) => {
+                self.doubt = self.doubt.max(error.doubt());
+                // What an earlier change asked for may still commit: only a later revision ends that.
+                if self.doubt.is_none() {
+                    self.node.rights.step(&self.name, Event::NotCommitted);
+                    self.node.rights.step(&self.name, Event::Kept);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Nobody has heard what became of a change. A read of the record as it was would not settle it, because the change may commit late:
+    /// an epoch of our own that commits behind the same record does.
+    pub(super) async fn end_doubt(&mut self) {
+        let me = self.me.clone();
+        match self.change(|record| ownership::renew(record, &me, record.epoch)).await {
+            Ok(_) => {}
+            // It is another node's now, or nobody's; what is here is let go.
+            Err(ChangeError::Refused(Refusal::Fenced { .. })) => {
+                self.node.rights.end(&self.name);
+                self.refresh().await;
+                self.doubt = None;
+            }
+            Err(error) => self.later(&error),
+        }
+    }
+}

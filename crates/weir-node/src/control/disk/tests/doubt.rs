@@ -1,0 +1,133 @@
+//! Changes of which nothing was heard: what ends the doubt about them, and what does not.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+/// A task of a disk in write-back with the replica `b`, open in epoch 3, and where its right's end is to be seen.
+async fn open(node: &Arc<Node>, change: impl FnOnce(&mut DiskRecord)) -> (DiskTask, Inbox, Arc<AtomicU64>) {
+    let record = disk_of_a(node, |record| {
+        (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("b", 1)]);
+        change(record);
+    })
+    .await;
+    let (mut task, inbox) = DiskTask::new("d", node);
+    task.local = Local::Open { epoch: 3 };
+    let lease = *node.session.leased().borrow();
+    let until = node.rights.begin("d", 3, record.grant_set(), lease);
+    assert!(serves(&until));
+    (task, inbox, until)
+}
+
+fn serves(until: &AtomicU64) -> bool {
+    until.load(Ordering::Relaxed) > 0
+}
+
+/// As `hand_over` leaves it when neither the change nor the renewal behind it is answered.
+async fn move_in_doubt(task: &mut DiskTask) {
+    let (entry, _) = change::read(&*task.node.registry, "d").await.unwrap();
+    task.node.rights.step("d", Event::HandingOver);
+    task.doubt = Some(entry.mod_revision);
+    task.retry_at = Some(Nanos::now() + RETRY);
+}
+
+/// P9: whatever commits behind a move in doubt proves that the move never will.
+#[tokio::test]
+async fn a_move_in_doubt_ends_with_any_change_that_commits_behind_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    move_in_doubt(&mut task).await;
+    assert!(!serves(&until));
+    let (done, answer) = oneshot::channel();
+    task.on_request(Request::SetPolicy { policy: Policy::WriteBack(2), done }).await;
+    answer.await.unwrap().unwrap();
+    assert!(task.doubt.is_none() && serves(&until));
+}
+
+/// P2: that a second move is refused says nothing about the first.
+#[tokio::test]
+async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let mood = Arc::new(Mood::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    move_in_doubt(&mut task).await;
+    // The renewal that would end the doubt finds no session to stand on.
+    node.registry.revoke(node.session.lease()).await.unwrap();
+    task.hand_over(&NodeRef::new("c", 1)).await.unwrap_err();
+    assert!(task.doubt.is_some() && !serves(&until));
+}
+
+/// P9: a disk that is to be closed waits for its shard, and that waits for the right, which only a doubt's end brings back.
+#[tokio::test]
+async fn a_doubt_ends_while_another_step_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    move_in_doubt(&mut task).await;
+    assert!(task.settle_meanwhile().await.is_some() && !serves(&until), "not at once again");
+    sleep_until(task.retry_at).await;
+    task.settle_meanwhile().await;
+    assert!(task.doubt.is_none() && serves(&until));
+    let command = told.recv().await.unwrap();
+    assert!(command.contains("Configured") && task.local == Local::Open { epoch: 4 }, "{command}");
+}
+
+/// P2, P9: a move that waits in vain for the backing does not cut off a change that is under way meanwhile.
+#[tokio::test]
+async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let mood = Arc::new(Mood::default());
+    let (node, _told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let (mut task, inbox, _until) = open(&node, |_| ()).await;
+    task.connected.insert("c".into(), NodeRef::new("c", 1));
+    let want = Notice::WantConfiguration {
+        disk: "d".into(),
+        epoch: 3,
+        replicas: vec!["b".into(), "c".into()],
+        write_back: true,
+    };
+    inbox.send(Message::Notice(want)).await.unwrap();
+    mood.loses.store(true, Ordering::Relaxed);
+    let error = task.prepare(&NodeRef::new("b", 1)).await.unwrap_err();
+    assert!(error.message.contains("stays where it is"), "{error}");
+    assert_eq!(task.local, Local::Open { epoch: 4 }, "it was sent once more, and committed");
+}
+
+/// P12: guards whose change commits late are the guards; those before them, who may be dead, are not asked any more.
+#[tokio::test]
+async fn guards_that_were_committed_late_stand_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let mood = Arc::new(Mood::default());
+    let (node, _told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let (mut task, _inbox, _until) = open(&node, |record| {
+        (record.mode, record.replicas) = (Mode::WriteThrough, Vec::new());
+        record.guards = vec!["dead".into()];
+    })
+    .await;
+    let record = task.record().unwrap();
+    mood.delays.store(true, Ordering::Relaxed);
+    task.settle_guards(&record).await;
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert!(now.guards.is_empty(), "there is nobody else: {:?}", now.guards);
+    assert!(task.doubt.is_none());
+    assert!(node.rights.members().is_empty(), "{:?}", node.rights.members());
+}
+
+/// A change of guards keeps the epoch: of two records, the later commit counts.
+#[tokio::test]
+async fn of_two_records_the_later_commit_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let (mut task, _inbox, _until) = open(&node, |_| ()).await;
+    let seen = node.world.seen("d").revision().unwrap();
+    let other = DiskRecord { guards: vec!["x".into()], ..task.record().unwrap() };
+    task.told(&other, seen + 1);
+    assert_eq!(task.record().unwrap().guards, other.guards, "the view lags behind");
+    let other = DiskRecord { epoch: 9, ..other };
+    task.told(&other, seen - 1);
+    assert_eq!(task.record().unwrap().epoch, 3, "the view is ahead");
+}
