@@ -93,6 +93,17 @@ impl<R: Record> Records<R> {
         self.puts.contains_key(name)
     }
 
+    /// Whether there is something that this Weir cannot read.
+    #[must_use]
+    pub fn is_unreadable(&self, name: &str) -> bool {
+        self.puts.get(name).is_some_and(|put| put.error.is_some())
+    }
+
+    /// All keys, without the prefix, readable or not.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.puts.keys()
+    }
+
     fn put(&mut self, name: String, entry: &Entry) {
         let error = match R::of(entry) {
             Ok(record) => {

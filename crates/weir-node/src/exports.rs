@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use weir_block::LayerInfo;
 use weir_cluster::records::DiskRecord;
+use weir_cluster::view::Seen;
 use weir_export::nbd::{Attach, Client, Directory, ExportInfo, Listed};
 
 use crate::control::Node;
@@ -38,6 +39,9 @@ impl Exports {
     fn elsewhere(&self, name: &str) -> String {
         let me = &self.node.config.name;
         let lives = |owner| is_live(&self.node.world.nodes.now(), owner);
+        if let Seen::Unreadable { error, .. } = self.node.world.seen(name) {
+            return format!("the record of disk {name} cannot be read on {me}: {error}");
+        }
         match self.node.world.disk(name) {
             None => format!("there is no disk {name:?}; `weir disk list` shows those that there are"),
             Some(DiskRecord { owner: None, .. }) => {

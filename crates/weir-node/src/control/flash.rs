@@ -1,6 +1,7 @@
 //! What is at rest on this node's flash when the node starts.
 
 use weir_accel::flash::FlashDevice;
+use weir_cluster::view::Seen;
 
 use super::node::Node;
 use super::shards::Shards;
@@ -25,7 +26,12 @@ pub async fn recover(flash: Option<&FlashDevice>, shards: &Shards) -> Vec<(Strin
 /// that there are, and whose record does not count on this node any more, are given up by their tasks.)
 pub async fn forget_strangers(node: &Node) {
     for (disk, id) in node.flash.as_ref().map(|flash| flash.disks()).unwrap_or_default() {
-        if node.world.disk(&disk).is_none_or(|record| record.id != id) {
+        let is_strange = match node.world.seen(&disk) {
+            Seen::Nothing => true,
+            Seen::Record { record, .. } => record.id != id,
+            Seen::Unreadable { .. } => false,
+        };
+        if is_strange {
             tracing::info!(disk, "the log of a disk that there is no more is given up");
             node.shards
                 .send(&disk, Command::ForgetReplica { disk: disk.clone(), below_epoch: u64::MAX })

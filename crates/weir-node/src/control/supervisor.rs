@@ -60,8 +60,8 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
     loop {
         let known = disks.borrow_and_update().clone();
         // Who is started looks at its disk by itself.
-        known.keys().for_each(|name| drop(tasks.of(name, &node)));
-        tasks.lock().retain(|name, _| known.contains_key(name));
+        known.names().for_each(|name| drop(tasks.of(name, &node)));
+        tasks.lock().retain(|name, _| known.exists(name));
         tokio::select! {
             biased;
             changed = disks.changed() => if changed.is_err() { return },

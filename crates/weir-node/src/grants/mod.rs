@@ -16,6 +16,7 @@ use tokio::io::AsyncWriteExt;
 use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::EPOCH_LEAD;
+use weir_cluster::view::Seen;
 use weir_task::JoinHandle;
 
 pub use table::Rights;
@@ -50,8 +51,10 @@ pub async fn run(node: Arc<Node>) {
             changed = disks.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
             () = weir_task::sleep(node.rights.times().length / RENEWALS) => {
-                let kept: BTreeSet<String> = node.world.disks.now().values().map(key).collect();
-                node.rights.forget(|disk| kept.contains(disk));
+                let known = node.world.disks.now();
+                let kept: BTreeSet<String> = known.values().map(key).collect();
+                let is_unreadable = |key: &str| known.is_unreadable(key.rsplit_once('/').unwrap_or((key, "")).0);
+                node.rights.forget(|key| kept.contains(key) || is_unreadable(key));
             }
         }
     }
@@ -227,12 +230,16 @@ impl Records<'_> {
     /// What the disk's grants are kept under, and the epoch of its record, as read since this process started: the view begins with a listing. Where the question is
     /// ahead of the view, the registry is asked. `None`: whoever asks cannot be known to be the owner.
     async fn known(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<(String, u64)> {
-        if let Some(seen) = self.node.world.disk(disk) {
-            let lead = if ask == Ask::Seal { 0 } else { EPOCH_LEAD };
-            let near = self.names_owner(&seen) && epoch <= seen.epoch.saturating_add(lead);
-            if near || epoch < seen.epoch {
-                return Some((key(&seen), seen.epoch));
+        match self.node.world.seen(disk) {
+            Seen::Record { record: seen, .. } => {
+                let lead = if ask == Ask::Seal { 0 } else { EPOCH_LEAD };
+                let near = self.names_owner(&seen) && epoch <= seen.epoch.saturating_add(lead);
+                if near || epoch < seen.epoch {
+                    return Some((key(&seen), seen.epoch));
+                }
             }
+            Seen::Unreadable { .. } => return None,
+            Seen::Nothing => {}
         }
         if !self.reachable {
             return None;

@@ -13,7 +13,7 @@ mod request;
 pub(super) mod tests;
 mod wishes;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use weir_cluster::ownership;
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
+use weir_cluster::view::Seen;
 use weir_volume::Trace;
 
 use super::change::ChangeError;
@@ -161,11 +162,13 @@ struct DiskTask {
     forgotten_below: u64,
     /// The epoch of the record that the copy here was last told of.
     copy_knows: u64,
-    /// A `released/` note that is still to be written: the epoch.
-    owed_release: Option<u64>,
+    /// The `released/` notes that are still to be written: the epochs.
+    owed_releases: BTreeSet<u64>,
     /// Requests that came while another step was waiting for the shard.
     waiting: Vec<Request>,
     unavailable: bool,
+    /// The record cannot be read, and that has been told.
+    unreadable: bool,
     /// What kept it from being opened.
     failures: failures::Failures,
 }
@@ -200,9 +203,10 @@ impl DiskTask {
             sessions: node.rights.sessions(),
             forgotten_below: 0,
             copy_knows: 0,
-            owed_release: None,
+            owed_releases: BTreeSet::new(),
             waiting: Vec::new(),
             unavailable: false,
+            unreadable: false,
             failures: failures::Failures::default(),
         };
         (task, sender)
@@ -283,8 +287,11 @@ impl DiskTask {
     /// Whether the disk is open here and the registry gives it to somebody else.
     fn is_taken(&mut self) -> bool {
         let Local::Open { epoch } = self.local else { return false };
-        let record = self.record();
-        record.is_none_or(|record| record.owner.as_ref() != Some(&self.me) && record.epoch >= epoch)
+        match self.seen() {
+            Seen::Record { record, .. } => record.owner.as_ref() != Some(&self.me) && record.epoch >= epoch,
+            Seen::Unreadable { .. } => false,
+            Seen::Nothing => true,
+        }
     }
 
     /// While another step waits, doubts end and former owners do: for a disk that is to be closed, nothing is destaged before (P4).
@@ -334,7 +341,10 @@ impl DiskTask {
     /// Brings what is here into line with the registry. Says when to look again without being woken.
     async fn reconcile(&mut self) -> Option<Nanos> {
         let now = Nanos::now();
-        self.write_owed_release().await;
+        self.write_owed_releases().await;
+        if self.is_unreadable() {
+            return self.retry_at;
+        }
         let record = self.record();
         self.tell_copy(record.as_ref()).await;
         if self.retry_at.is_some_and(|at| at > now) {
@@ -612,30 +622,50 @@ impl DiskTask {
         );
         if ended.is_ok() {
             let mine = record.former.iter().find(|former| former.node == self.me);
-            self.owed_release = mine.map(|former| former.epoch);
-            self.write_owed_release().await;
+            self.owed_releases.extend(mine.map(|former| former.epoch));
+            self.write_owed_releases().await;
         }
     }
 
-    async fn write_owed_release(&mut self) {
-        let Some(epoch) = self.owed_release else { return };
+    /// Writes all that is owed: the disk may have come and gone again before the registry answered.
+    async fn write_owed_releases(&mut self) {
         if self.retry_at.is_some_and(|at| at > Nanos::now()) {
             return;
         }
-        let note = ReleasedRecord {
-            disk: self.name.clone(),
-            epoch,
-            node: self.me.clone(),
-            time_unix_ms: weir_task::unix_millis(),
-        };
-        let key = keys::released(&self.name, epoch, &self.me.node);
-        match self.node.registry.transact(note.create(key)).await {
-            Ok(_) | Err(RegistryError::Conflict { .. }) => self.owed_release = None,
-            Err(error) => {
-                tracing::debug!(disk = self.name, %error, "the release is still to be noted");
-                self.retry_at = Some(Nanos::now() + RETRY);
+        while let Some(&epoch) = self.owed_releases.first() {
+            let note = ReleasedRecord {
+                disk: self.name.clone(),
+                epoch,
+                node: self.me.clone(),
+                time_unix_ms: weir_task::unix_millis(),
+            };
+            let key = keys::released(&self.name, epoch, &self.me.node);
+            match self.node.registry.transact(note.create(key)).await {
+                Ok(_) | Err(RegistryError::Conflict { .. }) => drop(self.owed_releases.pop_first()),
+                Err(error) => {
+                    tracing::debug!(disk = self.name, %error, "a release is still to be noted");
+                    self.retry_at = Some(Nanos::now() + RETRY);
+                    return;
+                }
             }
         }
+    }
+
+    /// Whether the record cannot be read: nothing is known then of what it says. What is open here is served for as long as its right
+    /// lasts, and what is kept here is kept (P1). Told once.
+    fn is_unreadable(&mut self) -> bool {
+        let Seen::Unreadable { error, .. } = self.seen() else {
+            self.unreadable = false;
+            return false;
+        };
+        if !std::mem::replace(&mut self.unreadable, true) {
+            tracing::error!(disk = self.name, %error, "what is here of the disk stays as it is");
+            self.event(
+                "record-unreadable",
+                format!("{} cannot read the disk's record: {error}", self.me.node),
+            );
+        }
+        true
     }
 
     /// Tells a copy that is kept here how far the record has come, because it believes an owner only a few epochs beyond that; or that

@@ -3,6 +3,7 @@
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
+use weir_cluster::view::Seen;
 
 use super::{Came, DiskTask, Request};
 use crate::api::{ApiError, ApiErrorKind};
@@ -37,8 +38,15 @@ impl DiskTask {
     }
 
     pub(super) fn known(&mut self) -> Result<DiskRecord, ApiError> {
-        let name = self.name.clone();
-        self.record().ok_or_else(|| ApiError::new(ApiErrorKind::NotFound, format!("there is no disk {name}")))
+        let name = &self.name.clone();
+        match self.seen() {
+            Seen::Record { record, .. } => Ok(record),
+            Seen::Unreadable { error, .. } => {
+                let message = format!("the record of disk {name} cannot be read: {error}");
+                Err(ApiError::new(ApiErrorKind::Failed, message))
+            }
+            Seen::Nothing => Err(ApiError::new(ApiErrorKind::NotFound, format!("there is no disk {name}"))),
+        }
     }
 
     async fn export(&mut self, accept_loss: bool) -> Result<(), ApiError> {

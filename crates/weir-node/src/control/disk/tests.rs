@@ -2,6 +2,7 @@
 
 mod arrival;
 mod doubt;
+mod letting_go;
 mod registry;
 
 use weir_accel::Former;

@@ -13,12 +13,14 @@ use weir_cluster::registry::{
 /// Longer than a disk's task waits for its shard before a move.
 const SILENCE: Duration = Duration::from_secs(6);
 
-/// What becomes of the next transaction.
+/// What becomes of transactions.
 #[derive(Default)]
 pub struct Mood {
-    /// It is lost, and its sender waits for long.
+    /// The next one is lost, and its sender waits for long.
     pub loses: AtomicBool,
-    /// Nothing is heard of it, and it is carried out after the next read.
+    /// All are lost, and their senders hear of it at once.
+    pub refuses: AtomicBool,
+    /// Nothing is heard of the next one, and it is carried out after the next read.
     pub delays: AtomicBool,
 }
 
@@ -56,6 +58,9 @@ impl Registry for Moody {
     }
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
         Box::pin(async move {
+            if self.mood.refuses.load(Ordering::Relaxed) {
+                return unheard();
+            }
             if self.mood.loses.swap(false, Ordering::Relaxed) {
                 tokio::time::sleep(SILENCE).await;
                 return unheard();
