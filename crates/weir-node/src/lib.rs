@@ -27,4 +27,4 @@ mod stop;
 pub mod units;
 
 pub use run::{NodeError, Setup, run, run_with};
-pub use stop::{Left, left_behind};
+pub use stop::{Left, What, left_behind};

@@ -237,13 +237,10 @@ async fn leave_behind(node: &Node, left: Vec<Left>) -> NodeError {
         tracing::warn!(%error, "cannot leave word of it in the state directory");
     }
     let events = Events::new(Arc::clone(&node.registry), node.session.node_ref());
-    for Left { disk, bytes } in left {
-        let text = format!(
-            "{} stopped with up to {bytes} acknowledged bytes that nobody else has",
-            node.session.node_ref().node
-        );
-        let _ =
-            tokio::time::timeout(Duration::from_secs(1), events.record("left-behind", &disk, &text)).await;
+    for left in left {
+        let text = format!("{} stopped, and this ended with it: {left}", node.session.node_ref().node);
+        let _ = tokio::time::timeout(Duration::from_secs(1), events.record("left-behind", &left.disk, &text))
+            .await;
     }
     lost
 }

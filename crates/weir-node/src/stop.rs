@@ -1,8 +1,9 @@
 //! A stop that was asked for: everything is destaged and closed first, and what would be lost with this process is named.
 //!
 //! Logs in RAM end with their processes. A stop waits while acknowledged writes are neither in the backing, nor on flash, nor in the
-//! log of a node that stays; also while a copy kept here is the last one of a disk whose owner is gone or stops too. When
-//! nothing of it has moved for `limits.stop_wait`, the process ends all the same, and says what it takes with it.
+//! log of a node that stays; also while a copy kept here is the last one of a disk whose owner is gone or stops too, and while the
+//! registry counts on a log that has been emptied, so that nobody could open its disk. When nothing of it has moved for
+//! `limits.stop_wait`, the process ends all the same, and says what it takes with it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,17 +14,20 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use weir_block::Nanos;
+use weir_cluster::placement::Live;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, keys};
 use weir_cluster::registry::Transaction;
+use weir_cluster::view::Seen;
 
 use crate::control::disk::{Message, Request};
+use crate::control::shards::SILENT;
 use crate::control::{Node, Tasks, decide::is_live};
 use crate::shard::messages::DiskStatus;
 
 /// Between two looks at what is left.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Longest time for the shards, or the registry, to answer one question.
+/// Longest time for the registry to answer one question.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// What a process that stops takes with it.
@@ -31,13 +35,33 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub struct Left {
     /// The disk.
     pub disk: String,
-    /// Bytes that its log holds and its backing does not, at most.
-    pub bytes: u64,
+    /// What of it.
+    pub what: What,
+}
+
+/// What of a disk ends with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// So many bytes, at most, that its log holds and its backing does not.
+    Dirty(u64),
+    /// Nobody knows: its shard does not answer. So many bytes when it did.
+    Unknown(u64),
+    /// Nothing, but the registry counts on its log, which is closed and gone.
+    Unreleased,
 }
 
 impl fmt::Display for Left {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "disk {}: {} bytes", self.disk, self.bytes)
+        write!(f, "disk {}: ", self.disk)?;
+        match self.what {
+            What::Dirty(bytes) => write!(f, "{bytes} bytes"),
+            What::Unknown(bytes) => {
+                write!(f, "nobody knows how much, its shard does not answer ({bytes} bytes when it did)")
+            }
+            What::Unreleased => {
+                f.write_str("nothing, but the registry could not be told that its log is empty")
+            }
+        }
     }
 }
 
@@ -50,6 +74,7 @@ pub fn left_behind(state_dir: &Path) -> PathBuf {
 /// Destages and closes all disks. Returns what would be lost by ending now: nothing, or what had not moved for the
 /// configured time.
 pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>) -> Vec<Left> {
+    node.here.stop();
     announce(node).await;
     let wait = node.config.limits.stop_wait.0;
     let (mut seen, mut since) = (Vec::new(), Nanos::now());
@@ -57,17 +82,14 @@ pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>) -> Vec<Left> {
     loop {
         let closed = tokio::time::timeout(LOOK, &mut closing).await.is_ok();
         let now = look(node).await;
-        if let Some(now) = &now {
-            if closed && now.left.is_empty() && node.here.all().is_empty() {
-                return Vec::new();
-            }
-            if now.marks != seen {
-                (seen, since) = (now.marks.clone(), Nanos::now());
-            }
+        if closed && now.left.is_empty() && node.here.all().is_empty() {
+            return Vec::new();
+        }
+        if now.marks != seen {
+            (seen, since) = (now.marks, Nanos::now());
         }
         if Nanos::now() - since >= wait {
-            let unknown = || vec![Left { disk: "(a shard does not answer)".into(), bytes: 0 }];
-            return now.map_or_else(unknown, |now| now.left);
+            return now.left;
         }
         if closed {
             // A disk may have come here meanwhile.
@@ -79,8 +101,8 @@ pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>) -> Vec<Left> {
 
 /// Whether a disk is still open here: its shard would not end.
 pub(crate) async fn is_open(node: &Node) -> bool {
-    let statuses = tokio::time::timeout(ANSWER, node.shards.status()).await;
-    statuses.map_or(true, |all| all.iter().any(|status| status.role == "owner"))
+    let (statuses, silent) = node.shards.look().await;
+    !silent.is_empty() || statuses.iter().any(|status| status.role == "owner")
 }
 
 /// Others must not count on a copy that is about to go.
@@ -101,26 +123,74 @@ struct Look {
     marks: Vec<Mark>,
 }
 
-/// `None` when a shard does not answer.
-async fn look(node: &Node) -> Option<Look> {
-    let statuses = tokio::time::timeout(ANSWER, node.shards.status()).await.ok()?;
+async fn look(node: &Node) -> Look {
+    let (mut statuses, silent) = node.shards.look().await;
     let listed = tokio::time::timeout(ANSWER, node.registry.list(keys::STOPPING)).await;
-    // Without the registry nobody can be counted on.
     let stopping: Option<BTreeSet<String>> = match listed {
         Ok(Ok(listing)) => Some(listing.entries.into_iter().map(|entry| entry.key).collect()),
         _ => None,
     };
-    let live = node.world.nodes.now();
-    let stays = |other: &NodeRef| {
-        let going = stopping.as_ref().is_none_or(|keys| keys.contains(&keys::stopping(other)));
-        !going && is_live(&live, other)
-    };
     let me = node.session.node_ref();
-    let is_lost = |status: &DiskStatus| {
-        let record = node.world.disk(&status.disk);
-        record.is_some_and(|record| would_be_lost(&record, status, &me, stays))
+    let disks = node.world.disks.now();
+    let is_silent = |disk: &str| silent.contains(&node.shards.number_of(disk));
+    statuses.extend(unspoken(disks.values(), &statuses, &me, is_silent));
+    let others = Others { live: &node.world.nodes.now(), stopping: stopping.as_ref() };
+    let unreleased = node.here.unreleased();
+    let is_lost = |status: &DiskStatus| match disks.seen(&status.disk) {
+        // What is closed holds nothing.
+        _ if unreleased.contains(&status.disk) => false,
+        Seen::Record { record, .. } => would_be_lost(&record, status, &me, |node| others.stays(node)),
+        Seen::Unreadable { .. } => status.dirty_bytes > 0,
+        Seen::Nothing => false,
     };
-    Some(summary(&statuses, is_lost))
+    let mut look = summary(&statuses, is_lost);
+    let stranded = unreleased.into_iter().filter(|disk| {
+        disks.get(disk).is_some_and(|record| is_stranded(record, &me, |node| others.lives(node)))
+    });
+    look.left.extend(stranded.map(|disk| Left { disk, what: What::Unreleased }));
+    look
+}
+
+/// The other nodes.
+struct Others<'a> {
+    live: &'a Live,
+    /// Those that stop, as far as the registry says.
+    stopping: Option<&'a BTreeSet<String>>,
+}
+
+impl Others<'_> {
+    /// Whether this process certainly goes on. Without the registry nobody can be counted on.
+    fn stays(&self, other: &NodeRef) -> bool {
+        self.stopping.is_some() && self.lives(other)
+    }
+
+    /// Whether this process goes on, as far as is known.
+    fn lives(&self, other: &NodeRef) -> bool {
+        let goes = self.stopping.is_some_and(|keys| keys.contains(&keys::stopping(other)));
+        !goes && is_live(self.live, other)
+    }
+}
+
+/// What there may be of the disks of silent shards that they did not speak of when they last did.
+fn unspoken<'a>(
+    disks: impl Iterator<Item = &'a DiskRecord>,
+    statuses: &[DiskStatus],
+    me: &NodeRef,
+    is_silent: impl Fn(&str) -> bool,
+) -> Vec<DiskStatus> {
+    let unspoken = disks
+        .filter(|record| is_silent(&record.name) && statuses.iter().all(|status| status.disk != record.name));
+    let status = |record: &DiskRecord| {
+        let is_mine = record.owner.as_ref() == Some(me);
+        let role = if is_mine { "owner" } else { "replica" };
+        DiskStatus {
+            disk: record.name.clone(),
+            role: role.into(),
+            state: SILENT.into(),
+            ..DiskStatus::default()
+        }
+    };
+    unspoken.map(status).collect()
 }
 
 /// The copies of logs whose owners go on are not among the marks: the stop does not wait for them, and busy owners move them without end.
@@ -129,7 +199,11 @@ fn summary(statuses: &[DiskStatus], is_lost: impl Fn(&DiskStatus) -> bool) -> Lo
     for status in statuses {
         let lost = is_lost(status);
         if lost {
-            look.left.push(Left { disk: status.disk.clone(), bytes: status.dirty_bytes });
+            let what = match status.state == SILENT {
+                true => What::Unknown(status.dirty_bytes),
+                false => What::Dirty(status.dirty_bytes),
+            };
+            look.left.push(Left { disk: status.disk.clone(), what });
         }
         if lost || status.state == "closing" {
             look.marks.push((status.disk.clone(), status.destaged, status.freed));
@@ -139,7 +213,7 @@ fn summary(statuses: &[DiskStatus], is_lost: impl Fn(&DiskStatus) -> bool) -> Lo
 }
 
 /// Whether acknowledged writes would be lost with the log, or the copy of one, that `status` tells of. `stays` says of another
-/// process that it lives and goes on.
+/// process that it lives and goes on. What a shard that does not answer has said before says nothing about what it has now.
 fn would_be_lost(
     record: &DiskRecord,
     status: &DiskStatus,
@@ -147,16 +221,24 @@ fn would_be_lost(
     stays: impl Fn(&NodeRef) -> bool,
 ) -> bool {
     let owner = record.owner.as_ref();
-    let is_mine = status.role == "owner";
+    let is_silent = status.state == SILENT;
     // Under write-through nothing is acknowledged before the backing has it.
-    let holds = status.dirty_bytes > 0 && record.mode == Mode::WriteBack;
-    let counts = if is_mine {
-        owner == Some(me) && status.acknowledged > status.destaged
-    } else {
-        record.is_replica(me) && owner.is_some_and(|owner| owner != me && !stays(owner))
+    let holds = (status.dirty_bytes > 0 || is_silent) && record.mode == Mode::WriteBack;
+    let counts = match (status.role == "owner", owner == Some(me)) {
+        (true, is_mine) => is_mine && (status.acknowledged > status.destaged || is_silent),
+        // Taken over, or handed over, and not open yet.
+        (false, true) => true,
+        (false, false) => record.is_replica(me) && owner.is_some_and(|owner| !stays(owner)),
     };
     let elsewhere = record.replicas.iter().any(|replica| replica != me && stays(replica));
     holds && counts && !elsewhere && record.medium != Medium::Flash
+}
+
+/// Whether nobody could open the disk, which is closed here with nothing dirty, once this process has ended: the registry counts on a
+/// log that there is no more.
+fn is_stranded(record: &DiskRecord, me: &NodeRef, lives: impl Fn(&NodeRef) -> bool) -> bool {
+    let elsewhere = record.replicas.iter().any(|replica| replica != me && lives(replica));
+    record.owner.as_ref() == Some(me) && record.mode == Mode::WriteBack && !elsewhere
 }
 
 /// Destages and closes all disks that are open here, side by side.
@@ -214,7 +296,7 @@ mod tests {
         let look = summary(&all, |status| status.disk == "last-copy");
         let marks: Vec<_> = look.marks.iter().map(|(disk, ..)| &**disk).collect();
         assert_eq!(marks, ["closes", "last-copy"]);
-        assert_eq!(look.left, [Left { disk: "last-copy".into(), bytes: 0 }]);
+        assert_eq!(look.left, [Left { disk: "last-copy".into(), what: What::Dirty(0) }]);
     }
 
     #[test]
@@ -235,5 +317,45 @@ mod tests {
         assert!(!lost(&copy, &status("replica", 9), &["c"]), "c has another");
         assert!(lost(&copy, &status("replica", 9), &["d"]), "the last copy");
         assert!(!lost(&record("b", &["c"]), &status("replica", 9), &[]), "ours does not count");
+    }
+
+    /// P1: guests may have written since a shard last said what it has, or even since it last spoke of the disk.
+    #[test]
+    fn what_a_silent_shard_said_last_is_no_reason_to_end() {
+        let me = NodeRef::new("a", 1);
+        let (alone, shared) = (record("a", &[]), record("a", &["b"]));
+        let lost = |record: &DiskRecord, status: &DiskStatus| {
+            would_be_lost(record, status, &me, |node| node.node == "b")
+        };
+        let silent = |role: &str| DiskStatus { state: SILENT.into(), ..status(role, 0) };
+        assert!(lost(&alone, &silent("owner")) && !lost(&alone, &status("owner", 0)));
+        assert!(!lost(&shared, &silent("owner")), "b has it");
+        assert!(!lost(&DiskRecord { mode: Mode::WriteThrough, ..alone.clone() }, &silent("owner")));
+        assert!(!lost(&DiskRecord { medium: Medium::Flash, ..alone.clone() }, &silent("owner")));
+        let look = summary(&[silent("owner")], |status| lost(&alone, status));
+        assert_eq!(look.left, [Left { disk: "d".into(), what: What::Unknown(0) }]);
+
+        let unspoken = |statuses: &[DiskStatus], is_silent: bool| {
+            unspoken(std::iter::once(&alone), statuses, &me, |_| is_silent)
+        };
+        assert!(lost(&alone, &unspoken(&[], true)[0]), "opened since");
+        assert!(unspoken(&[], false).is_empty() && unspoken(&[silent("owner")], true).is_empty());
+    }
+
+    #[test]
+    fn a_copy_of_a_disk_that_is_not_open_here_yet_counts() {
+        let (me, mine) = (NodeRef::new("a", 1), record("a", &[]));
+        assert!(would_be_lost(&mine, &status("replica", 9), &me, |_| true), "its owner is this process");
+        assert!(!would_be_lost(&record("a", &["b"]), &status("replica", 9), &me, |_| true));
+    }
+
+    #[test]
+    fn a_log_that_the_registry_counts_on_is_not_left_though_it_is_empty() {
+        let me = NodeRef::new("a", 1);
+        let stranded = |record: &DiskRecord| is_stranded(record, &me, |node| node.node == "b");
+        assert!(stranded(&record("a", &[])) && stranded(&record("a", &["c"])));
+        assert!(!stranded(&record("a", &["b"])), "b takes over");
+        assert!(!stranded(&record("b", &[])), "another's");
+        assert!(!stranded(&DiskRecord { mode: Mode::WriteThrough, ..record("a", &[]) }));
     }
 }

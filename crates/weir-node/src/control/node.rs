@@ -1,8 +1,9 @@
 //! What all parts of a node's control plane share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weir_accel::flash::FlashDevice;
@@ -153,6 +154,10 @@ pub fn random() -> u64 {
 #[derive(Debug)]
 pub struct Here {
     disks: Mutex<BTreeMap<String, LayerInfo>>,
+    /// Disks that were closed with nothing dirty, and that the registry still has as this process's.
+    unreleased: Mutex<BTreeSet<String>>,
+    /// The node stops: what has been closed is not opened again.
+    is_stopping: AtomicBool,
     /// Largest request that clients are told of, in bytes.
     max_transfer: u32,
 }
@@ -163,7 +168,12 @@ impl Here {
     pub fn new(buffers: u64) -> Here {
         // No request may take more than a fifth of a shard's buffers, or it could not count on ever getting them.
         let eighth = (buffers / 8).clamp(4096, weir_block::buffer::LARGEST as u64);
-        Here { disks: Mutex::default(), max_transfer: 1 << eighth.ilog2() }
+        Here {
+            disks: Mutex::default(),
+            unreleased: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
+            max_transfer: 1 << eighth.ilog2(),
+        }
     }
 
     /// What clients are told of a disk, here or where it is about to be.
@@ -195,6 +205,33 @@ impl Here {
     #[must_use]
     pub fn all(&self) -> BTreeMap<String, LayerInfo> {
         self.lock().clone()
+    }
+
+    /// The node stops.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the node stops.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    /// A disk was closed with nothing dirty, and the registry is to be told; or it has been, or the disk is open again.
+    pub fn set_unreleased(&self, disk: &str, unreleased: bool) {
+        let mut all = self.unreleased.lock().unwrap_or_else(PoisonError::into_inner);
+        if unreleased {
+            all.insert(disk.to_owned());
+        } else {
+            all.remove(disk);
+        }
+    }
+
+    /// The disks of which the registry is still to be told that they are closed.
+    #[must_use]
+    pub fn unreleased(&self) -> BTreeSet<String> {
+        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// One disk, when it is open.

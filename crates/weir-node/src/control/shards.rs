@@ -3,6 +3,7 @@
 //! A shard answers within a turn, so whoever asks has a limit: a shard that hangs must not have the control plane hang with
 //! it. What it said last stands in for its answer where that is better than none.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use crate::shard::messages::{Command, DiskStatus};
 
 /// Longest wait for a shard to say what its disks are doing.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The state of a disk whose shard does not answer.
+pub const SILENT: &str = "silent";
 
 /// Pause between two looks at whether the shard that is to answer hangs.
 const LOOK: Duration = Duration::from_millis(100);
@@ -79,27 +83,28 @@ impl ShardQueue {
         Some(answered)
     }
 
-    /// The answer; if it does not come in time, what was said last, marked as such.
-    async fn status(
+    /// The answer, if it comes in time.
+    async fn answer(
         &self,
-        number: usize,
         asked: Option<oneshot::Receiver<Vec<DiskStatus>>>,
         until: Nanos,
-    ) -> Vec<DiskStatus> {
-        if let Some(answered) = asked {
-            match weir_task::timeout(until - Nanos::now(), answered).await {
-                Ok(Ok(statuses)) => {
-                    self.last().clone_from(&statuses);
-                    return statuses;
-                }
-                // The node is stopping.
-                Ok(Err(_)) => return Vec::new(),
-                Err(_) => {}
+    ) -> Option<Vec<DiskStatus>> {
+        match weir_task::timeout(until - Nanos::now(), asked?).await {
+            Ok(Ok(statuses)) => {
+                self.last().clone_from(&statuses);
+                Some(statuses)
             }
+            // The node is stopping.
+            Ok(Err(_)) => Some(Vec::new()),
+            Err(_) => None,
         }
+    }
+
+    /// What it said last, marked as such.
+    fn said_last(&self, number: usize) -> Vec<DiskStatus> {
         let mut statuses = self.last().clone();
         for status in &mut statuses {
-            status.state = "silent".into();
+            status.state = SILENT.into();
             status.reason =
                 format!("shard {number} of this node does not answer; the rest is what it said last");
         }
@@ -203,13 +208,24 @@ impl Shards {
     /// What all disks on all shards are doing, owned and replicated. A shard that does not answer within two seconds is
     /// represented by what it said last, in the state `silent`.
     pub async fn status(&self) -> Vec<DiskStatus> {
+        self.look().await.0
+    }
+
+    /// As [`Shards::status`], and the numbers of the shards that do not answer: they may have disks that they never spoke of.
+    pub async fn look(&self) -> (Vec<DiskStatus>, BTreeSet<usize>) {
         let asked: Vec<_> = self.queues.iter().map(ShardQueue::ask_status).collect();
         let until = Nanos::now() + PATIENCE;
-        let mut all = Vec::new();
+        let (mut all, mut silent) = (Vec::new(), BTreeSet::new());
         for (number, (queue, asked)) in self.queues.iter().zip(asked).enumerate() {
-            all.extend(queue.status(number, asked, until).await);
+            match queue.answer(asked, until).await {
+                Some(statuses) => all.extend(statuses),
+                None => {
+                    all.extend(queue.said_last(number));
+                    silent.insert(number);
+                }
+            }
         }
-        all
+        (all, silent)
     }
 
     /// Ends all shards.

@@ -346,6 +346,8 @@ impl DiskTask {
             return self.retry_at;
         }
         let record = self.record();
+        let is_closed = record.as_ref().is_some_and(|record| self.closed_since(record).is_some());
+        self.node.here.set_unreleased(&self.name, is_closed);
         self.tell_copy(record.as_ref()).await;
         if self.retry_at.is_some_and(|at| at > now) {
             return self.retry_at;
@@ -420,6 +422,14 @@ impl DiskTask {
                         return Some(Nanos::now());
                     }
                     Err(error) => self.later(&error),
+                }
+            }
+            (Decision::Open, Some(record))
+                if self.node.here.is_stopping() && self.closed_since(&record).is_some() =>
+            {
+                if let Err(error) = self.release().await {
+                    tracing::debug!(disk = self.name, %error, "it is released later");
+                    self.retry_at = Some(Nanos::now() + RETRY);
                 }
             }
             (Decision::Open, Some(record)) => {
@@ -498,16 +508,8 @@ impl DiskTask {
         Ok(now)
     }
 
-    /// The epoch in which this node closed the disk with nothing dirty, if nobody else has owned it since: only then is the log that
-    /// the record speaks of still empty (P1).
-    ///
-    /// Whoever owned it since is among the former owners, with a later epoch: a disk in write-back changes hands in no other way, and
-    /// only an owner that has it open strikes anybody off.
     fn closed_since(&self, record: &DiskRecord) -> Option<u64> {
-        let Some((closed, Came::Closed)) = self.arrival else { return None };
-        let mine = record.owner.as_ref() == Some(&self.me) && closed <= record.epoch;
-        let others = record.former.iter().any(|former| former.epoch >= closed);
-        (mine && !others).then_some(closed)
+        closed_since(self.arrival, record, &self.me)
     }
 
     /// How the disk comes to this node, by the record that it is opened with.
@@ -695,6 +697,18 @@ impl DiskTask {
     fn event(&self, kind: &'static str, text: String) {
         self.node.journal.tell(kind, &self.name, text);
     }
+}
+
+/// The epoch in which `me` closed the disk with nothing dirty, if nobody else has owned it since: only then is the log that the record
+/// speaks of still empty (P1).
+///
+/// Whoever owned it since is among the former owners, with a later epoch: a disk in write-back changes hands in no other way, and
+/// only an owner that has it open strikes anybody off.
+fn closed_since(arrival: Option<(u64, Came)>, record: &DiskRecord, me: &NodeRef) -> Option<u64> {
+    let Some((closed, Came::Closed)) = arrival else { return None };
+    let mine = record.owner.as_ref() == Some(me) && closed <= record.epoch;
+    let others = record.former.iter().any(|former| former.epoch >= closed);
+    (mine && !others).then_some(closed)
 }
 
 /// Where the log of a disk is kept, as the shard needs it.

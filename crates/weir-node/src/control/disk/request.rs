@@ -5,7 +5,7 @@ use weir_cluster::ownership::{self, Caller, Gone, Refusal};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
 
-use super::{Came, DiskTask, Request};
+use super::{Came, DiskTask, Request, closed_since};
 use crate::api::{ApiError, ApiErrorKind};
 use crate::control::change::ChangeError;
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
@@ -190,10 +190,31 @@ impl DiskTask {
         Ok(())
     }
 
+    /// Closes the disk if it is open, and gives ownership up.
     pub(super) async fn release(&mut self) -> Result<(), ApiError> {
-        if self.local == Local::Closed {
+        if self.local == Local::Closed
+            && self.record().and_then(|record| self.closed_since(&record)).is_none()
+        {
             return Ok(());
         }
+        if self.local != Local::Closed {
+            self.close().await?;
+        }
+        let me = self.me.clone();
+        let arrival = self.arrival;
+        let give_up = |record: &DiskRecord| match closed_since(arrival, record, &me) {
+            Some(_) => ownership::release(record, &me, record.epoch, 0),
+            // What another owner has written since may be in its log.
+            None => Err(Refusal::Fenced { owner: record.owner.clone(), epoch: record.epoch }),
+        };
+        self.change(give_up).await?;
+        self.arrival = None;
+        self.node.here.set_unreleased(&self.name, false);
+        self.event("closed", format!("{} has destaged and closed it", me.node));
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), ApiError> {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
         let closed = self.ask(|done| Command::Close { disk, done }).await.and_then(|closed| closed);
@@ -203,14 +224,11 @@ impl DiskTask {
         // Closed: nothing is dirty, and nothing is under way. Should the registry not answer now, that stays true.
         if let Local::Open { epoch } = std::mem::replace(&mut self.local, Local::Closed) {
             self.arrival = Some((epoch, Came::Closed));
+            self.node.here.set_unreleased(&self.name, true);
         }
         // Changes that were carried out meanwhile may have shown it again.
         self.node.here.remove(&self.name);
         self.node.rights.end(&self.name);
-        let me = self.me.clone();
-        self.change(|record| ownership::release(record, &me, record.epoch, 0)).await?;
-        self.arrival = None;
-        self.event("closed", format!("{} has destaged and closed it", me.node));
         Ok(())
     }
 }

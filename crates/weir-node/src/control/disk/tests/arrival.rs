@@ -64,3 +64,43 @@ async fn an_export_that_fails_does_not_forget_that_the_log_is_empty() {
     let opened = task.record_to_open(&record).await.unwrap();
     assert_eq!(task.arrival(&opened), Arrival::Clean, "no node holds a replica of its log");
 }
+
+/// P9: while its node stops, a disk that is closed is released as soon as the registry answers, and not opened again.
+#[tokio::test]
+async fn what_is_closed_is_released_later_while_the_node_stops() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut task, _) = closed(directory.path(), |record| {
+        (record.policy, record.mode) = (Policy::WriteBack(0), Mode::WriteBack);
+    })
+    .await;
+    node.here.stop();
+    assert!(node.here.unreleased().contains("d"));
+    task.reconcile().await;
+    assert!(node.here.unreleased().contains("d"), "the registry does not hear of it");
+    node.session.register_again().await.unwrap();
+    sleep_until(task.retry_at).await;
+    task.reconcile().await;
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert_eq!((now.owner, now.mode), (None, Mode::WriteThrough));
+    assert!(node.here.unreleased().is_empty() && task.local == Local::Closed);
+}
+
+/// P1: what another node has handed over since is not released as if it were empty.
+#[tokio::test]
+async fn a_release_that_comes_late_spares_the_next_owners_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let (a, b) = (NodeRef::new("a", 1), NodeRef::new("b", 1));
+    let (node, mut task, record) = closed(directory.path(), |record| {
+        (record.policy, record.mode) = (Policy::WriteBack(0), Mode::WriteBack);
+    })
+    .await;
+    node.session.register_again().await.unwrap();
+    let former = FormerOwner::silent(b.clone(), 4);
+    let mine = DiskRecord { owner: Some(a), epoch: 5, replicas: vec![b], former: vec![former], ..record };
+    let (entry, seen) = change::read(&*node.registry, "d").await.unwrap();
+    node.registry.transact(mine.replace(&entry)).await.unwrap();
+    // The view, and with it the task, may lag behind.
+    task.told(&seen, u64::MAX);
+    task.release().await.unwrap_err();
+    assert_eq!(change::read(&*node.registry, "d").await.unwrap().1, mine);
+}
