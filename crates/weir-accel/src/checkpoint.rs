@@ -6,9 +6,6 @@ use crate::index::{Entry, Index};
 use crate::log::{Log, RecordKind};
 use crate::planted::{Bug, Planted};
 
-/// Most records that one checkpoint takes: sorting more at once would hold up the shard.
-pub const MOST_RECORDS: u64 = 8192;
-
 /// Most bytes in one write to the backing, and most pieces.
 const LARGEST_WRITE: u64 = 1 << 20;
 const MOST_PIECES: usize = 256;

@@ -59,6 +59,8 @@ pub struct AccelConfig {
     pub full_log_wait: Duration,
     /// Most records of a batch to a replica.
     pub batch_records: usize,
+    /// Most records of a checkpoint, unless they belong together.
+    pub checkpoint_records: u64,
     /// Until when this node may serve the disk, in nanoseconds of the machine's clock; the node's control plane moves it. Nothing is
     /// answered and nothing handed to the backing beyond it (P2, P4).
     pub serves_until: Arc<AtomicU64>,
@@ -78,6 +80,9 @@ impl AccelConfig {
     /// Enough for a batch to be worth its message; a replica's table of them stays small.
     pub const BATCH_RECORDS: usize = 1024;
 
+    /// Sorting more at once would hold up the shard.
+    pub const CHECKPOINT_RECORDS: u64 = 8192;
+
     /// Defaults with a right that never ends, for a disk that nobody else could own.
     #[must_use]
     pub fn standalone(log_bytes: u64) -> AccelConfig {
@@ -87,6 +92,7 @@ impl AccelConfig {
             destage_delay: Self::DESTAGE_DELAY,
             full_log_wait: Self::FULL_LOG_WAIT,
             batch_records: Self::BATCH_RECORDS,
+            checkpoint_records: Self::CHECKPOINT_RECORDS,
             serves_until: Arc::new(AtomicU64::new(u64::MAX)),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, RequestKind, Tag};
 
-use crate::checkpoint::{self, MOST_RECORDS, Step};
+use crate::checkpoint::{self, Step};
 use crate::depth::DepthControl;
 use crate::log::Log;
 use crate::planted::{Bug, Planted};
@@ -56,6 +56,8 @@ pub struct Destager {
     /// A step has come back since the last were handed down.
     progressed: bool,
     delay: Duration,
+    /// Most records of a checkpoint, unless they belong together.
+    records: u64,
     depth: DepthControl,
     target: u64,
     bytes: u64,
@@ -75,11 +77,12 @@ pub struct Destager {
 }
 
 impl Destager {
-    pub fn new(delay: Duration) -> Destager {
+    pub fn new(delay: Duration, records: u64) -> Destager {
         Destager {
             state: State::Idle,
             progressed: false,
             delay,
+            records,
             depth: DepthControl::new(),
             target: 0,
             bytes: 0,
@@ -118,14 +121,14 @@ impl Destager {
             return;
         }
         let since = *self.dirty_since.get_or_insert(now);
-        let enough = limit - from >= MOST_RECORDS || log.used() >= ENOUGH_BYTES.min(log.capacity() / 4);
+        let enough = limit - from >= self.records || log.used() >= ENOUGH_BYTES.min(log.capacity() / 4);
         if !urgent && !enough && now < since + self.delay {
             return;
         }
         let mut bytes = 0;
         let mut to = from;
         let whole = whole.min(limit);
-        for (sequence, record) in log.range(from + 1, limit.min(from + MOST_RECORDS).max(whole)) {
+        for (sequence, record) in log.range(from + 1, limit.min(from + self.records).max(whole)) {
             bytes += record.data_length() as u64;
             if bytes > MOST_BYTES.min(log.capacity() / 4) && to > from && sequence > whole {
                 break;

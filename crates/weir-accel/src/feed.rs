@@ -56,10 +56,9 @@ impl Feed {
         Feed { next, backlog, told, complete: false, planted: Planted::default() }
     }
 
-    /// Plants a bug, so that the checks can show that they find it.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, planted: Planted) {
-        self.planted = planted;
+    /// The same with a bug, if one is planted.
+    pub(crate) fn planted(self, planted: Planted) -> Feed {
+        Feed { planted, ..self }
     }
 
     /// The live record that is sent next: the replica cannot hold it yet.

@@ -12,7 +12,6 @@ use crate::feed::{Feed, Limits, Run};
 use crate::lineage::Lineage;
 use crate::log::Log;
 use crate::owner::{Event, Held};
-#[cfg(feature = "planted-bugs")]
 use crate::planted::Planted;
 use crate::wire::{self, Confirm, Hello, MessageKind, RecordHeader, Refuse, WireError};
 
@@ -69,6 +68,7 @@ struct Peer {
     resumes: Nanos,
     longest_rest: Duration,
     lost: bool,
+    planted: Planted,
 }
 
 /// Log, epoch and scratch space of one round of sending.
@@ -101,7 +101,6 @@ pub struct Peers {
     pieces: Vec<(usize, usize)>,
     /// Batches on their way to replicas and back.
     meter: Meter,
-    #[cfg(feature = "planted-bugs")]
     planted: Planted,
 }
 
@@ -117,7 +116,6 @@ impl Peers {
             meta: Vec::new(),
             pieces: Vec::new(),
             meter: Meter::new(),
-            #[cfg(feature = "planted-bugs")]
             planted: Planted::default(),
         }
     }
@@ -167,6 +165,7 @@ impl Peers {
             resumes: Nanos(0),
             longest_rest: self.deadline / LONGEST_REST,
             lost: false,
+            planted: self.planted,
         });
         Ok(())
     }
@@ -315,7 +314,8 @@ impl Peer {
     ) -> bool {
         for _ in 0..MOST_ROUNDS {
             let now = reactor.now();
-            let Peer { node, channel, feed, told, under_way, parts, resumes, longest_rest, .. } = self;
+            let Peer { node, channel, feed, told, under_way, parts, resumes, longest_rest, planted, .. } =
+                self;
             let mut take = |frame: Frame<'_>| -> Result<(), PeerError> {
                 match MessageKind::from_wire(frame.kind) {
                     Some(MessageKind::Confirm) => {
@@ -323,7 +323,7 @@ impl Peer {
                         let next = feed.as_ref().map_or(log.last() + 1, Feed::next);
                         let held = check(&confirm, next)?;
                         if feed.is_none() {
-                            *feed = Some(Feed::new(held, log, *told));
+                            *feed = Some(Feed::new(held, log, *told).planted(*planted));
                             events.push(Event::PeerJoined(node.clone()));
                         }
                         came_back(under_way, |batch| batch.last <= held.last, now, meter);

@@ -82,7 +82,7 @@ pub const FAULTS: [FaultEntry; 30] = [
     FaultEntry {
         fault: Fault::ClockDrift,
         name: "clock-drift",
-        what: "a node's clock runs up to 4 % fast or slow from now on: its lease and its fence grace are measured with it",
+        what: "a process's clock runs up to 4 % fast or slow: its lease and its fence grace are measured with it",
         covered_by: "P2, P4",
         limits: "less than the margin between the lease in the registry and what the process believes (10 %)",
     },
@@ -97,7 +97,7 @@ pub const FAULTS: [FaultEntry; 30] = [
     FaultEntry {
         fault: Fault::ConnectionStall,
         name: "connection-stall",
-        what: "nothing moves on a connection for 10 to 900 ms, around the peer deadline of 300 ms",
+        what: "nothing moves between two nodes for 10 to 900 ms, around the peer deadline of 300 ms",
         covered_by: "P9, P10",
         limits: "none",
     },
@@ -125,7 +125,7 @@ pub const FAULTS: [FaultEntry; 30] = [
     FaultEntry {
         fault: Fault::CorruptRecord,
         name: "corrupt-record",
-        what: "a bit of a record's data flips between the owner's arena and the replica",
+        what: "a bit of a batch flips between the owner's arena and the replica",
         covered_by: "P11",
         limits: "one bit, which CRC-32C always detects; the copy at its source stays whole",
     },
@@ -205,7 +205,7 @@ pub const FAULTS: [FaultEntry; 30] = [
         name: "backing-power-loss",
         what: "of what was not flushed anything may be gone, and what is under way fails",
         covered_by: "P5, P6, P8",
-        limits: "what was flushed stays",
+        limits: "what was flushed stays; in runs where all writes are to be durable when they are acknowledged",
     },
     FaultEntry {
         fault: Fault::LateWrite,

@@ -5,8 +5,7 @@ use std::num::NonZeroUsize;
 use clap::{Parser, Subcommand, ValueEnum};
 use weir_sim::{Bug, right};
 
-/// Runs Weir's protocol cores, or the shell around them that runs in production, in virtual time, with faults decided by a
-/// seed, and checks the promises.
+/// Runs what Weir's nodes run in production in virtual time, with faults decided by a seed, and checks the promises.
 ///
 /// The same seed gives the same run. Ends with status 1 when a promise was broken (or, for `bugs`, when a planted bug was
 /// not found).
@@ -21,14 +20,8 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The shell that runs in production, over the reactor's simulated engine, in place of the cores alone.
-    Shell {
-        /// What to do.
-        #[command(subcommand)]
-        command: SeedCommand,
-    },
     #[command(flatten)]
-    Cores(SeedCommand),
+    Seeds(SeedCommand),
     /// The right to serve alone: its production cores, between hosts whose clocks drift.
     #[command(subcommand)]
     Right(RightCommand),
@@ -44,7 +37,7 @@ pub enum SeedCommand {
         /// The seed.
         #[arg(long, short)]
         seed: u64,
-        /// Plant this bug in the cores first; `weir-sim bugs` lists their names.
+        /// Plant this bug first; `weir-sim bugs` lists their names.
         #[arg(long, value_parser = bug)]
         bug: Option<Bug>,
         /// Print everything that happens, one line each with its virtual time in seconds.
@@ -62,7 +55,7 @@ pub enum SeedCommand {
         /// Seeds that run at the same time.
         #[arg(long, default_value_t = processors())]
         threads: usize,
-        /// Plant this bug in the cores first.
+        /// Plant this bug first.
         #[arg(long, value_parser = bug)]
         bug: Option<Bug>,
         /// How to print the result.
@@ -138,9 +131,9 @@ fn processors() -> usize {
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
-    let found = Bug::ALL.into_iter().chain(Bug::SHELL).find(|bug| bug.name() == name);
+    let found = Bug::ALL.into_iter().find(|bug| bug.name() == name);
     found.ok_or_else(|| {
-        let names: Vec<&str> = Bug::ALL.into_iter().chain(Bug::SHELL).map(Bug::name).collect();
+        let names: Vec<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
         format!("no such bug; there are {}", names.join(", "))
     })
 }
@@ -172,7 +165,7 @@ mod tests {
 
     #[test]
     fn bugs_are_known_by_their_names() {
-        for expected in Bug::ALL.into_iter().chain(Bug::SHELL) {
+        for expected in Bug::ALL.into_iter() {
             assert_eq!(bug(expected.name()), Ok(expected));
         }
         assert!(bug("none").unwrap_err().contains("skip-seal"));

@@ -1,60 +1,47 @@
 //! The simulator: a small cluster in virtual time, with everything that goes wrong decided by a seed.
 //!
-//! **What is real** and what is not. Real are the protocol cores ([`weir_accel::owner`], [`weir_accel::replica`], the log,
-//! [`weir_accel::checkpoint`]), a flash log's journal and recovery ([`weir_accel::flash`]), the control plane's [`decide`](weir_node::control::decide) and the rules by which the
-//! registry's record changes ([`weir_cluster::ownership`]). Played here are what surrounds them: time, connections, the
-//! registry's leases and answers, the backing, flash devices (those of even seeds; the logs of odd ones are in RAM), guests, and a shell that drives the cores as `weir_accel::Accel` does.
+//! **What is real** is the shell that runs in production: [`Accel`](weir_accel::Accel) with everything in it (log, index, destage,
+//! pacing, peers), [`ReplicaHost`](weir_accel::ReplicaHost), a flash log's device, store and recovery
+//! ([`weir_accel::flash`]), their channels and frames, the reactor's bookkeeping of operations and buffers, and of the control plane
+//! [`decide`](weir_node::control::decide) and the rules by which the registry's record changes
+//! ([`weir_cluster::ownership`]). **What is played** is time, wires and media ([`weir_block::sim`]), the registry, the
+//! tasks of the control plane, and guests. [`right`] plays the right to serve alone.
 //!
-//! [`production`] is the other way round: the shell that runs in production over simulated wires and media.
-//!
-//! **A run** has two phases. First [faults](FAULTS), some tens of them within six virtual seconds; after every step that
-//! changed a copy, the promises are checked on all that could be asked for the disk, now or after a takeover. Then the
+//! **A run** has two phases. First [faults](FAULTS), some tens of them within six virtual seconds; with every answer and every change of
+//! the record, the promises are checked on all that could be asked for the disk, now or after a takeover. Then the
 //! faults stop, and within a bound the cluster must be as requested, drained and fully replicated, and do nothing more.
-//! The same seed gives the same run; [`run()`] with `traced` keeps a line for everything that happens.
+//! The same seed gives the same run; [`run`] with `traced` keeps a line for everything that happens.
 //!
 //! **The promises**, and what would notice that one is broken:
 //!
 //! | | |
 //! |---|---|
-//! | P1 | every copy that the registry names, committed or asked for, is complete and not older than what was acknowledged or seen; after a takeover nothing is acknowledged on fewer copies than are requested |
-//! | P2 | no two processes answer in one epoch |
+//! | P1 | every copy that the registry names is complete and not older than what was acknowledged or seen, in memory and at rest; after a takeover nothing is acknowledged on fewer copies than are requested |
+//! | P2 | as P7: what two owners answer is not the history of one disk |
 //! | P3 | as P1, with changes that are committed late, twice, unanswered or never |
-//! | P4 | as P1, read through the log over the worst that a loss of power could leave of the backing |
-//! | P5 | a flushed checkpoint leaves in the backing exactly the records up to its end |
-//! | P6 | as P4: a record that was freed too early is missing |
-//! | P7 | reads are not older than what was acknowledged or seen, and each block's history is linearizable |
-//! | P8 | what write-through has acknowledged survives a loss of power; FLUSH requests themselves are the shell's business and not simulated |
-//! | P9 | when the faults have stopped, nobody waits any more within a bound |
-//! | P10 | no core asks to be woken at a time that has passed, and a settled cluster is quiet; the sizes of queues are the shell's |
-//! | P11 | a record that was spoiled on its way is in no copy; a log on flash is found as it was at rest, or found damaged |
+//! | P4 | as P1, read through the log over the backing; and what was read last is what the backing has at the end |
+//! | P5 | as P4, with crashes in the middle of a checkpoint |
+//! | P6 | as P1, over what a loss of power would leave of the backing |
+//! | P7 | each block's history is linearizable |
+//! | P8 | what was flushed is durable at the end; what was written durably survives a loss of power |
+//! | P9 | when the faults have stopped, nobody waits any more within a bound; a disk that is another's is let go |
+//! | P10 | no shard spins, no arena and no slot stays held, and a settled cluster is quiet |
+//! | P11 | a record that was spoiled on its way is in no copy; a log on flash is whole, or found damaged |
 //!
-//! **That the checker can fail** is shown by [bugs](Bug) planted in the cores: [`find()`] counts the seeds that find one.
+//! **That the checker can fail** is shown by planted [bugs](Bug): [`find`] counts the seeds that find one.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod atlas;
-mod backing;
-mod checks;
-mod control;
+mod cluster;
 mod counts;
-mod faults;
-mod flash;
-mod guest;
 mod history;
 mod many;
-mod moves;
-mod network;
-mod owner_process;
-pub mod production;
 mod registry;
 pub mod right;
-mod run;
-mod shell;
-mod store;
-mod wishes;
-mod world;
+mod scale;
 
 pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};
+pub use cluster::{Run, run};
 pub use counts::Counts;
-pub use many::{Finding, Progress, Simulation, Summary, find, find_in, many, many_of};
-pub use run::{Run, run};
+pub use many::{Finding, Progress, Summary, find, many};
 pub use weir_accel::planted::Bug;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use weir_block::Nanos;
-use weir_sim::{Bug, FAULTS, Finding, Progress, Simulation, find_in, many_of, production, run};
+use weir_sim::{Bug, FAULTS, Finding, Progress, find, many, run};
 
 use cli::{Cli, Command, SeedCommand};
 
@@ -21,8 +21,7 @@ fn main() -> ExitCode {
     // A core that panics is a violation like any other: it is reported with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let held = match cli.command {
-        Command::Cores(command) => seeds(Mode::Cores, command),
-        Command::Shell { command } => seeds(Mode::Shell, command),
+        Command::Seeds(command) => seeds(command),
         Command::Right(command) => right_cli::run(command),
         Command::Atlas => {
             print::atlas(&FAULTS);
@@ -32,52 +31,21 @@ fn main() -> ExitCode {
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Cores,
-    Shell,
-}
-
-impl Mode {
-    fn simulation(self) -> Simulation {
-        match self {
-            Mode::Cores => run,
-            Mode::Shell => production::run,
-        }
-    }
-
-    /// The bugs that it has to find.
-    fn bugs(self) -> Vec<Bug> {
-        match self {
-            Mode::Cores => Bug::ALL.to_vec(),
-            Mode::Shell => Bug::ALL.into_iter().chain(Bug::SHELL).collect(),
-        }
-    }
-
-    fn command(self) -> &'static str {
-        match self {
-            Mode::Cores => "weir-sim run",
-            Mode::Shell => "weir-sim shell run",
-        }
-    }
-}
-
-fn seeds(mode: Mode, command: SeedCommand) -> bool {
+fn seeds(command: SeedCommand) -> bool {
     match command {
-        SeedCommand::Run { seed, bug, trace } => one(mode, seed, bug, trace),
+        SeedCommand::Run { seed, bug, trace } => one(seed, bug, trace),
         SeedCommand::Many { seeds, from, threads, bug, output } => {
             let end = from.saturating_add(seeds);
             let told = Mutex::new((0, Nanos::now()));
             let tell = |done: &Progress| progress(done, seeds, &told);
-            let summary = many_of(mode.simulation(), from..end, threads, bug, false, &tell);
-            print::summary(mode.command(), &summary, bug, output);
+            let summary = many(from..end, threads, bug, false, &tell);
+            print::summary(&summary, bug, output);
             summary.violations.is_empty()
         }
         SeedCommand::Bugs { seeds, threads, output } => {
             print::findings_head(seeds, output);
-            let findings = mode.bugs().into_iter().map(|bug| {
-                let finding = find_in(mode.simulation(), bug, seeds, threads, false);
+            let findings = Bug::ALL.into_iter().map(|bug| {
+                let finding = find(bug, seeds, threads, false);
                 print::finding(&finding, output);
                 finding
             });
@@ -89,8 +57,8 @@ fn seeds(mode: Mode, command: SeedCommand) -> bool {
 }
 
 /// Replays one seed. Whether all promises held.
-fn one(mode: Mode, seed: u64, bug: Option<Bug>, trace: bool) -> bool {
-    let run = mode.simulation()(seed, bug, trace);
+fn one(seed: u64, bug: Option<Bug>, trace: bool) -> bool {
+    let run = run(seed, bug, trace);
     let mut out = std::io::stdout().lock();
     for line in &run.trace {
         // Who closes the pipe has seen enough.

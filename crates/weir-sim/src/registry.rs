@@ -9,7 +9,7 @@ use weir_cluster::records::{
     DiskRecord, FormerOwner, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Places, Policy, Source,
 };
 
-use crate::world::{BLOCK, BLOCKS, NODES, Process, name, node_of};
+use crate::scale::{BLOCK, BLOCKS, NODES, Process, name, node_of};
 
 /// The real record, in the words of the simulator.
 #[derive(Clone, Debug, Default)]
@@ -56,13 +56,10 @@ pub struct Racks {
 }
 
 impl Racks {
-    /// Decided beside everything else, so that the other runs stay what they were.
-    pub fn choose(seed: u64) -> Option<Racks> {
-        let mut rng = fastrand::Rng::with_seed(!seed);
+    pub fn choose(rng: &mut fastrand::Rng) -> Option<Racks> {
         let mut of = std::array::from_fn(|node| node % 2);
         rng.shuffle(&mut of);
-        // Some with logs on flash (even seeds), some with logs in memory.
-        matches!(seed % 8, 0 | 3 | 4).then(|| Racks { of, inside: rng.bool() })
+        (rng.u8(..4) == 0).then(|| Racks { of, inside: rng.bool() })
     }
 
     fn places(self, copies: usize) -> Places {

@@ -1,20 +1,40 @@
-//! The checker can fail: bugs that people make, planted in the cores, are found.
+//! The checker can fail: bugs that people make, planted in what runs in production, are found.
 #![allow(clippy::unwrap_used)]
 
-use weir_sim::{Bug, find};
+use weir_sim::{Bug, find, run};
 
-/// Every bug is found within so many seeds; most within a hundred.
-const SEEDS: u64 = 10_000;
+/// Every bug is found within so many seeds, but for the rare ones.
+const SEEDS: u64 = 200;
+
+/// Bugs that few seeds find, and one that does; `weir-sim bugs` finds others when the faults have changed.
+const RARE: [(Bug, u64); 9] = [
+    (Bug::ForgetBypassed, 8489),
+    (Bug::DestageInheritedInParts, 905),
+    (Bug::DestageBesideBypass, 472),
+    (Bug::KeepForeignLog, 470),
+    (Bug::ForgetRewind, 560),
+    (Bug::OpenWhileFenced, 1750),
+    (Bug::KeepPinned, 224),
+    (Bug::SkipSeal, 1294),
+    (Bug::SkipFreedPart, 451),
+];
 
 #[test]
 fn every_planted_bug_is_found() {
     let threads = std::thread::available_parallelism().unwrap().get();
     let mut missed = Vec::new();
     for bug in Bug::ALL {
-        match find(bug, SEEDS, threads, true).first {
+        let found = match RARE.iter().find(|(rare, _)| *rare == bug) {
+            Some((_, seed)) => {
+                assert_eq!(run(*seed, None, false).violation, None, "seed {seed} without {}", bug.name());
+                run(*seed, Some(bug), false).violation.map(|violation| (*seed, violation))
+            }
+            None => find(bug, SEEDS, threads, true).first,
+        };
+        match found {
             Some((seed, violation)) => println!("{:<28} {seed:>6}  {violation}", bug.name()),
             None => missed.push(bug.name()),
         }
     }
-    assert!(missed.is_empty(), "not found within {SEEDS} seeds: {missed:?}");
+    assert!(missed.is_empty(), "not found: {missed:?}");
 }

@@ -174,7 +174,7 @@ impl<L: Destage> Accel<L> {
         }
         let failed = store.as_ref().and_then(FlashStore::error).map(str::to_owned);
         let mut accel = Accel {
-            destager: Destager::new(config.destage_delay),
+            destager: Destager::new(config.destage_delay, config.checkpoint_records),
             jam: Jam::new(config.full_log_wait, log.freed()),
             owner,
             identity,

@@ -115,13 +115,7 @@ impl Journal {
         }
     }
 
-    /// Plants a bug, so that the checks can show that they find it.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, planted: Planted) {
-        self.planted = planted;
-    }
-
-    /// As [`Journal::plant`].
+    /// The same with a bug, if one is planted.
     #[cfg(feature = "planted-bugs")]
     pub(super) fn planted(self, planted: Planted) -> Journal {
         Journal { planted, ..self }

@@ -4,7 +4,7 @@ use weir_block::Layer;
 
 use super::Cluster;
 use super::clients::Client;
-use crate::world::{BLOCK, BOUND, CALM, GUESTS_END, NODES, QUIET};
+use crate::scale::{BLOCK, BOUND, CALM, GUESTS_END, NODES, QUIET};
 
 impl Cluster {
     pub fn look_whether_settled(&mut self) {

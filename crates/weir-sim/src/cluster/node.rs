@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use slab::Slab;
 use weir_accel::flash::{FlashDevice, FlashStore};
@@ -14,7 +13,7 @@ use weir_block::{Completion, Layer, Metered, Nanos, OwnerId, Payload, Reactor, R
 use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_node::control::decide::Evidence;
 
-use super::backing::Backing;
+use super::backing::{Backing, Guard};
 use super::clients::{Request, RequestKind, block_of, value_block};
 use super::control::Session;
 use super::flash::{retire, retired_event};
@@ -23,7 +22,7 @@ use super::planted::unsealed;
 use super::{Cluster, TURN, Task};
 use crate::atlas::Fault;
 use crate::registry::{Record, process_of};
-use crate::world::{BLOCK, BLOCKS, NODES, PEER_DEADLINE, Process};
+use crate::scale::{BLOCK, BLOCKS, NODES, PEER_DEADLINE, Process};
 
 /// More turns than this in a row that found nothing to do are a shard that spins (P10).
 const IDLE_TURNS: u32 = 300;
@@ -70,8 +69,8 @@ pub struct Disk {
     pub serial: u64,
     pub accel: Accel<Backing>,
     pub backing: OwnerId,
-    /// Until when it may be served, by the node's clock.
-    pub right: Arc<AtomicU64>,
+    /// Until when it may be served.
+    pub right: Guard,
     /// The session for which the record has confirmed this owner.
     pub confirmed: u64,
     pub told_epoch: u64,
@@ -187,14 +186,17 @@ impl Cluster {
                 accel.on_event(reactor, event);
             }
         }
-        let mut deadline = Nanos::NEVER;
+        let (mut deadline, mut late) = (Nanos::NEVER, None);
         if let Some((_, host)) = &mut node.host {
             let more = host.advance(reactor);
             deadline = if more { Nanos(0) } else { host.deadline() };
         }
         if let Some(disk) = &mut node.disk {
             moved |= disk.pump(reactor, self.durable_writes);
+            let destaged = disk.accel.marks().destaged;
             disk.accel.advance(reactor, &mut done);
+            late = disk.right.was_broken();
+            self.counts.checkpoints += u64::from(disk.accel.marks().destaged > destaged);
             disk.accel.take_notices(&mut notices);
             deadline = deadline.min(disk.deadline());
         }
@@ -209,7 +211,9 @@ impl Cluster {
         let spins = deadline <= node.clock.at(now) && !moved;
         node.idle_turns = if spins { node.idle_turns + 1 } else { 0 };
         let idle = node.idle_turns;
-        self.counts.checks += 1;
+        if let Some(late) = late {
+            self.fail(|| format!("P4: n{number} writes to the backing {late:?} after its right has ended"));
+        }
         if idle > IDLE_TURNS {
             self.fail(|| format!("P10: n{number} spins: {idle} turns in a row with nothing to do"));
         }
@@ -235,7 +239,7 @@ impl Cluster {
         let ended = self.former_has_ended(process, disk);
         let former = if ended { Former::Stopped } else { Former::Silent };
         let (medium, planted) = (self.medium, self.planted);
-        let (destage_delay, batch_records) = (self.destage_delay, self.batch_records);
+        let Cluster { destage_delay, batch_records, checkpoint_records, .. } = *self;
         self.serial += 1;
         let serial = self.serial;
         let file = self.world.open(medium);
@@ -274,17 +278,18 @@ impl Cluster {
                 }
             }
         };
-        let right = Arc::new(AtomicU64::new(0));
+        let right = Guard::new(&self.world, &node.clock);
         let config = AccelConfig {
             peer_deadline: PEER_DEADLINE,
             batch_records,
             destage_delay,
-            serves_until: Arc::clone(&right),
+            checkpoint_records,
+            serves_until: Arc::clone(&right.until),
             ..AccelConfig::standalone(0)
         };
-        let backing = Backing::new(reactor, file, (BLOCKS * BLOCK) as u64);
+        let backing = Backing::new(reactor, file, (BLOCKS * BLOCK) as u64, right.clone());
         let backing_id = backing.owner();
-        reactor.guard(backing_id, &right);
+        reactor.guard(backing_id, &right.until);
         let lower = Metered::new("backing", backing);
         let (inheritance, store) = inherited;
         let configuration = record.configuration();
@@ -431,7 +436,7 @@ impl Cluster {
             }
             AccelNotice::Fenced(_) => {
                 self.counts.refusals += 1;
-                self.after(100, 5_000, Task::Reconcile { process });
+                self.after(100, 5_000, Task::Look { process });
             }
             AccelNotice::Tell(..) => {}
         }

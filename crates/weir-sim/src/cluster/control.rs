@@ -3,7 +3,6 @@
 //! What to do is decided by the real [`decide`]; the record changes by the real rules. A session counts for the disk here only
 //! once a read of the record, sent since it began, has named this owner.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use weir_accel::planted::Bug;
@@ -17,7 +16,7 @@ use weir_node::control::decide::{Decision, Evidence, Local, Situation, decide, f
 use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::registry::{Record, process_of};
-use crate::world::{CALM, FENCE_GRACE, LEASE, NODES, OWN_LEASE, PEER_DEADLINE, Process, name, node_of};
+use crate::scale::{CALM, FENCE_GRACE, LEASE, NODES, OWN_LEASE, PEER_DEADLINE, Process, name, node_of};
 
 /// With the bug, the disk is let go so much later.
 const WAITS: Duration = Duration::from_secs(3);
@@ -127,6 +126,11 @@ impl Cluster {
 
     pub fn reconcile(&mut self, process: Process) {
         self.after(20_000, 150_000, Task::Reconcile { process });
+        self.look(process);
+    }
+
+    /// Reads the record.
+    pub fn look(&mut self, process: Process) {
         let session = self.nodes[process.node].session.number;
         self.ask(process, Ask::Read { session });
     }
@@ -214,6 +218,7 @@ impl Cluster {
                 });
                 let committed = changed.is_ok().then(|| self.registry.record.configuration());
                 if committed.is_some() {
+                    self.record_changed();
                     self.check_copies();
                     self.crash_soon(from.node, 16, 5_000);
                 }
@@ -234,15 +239,30 @@ impl Cluster {
             }
             Ask::ForgetFormer(former) => self.registry.forget_former(from, &former),
             Ask::Released => {
-                if let Some(epoch) = self.registry.epoch_as_former(from) {
-                    self.registry.released.push((from, epoch));
+                let epoch = self.registry.epoch_as_former(from);
+                let news =
+                    epoch.map(|epoch| (from, epoch)).filter(|one| !self.registry.released.contains(one));
+                if let Some(news) = news {
+                    self.registry.released.push(news);
+                    self.record_changed();
                 }
+            }
+        }
+    }
+
+    /// Some nodes hear of it at once; the others will find it when they look.
+    pub fn record_changed(&mut self) {
+        for node in 0..NODES {
+            let process = self.process(node);
+            if self.rng.bool() {
+                self.after(300, 5_000, Task::Look { process });
             }
         }
     }
 
     /// The record names another owner.
     pub fn owner_changed(&mut self) {
+        self.record_changed();
         if self.world.writes_to(self.medium) {
             self.count(Fault::LateWrite);
         }
@@ -311,7 +331,7 @@ impl Cluster {
             let given = disk.moving.is_some_and(|moving| moving.may_be_over());
             let counts = !given && (disk.confirmed == node.session.number || trusts);
             let until = if counts { node.session.until } else { Nanos(0) };
-            disk.right.store(until.0, Ordering::Release);
+            disk.right.set(until);
         }
     }
 
@@ -424,7 +444,7 @@ impl Cluster {
     }
 
     /// Once nothing of a disk that was let go is under way any more, the registry is told.
-    fn mind_leaving(&mut self, process: Process) {
+    pub fn mind_leaving(&mut self, process: Process) {
         self.take_left(process);
         let node = &self.nodes[process.node];
         let quiet = node.leaving.is_empty() || self.planted.has(Bug::HandOverBesideDestage);

@@ -14,7 +14,7 @@ use weir_block::{Event, Reactor};
 use super::node::Node;
 use super::{Cluster, Task};
 use crate::atlas::Fault;
-use crate::world::{CALM, NODES, Process};
+use crate::scale::{CALM, NODES, Process};
 
 /// Slots of a device: one for the log, the others while a log is given up and the next one begins.
 const SLOTS: u64 = 3;

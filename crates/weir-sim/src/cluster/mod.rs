@@ -32,23 +32,24 @@ use weir_block::Nanos;
 use weir_block::sim::{End, FileId, ProcessId, Wires, World};
 use weir_cluster::records::{DiskRecord, Medium};
 
+use crate::atlas::Fault;
 use crate::counts::Counts;
-use crate::faults::Swarm;
 use crate::registry::{Racks, Record, Registry};
-use crate::run::Run;
-use crate::world::{BLOCK, BLOCKS, NODES, Process};
+use crate::scale::{BLOCK, BLOCKS, NODES, Process};
 use clients::{Client, Reply, Request};
 use control::{Answer, Ask, Told};
 use copies::Known;
+use faults::Swarm;
 use flash::Flash;
 use node::Node;
 
-/// What a turn of a shard costs at least; see [`crate::world`] for leases and graces.
+/// What a turn of a shard costs at least; see [`crate::scale`] for leases and graces.
 const TURN: Duration = Duration::from_micros(2);
 
 /// What is to happen at some time, apart from what wires and media do.
 enum Task {
     Reconcile { process: Process },
+    Look { process: Process },
     Renew { process: Process },
     AtRegistry { from: Process, ask: Ask },
     Answered { to: Process, answer: Answer },
@@ -74,6 +75,7 @@ impl Task {
     fn process(&self) -> Option<Process> {
         match self {
             Task::Reconcile { process }
+            | Task::Look { process }
             | Task::Renew { process }
             | Task::Answered { to: process, .. }
             | Task::Told { process, .. }
@@ -126,15 +128,31 @@ struct Cluster {
     sees_ends: bool,
     swarm: Swarm,
     backing_until: Nanos,
+    /// Whether every second operation on the backing takes long.
+    slow_medium: bool,
     /// Until when the registry takes its time.
     registry_slow: Nanos,
     /// Of the accelerators of this run.
     destage_delay: Duration,
     batch_records: usize,
+    checkpoint_records: u64,
+    /// Kinds of fault of which there are more than of others in this run: what is rare together is common in some runs.
+    favourites: Option<[Fault; 2]>,
     settled: Option<(Nanos, u64)>,
     violation: Option<String>,
     trace: Option<Vec<String>>,
     counts: Counts,
+}
+
+/// What came of one seed.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What it has seen.
+    pub counts: Counts,
+    /// The promise that was broken, when and how; `None` when all held.
+    pub violation: Option<String>,
+    /// What happened, one line each, if it was asked for.
+    pub trace: Vec<String>,
 }
 
 /// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
@@ -166,12 +184,12 @@ impl Cluster {
             capacity: [2 << 10, 16 << 10, 256 << 10][rng.usize(..3)],
             ..Wires::default()
         });
-        let wanted = crate::world::POLICIES[rng.usize(..crate::world::POLICIES.len())];
+        let wanted = crate::scale::POLICIES[rng.usize(..crate::scale::POLICIES.len())];
         let medium = world.file((BLOCKS * BLOCK) as u64);
         let swarm = Swarm::choose(&mut rng);
         let on_flash = rng.bool();
         let kind = if on_flash { Medium::Flash } else { Medium::Ram };
-        let racks = Racks::choose(seed);
+        let racks = Racks::choose(&mut rng);
         let mut cluster = Cluster {
             registry: Registry::new(wanted, kind, racks),
             sessions: [0; NODES],
@@ -199,8 +217,11 @@ impl Cluster {
             sees_ends: rng.bool(),
             swarm,
             backing_until: Nanos(0),
+            slow_medium: rng.u8(..4) == 0,
             registry_slow: Nanos(0),
             destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),
+            checkpoint_records: [3, 12, AccelConfig::CHECKPOINT_RECORDS][rng.usize(..3)],
+            favourites: rng.bool().then(|| faults::favourites(&mut rng)),
             batch_records: [3, 16, AccelConfig::BATCH_RECORDS][rng.usize(..3)],
             settled: None,
             violation: None,
@@ -264,6 +285,7 @@ impl Cluster {
         }
         match task {
             Task::Reconcile { process } => self.reconcile(process),
+            Task::Look { process } => self.look(process),
             Task::Renew { process } => self.renew(process),
             Task::AtRegistry { from, ask } => self.at_registry(from, ask),
             Task::Answered { to, answer } => self.answered(to, answer),

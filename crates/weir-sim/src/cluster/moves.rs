@@ -8,7 +8,7 @@ use weir_block::Nanos;
 use super::control::{Answer, Ask, Told};
 use super::{Cluster, Task};
 use crate::atlas::Fault;
-use crate::world::{CALM, NODES, Process, name};
+use crate::scale::{CALM, NODES, Process, name};
 
 /// The longest that a move waits for its successor's copy, and for destage to come to a stop.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -116,6 +116,7 @@ impl Cluster {
                     node.view = record;
                 }
                 self.let_go(process);
+                self.mind_leaving(process);
             }
             // Nothing else was sent.
             None if disk.moving.is_some_and(|moving| moving.stage == Stage::HandsOver) => {

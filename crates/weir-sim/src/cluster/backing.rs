@@ -1,26 +1,80 @@
 //! A disk's backing: a simulated file behind the reactor, asked as the layer below the accelerator is.
 
+use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use slab::Slab;
 use weir_block::buffer::LARGEST;
+use weir_block::sim::{VirtualClock, World};
 use weir_block::{
     Action, Buffer, Completion, Destage, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos, Outcome,
     OwnerId, Reactor, Region, Request, RequestKind, SharedFile, Tag, Token, WriteSource,
 };
+
+use crate::scale::{FENCE_GRACE, LONGEST_OPERATION};
+
+/// The right under which an owner writes, and what is told of writes without it.
+#[derive(Clone)]
+pub struct Guard {
+    clock: Rc<VirtualClock>,
+    world: World,
+    /// Until when the disk may be served, by that clock.
+    pub until: Arc<AtomicU64>,
+    /// Until when it might have been, before that was changed last.
+    held: Rc<Cell<Nanos>>,
+    /// How long after the right's end a write was handed to the medium.
+    late: Rc<Cell<Duration>>,
+}
+
+impl Guard {
+    /// No right yet.
+    pub fn new(world: &World, clock: &Rc<VirtualClock>) -> Guard {
+        let (until, held, late) = (Arc::default(), Rc::default(), Rc::default());
+        Guard { clock: Rc::clone(clock), world: world.clone(), until, held, late }
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.at(self.world.now().max(self.clock.busy_until()))
+    }
+
+    /// When the right ended, or now.
+    fn end(&self) -> Nanos {
+        self.held.get().max(self.now().min(Nanos(self.until.load(Ordering::Acquire))))
+    }
+
+    /// The right stands until then.
+    pub fn set(&self, until: Nanos) {
+        self.held.set(self.end());
+        self.until.store(until.0, Ordering::Release);
+    }
+
+    fn writes(&self) {
+        self.late.set(self.late.get().max(self.now() - self.end()));
+    }
+
+    /// Whether something was written so late that no grace covers it: a shard may stand still between the look at its right and the
+    /// write, and the write may take as long as any.
+    pub fn was_broken(&self) -> Option<Duration> {
+        Some(self.late.get()).filter(|late| *late > FENCE_GRACE - LONGEST_OPERATION)
+    }
+}
 
 /// The lower layer of a simulated owner.
 pub struct Backing {
     owner: OwnerId,
     file: SharedFile,
     size: u64,
+    guard: Guard,
     pending: Slab<(Tag, RequestKind)>,
     done: Vec<Completion>,
 }
 
 impl Backing {
-    pub fn new(reactor: &mut Reactor, file: SharedFile, size: u64) -> Backing {
-        Backing { owner: reactor.new_owner(), file, size, pending: Slab::new(), done: Vec::new() }
+    pub fn new(reactor: &mut Reactor, file: SharedFile, size: u64, guard: Guard) -> Backing {
+        Backing { owner: reactor.new_owner(), file, size, guard, pending: Slab::new(), done: Vec::new() }
     }
 
     /// The number under which its events come.
@@ -53,6 +107,9 @@ impl Layer for Backing {
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         let (tag, kind) = (request.tag(), request.kind());
         let token = self.token(tag, kind);
+        if kind.changes_data() {
+            self.guard.writes();
+        }
         match request {
             Request::Read { offset, buffer, .. } => reactor.read(&self.file, offset, buffer, token),
             Request::Write { offset, payload, fua, .. } => {
@@ -107,6 +164,7 @@ impl Destage for Backing {
         pieces: Vec<(usize, usize)>,
     ) {
         let token = self.token(tag, RequestKind::Write);
+        self.guard.writes();
         reactor.write(&self.file, offset, WriteSource::Gather(region, pieces), token);
     }
 }

@@ -7,7 +7,7 @@ use weir_accel::flash::FlashStore;
 
 use super::Cluster;
 use super::clients::{SPOILED, value_in};
-use crate::world::{BLOCK, BLOCKS, Process};
+use crate::scale::{BLOCK, BLOCKS, Process};
 
 /// What clients know of a block, and what they have been promised.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +69,7 @@ impl Cluster {
     pub fn check_copies(&mut self) {
         let record = &self.registry.record;
         let Some(owner) = record.owner else { return };
+        self.counts.checks += 1;
         let problem = if record.write_back {
             let holders = record.replicas.iter().chain([&owner]);
             holders.filter_map(|holder| self.check_copy(*holder)).next()

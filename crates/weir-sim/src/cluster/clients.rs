@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_block::{Nanos, Outcome};
 
 use super::{Cluster, Task};
-use crate::world::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES, Process};
+use crate::scale::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES, Process};
 
 /// A client gives up waiting, and its connection, after this time.
 const PATIENCE: Duration = Duration::from_millis(1_200);
@@ -36,7 +36,7 @@ impl RequestKind {
     }
 
     pub fn bytes(self) -> u64 {
-        if self == RequestKind::Flush { 0 } else { crate::world::BLOCK as u64 }
+        if self == RequestKind::Flush { 0 } else { crate::scale::BLOCK as u64 }
     }
 }
 
@@ -138,6 +138,10 @@ impl Cluster {
             return;
         }
         if !self.flushed {
+            // What a dead owner was never told of is not covered if it lands later.
+            if self.world.writes_to(self.medium) {
+                return;
+            }
             // Should its connection break, another one follows.
             self.last_flush = self.next_value + 1;
             return self.send(0, RequestKind::Flush, 0);
@@ -178,8 +182,9 @@ impl Cluster {
         let (server, stays) = (*server, *stays && now < CALM);
         let gone = server.is_none_or(|(process, serial)| open(self, process.node) != Some((process, serial)));
         let hung = under_way.iter().any(|request| now - request.sent > PATIENCE);
+        // Who stays connects again there, in case that it is answered then.
         let leaves = if stays {
-            gone
+            gone || hung
         } else {
             gone || (hung && server != current) || (now > CALM && server != current)
         };
@@ -188,7 +193,13 @@ impl Cluster {
         }
         // Who stays where it is tries any node that has the disk open.
         let any = (0..NODES).filter_map(|node| open(self, node)).collect::<Vec<_>>();
-        let next = if stays && !any.is_empty() { Some(any[self.rng.usize(..any.len())]) } else { current };
+        let next = if stays && !gone {
+            server
+        } else if stays && !any.is_empty() {
+            Some(any[self.rng.usize(..any.len())])
+        } else {
+            current
+        };
         if next.is_some() {
             let client = &mut self.clients[client];
             client.server = next;

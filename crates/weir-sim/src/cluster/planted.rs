@@ -8,7 +8,7 @@ use weir_accel::{AccelConfig, Log};
 /// A replica with the same content that does not know of the takeover ([`weir_accel::planted::Bug::SkipSeal`]).
 pub fn unsealed(replica: &Replica, lineage: Lineage) -> Replica {
     let (log, epoch) = (replica.log(), replica.epoch());
-    let mut copy = Replica::new(Log::new(AccelConfig::SMALLEST_LOG, 1).expect("memory"), 0);
+    let mut copy = Replica::new(Log::new(AccelConfig::SMALLEST_LOG, 1).expect("memory"), epoch);
     let freed = log.freed();
     copy.hello(&Hello::new(epoch, lineage, freed, false)).expect("valid");
     let records: Vec<_> = log.range(0, log.last()).collect();

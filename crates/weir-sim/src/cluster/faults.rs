@@ -7,7 +7,7 @@ use weir_block::sim::{Death, Medium, Wires};
 
 use super::{Cluster, Task};
 use crate::atlas::{FAULTS, Fault};
-use crate::world::{CALM, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process};
+use crate::scale::{CALM, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process};
 
 /// Faults that happen by themselves, as often as they are named.
 const BY_THEMSELVES: [Fault; 38] = [
@@ -52,6 +52,26 @@ const BY_THEMSELVES: [Fault; 38] = [
     Fault::FlashFailure,
 ];
 
+/// Which kinds a run has. Half of the runs have all of them; the others leave some out, because faults hide each other
+/// (swarm testing; Groce et al. 2012).
+#[derive(Clone, Copy, Debug)]
+pub struct Swarm(u32);
+
+impl Swarm {
+    pub fn choose(rng: &mut fastrand::Rng) -> Swarm {
+        Swarm(if rng.bool() { u32::MAX } else { rng.u32(..) })
+    }
+
+    pub fn has(self, fault: Fault) -> bool {
+        self.0 & (1 << fault as u32) != 0
+    }
+}
+
+/// Two kinds that happen by themselves.
+pub fn favourites(rng: &mut fastrand::Rng) -> [Fault; 2] {
+    std::array::from_fn(|_| BY_THEMSELVES[rng.usize(..BY_THEMSELVES.len())])
+}
+
 /// A shard stands still at a look at its clock for this long at most: with the longest operation after it, less than the fence
 /// grace by the fastest clock (beyond that nothing but fencing of the storage protects; RIGHT-TO-SERVE rule 7).
 const LONGEST_STALL: Duration = Duration::from_millis(400);
@@ -60,7 +80,7 @@ impl Cluster {
     /// What media and clocks do without any fault.
     pub fn fair_weather(&mut self) {
         let medium = Medium {
-            late: self.rng.u32(10..100),
+            late: if self.slow_medium { 2 } else { self.rng.u32(10..100) },
             longest: LONGEST_OPERATION,
             partial: [0, 3][self.rng.usize(..2)],
             ..Medium::default()
@@ -95,7 +115,11 @@ impl Cluster {
         if kinds.is_empty() {
             return;
         }
-        let fault = kinds[self.rng.usize(..kinds.len())];
+        let mut fault = kinds[self.rng.usize(..kinds.len())];
+        if let Some(favourites) = self.favourites.filter(|_| self.rng.bool()) {
+            let favourite = favourites[self.rng.usize(..favourites.len())];
+            fault = if kinds.contains(&favourite) { favourite } else { fault };
+        }
         let owner = self.registry.record.owner.filter(|owner| self.is_alive(*owner));
         let node = match (owner, self.rng.u8(..3)) {
             (Some(owner), 0 | 1) => owner.node,
@@ -149,6 +173,7 @@ impl Cluster {
                 let Some(owner) = self.registry.record.owner else { return false };
                 let set = self.registry.set_policy(owner, wanted);
                 self.note(|| format!("policy {wanted:?}: {set:?}"));
+                self.record_changed();
             }
             Fault::BackingError => self.bad_backing(Medium { fails: 2, ..medium }, 1_000),
             Fault::BackingFull => self.bad_backing(Medium { full: true, ..medium }, 2_000),
@@ -309,6 +334,7 @@ impl Cluster {
         self.world.unblock();
         self.world.set_wires(Wires { late: 0, spoil: None, ..self.world.wires() });
         self.fair_weather();
+        self.world.set_medium(self.medium, Medium { late: 0, ..self.world.medium(self.medium) });
         for node in 0..NODES {
             self.nodes[node].reaches = true;
             self.resume(node);
