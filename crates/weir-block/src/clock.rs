@@ -33,7 +33,7 @@ impl Nanos {
     pub fn now() -> Nanos {
         let set = SET.get();
         if set != 0 {
-            return Nanos(set);
+            return crate::sim::set_time(set);
         }
         let mut spec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `spec` is a valid timespec that outlives the call; CLOCK_BOOTTIME exists since Linux 2.6.39.

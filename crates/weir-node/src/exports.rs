@@ -102,7 +102,7 @@ impl Attach for Exports {
 }
 
 /// Hands a client to the shard of its disk, which is open here.
-pub(crate) fn attach(node: &Node, client: Client) {
+pub fn attach(node: &Node, client: Client) {
     let disk = client.session.export.clone();
     let command = Command::Attach { disk: disk.clone(), client: Box::new(client) };
     // A shard that is so far behind would not serve one client more; dropping it disconnects it.

@@ -201,6 +201,21 @@ pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Duplex for S {}
 
+/// A connection of another node's, which turns out to be for a task or for a shard.
+pub trait Incoming: Duplex + 'static {
+    /// For a shard, non-blocking. Nothing of what was not read is lost.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn into_stream(self) -> io::Result<Stream>;
+}
+
+impl Incoming for TcpStream {
+    fn into_stream(self) -> io::Result<Stream> {
+        Ok(self.into_std()?.into())
+    }
+}
+
 /// The way to other nodes. Each call connects and greets, however long that takes.
 pub trait Network: Send + Sync {
     /// A connection for a shard, non-blocking.

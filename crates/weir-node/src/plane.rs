@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use weir_accel::flash::FlashDevice;
 use weir_block::{Nanos, Stream};
 use weir_cluster::events::Events;
@@ -11,6 +11,7 @@ use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
+use weir_export::nbd::{BASE_ALLOCATION_ID, Client, Session};
 use weir_task::JoinHandle;
 
 use crate::config::Config;
@@ -19,8 +20,9 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::unfinished::Unfinished;
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, unfinished, watchdog};
+use crate::exports;
 use crate::grants::{self, Rights};
-use crate::peer::Network;
+use crate::peer::{Greeting, Incoming, Network, Purpose};
 use crate::shard::messages::{Command, Notice};
 
 /// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
@@ -144,11 +146,58 @@ impl Plane {
     }
 }
 
-/// The owner of a disk, on another node, has connected to have its log replicated here.
+/// Takes a connection of another node, whatever it is for: its greeting says so.
 ///
 /// # Errors
-/// In words: there is no such disk, the registry does not answer, or there is no room.
-pub async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream) -> Result<(), String> {
+/// In words: the greeting is wrong or meant for somebody else, or there is no room.
+pub async fn welcome(
+    mut stream: impl Incoming,
+    node: &Arc<Node>,
+    members: Arc<Semaphore>,
+) -> Result<(), String> {
+    let greeting = Greeting::read(&mut stream).await.map_err(|error| error.to_string())?;
+    let me = node.session.node_ref();
+    if greeting.replica != me {
+        return Err(format!("it looks for {}, and this is {me}", greeting.replica));
+    }
+    let Greeting { disk, owner, purpose, .. } = greeting;
+    if purpose == Purpose::Grants {
+        let place = members.try_acquire_owned().map_err(|_| "too many grant connections".to_owned())?;
+        let node = Arc::clone(node);
+        weir_task::spawn(async move {
+            let _place = place;
+            if let Err(error) = grants::serve(&node, &owner, stream).await {
+                tracing::debug!(owner, %error, "a grant connection ended");
+            }
+        });
+        return Ok(());
+    }
+    let stream = stream.into_stream().map_err(|error| error.to_string())?;
+    if let Purpose::Client { structured_replies, base_allocation } = purpose {
+        let session = Session {
+            export: disk,
+            structured_replies,
+            base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
+            flags: 0,
+        };
+        return serve_follower(node, &owner, Client { stream, leftover: Vec::new(), session });
+    }
+    replicate(node, disk, owner, stream).await
+}
+
+/// Takes requests that clients on another node make of a disk which is about to move there.
+fn serve_follower(node: &Node, from: &str, client: Client) -> Result<(), String> {
+    let disk = &client.session.export;
+    let follower = node.world.disk(disk).and_then(|record| record.follower);
+    if follower.is_none_or(|follower| follower.node != from) || node.here.get(disk).is_none() {
+        return Err(format!("{from} does not follow disk {disk}, or it is not open here"));
+    }
+    exports::attach(node, client);
+    Ok(())
+}
+
+/// The owner of a disk, on another node, has connected to have its log replicated here.
+async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream) -> Result<(), String> {
     let record = match node.world.disk(&disk) {
         Some(record) => record,
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,

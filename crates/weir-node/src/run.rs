@@ -3,35 +3,32 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use weir_accel::AccelConfig;
 use weir_accel::flash::{FlashDevice, FlashError};
+use weir_accel::planted::Planted;
 use weir_block::{Engine, Nanos};
 use weir_cluster::events::Events;
 use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
-use weir_export::nbd::{
-    Address, BASE_ALLOCATION_ID, Client as NbdClient, ListenError, Listener, ListenerConfig, Session,
-};
+use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
 
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, flash, room};
-use crate::exports::{self, Exports};
-use crate::grants;
+use crate::exports::Exports;
 use crate::http;
 use crate::operations::Operations;
-use crate::peer::{Greeting, Purpose, Tcp};
+use crate::peer::Tcp;
 use crate::plane::{self, Parts, Plane};
 use crate::shard::opener::Files;
 use crate::shard::{Shard, ShardConfig};
@@ -278,6 +275,7 @@ fn start_shards(
         storage: Arc::new(Files),
         flash,
         wrap: Arc::clone(wrap),
+        planted: Planted::default(),
     };
     (0..config.resources.shards)
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
@@ -350,7 +348,9 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
                 let (node, members) = (Arc::clone(&node), Arc::clone(&members));
                 greetings.spawn(async move {
                     let _place = place;
-                    match tokio::time::timeout(GREETING_DEADLINE, welcome(stream, &node, members)).await {
+                    match tokio::time::timeout(GREETING_DEADLINE, plane::welcome(stream, &node, members))
+                        .await
+                    {
                         Ok(Ok(())) => {}
                         Ok(Err(reason)) => tracing::warn!(%from, reason, "a peer was turned away"),
                         Err(_) => tracing::warn!(%from, "a peer did not greet in time"),
@@ -363,46 +363,4 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
             }
         }
     }
-}
-
-async fn welcome(mut stream: TcpStream, node: &Arc<Node>, members: Arc<Semaphore>) -> Result<(), String> {
-    let greeting = Greeting::read(&mut stream).await.map_err(|error| error.to_string())?;
-    let me = node.session.node_ref();
-    if greeting.replica != me {
-        return Err(format!("it looks for {}, and this is {me}", greeting.replica));
-    }
-    let Greeting { disk, owner, purpose, .. } = greeting;
-    if purpose == Purpose::Grants {
-        let place = members.try_acquire_owned().map_err(|_| "too many grant connections".to_owned())?;
-        let node = Arc::clone(node);
-        tokio::spawn(async move {
-            let _place = place;
-            if let Err(error) = grants::serve(&node, &owner, stream).await {
-                tracing::debug!(owner, %error, "a grant connection ended");
-            }
-        });
-        return Ok(());
-    }
-    let fd = stream.into_std().map(OwnedFd::from).map_err(|error| error.to_string())?;
-    if let Purpose::Client { structured_replies, base_allocation } = purpose {
-        let session = Session {
-            export: disk,
-            structured_replies,
-            base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
-            flags: 0,
-        };
-        return serve_follower(node, &owner, NbdClient { stream: fd.into(), leftover: Vec::new(), session });
-    }
-    plane::replicate(node, disk, owner, fd.into()).await
-}
-
-/// Takes requests that clients on another node make of a disk which is about to move there.
-fn serve_follower(node: &Node, from: &str, client: NbdClient) -> Result<(), String> {
-    let disk = &client.session.export;
-    let follower = node.world.disk(disk).and_then(|record| record.follower);
-    if follower.is_none_or(|follower| follower.node != from) || node.here.get(disk).is_none() {
-        return Err(format!("{from} does not follow disk {disk}, or it is not open here"));
-    }
-    exports::attach(node, client);
-    Ok(())
 }

@@ -60,6 +60,7 @@ impl Rig {
             storage: Arc::new(Files),
             flash: flash(directory.path()),
             wrap: Arc::new(Plain),
+            planted: weir_accel::planted::Planted::default(),
         };
         let (told, notices) = mpsc::channel(64);
         let shard = Shard::start(0, config, told).unwrap();

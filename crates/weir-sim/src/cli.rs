@@ -22,6 +22,12 @@ pub struct Cli {
 pub enum Command {
     #[command(flatten)]
     Seeds(SeedCommand),
+    /// Whole nodes: the control plane and the shard that run in production, with a registry between them.
+    Nodes {
+        /// What to do.
+        #[command(subcommand)]
+        command: SeedCommand,
+    },
     /// The right to serve alone: its production cores, between hosts whose clocks drift.
     #[command(subcommand)]
     Right(RightCommand),

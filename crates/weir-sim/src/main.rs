@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use weir_block::Nanos;
-use weir_sim::{Bug, FAULTS, Finding, Progress, find, many, run};
+use weir_sim::{Bug, FAULTS, Finding, Progress, Simulation, find_in, many_of, nodes, run};
 
 use cli::{Cli, Command, SeedCommand};
 
@@ -21,7 +21,8 @@ fn main() -> ExitCode {
     // A core that panics is a violation like any other: it is reported with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let held = match cli.command {
-        Command::Seeds(command) => seeds(command),
+        Command::Seeds(command) => seeds(run, "weir-sim run", command),
+        Command::Nodes { command } => seeds(nodes::run, "weir-sim nodes run", command),
         Command::Right(command) => right_cli::run(command),
         Command::Atlas => {
             print::atlas(&FAULTS);
@@ -31,21 +32,22 @@ fn main() -> ExitCode {
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn seeds(command: SeedCommand) -> bool {
+/// `replay` is how one of its seeds is run again.
+fn seeds(simulation: Simulation, replay: &str, command: SeedCommand) -> bool {
     match command {
-        SeedCommand::Run { seed, bug, trace } => one(seed, bug, trace),
+        SeedCommand::Run { seed, bug, trace } => one(simulation, seed, bug, trace),
         SeedCommand::Many { seeds, from, threads, bug, output } => {
             let end = from.saturating_add(seeds);
             let told = Mutex::new((0, Nanos::now()));
             let tell = |done: &Progress| progress(done, seeds, &told);
-            let summary = many(from..end, threads, bug, false, &tell);
-            print::summary(&summary, bug, output);
+            let summary = many_of(simulation, from..end, threads, bug, false, &tell);
+            print::summary(replay, &summary, bug, output);
             summary.violations.is_empty()
         }
         SeedCommand::Bugs { seeds, threads, output } => {
             print::findings_head(seeds, output);
             let findings = Bug::ALL.into_iter().map(|bug| {
-                let finding = find(bug, seeds, threads, false);
+                let finding = find_in(simulation, bug, seeds, threads, false);
                 print::finding(&finding, output);
                 finding
             });
@@ -57,8 +59,8 @@ fn seeds(command: SeedCommand) -> bool {
 }
 
 /// Replays one seed. Whether all promises held.
-fn one(seed: u64, bug: Option<Bug>, trace: bool) -> bool {
-    let run = run(seed, bug, trace);
+fn one(simulation: Simulation, seed: u64, bug: Option<Bug>, trace: bool) -> bool {
+    let run = simulation(seed, bug, trace);
     let mut out = std::io::stdout().lock();
     for line in &run.trace {
         // Who closes the pipe has seen enough.

@@ -13,6 +13,9 @@ use crate::counts::Counts;
 /// Seeds that a thread takes at once.
 const PORTION: u64 = 16;
 
+/// What runs a seed: [`run`] or [`crate::nodes::run`].
+pub type Simulation = fn(u64, Option<Bug>, bool) -> Run;
+
 /// What came of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -46,6 +49,18 @@ pub fn many(
     stop: bool,
     progress: &(dyn Fn(&Progress) + Sync),
 ) -> Summary {
+    many_of(run, seeds, threads, bug, stop, progress)
+}
+
+/// As [`many`], of another simulation.
+pub fn many_of(
+    simulation: Simulation,
+    seeds: Range<u64>,
+    threads: usize,
+    bug: Option<Bug>,
+    stop: bool,
+    progress: &(dyn Fn(&Progress) + Sync),
+) -> Summary {
     // Thousands of logs of which a few KiB are used each: zeroing huge pages for them is a fifth of the time. Refusal costs
     // only that.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
@@ -63,7 +78,7 @@ pub fn many(
                     }
                     let (time, found) = (own.counts.virtual_time, own.violations.len());
                     for seed in first..seeds.end.min(first + PORTION) {
-                        own.take(run(seed, bug, false), seed);
+                        own.take(simulation(seed, bug, false), seed);
                         if stop && !own.violations.is_empty() {
                             stopped.store(true, Ordering::Relaxed);
                             break;
@@ -114,7 +129,13 @@ pub struct Finding {
 /// Plants a bug and runs seeds from 0 up to `seeds` with it; all of them, or until it is found if `stop` says so.
 #[must_use]
 pub fn find(bug: Bug, seeds: u64, threads: usize, stop: bool) -> Finding {
-    let summary = many(0..seeds, threads, Some(bug), stop, &|_| {});
+    find_in(run, bug, seeds, threads, stop)
+}
+
+/// As [`find`], in another simulation.
+#[must_use]
+pub fn find_in(simulation: Simulation, bug: Bug, seeds: u64, threads: usize, stop: bool) -> Finding {
+    let summary = many_of(simulation, 0..seeds, threads, Some(bug), stop, &|_| {});
     let found = summary.violations.len() as u64;
     Finding { bug, found, first: summary.violations.into_iter().next() }
 }

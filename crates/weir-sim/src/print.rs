@@ -25,10 +25,10 @@ fn seconds(counts: &Counts) -> f64 {
 }
 
 /// Many seeds.
-pub fn summary(summary: &Summary, bug: Option<Bug>, output: Output) {
+pub fn summary(replay: &str, summary: &Summary, bug: Option<Bug>, output: Output) {
     match output {
         Output::Json => println!("{:#}", summary_json(summary)),
-        Output::Text => summary_text(summary, bug),
+        Output::Text => summary_text(replay, summary, bug),
     }
 }
 
@@ -59,7 +59,7 @@ fn summary_json(summary: &Summary) -> Value {
     })
 }
 
-fn summary_text(summary: &Summary, bug: Option<Bug>) {
+fn summary_text(replay: &str, summary: &Summary, bug: Option<Bug>) {
     let counts = &summary.counts;
     println!("seeds                {:>14}", summary.seeds);
     println!("virtual hours        {:>14.1}", seconds(counts) / 3600.0);
@@ -84,7 +84,7 @@ fn summary_text(summary: &Summary, bug: Option<Bug>) {
     println!("violations           {:>14}", summary.violations.len());
     let planted = bug.map(|bug| format!(" --bug {}", bug.name())).unwrap_or_default();
     for (seed, violation) in summary.violations.iter().take(MOST_SHOWN) {
-        println!("  weir-sim run --seed {seed}{planted}: {violation}");
+        println!("  {replay} --seed {seed}{planted}: {violation}");
     }
 }
 

@@ -13,6 +13,9 @@ use weir_block::sim::SetTime;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// Polls of a process's tasks at one time, before they are taken to spin.
+const MOST_POLLS: usize = 20_000;
+
 thread_local! {
     /// The process whose tasks this thread polls.
     static CURRENT: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
@@ -69,22 +72,24 @@ impl Process {
         Process { shared: Arc::new(Shared { state: Mutex::new(state), ready: Arc::default() }) }
     }
 
-    /// Does something in this process at `now` of its clock: what it spawns runs here.
-    pub fn enter<T>(&self, now: Nanos, work: impl FnOnce() -> T) -> T {
+    /// Does something in this process while it is `time`: what it spawns runs here.
+    pub fn enter<T>(&self, time: impl Into<SetTime>, work: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(Some(Arc::clone(&self.shared)));
         let _back = Back(before);
-        let _time = SetTime::to(now);
+        let _time = time.into();
         work()
     }
 
-    /// Lets the tasks run, at `now` of the process's clock, until all of them wait.
-    pub fn run(&self, now: Nanos) {
-        self.enter(now, || {
-            self.shared.fire(now);
-            while let Some(number) = self.shared.next_ready() {
+    /// Lets the tasks run while it is `time` until all of them wait. False: they have gone on for so long that they never will.
+    pub fn run(&self, time: impl Into<SetTime>) -> bool {
+        self.enter(time, || {
+            self.shared.fire(Nanos::now());
+            for _ in 0..MOST_POLLS {
+                let Some(number) = self.shared.next_ready() else { return true };
                 self.shared.poll(number);
             }
-        });
+            false
+        })
     }
 
     /// When tasks have something to do, by the process's clock: 0 when at once.

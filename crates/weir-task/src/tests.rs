@@ -23,7 +23,7 @@ fn told(seed: u64, steps: impl FnOnce(Arc<Mutex<Vec<String>>>)) -> Vec<String> {
     let mut now = START;
     while process.due() != Nanos::NEVER {
         now = now.max(process.due());
-        process.run(now);
+        assert!(process.run(now), "they wait for each other at last");
     }
     drop(process);
     std::mem::take(&mut said.lock().unwrap())
@@ -103,7 +103,7 @@ fn the_end_of_a_process_ends_its_tasks() {
             sleep(Duration::from_secs(1)).await;
         })
     });
-    process.run(at(1));
+    assert!(process.run(at(1)));
     assert_eq!(process.due(), at(0) + Duration::from_millis(1001));
     drop(process);
     assert!(released.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
@@ -136,4 +136,18 @@ async fn outside_a_simulation_they_are_tokios() {
     let endless = spawn(std::future::pending::<()>());
     endless.abort();
     assert_eq!(endless.await, Err(Aborted));
+}
+
+#[test]
+fn tasks_that_never_wait_are_seen_to_spin() {
+    let process = Process::new(1);
+    process.enter(START, || {
+        spawn(async {
+            loop {
+                timeout(Duration::ZERO, std::future::pending::<()>()).await.unwrap_err();
+                tokio::task::yield_now().await;
+            }
+        })
+    });
+    assert!(!process.run(at(0)));
 }

@@ -100,22 +100,58 @@ impl VirtualClock {
     }
 }
 
-/// While it lives, [`Nanos::now`] is the given time on this thread: for code that reads no [`Clock`](crate::Clock) of its own.
+thread_local! {
+    /// The clock that [`Nanos::now`] reads on this thread, if it reads one.
+    static CLOCK: RefCell<Option<Rc<VirtualClock>>> = const { RefCell::new(None) };
+}
+
+/// In place of a time: that of `CLOCK`.
+const BY_CLOCK: u64 = u64::MAX;
+
+/// What [`Nanos::now`] is told by a simulation.
+pub(crate) fn set_time(set: u64) -> Nanos {
+    if set != BY_CLOCK {
+        return Nanos(set);
+    }
+    CLOCK.with_borrow(|clock| clock.as_ref().map_or(Nanos(set), |clock| clock.now()))
+}
+
+/// While it lives, [`Nanos::now`] is told by a simulation on this thread: for code that reads no [`Clock`](crate::Clock) of its own.
 #[derive(Debug)]
 pub struct SetTime {
     before: u64,
+    clock: Option<Rc<VirtualClock>>,
 }
 
 impl SetTime {
     /// Sets the time; not 0.
     #[must_use]
     pub fn to(now: Nanos) -> SetTime {
-        SetTime { before: crate::clock::SET.replace(now.0.max(1)) }
+        SetTime { before: crate::clock::SET.replace(now.0.max(1)), clock: CLOCK.take() }
+    }
+
+    /// The time is that of a process, which may stand still at any look at it.
+    #[must_use]
+    pub fn by(clock: &Rc<VirtualClock>) -> SetTime {
+        SetTime { before: crate::clock::SET.replace(BY_CLOCK), clock: CLOCK.replace(Some(Rc::clone(clock))) }
+    }
+}
+
+impl From<Nanos> for SetTime {
+    fn from(now: Nanos) -> SetTime {
+        SetTime::to(now)
+    }
+}
+
+impl From<&Rc<VirtualClock>> for SetTime {
+    fn from(clock: &Rc<VirtualClock>) -> SetTime {
+        SetTime::by(clock)
     }
 }
 
 impl Drop for SetTime {
     fn drop(&mut self) {
         crate::clock::SET.set(self.before);
+        CLOCK.set(self.clock.take());
     }
 }

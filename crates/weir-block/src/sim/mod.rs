@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock::Nanos;
+pub(crate) use clock::set_time;
 pub use clock::{SetTime, VirtualClock};
 pub(crate) use engine::Engine;
 use file::{File, Operation};
@@ -90,7 +91,7 @@ struct State {
     /// By number; how many there have been.
     operations: BTreeMap<usize, Operation>,
     started: usize,
-    /// Pieces sent and operations begun.
+    /// Pieces that reactors have sent, and operations begun.
     activity: u64,
 }
 
@@ -201,7 +202,7 @@ impl World {
         !self.lock().processes[process.0].ready.is_empty()
     }
 
-    /// Pieces that were sent and file operations that were begun, so far.
+    /// What reactors have sent, and file operations that were begun, so far.
     #[must_use]
     pub fn activity(&self) -> u64 {
         self.lock().activity

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::{Happening, ProcessId, Ready, State, World};
@@ -66,11 +67,16 @@ pub(super) struct Pipe {
     held: usize,
     capacity: usize,
     ended: Option<Ending>,
+    /// Its bytes are never spoiled.
+    sound: bool,
     /// The reader has closed its end: nobody takes what arrives.
     closed: bool,
     /// The reader's slots that wait for something to read, and for room to write into the other direction.
     reading: Option<usize>,
     writing: Option<usize>,
+    /// The same for a task.
+    reading_task: Option<Waker>,
+    writing_task: Option<Waker>,
 }
 
 impl Pipe {
@@ -82,9 +88,12 @@ impl Pipe {
             held: 0,
             capacity,
             ended: None,
+            sound: false,
             closed: false,
             reading: None,
             writing: None,
+            reading_task: None,
+            writing_task: None,
         }
     }
 }
@@ -118,6 +127,18 @@ impl World {
         state.pipes.push(Pipe::new(other, capacity));
         let end = |pipe| End { world: self.clone(), pipe };
         (end(pipe), end(pipe + 1))
+    }
+
+    /// As [`World::connect`], for protocols without checksums: bytes are not spoiled on their way.
+    #[must_use]
+    pub fn connect_soundly(&self, one: ProcessId, other: ProcessId) -> (End, End) {
+        let ends = self.connect(one, other);
+        let mut state = self.lock();
+        for pipe in [ends.0.pipe, ends.1.pipe] {
+            state.pipes[pipe].sound = true;
+        }
+        drop(state);
+        ends
     }
 
     /// Nothing comes from one machine to another until a time of the world. What is under way stays under way.
@@ -240,22 +261,35 @@ impl State {
             news = true;
         }
         let (reader, ended, closed) = (direction.reader, direction.ended, direction.closed);
-        if news && let Some(slot) = self.pipes[pipe].reading.take() {
-            self.tell(reader, fired(slot));
+        if news {
+            self.readable(pipe, reader);
         }
         if ended.is_some() {
-            if let Some(slot) = self.pipes[pipe].writing.take() {
-                self.tell(reader, fired(slot));
-            }
+            self.writable(pipe);
         } else if news && closed {
             // The kernel of who has closed answers with a reset.
             self.push(pipe ^ 1, now, Piece::End(Ending::Broken));
         }
     }
 
+    /// Who waits for something to read at this end is told.
+    fn readable(&mut self, pipe: usize, reader: ProcessId) {
+        if let Some(slot) = self.pipes[pipe].reading.take() {
+            self.tell(reader, fired(slot));
+        }
+        self.pipes[pipe].reading_task.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Who waits at this end for room to write is told.
+    fn writable(&mut self, pipe: usize) {
+        if let Some(slot) = self.pipes[pipe].writing.take() {
+            self.tell(self.pipes[pipe].reader, fired(slot));
+        }
+        self.pipes[pipe].writing_task.take().into_iter().for_each(Waker::wake);
+    }
+
     /// Something leaves for the end of a direction.
     fn push(&mut self, pipe: usize, sent: u64, piece: Piece) {
-        self.activity += 1;
         let wires = self.wires;
         let delay = if self.random.once_in(wires.late) {
             self.random.between(wires.most, wires.longest)
@@ -307,9 +341,7 @@ impl State {
         drop(bytes);
         direction.held -= count;
         // Who waits for room in this direction is at its other end.
-        if let Some(slot) = self.pipes[pipe ^ 1].writing.take() {
-            self.tell(self.pipes[pipe ^ 1].reader, fired(slot));
-        }
+        self.writable(pipe ^ 1);
         Ok(Received::Bytes(count))
     }
 
@@ -328,7 +360,7 @@ impl State {
         for slice in slices {
             bytes.extend_from_slice(&slice[..slice.len().min(count - bytes.len())]);
         }
-        if self.wires.spoil.is_some_and(|least| count >= least) {
+        if !self.pipes[pipe].sound && self.wires.spoil.is_some_and(|least| count >= least) {
             self.wires.spoil = None;
             let (place, bit) = (self.random.below(count as u64) as usize, self.random.below(8));
             bytes[place] ^= 1 << bit;
@@ -401,6 +433,40 @@ impl State {
 }
 
 impl End {
+    /// Reads what has arrived, for a task or for who has no reactor; no bytes at the end of the stream.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn poll_receive(&mut self, context: &mut Context<'_>, target: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut state = self.world.lock();
+        match state.receive(self.pipe, &mut [IoSliceMut::new(target)]) {
+            Ok(Received::Bytes(count)) => Poll::Ready(Ok(count)),
+            Ok(Received::End) => Poll::Ready(Ok(0)),
+            Ok(Received::Nothing) => {
+                state.pipes[self.pipe].reading_task = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Sends a part of `bytes`, for a task or for who has no reactor.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn poll_send(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut state = self.world.lock();
+        let sent = state.time_at(self.pipe);
+        match state.send(self.pipe, sent, &[IoSlice::new(bytes)]) {
+            Ok(Sent::Bytes(count)) => Poll::Ready(Ok(count)),
+            Ok(Sent::Full) => {
+                state.pipes[self.pipe].writing_task = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
     /// The number by which the reactor knows it.
     pub(crate) fn number(&self) -> i32 {
         self.pipe as i32
@@ -412,6 +478,7 @@ impl End {
 
     pub(crate) fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Sent> {
         let mut state = self.world.lock();
+        state.activity += 1;
         let sent = state.time_at(self.pipe);
         state.send(self.pipe, sent, slices)
     }

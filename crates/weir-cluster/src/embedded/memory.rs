@@ -105,10 +105,11 @@ impl Memory {
         self.state.unsaved = Default::default();
     }
 
-    /// Ends the leases whose time is up.
-    pub fn expire(&mut self, now: Nanos) -> Vec<LeaseId> {
+    /// Ends the leases whose time is up; or, when the registry stood still meanwhile and could not hear anybody, gives them their
+    /// full time again.
+    pub fn expire(&mut self, now: Nanos, stalled: bool) -> Vec<LeaseId> {
         let now = self.instant(now);
-        let over = self.state.expire(now, false);
+        let over = self.state.expire(now, stalled);
         self.state.unsaved = Default::default();
         over
     }

@@ -190,10 +190,18 @@ impl Here {
         }
     }
 
-    /// A disk is open, or has changed.
+    /// A disk is open.
     pub fn insert(&self, record: &DiskRecord) {
         let info = self.describe(record);
         self.lock().insert(record.name.clone(), info);
+    }
+
+    /// The record of a disk has changed. One that takes no clients, because it is being closed, goes on taking none.
+    pub fn update(&self, record: &DiskRecord) {
+        let info = self.describe(record);
+        if let Some(known) = self.lock().get_mut(&record.name) {
+            *known = info;
+        }
     }
 
     /// A disk is no longer open.
@@ -270,5 +278,28 @@ impl Journal {
     pub fn tell(&self, kind: &'static str, subject: &str, text: String) {
         tracing::info!(kind, subject, "{text}");
         let _ = self.queue.try_send((kind, subject.to_owned(), text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_cluster::records::Policy;
+
+    use super::*;
+
+    #[test]
+    fn what_takes_no_clients_goes_on_taking_none_when_its_record_changes() {
+        let record = |size| {
+            DiskRecord::new("d", "v", Source::File { name: "d".into() }, size, 512, Policy::WriteThrough)
+        };
+        let here = Here::new(8 << 20);
+        here.update(&record(4096));
+        assert!(here.all().is_empty());
+        here.insert(&record(4096));
+        here.update(&record(8192));
+        assert_eq!(here.get("d").map(|layer| layer.size), Some(8192));
+        here.remove("d");
+        here.update(&record(16384));
+        assert_eq!(here.get("d"), None, "it is being closed");
     }
 }

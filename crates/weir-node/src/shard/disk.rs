@@ -95,6 +95,12 @@ impl Disk {
             Metered::new("backing", backing),
             store,
         )?;
+        #[cfg(feature = "planted-bugs")]
+        let accel = {
+            let mut accel = accel;
+            accel.plant(config.planted);
+            accel
+        };
         Ok(Disk {
             name: open.disk.clone(),
             path: open.path.clone(),
@@ -161,6 +167,11 @@ impl Disk {
     /// The accelerator, for what the control plane says.
     pub fn accel(&mut self) -> &mut Accel<Box<dyn Bottom>> {
         self.top.accel_mut().inner_mut()
+    }
+
+    /// The accelerator, to look at.
+    pub fn look(&self) -> &Accel<Box<dyn Bottom>> {
+        self.top.accel().inner()
     }
 
     /// Puts a load onto a layer, if nobody is harmed by it.

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use weir_accel::flash::FlashDevice;
+use weir_accel::planted::Planted;
 use weir_block::{Engine, Reactor, ReactorConfig};
 
 use crate::control::ShardQueue;
@@ -51,6 +52,8 @@ pub struct ShardConfig {
     pub flash: Option<Arc<FlashDevice>>,
     /// Puts layers around those of each disk.
     pub wrap: Arc<dyn Wrap>,
+    /// A bug on purpose, for the simulator alone.
+    pub planted: Planted,
 }
 
 /// A running shard.

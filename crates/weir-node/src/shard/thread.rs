@@ -9,8 +9,8 @@ use std::sync::Arc;
 use slab::Slab;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
-use weir_accel::AccelNotice;
 use weir_accel::flash::FlashStore;
+use weir_accel::{Accel, AccelNotice, ReplicaHost};
 use weir_block::{Event, Nanos, Reactor, Waker};
 use weir_export::nbd::Workspace;
 
@@ -22,6 +22,8 @@ use super::places::{Place, Places};
 use super::{ShardConfig, answer};
 use openings::Opening;
 use replicas::Replica;
+
+use crate::stack::Bottom;
 
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
 const COMMANDS_PER_TURN: usize = 64;
@@ -159,6 +161,30 @@ impl Turning {
             return soonest;
         }
         soonest.min(self.reactor.now() + std::time::Duration::from_millis(10))
+    }
+
+    /// The accelerator of a disk that is open here for its owner, for who looks from outside.
+    #[must_use]
+    pub fn owned(&self, disk: &str) -> Option<&Accel<Box<dyn Bottom>>> {
+        let open = self.disks.iter().map(|(_, one)| one).find(|one| one.name == disk && !one.is_let_go())?;
+        Some(open.look())
+    }
+
+    /// The copy of a disk's log that is kept here, for who looks from outside.
+    #[must_use]
+    pub fn copy(&self, disk: &str) -> Option<&ReplicaHost> {
+        self.replicas
+            .iter()
+            .map(|(_, replica)| replica)
+            .find(|replica| replica.is_of(disk))
+            .map(|replica| &replica.host)
+    }
+
+    /// What is here beside disks that are served and copies: disks that are let go, openings, stores that are given up.
+    #[must_use]
+    pub fn left_over(&self) -> usize {
+        let leaving = self.disks.iter().filter(|(_, disk)| disk.is_let_go()).count();
+        leaving + self.openings.len() + self.retired.len()
     }
 
     /// Whether there were any, and whether more may be waiting.
@@ -375,7 +401,9 @@ impl Turning {
         self.disks[slot].close(&mut self.workspace, done);
     }
 
-    fn status(&self) -> Vec<DiskStatus> {
+    /// What the disks here are doing, served and replicated.
+    #[must_use]
+    pub fn status(&self) -> Vec<DiskStatus> {
         let owned = self.disks.iter().map(|(_, disk)| disk.status());
         owned
             .chain(self.openings_status())

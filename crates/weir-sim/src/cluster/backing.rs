@@ -13,6 +13,8 @@ use weir_block::{
     Action, Buffer, Completion, Destage, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos, Outcome,
     OwnerId, Reactor, Region, Request, RequestKind, SharedFile, Tag, Token, WriteSource,
 };
+use weir_node::stack::Bottom;
+use weir_volume::VolumeError;
 
 use crate::scale::{FENCE_GRACE, LONGEST_OPERATION};
 
@@ -67,13 +69,14 @@ pub struct Backing {
     owner: OwnerId,
     file: SharedFile,
     size: u64,
-    guard: Guard,
+    /// None where the right is not known here.
+    guard: Option<Guard>,
     pending: Slab<(Tag, RequestKind)>,
     done: Vec<Completion>,
 }
 
 impl Backing {
-    pub fn new(reactor: &mut Reactor, file: SharedFile, size: u64, guard: Guard) -> Backing {
+    pub fn new(reactor: &mut Reactor, file: SharedFile, size: u64, guard: Option<Guard>) -> Backing {
         Backing { owner: reactor.new_owner(), file, size, guard, pending: Slab::new(), done: Vec::new() }
     }
 
@@ -107,8 +110,10 @@ impl Layer for Backing {
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         let (tag, kind) = (request.tag(), request.kind());
         let token = self.token(tag, kind);
-        if kind.changes_data() {
-            self.guard.writes();
+        if kind.changes_data()
+            && let Some(guard) = &self.guard
+        {
+            guard.writes();
         }
         match request {
             Request::Read { offset, buffer, .. } => reactor.read(&self.file, offset, buffer, token),
@@ -164,7 +169,9 @@ impl Destage for Backing {
         pieces: Vec<(usize, usize)>,
     ) {
         let token = self.token(tag, RequestKind::Write);
-        self.guard.writes();
+        if let Some(guard) = &self.guard {
+            guard.writes();
+        }
         reactor.write(&self.file, offset, WriteSource::Gather(region, pieces), token);
     }
 }
@@ -173,5 +180,12 @@ fn outcome(kind: RequestKind, buffer: Option<Buffer>) -> Outcome {
     match (kind, buffer) {
         (RequestKind::Read, Some(buffer)) => Outcome::Read(buffer),
         _ => Outcome::Done,
+    }
+}
+
+impl Bottom for Backing {
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        self.size = size;
+        Ok(())
     }
 }

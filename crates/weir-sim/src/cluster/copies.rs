@@ -13,9 +13,9 @@ use crate::scale::{BLOCK, BLOCKS, Process};
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// From all answers.
-    seen: Seen,
+    pub seen: Seen,
     /// From writes that were acknowledged alone: what was read may have been in a volatile cache.
-    kept: Seen,
+    pub kept: Seen,
 }
 
 impl Known {
@@ -31,7 +31,7 @@ impl Known {
 
 /// Values and times of answers.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+pub struct Seen {
     /// When the first operation on a value ended.
     ended: BTreeMap<u64, u64>,
     /// The last beginnings of operations that have ended, of two values at most: the latest first.
@@ -51,13 +51,13 @@ impl Seen {
     }
 
     /// Nobody needs to have seen it.
-    fn forget(&mut self, value: u64) {
+    pub fn forget(&mut self, value: u64) {
         self.ended.remove(&value);
         self.latest.retain(|&(_, other)| other != value);
     }
 
     /// The value in place of which this one must not be read any more: it was there when the last operation on this one was over.
-    fn newer_than(&self, value: u64) -> Option<u64> {
+    pub fn newer_than(&self, value: u64) -> Option<u64> {
         let ended = if [0, SPOILED].contains(&value) { 0 } else { *self.ended.get(&value)? };
         let newer = self.latest.iter().find(|&&(_, other)| other != value)?;
         (newer.0 > ended).then_some(newer.1)

@@ -9,11 +9,11 @@
 //! and writes of two clients make a history per block that must be linearizable; when the faults have stopped, everything has to
 //! be as requested, drained and silent, and the medium has to hold what was read last.
 
-mod backing;
+pub(crate) mod backing;
 mod clients;
 mod control;
-mod copies;
-mod faults;
+pub(crate) mod copies;
+pub(crate) mod faults;
 mod flash;
 mod moves;
 mod node;

@@ -287,7 +287,7 @@ impl Cluster {
             serves_until: Arc::clone(&right.until),
             ..AccelConfig::standalone(0)
         };
-        let backing = Backing::new(reactor, file, (BLOCKS * BLOCK) as u64, right.clone());
+        let backing = Backing::new(reactor, file, (BLOCKS * BLOCK) as u64, Some(right.clone()));
         let backing_id = backing.owner();
         reactor.guard(backing_id, &right.until);
         let lower = Metered::new("backing", backing);

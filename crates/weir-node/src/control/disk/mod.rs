@@ -583,7 +583,7 @@ impl DiskTask {
     async fn configure(&mut self, record: &DiskRecord) {
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
-        self.node.here.insert(record);
+        self.node.here.update(record);
         self.send(Command::Configured { disk: disk.clone(), configuration: self.configuration(record) })
             .await;
         if self.told_policy.replace(record.policy) != Some(record.policy) {

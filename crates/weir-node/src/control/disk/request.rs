@@ -181,7 +181,7 @@ impl DiskTask {
         let me = self.me.clone();
         let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
         if matches!(self.local, Local::Open { .. }) {
-            self.node.here.insert(&next);
+            self.node.here.update(&next);
             let disk = self.name.clone();
             let grown = self.ask(|done| Command::Resize { disk, size, done }).await.and_then(|grown| grown);
             grown.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;

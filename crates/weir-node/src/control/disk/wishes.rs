@@ -36,11 +36,15 @@ impl DiskTask {
 
     async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {
         let disk = self.name.clone();
-        let answer = self.commit_configuration(epoch, replicas, write_back).await;
+        // What it asked for before it was closed is over: whoever believed in it would take the disk for open, for good (P9).
+        let answer = match self.local {
+            Local::Open { .. } => self.commit_configuration(epoch, replicas, write_back).await,
+            Local::Closed => Err("the disk is not open here any more".to_owned()),
+        };
         match answer {
             Ok(record) => {
                 self.local = Local::Open { epoch: record.epoch };
-                self.node.here.insert(&record);
+                self.node.here.update(&record);
                 let configuration = self.configuration(&record);
                 self.event(
                     "configuration",

@@ -22,6 +22,11 @@ pub(super) struct Replica {
 }
 
 impl Replica {
+    /// Whether it is the copy of this disk's log.
+    pub(super) fn is_of(&self, disk: &str) -> bool {
+        self.disk == disk
+    }
+
     /// When it needs its next turn; 0: at once.
     pub(super) fn deadline(&self) -> Nanos {
         if self.due { Nanos(0) } else { self.host.deadline() }
@@ -219,6 +224,12 @@ impl Turning {
     }
 
     fn keep(&mut self, disk: String, host: ReplicaHost, owner: OwnerId) -> usize {
+        #[cfg(feature = "planted-bugs")]
+        let host = {
+            let mut host = host;
+            host.plant(self.config.planted);
+            host
+        };
         let store = host.store_owner();
         let slot = self.replicas.insert(Replica { disk, host, owner, told: false, due: true });
         for owner in store.into_iter().chain([owner]) {

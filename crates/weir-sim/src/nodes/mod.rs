@@ -1,0 +1,377 @@
+//! Whole nodes under virtual time.
+//!
+//! **What is real**: all of a node but its sockets and threads: the control plane ([`weir_node::plane`]) with its membership,
+//! grants, tasks of disks and operators' requests; the shard ([`weir_node::shard::Turning`]) with export, accelerator, replicas and
+//! openings; what they say to each other; the registry's transactions, leases and watches. **What is played**: time, wires and
+//! media ([`weir_block::sim`]), threads ([`weir_task::Process`]), the lines to the registry, opening a backing, operators, clients.
+//!
+//! A process may stand still at any look at its clock, in a shard's turn or in a task of the control plane. Calls to the registry
+//! get lost before or after they are committed. See [`crate::run`] for what the checks are.
+
+mod checks;
+mod clients;
+mod faults;
+mod machine;
+mod network;
+mod registry;
+mod settle;
+mod storage;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::sync::oneshot;
+use weir_accel::planted::{Bug, Planted};
+use weir_block::Nanos;
+use weir_block::sim::{End, FileId, ProcessId, Wires, World};
+use weir_cluster::records::{DiskRecord, NodeRef, Policy, Source};
+use weir_cluster::registry::RegistryError;
+use weir_node::shard::opener::Report;
+
+use crate::cluster::Run;
+use crate::cluster::copies::Known;
+use crate::cluster::faults::Swarm;
+use crate::counts::Counts;
+use crate::scale::{BLOCK, BLOCKS, CALM, NODES, name};
+use clients::Client;
+use machine::Machine;
+use network::Dialling;
+use registry::{Answer, Asked, DISK, Question, Reply, Service};
+
+/// One life of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Who {
+    node: usize,
+    incarnation: u64,
+}
+
+/// What a process wants of the world around it.
+enum Wish {
+    Ask(Question, Reply),
+    Connect { to: usize, reply: oneshot::Sender<End> },
+    Open(Report),
+}
+
+/// What processes want, until their turn is over.
+#[derive(Clone, Default)]
+struct Wishes(Arc<Mutex<Vec<(Who, Wish)>>>);
+
+impl Wishes {
+    fn push(&self, who: Who, wish: Wish) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((who, wish));
+    }
+
+    fn take(&self) -> Vec<(Who, Wish)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What is to happen at some time, apart from what wires and media do.
+enum Task {
+    AtRegistry(Asked),
+    Answered {
+        to: Who,
+        reply: Reply,
+        answer: Result<Answer, RegistryError>,
+    },
+    /// Whoever waits for this hears that nothing comes any more.
+    Lost(Reply),
+    /// A watcher of the registry is told.
+    Tell(u64),
+    EndSeen(Who),
+    Dialled(Dialling),
+    Connected {
+        to: Who,
+        reply: oneshot::Sender<End>,
+        end: End,
+    },
+    Opened(Who, Report),
+    Clients,
+    Operator,
+    Fault,
+    Crash {
+        node: usize,
+    },
+    Restart {
+        node: usize,
+    },
+    Resume {
+        node: usize,
+    },
+    RegistryUp,
+    Reach {
+        node: usize,
+    },
+}
+
+/// Machines with nodes on them, a registry, a medium, operators and clients.
+struct Cluster {
+    world: World,
+    rng: Rng,
+    queue: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
+    tasks: Vec<Option<Task>>,
+    free: Vec<usize>,
+    number: u64,
+    wishes: Wishes,
+    nodes: Vec<Machine>,
+    registry: Service,
+    /// Questions to the registry whose askers do not know yet that no answer comes.
+    unheard: usize,
+    medium: FileId,
+    /// The process of all clients.
+    guests: ProcessId,
+    guests_woken: Arc<AtomicBool>,
+    clients: Vec<Client>,
+    histories: Vec<crate::history::History>,
+    known: Vec<Known>,
+    /// Whether all writes are durable when they are acknowledged.
+    durable_writes: bool,
+    /// The flush after the last write, once it was sent, and whether it was answered.
+    last_flush: u64,
+    flushed: bool,
+    /// The value of each block after that.
+    last_read: Vec<Option<u64>>,
+    next_value: u64,
+    ticks: u64,
+    planted: Planted,
+    swarm: Swarm,
+    backing_until: Nanos,
+    destage_delay: Duration,
+    /// At the last look whether everything has settled.
+    activity: u64,
+    settled: Option<(Nanos, u64)>,
+    violation: Option<String>,
+    trace: Option<Vec<String>>,
+    counts: Counts,
+}
+
+/// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
+#[must_use]
+pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
+    let mut cluster = Cluster::new(seed, bug, traced);
+    let ended = catch_unwind(AssertUnwindSafe(|| cluster.run()));
+    if let Err(panic) = ended {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        cluster.violation = Some(format!("a node panicked: {}", text.unwrap_or_default()));
+    }
+    cluster.switch_off();
+    Run {
+        counts: cluster.counts,
+        violation: cluster.violation.take(),
+        trace: cluster.trace.take().unwrap_or_default(),
+    }
+}
+
+fn policy(wanted: Option<usize>) -> Policy {
+    wanted.map_or(Policy::WriteThrough, |copies| Policy::WriteBack(copies as u8))
+}
+
+impl Cluster {
+    fn new(seed: u64, bug: Option<Bug>, traced: bool) -> Cluster {
+        let mut rng = Rng::with_seed(seed);
+        let world = World::new(rng.u64(..));
+        world.set_wires(Wires {
+            late: rng.u32(20..200),
+            longest: Duration::from_millis(rng.u64(1..60)),
+            partial: [0, 2, 5][rng.usize(..3)],
+            capacity: [2 << 10, 16 << 10, 256 << 10][rng.usize(..3)],
+            ..Wires::default()
+        });
+        let wanted = crate::scale::POLICIES[rng.usize(..crate::scale::POLICIES.len())];
+        let medium = world.file((BLOCKS * BLOCK) as u64);
+        let swarm = Swarm::choose(&mut rng);
+        let source = Source::Device { path: PathBuf::from("/backing") };
+        let size = (BLOCKS * BLOCK) as u64;
+        let disk = DiskRecord::new(DISK, "volume", source, size, BLOCK as u32, policy(wanted));
+        let guests = world.process(NODES);
+        let mut cluster = Cluster {
+            registry: Service::new(disk, rng.bool()),
+            nodes: Vec::new(),
+            wishes: Wishes::default(),
+            queue: BinaryHeap::new(),
+            tasks: Vec::new(),
+            free: Vec::new(),
+            number: 0,
+            unheard: 0,
+            medium,
+            guests,
+            guests_woken: Arc::default(),
+            durable_writes: rng.bool(),
+            clients: Client::all(),
+            histories: vec![Default::default(); BLOCKS],
+            known: vec![Known::default(); BLOCKS],
+            last_flush: u64::MAX,
+            flushed: false,
+            last_read: vec![None; BLOCKS],
+            next_value: 0,
+            ticks: 0,
+            planted: Planted::new(bug),
+            swarm,
+            backing_until: Nanos(0),
+            destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),
+            activity: 0,
+            settled: None,
+            violation: None,
+            trace: traced.then(Vec::new),
+            counts: Counts::default(),
+            world,
+            rng,
+        };
+        cluster.fair_weather();
+        for node in 0..NODES {
+            let machine = cluster.start(node, 1);
+            cluster.nodes.push(machine);
+        }
+        cluster.after(10_000, 20_000, Task::Clients);
+        cluster.after(10_000, 20_000, Task::Operator);
+        cluster.after(100_000, 600_000, Task::Fault);
+        cluster
+    }
+
+    fn run(&mut self) {
+        while self.violation.is_none() && !self.has_been_quiet() {
+            let now = self.world.now();
+            let task = self.queue.peek().map_or(Nanos::NEVER, |Reverse((at, ..))| *at);
+            let due = self.nodes.iter().map(|node| node.due(&self.world).0).min().unwrap_or(Nanos::NEVER);
+            let lease = self.registry.due();
+            let next = task.min(due).min(lease).min(self.world.next()).max(now);
+            self.world.advance(next);
+            self.counts.steps += 1;
+            if lease <= next {
+                self.expire_leases(false);
+            }
+            if self.guests_woken.swap(false, std::sync::atomic::Ordering::Relaxed) {
+                self.clients_hear();
+            }
+            if task <= next {
+                let Some(Reverse((_, _, place))) = self.queue.pop() else { continue };
+                self.free.push(place);
+                if let Some(task) = self.tasks[place].take() {
+                    self.dispatch(task);
+                }
+                continue;
+            }
+            for node in 0..NODES {
+                let (due, part) = self.nodes[node].due(&self.world);
+                if due <= next {
+                    self.turn(node, part);
+                }
+            }
+        }
+        self.counts.virtual_time = self.world.now() - Nanos(0);
+        if self.violation.is_none() {
+            self.check_end();
+        }
+    }
+
+    /// What processes have asked for in a turn that was over at `sent`.
+    fn grant_wishes(&mut self, sent: Nanos) {
+        for (who, wish) in self.wishes.take() {
+            match wish {
+                Wish::Ask(question, reply) => self.asked(who, question, reply, sent),
+                Wish::Connect { to, reply } => {
+                    let delay = self.mostly(400, 50_000);
+                    self.at(sent + delay, Task::Dialled(Dialling { from: who, to, reply }));
+                }
+                Wish::Open(report) => {
+                    // The medium, or the kernel of a dead owner in it, may take long over it.
+                    let slow = self.world.now() < CALM && self.rng.u8(..4) == 0;
+                    let most = if slow { 3_000_000 } else { 2_000 };
+                    let delay = Duration::from_micros(self.rng.u64(200..=most));
+                    self.at(sent + delay, Task::Opened(who, report));
+                }
+            }
+        }
+    }
+
+    fn dispatch(&mut self, task: Task) {
+        match task {
+            Task::AtRegistry(asked) => self.at_registry(asked),
+            Task::Answered { to, reply, answer } => {
+                // Who is gone, or has been cut off meanwhile, hears nothing.
+                if self.is_alive(to) && self.nodes[to.node].hears {
+                    let _ = reply.send(answer);
+                }
+            }
+            Task::Lost(reply) => {
+                self.unheard -= 1;
+                drop(reply);
+            }
+            Task::Tell(number) => self.tell(number),
+            Task::EndSeen(who) => self.end_seen(who),
+            Task::Dialled(dialling) => self.dialled(dialling),
+            Task::Connected { to, reply, end } => {
+                if self.is_alive(to) {
+                    let _ = reply.send(end);
+                }
+            }
+            Task::Opened(who, report) => {
+                if self.is_alive(who) {
+                    let (world, file) = (self.world.clone(), self.medium);
+                    let size = (BLOCKS * BLOCK) as u64;
+                    report.done(Ok(Box::new(storage::Opened { world, file, size })));
+                }
+            }
+            Task::Clients => self.clients_act(),
+            Task::Operator => self.operator_acts(),
+            Task::Fault => self.fault(),
+            Task::Crash { node } => self.crash_now(node),
+            Task::Restart { node } => self.restart(node),
+            Task::Resume { node } => self.resume(node),
+            Task::RegistryUp => self.registry_up(),
+            Task::Reach { node } => self.reach(node),
+        }
+    }
+
+    fn at(&mut self, time: Nanos, task: Task) {
+        let place = self.free.pop().unwrap_or(self.tasks.len());
+        if place == self.tasks.len() {
+            self.tasks.push(None);
+        }
+        self.tasks[place] = Some(task);
+        self.number += 1;
+        self.queue.push(Reverse((time.max(self.world.now()), self.number, place)));
+    }
+
+    /// Between so many microseconds from now.
+    fn after(&mut self, least: u64, most: u64, task: Task) {
+        let delay = Duration::from_micros(self.rng.u64(least..=most));
+        self.at(self.world.now() + delay, task);
+    }
+
+    fn is_alive(&self, who: Who) -> bool {
+        self.nodes[who.node].alive && self.nodes[who.node].incarnation == who.incarnation
+    }
+
+    /// The process that a record means, if it lives.
+    fn living(&self, node: &NodeRef) -> Option<usize> {
+        let number = (0..NODES).find(|number| name(*number) == node.node)?;
+        self.is_alive(Who { node: number, incarnation: node.incarnation }).then_some(number)
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.ticks += 1;
+        self.ticks
+    }
+
+    fn fail(&mut self, text: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            let at = self.world.now().0 as f64 / 1e9;
+            self.violation = Some(format!("at {at:.6} s: {}", text()));
+            self.note(|| "VIOLATION".into());
+        }
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>12.6} {}", self.world.now().0 as f64 / 1e9, text()));
+        }
+    }
+}
