@@ -19,20 +19,59 @@ const JOIN_AGAIN: Duration = Duration::from_millis(200);
 /// Pause between two rounds of taking away what no record asks for any more.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 
+/// What disks' shards want waits in as many places for each disk before it is dropped (P10). A disk wants a few things at a time, and
+/// waits for the answers.
+const NOTICES: usize = 256;
+
+/// The ways to a disk's task.
+#[derive(Debug)]
+struct Door {
+    inbox: Inbox,
+    /// What its shard wants, on its way to the inbox: whoever brings it does not wait for room there.
+    notices: mpsc::Sender<Notice>,
+}
+
+impl Door {
+    fn new(inbox: Inbox) -> Door {
+        let (notices, mut wanted) = mpsc::channel(NOTICES);
+        let to = inbox.clone();
+        weir_task::spawn(async move {
+            while let Some(notice) = wanted.recv().await {
+                if to.send(Message::Notice(notice)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Door { inbox, notices }
+    }
+}
+
 /// The tasks of all disks.
 #[derive(Debug, Default)]
 pub struct Tasks {
-    inboxes: Mutex<BTreeMap<String, Inbox>>,
+    doors: Mutex<BTreeMap<String, Door>>,
 }
 
 impl Tasks {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Inbox>> {
-        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Door>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The way to a disk's task; starts it if need be.
     pub fn of(&self, name: &str, node: &Arc<Node>) -> Inbox {
-        self.lock().entry(name.to_owned()).or_insert_with(|| disk::start(name, node)).clone()
+        self.with_door(name, node, |door| door.inbox.clone())
+    }
+
+    fn with_door<T>(&self, name: &str, node: &Arc<Node>, work: impl FnOnce(&Door) -> T) -> T {
+        work(self.lock().entry(name.to_owned()).or_insert_with(|| Door::new(disk::start(name, node))))
+    }
+
+    /// Passes on what a shard wants for a disk. Never waits: a task that hangs holds up its own disk only.
+    fn pass(&self, notice: Notice, node: &Arc<Node>) {
+        let name = disk_of(&notice).to_owned();
+        if let Err(error) = self.with_door(&name, node, |door| door.notices.try_send(notice)) {
+            tracing::error!(disk = name, %error, "what its shard wants is dropped: its task does not move");
+        }
     }
 
     /// Asks a disk's task for something and waits for the answer.
@@ -55,8 +94,8 @@ impl Tasks {
 /// Runs until the node stops.
 pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver<Notice>) {
     let mut disks = node.world.disks.changes();
-    let mut housekeeping = weir_task::interval(HOUSEKEEPING);
     weir_task::spawn(keep_membership(Arc::clone(&node)));
+    weir_task::spawn(keep_house(Arc::clone(&node)));
     loop {
         let known = disks.borrow_and_update().clone();
         // Who is started looks at its disk by itself.
@@ -66,17 +105,20 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
             biased;
             changed = disks.changed() => if changed.is_err() { return },
             notice = notices.recv() => match notice {
-                Some(notice) => {
-                    let inbox = tasks.of(disk_of(&notice), &node);
-                    let _ = inbox.send(Message::Notice(notice)).await;
-                }
+                Some(notice) => tasks.pass(notice, &node),
                 None => return,
             },
-            _ = housekeeping.tick() => {
-                if let Err(error) = prune_notes(&*node.registry).await {
-                    tracing::debug!(%error, "housekeeping has to wait");
-                }
-            }
+        }
+    }
+}
+
+/// Takes away what no record asks for any more.
+async fn keep_house(node: Arc<Node>) {
+    let mut housekeeping = weir_task::interval(HOUSEKEEPING);
+    loop {
+        housekeeping.tick().await;
+        if let Err(error) = prune_notes(&*node.registry).await {
+            tracing::debug!(%error, "housekeeping has to wait");
         }
     }
 }
@@ -111,5 +153,40 @@ async fn keep_membership(node: Arc<Node>) {
         if state.changed().await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::disk::tests::{SOON, disk_of_a, node};
+    use weir_cluster::records::{Record, keys};
+
+    /// The shards' notices of all disks come through one queue: a task that takes nothing must not stop it (P10).
+    #[tokio::test]
+    async fn a_task_that_hangs_holds_up_its_own_disk_only() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (node, _told) = node(directory.path()).await;
+        let mut other = disk_of_a(&node, |_| {}).await;
+        other.name = "e".into();
+        node.registry.transact(other.create(keys::disk("e"))).await.expect("there is none");
+        let mut disks = node.world.disks.changes();
+        disks.wait_for(|known| known.contains_key("e")).await.expect("the view goes on");
+        let tasks = Arc::new(Tasks::default());
+        let (hung, _full) = mpsc::channel(1);
+        let (inbox, mut messages) = mpsc::channel(1);
+        tasks.lock().insert("d".into(), Door::new(hung));
+        tasks.lock().insert("e".into(), Door::new(inbox));
+        let (notices, queue) = mpsc::channel(4);
+        weir_task::spawn(run(Arc::clone(&node), tasks, queue));
+        let passed = async {
+            for disk in ["d", "d", "d", "d", "d", "d", "d", "d", "e"] {
+                let notice = Notice::Refused { disk: disk.into(), epoch: 7 };
+                notices.send(notice).await.expect("the supervisor runs");
+            }
+            messages.recv().await
+        };
+        let passed = weir_task::timeout(SOON, passed).await.expect("it hangs");
+        assert!(matches!(passed, Some(Message::Notice(Notice::Refused { .. }))), "{passed:?}");
     }
 }

@@ -106,6 +106,7 @@ impl DiskTask {
         let Some(to) = to else { return Ok(()) };
         let deadline = Nanos::now() + FILL;
         while !self.known()?.is_replica(to) {
+            self.catch_up().await;
             if self.is_taken() {
                 let message = format!("another node owns disk {disk} by now");
                 return Err(ApiError::new(ApiErrorKind::Unavailable, message));
@@ -127,7 +128,7 @@ impl DiskTask {
             let look_again = deadline.min(Nanos::now() + Duration::from_millis(100));
             tokio::select! {
                 biased;
-                Some(message) = self.inbox.recv() => self.serve(message).await,
+                Some(message) = self.inbox.recv() => self.attend(message).await,
                 () = sleep_until(Some(look_again)) => {}
             }
         }
@@ -152,12 +153,13 @@ impl DiskTask {
     }
 
     pub(super) async fn hand_over(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
-        let statuses = self.node.shards.status().await;
+        let shards = self.node.shards.clone();
+        let statuses = self.meanwhile(async move { shards.status().await }).await?;
         let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
         let dirty = own.map_or(0, |status| status.dirty_bytes);
         let me = self.me.clone();
         // A registry that does not answer would keep the disk from being served for as long as that lasts (P12).
-        if !weir_task::timeout(ANSWER, self.refresh()).await.unwrap_or(false) {
+        if !self.refresh(ANSWER).await {
             let message = format!("disk {} stays where it is: the registry does not answer", self.name);
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when it does"));
         }

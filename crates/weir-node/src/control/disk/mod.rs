@@ -11,6 +11,7 @@ mod record;
 mod request;
 #[cfg(test)]
 pub(super) mod tests;
+mod waiting;
 mod wishes;
 
 use std::collections::{BTreeSet, HashMap};
@@ -32,7 +33,7 @@ use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
 use super::room::Role;
-use crate::api::ApiError;
+use crate::api::{ApiError, ApiErrorKind};
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 use former::{Formers, mark_of};
 
@@ -164,7 +165,11 @@ struct DiskTask {
     copy_knows: u64,
     /// The `released/` notes that are still to be written: the epochs.
     owed_releases: BTreeSet<u64>,
-    /// Requests that came while another step was waiting for the shard.
+    /// A change of the record that the shard wants, and that came while another step was waiting.
+    postponed: Option<Notice>,
+    /// A replica has refused this owner while another step was waiting.
+    newly_refused: bool,
+    /// Requests that came while another step was waiting.
     waiting: Vec<Request>,
     unavailable: bool,
     /// The record cannot be read, and that has been told.
@@ -204,6 +209,8 @@ impl DiskTask {
             forgotten_below: 0,
             copy_knows: 0,
             owed_releases: BTreeSet::new(),
+            postponed: None,
+            newly_refused: false,
             waiting: Vec::new(),
             unavailable: false,
             unreadable: false,
@@ -216,6 +223,9 @@ impl DiskTask {
         let mut changes = self.node.world.changes();
         loop {
             let again = self.reconcile().await;
+            if self.catch_up().await {
+                continue;
+            }
             if let Some(request) = self.waiting.pop() {
                 self.on_request(request).await;
                 continue;
@@ -224,7 +234,7 @@ impl DiskTask {
                 // Whatever it is, all that has changed is looked at before the next wait.
                 biased;
                 message = self.inbox.recv() => match message {
-                    Some(message) => self.on_message(message).await,
+                    Some(message) => self.attend(message).await,
                     // The disk was deleted; what is open here of it must end all the same.
                     None => {
                         self.reconcile().await;
@@ -235,16 +245,6 @@ impl DiskTask {
                 _ = self.sessions.changed() => {}
                 () = sleep_until(again) => {}
             }
-        }
-    }
-
-    async fn on_message(&mut self, message: Message) {
-        match message {
-            Message::Notice(notice) => self.on_notice(notice).await,
-            Message::Peer { node, connection } => self.on_peer(node, connection).await,
-            Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
-            Message::Looked { process, seen } => self.on_looked(process, seen),
-            Message::Request(request) => self.on_request(request).await,
         }
     }
 
@@ -269,28 +269,19 @@ impl DiskTask {
         self.node.shards.send(&self.name, command(answer)).await;
         let mut again = Some(Nanos::now());
         loop {
+            self.catch_up().await;
             if let Some(reason) = over(self) {
                 return Err(reason);
             }
             tokio::select! {
                 biased;
                 answer = &mut answered => return answer.map_err(|_| "the node is stopping".to_owned()),
-                Some(message) = self.inbox.recv() => self.serve(message).await,
+                Some(message) = self.inbox.recv() => self.attend(message).await,
                 () = changes.next() => again = self.settle_meanwhile().await,
                 _ = self.sessions.changed() => again = self.settle_meanwhile().await,
                 () = sleep_until(again) => again = self.settle_meanwhile().await,
                 () = sleep_until(deadline) => {}
             }
-        }
-    }
-
-    /// Whether the disk is open here and the registry gives it to somebody else.
-    fn is_taken(&mut self) -> bool {
-        let Local::Open { epoch } = self.local else { return false };
-        match self.seen() {
-            Seen::Record { record, .. } => record.owner.as_ref() != Some(&self.me) && record.epoch >= epoch,
-            Seen::Unreadable { .. } => false,
-            Seen::Nothing => true,
         }
     }
 
@@ -312,17 +303,6 @@ impl DiskTask {
         let again = self.settle_former(&record).await;
         self.retry_at = [self.retry_at, before].into_iter().flatten().min();
         [again, self.retry_at].into_iter().flatten().min()
-    }
-
-    /// Takes a message in the middle of a step: what the disk needs is carried out, what operators want comes afterwards.
-    async fn serve(&mut self, message: Message) {
-        match message {
-            Message::Notice(notice) => self.on_notice(notice).await,
-            Message::Peer { node, connection } => self.on_peer(node, connection).await,
-            Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
-            Message::Looked { process, seen } => self.on_looked(process, seen),
-            Message::Request(request) => self.waiting.insert(0, request),
-        }
     }
 
     /// Whether the copy that the record may count on because of this node's flash is here. Asked only when somebody is to take over.
@@ -499,7 +479,7 @@ impl DiskTask {
         let now = if self.doubt.is_some() || self.closed_since(record).is_some() {
             self.change(|record| ownership::renew(record, &me, record.epoch)).await
         } else {
-            self.read().await
+            self.read(record::PATIENCE).await
         };
         let now = now.map_err(|error| error.to_string())?;
         if now.owner.as_ref() != Some(&me) || now.epoch < record.epoch {
@@ -551,7 +531,11 @@ impl DiskTask {
         arrival: Arrival,
         serves_until: Arc<AtomicU64>,
     ) -> Result<(), String> {
-        let path = self.node.backing_path(record).await?;
+        let (node, of) = (Arc::clone(&self.node), record.clone());
+        let find = async move {
+            node.backing_path(&of).await.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))
+        };
+        let path = self.storage(find).await.map_err(|error| error.message)?;
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
@@ -641,8 +625,11 @@ impl DiskTask {
                 node: self.me.clone(),
                 time_unix_ms: weir_task::unix_millis(),
             };
-            let key = keys::released(&self.name, epoch, &self.me.node);
-            match self.node.registry.transact(note.create(key)).await {
+            let note = note.create(keys::released(&self.name, epoch, &self.me.node));
+            let node = Arc::clone(&self.node);
+            let noted = self.meanwhile(async move { node.registry.transact(note).await }).await;
+            match noted.unwrap_or_else(|taken| Err(RegistryError::Unavailable { reason: taken.to_string() }))
+            {
                 Ok(_) | Err(RegistryError::Conflict { .. }) => drop(self.owed_releases.pop_first()),
                 Err(error) => {
                     tracing::debug!(disk = self.name, %error, "a release is still to be noted");

@@ -4,11 +4,13 @@
 //! [`DiskTask::heard`]: that alone ends doubts about what was sent over earlier ones.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, NodeRef};
+use weir_cluster::registry::RegistryError;
 use weir_cluster::right::Event;
 use weir_cluster::view::Seen;
 
@@ -16,6 +18,9 @@ use super::{DiskTask, RETRY};
 use crate::control::change::{self, ChangeError, Changed};
 use crate::control::decide::Local;
 use crate::shard::messages::Command;
+
+/// Longest wait for the registry to show a record to whoever cannot go on without it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl DiskTask {
     /// What is known of the record: the later of what the view shows and what the registry has told this task itself.
@@ -69,16 +74,20 @@ impl DiskTask {
     /// Looks at the registry itself: the view may lag behind it.
     ///
     /// # Errors
-    /// As [`change::read`].
-    pub(super) async fn read(&mut self) -> Result<DiskRecord, ChangeError> {
-        let (entry, record) = change::read(&*self.node.registry, &self.name).await?;
+    /// As [`change::read`]; no answer within `patience`.
+    pub(super) async fn read(&mut self, patience: Duration) -> Result<DiskRecord, ChangeError> {
+        let (node, name) = (Arc::clone(&self.node), self.name.clone());
+        let read = async move { change::read(&*node.registry, &name).await };
+        let read = self.meanwhile(weir_task::timeout(patience, read)).await?;
+        let late = |_| RegistryError::Unavailable { reason: format!("no answer for {patience:?}") };
+        let (entry, record) = read.map_err(late)??;
         self.told(&record, entry.mod_revision);
         Ok(record)
     }
 
     /// As [`DiskTask::read`]. Returns whether the registry has answered.
-    pub(super) async fn refresh(&mut self) -> bool {
-        self.read().await.is_ok()
+    pub(super) async fn refresh(&mut self, patience: Duration) -> bool {
+        self.read(patience).await.is_ok()
     }
 
     /// Makes the session that the node has by now count for this disk, by a read of the record that is sent since it began.
@@ -88,13 +97,12 @@ impl DiskTask {
             return;
         }
         let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
-        let read = weir_task::timeout(RETRY, self.read()).await;
-        match read {
-            Ok(Ok(record)) if record.owner.as_ref() == Some(&self.me) => {
+        match self.read(RETRY).await {
+            Ok(record) if record.owner.as_ref() == Some(&self.me) => {
                 self.node.rights.step(&self.name, Event::Confirmed { session, epoch: record.epoch });
             }
-            Ok(Ok(_)) => self.node.rights.end(&self.name),
-            Ok(Err(_)) | Err(_) => self.retry_at = Some(Nanos::now() + RETRY),
+            Ok(_) => self.node.rights.end(&self.name),
+            Err(_) => self.retry_at = Some(Nanos::now() + RETRY),
         }
     }
 
@@ -105,7 +113,7 @@ impl DiskTask {
             self.end_doubt().await;
         }
         self.confirm_right().await;
-        if self.refused && weir_task::timeout(RETRY, self.refresh()).await.unwrap_or(false) {
+        if self.refused && self.refresh(RETRY).await {
             self.refused = false;
             if !self.is_taken() {
                 self.send(Command::StillOwner { disk: self.name.clone() }).await;
@@ -121,10 +129,7 @@ impl DiskTask {
         &mut self,
         compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
     ) -> Result<DiskRecord, ChangeError> {
-        let node = Arc::clone(&self.node);
-        let compute = self.proposing(compute);
-        let changed = change::change(&*node.registry, &node.session, &self.name, None, compute).await;
-        self.changed(changed)
+        self.change_from(None, compute).await
     }
 
     /// As [`DiskTask::change`], to take the disk from `owner`, whose session must be over.
@@ -133,26 +138,36 @@ impl DiskTask {
         owner: &NodeRef,
         compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
     ) -> Result<DiskRecord, ChangeError> {
-        let node = Arc::clone(&self.node);
+        self.change_from(Some(owner), compute).await
+    }
+
+    async fn change_from(
+        &mut self,
+        owner: Option<&NodeRef>,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    ) -> Result<DiskRecord, ChangeError> {
+        let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let compute = self.proposing(compute);
-        let changed = change::change(&*node.registry, &node.session, &self.name, Some(owner), compute).await;
+        let changed = change::change(&*node.registry, &node.session, &name, owner, compute);
+        let changed = self.meanwhile(changed).await.unwrap_or_else(Err);
         self.changed(changed)
     }
 
     /// Chooses guards for what a change leaves without replicas. Before a change is sent, the set that it brings counts beside the
     /// present one: the change may commit without our hearing of it (P3).
-    fn proposing(
+    fn proposing<C: Fn(&DiskRecord) -> Result<DiskRecord, Refusal>>(
         &self,
-        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
-    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> {
-        let live = self.node.world.nodes.now();
+        compute: C,
+    ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> + use<C> {
+        let (node, me, name) = (Arc::clone(&self.node), self.me.clone(), self.name.clone());
+        let live = node.world.nodes.now();
         move |record| {
             let mut next = compute(record)?;
-            if next.owner.as_ref() == Some(&self.me) {
-                let guards = placement::choose_guards(&next, &self.me.node, &live);
+            if next.owner.as_ref() == Some(&me) {
+                let guards = placement::choose_guards(&next, &me.node, &live);
                 next.guards = if next.replicas.is_empty() { guards } else { Vec::new() };
                 if next.grant_set() != record.grant_set() {
-                    self.node.rights.step(&self.name, Event::Proposed(next.grant_set()));
+                    node.rights.step(&name, Event::Proposed(next.grant_set()));
                 }
             }
             Ok(next)
@@ -186,7 +201,7 @@ impl DiskTask {
             // It is another node's now, or nobody's; what is here is let go.
             Err(ChangeError::Refused(Refusal::Fenced { .. })) => {
                 self.node.rights.end(&self.name);
-                self.refresh().await;
+                self.refresh(PATIENCE).await;
                 self.doubt = None;
             }
             Err(error) => self.later(&error),

@@ -5,6 +5,7 @@ use weir_cluster::ownership::{self, Caller, Gone, Refusal};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
 
+use super::record::PATIENCE;
 use super::{Came, DiskTask, Request, closed_since};
 use crate::api::{ApiError, ApiErrorKind};
 use crate::control::change::ChangeError;
@@ -50,7 +51,7 @@ impl DiskTask {
     }
 
     async fn export(&mut self, accept_loss: bool) -> Result<(), ApiError> {
-        self.refresh().await;
+        self.refresh(PATIENCE).await;
         let record = self.known()?;
         let me = self.me.clone();
         let next = match &record.owner {
@@ -177,7 +178,7 @@ impl DiskTask {
         // The file first: a record that promises more than there is would be worse than the other way round.
         let (volume, name) = (self.node.volume_path(&record.volume)?, self.name.clone());
         let grow = move || weir_volume::DirVolume::open(volume)?.lengthen(&name, size);
-        blocking(grow).await?;
+        self.storage(blocking(grow)).await?;
         let me = self.me.clone();
         let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
         if matches!(self.local, Local::Open { .. }) {

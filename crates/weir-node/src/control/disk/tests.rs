@@ -4,6 +4,7 @@ mod arrival;
 mod doubt;
 mod letting_go;
 mod registry;
+mod waiting;
 
 use weir_accel::Former;
 use weir_cluster::Machine;
@@ -21,6 +22,9 @@ use crate::control::shards::ShardQueue;
 use crate::control::world::World;
 use crate::control::{LogRoom, Shards};
 use crate::grants::Rights;
+
+/// Longer than anything here takes on any machine.
+pub(in crate::control) const SOON: Duration = Duration::from_secs(60);
 use registry::{Mood, Moody};
 
 fn record_of(name: &str) -> NodeRecord {
@@ -87,7 +91,7 @@ async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mp
 }
 
 /// A disk of `a`, after `former`, in the registry and in the node's view of it.
-async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord)) -> DiskRecord {
+pub(in crate::control) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord)) -> DiskRecord {
     let source = Source::File { name: "d".into() };
     let mut record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
     (record.owner, record.epoch) = (Some(NodeRef::new("a", 1)), 3);

@@ -16,9 +16,8 @@ use crate::shard::messages::{Command, Notice};
 impl DiskTask {
     pub(super) async fn on_notice(&mut self, notice: Notice) {
         match notice {
-            Notice::WantConfiguration { epoch, replicas, write_back, .. } => {
-                self.want_configuration(epoch, &replicas, write_back).await;
-            }
+            // A disk asks for one at a time: an earlier one is of an earlier opening.
+            Notice::WantConfiguration { .. } => self.postponed = Some(notice),
             Notice::WantPeer { node, connected, exclude, .. } => {
                 self.want_peer(node, &connected, &exclude).await;
             }
@@ -27,14 +26,13 @@ impl DiskTask {
                     "refused",
                     format!("a replica knows epoch {epoch}: {} is no longer the owner", self.me.node),
                 );
-                self.refused = true;
-                self.settle_right().await;
+                (self.refused, self.newly_refused) = (true, true);
             }
             Notice::Event { kind, text, .. } => self.event(kind, text),
         }
     }
 
-    async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {
+    pub(super) async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {
         let disk = self.name.clone();
         // What it asked for before it was closed is over: whoever believed in it would take the disk for open, for good (P9).
         let answer = match self.local {

@@ -18,6 +18,10 @@ const SILENCE: Duration = Duration::from_secs(6);
 pub struct Mood {
     /// The next one is lost, and its sender waits for long.
     pub loses: AtomicBool,
+    /// Nothing is heard of any, for ever.
+    pub hangs: AtomicBool,
+    /// One does.
+    pub hung: AtomicBool,
     /// All are lost, and their senders hear of it at once.
     pub refuses: AtomicBool,
     /// Nothing is heard of the next one, and it is carried out after the next read.
@@ -58,6 +62,10 @@ impl Registry for Moody {
     }
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
         Box::pin(async move {
+            if self.mood.hangs.load(Ordering::Relaxed) {
+                self.mood.hung.store(true, Ordering::Relaxed);
+                std::future::pending::<()>().await;
+            }
             if self.mood.refuses.load(Ordering::Relaxed) {
                 return unheard();
             }
