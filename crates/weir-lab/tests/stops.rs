@@ -112,6 +112,29 @@ fn a_lab_that_would_lose_acknowledged_writes_does_not_end_unless_told() {
     check_file(&bench, WRITTEN);
 }
 
+/// The only ones who know of the writes are an owner that stands still, or a replica whose owner has just been killed.
+#[test]
+fn a_lab_whose_owner_does_not_answer_does_not_end_with_its_writes() {
+    let _turn = alone();
+    for kill in [false, true] {
+        let filesystem = SmallFilesystem::mount(64 * MIB);
+        let mut bench = half_destaged(&filesystem);
+        let owner = bench.owner();
+        match kill {
+            true => bench.lab.kill(&owner).unwrap(),
+            false => bench.lab.pause(&owner).unwrap(),
+        }
+        let refused = lab_down(&bench, &[]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(4), "killed {kill}: {said}{}", bench.logs());
+        assert!(said.contains(DISK) && said.contains("--force"), "{said}");
+        filesystem.empty();
+        let ended = lab_down(&bench, &["--wait"]);
+        assert!(ended.status.success(), "killed {kill}: {}", String::from_utf8_lossy(&ended.stderr));
+        check_file(&bench, WRITTEN);
+    }
+}
+
 /// One checkpoint reaches the backing, and then it is full again: that is neither the end of the wait, nor of the refusal.
 #[test]
 fn a_lab_does_not_take_one_checkpoint_for_an_empty_log() {

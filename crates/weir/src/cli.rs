@@ -199,8 +199,8 @@ pub enum LabCommand {
     },
     /// What each node is doing.
     Status,
-    /// End everything: nodes destage first. Disks stay. Refuses where acknowledged writes would be lost because a
-    /// backing takes nothing.
+    /// End everything: paused nodes go on, and all destage first. Disks stay. Refuses where acknowledged writes would
+    /// be lost because a backing takes nothing, or a disk's owner does not answer.
     Down {
         /// Wait until the backings have everything.
         #[arg(long, conflicts_with = "force")]

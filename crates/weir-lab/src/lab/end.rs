@@ -10,9 +10,12 @@ use weir_block::Nanos;
 use weir_node::api::Medium;
 use weir_node::left_behind;
 
-use super::{Lab, PATIENCE};
+use super::{Lab, NodeReport, PATIENCE};
 use crate::error::LabError;
 use crate::process::ProcessState;
+
+/// The state of a disk whose copies are all gone already.
+const LOST: &str = "unavailable";
 
 /// A log from which nothing reaches its backing for so long is not going to be empty soon.
 const STUCK: Duration = Duration::from_secs(8);
@@ -31,6 +34,18 @@ pub enum Ending {
     /// End the lab all the same, and say what is lost.
     Force,
 }
+
+/// What the end of a lab waits for.
+#[derive(Default)]
+struct Awaited {
+    /// By disk and owner: another owner's log has numbers of its own.
+    logs: HashMap<(String, String), Watched>,
+    /// Disks without an owner that answers, since when.
+    ownerless: HashMap<String, Nanos>,
+}
+
+/// What is waited for, and since when nothing of it has moved.
+type Waits = Vec<(Nanos, String)>;
 
 /// The log of a disk that is waited for.
 struct Watched {
@@ -65,6 +80,7 @@ impl Lab {
     pub fn down_as(mut self, ending: Ending) -> Result<(), LabError> {
         // A refusal leaves it to whoever has the lab to end it another way.
         self.ends_with_us = false;
+        self.resume_all()?;
         if ending != Ending::Force {
             self.await_destage(ending)?;
         }
@@ -79,29 +95,22 @@ impl Lab {
         if lost.is_empty() { Ok(()) } else { Err(LabError::Lost(lost)) }
     }
 
+    /// A process that stands still can neither say what it holds nor destage it.
+    fn resume_all(&self) -> Result<(), LabError> {
+        for process in self.processes().filter(|process| process.state() == ProcessState::Paused) {
+            process.signal(Signal::CONT).map_err(LabError::system("resuming a process of the lab"))?;
+        }
+        Ok(())
+    }
+
     /// Waits until every log in memory is empty; unless told to wait for that, until the backings have what the logs held at first.
     /// Guests that go on writing would hold it up without end.
     fn await_destage(&self, ending: Ending) -> Result<(), LabError> {
-        // By disk and owner: another owner's log has numbers of its own.
-        let mut watched: HashMap<(String, String), Watched> = HashMap::new();
+        let mut awaited = Awaited::default();
         loop {
-            let mut waits = Vec::new();
-            let now = Nanos::now();
-            for report in self.report() {
-                let Some(status) = report.status else { continue };
-                let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
-                for disk in own.filter(|disk| disk.medium == Medium::Ram) {
-                    let Some(detail) = disk.detail.as_ref() else { continue };
-                    let (acknowledged, destaged) = (detail.acknowledged, detail.destaged);
-                    let watched = watched.entry((disk.name.clone(), status.node.clone()));
-                    let watched = watched.or_insert(Watched { until: acknowledged, destaged, since: now });
-                    watched.look(destaged, now);
-                    if destaged < if ending == Ending::Wait { acknowledged } else { watched.until } {
-                        let what = format!("{} ({} bytes; {})", disk.name, detail.dirty_bytes, disk.reason);
-                        waits.push((watched.since, what));
-                    }
-                }
-            }
+            let (now, reports) = (Nanos::now(), self.report());
+            let mut waits = awaited.logs(&reports, ending, now);
+            waits.extend(awaited.ownerless(&reports, now));
             let Some(since) = waits.iter().map(|(since, _)| *since).min() else { return Ok(()) };
             if ending == Ending::Refuse && now - since >= STUCK {
                 let stuck = waits.into_iter().filter(|(since, _)| now - *since >= STUCK);
@@ -139,5 +148,61 @@ impl Lab {
         }
         self.reap(registry)?;
         Ok(killed)
+    }
+}
+
+impl Awaited {
+    /// Logs that are not empty yet, as their owners say.
+    fn logs(&mut self, reports: &[NodeReport], ending: Ending, now: Nanos) -> Waits {
+        let mut waits = Waits::new();
+        for status in reports.iter().filter_map(|report| report.status.as_ref()) {
+            let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
+            for disk in own.filter(|disk| disk.medium == Medium::Ram) {
+                let Some(detail) = disk.detail.as_ref() else { continue };
+                let (acknowledged, destaged) = (detail.acknowledged, detail.destaged);
+                let watched = self.logs.entry((disk.name.clone(), status.node.clone()));
+                let watched = watched.or_insert(Watched { until: acknowledged, destaged, since: now });
+                watched.look(destaged, now);
+                if destaged < if ending == Ending::Wait { acknowledged } else { watched.until } {
+                    let what = format!("{} ({} bytes; {})", disk.name, detail.dirty_bytes, disk.reason);
+                    waits.push((watched.since, what));
+                }
+            }
+        }
+        waits
+    }
+
+    /// Disks whose owner is gone or does not answer, while it, or a node with a copy, still has their logs in memory. Nobody can say how
+    /// much there is before somebody has taken over.
+    fn ownerless(&mut self, reports: &[NodeReport], now: Nanos) -> Waits {
+        let statuses = || reports.iter().filter_map(|report| report.status.as_ref());
+        let runs = |name: &String| {
+            reports.iter().any(|report| report.node.name == *name && report.state == ProcessState::Running)
+        };
+        let is_open = |disk: &String| {
+            statuses().any(|status| {
+                let mut own = status.disks.iter().filter(|other| other.owner.as_ref() == Some(&status.node));
+                own.any(|own| own.name == *disk && own.detail.is_some())
+            })
+        };
+        let mut found = HashMap::new();
+        for disk in statuses()
+            .flat_map(|status| &status.disks)
+            .filter(|disk| disk.medium == Medium::Ram && disk.state != LOST)
+        {
+            let Some(owner) = &disk.owner else { continue };
+            let held = runs(owner) || disk.replicas.iter().any(runs);
+            if held && !is_open(&disk.name) && disk.effective != "write-through" {
+                let since = *self.ownerless.get(&disk.name).unwrap_or(&now);
+                found.insert(disk.name.clone(), (since, owner.clone()));
+            }
+        }
+        self.ownerless = found.iter().map(|(disk, (since, _))| (disk.clone(), *since)).collect();
+        let what = |disk, owner| {
+            format!(
+                "{disk} (its owner {owner} does not answer, and no other node has taken over what memory holds of it)"
+            )
+        };
+        found.into_iter().map(|(disk, (since, owner))| (since, what(disk, owner))).collect()
     }
 }
