@@ -162,7 +162,10 @@ fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
         }
         _ => {
             let processes: Vec<String> = holders.iter().map(ToString::to_string).collect();
-            format!("in the memory of {}, and none of these processes lives any more", processes.join(", "))
+            format!(
+                "in the memory of {}, and none of these processes answers; should one of them still run, bring it back",
+                processes.join(", ")
+            )
         }
     };
     format!(

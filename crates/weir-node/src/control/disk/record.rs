@@ -115,7 +115,8 @@ impl DiskTask {
         self.confirm_right().await;
         if self.refused && self.refresh(RETRY).await {
             self.refused = false;
-            if !self.is_taken() {
+            // A shard that is letting go must not be told otherwise.
+            if self.local != Local::Closed && !self.is_taken() {
                 self.send(Command::StillOwner { disk: self.name.clone() }).await;
             }
         }
