@@ -26,8 +26,14 @@ const STEPS_PER_TURN: usize = 128;
 enum State {
     Idle,
     Writing(Writing),
-    Flushing { since: Nanos },
-    BackingOff { until: Nanos },
+    /// `failed`: another flush has failed meanwhile.
+    Flushing {
+        since: Nanos,
+        failed: Option<IoError>,
+    },
+    BackingOff {
+        until: Nanos,
+    },
 }
 
 /// The writes of a checkpoint.
@@ -194,7 +200,7 @@ impl Destager {
             }
         }
         if *in_flight == 0 && steps.is_empty() && failed.is_none() && lower.has_room(RequestKind::Flush, 0) {
-            self.state = State::Flushing { since: reactor.now() };
+            self.state = State::Flushing { since: reactor.now(), failed: None };
             lower.submit(reactor, Request::Flush { tag: tag() });
         }
         false
@@ -222,9 +228,29 @@ impl Destager {
                     _ => Progress::None,
                 }
             }
+            (State::Flushing { failed: Some(error), .. }, Ok(())) => {
+                let error = *error;
+                self.fail(now, error)
+            }
             (_, Err(error)) => self.fail(now, error),
             (_, Ok(())) => self.done(now),
         }
+    }
+
+    /// A flush that a client had asked for has failed. The storage may say so once only: what this checkpoint has written may be lost,
+    /// though its own flush will succeed (P6).
+    pub fn flush_failed(&mut self, now: Nanos, error: IoError) -> Progress {
+        match &mut self.state {
+            State::Writing(writing) if writing.in_flight > 0 => {
+                writing.failed.get_or_insert(error);
+            }
+            State::Writing(_) => return self.fail(now, error),
+            State::Flushing { failed, .. } => {
+                failed.get_or_insert(error);
+            }
+            State::Idle | State::BackingOff { .. } => {}
+        }
+        Progress::None
     }
 
     fn done(&mut self, now: Nanos) -> Progress {
@@ -254,7 +280,7 @@ impl Destager {
                 Some(elapsed.mul_f64(left as f64 / planned.saturating_sub(left).max(1) as f64))
             }
             // Nobody knows how long a flush takes: as long again.
-            State::Flushing { since } => Some(now - *since),
+            State::Flushing { since, .. } => Some(now - *since),
             State::Idle | State::BackingOff { .. } => None,
         }
     }

@@ -92,8 +92,12 @@ impl<L: Destage> Accel<L> {
                 }
                 Below::Read { tag, offset, overlay } => self.read_back(tag, offset, overlay, result),
                 Below::Flush { tag, covers } => {
-                    if result.is_ok() {
-                        self.cached.flushed = self.cached.flushed.max(covers);
+                    match &result {
+                        Ok(_) => self.cached.flushed = self.cached.flushed.max(covers),
+                        Err(error) => {
+                            let progress = self.destager.flush_failed(now, *error);
+                            self.destaged(progress);
+                        }
                     }
                     self.finished.push(Completion { tag, result });
                 }
