@@ -422,8 +422,15 @@ impl DiskTask {
                 }
                 return self.retry_at.or(Some(Nanos::now()));
             }
-            (Decision::Configure, Some(record)) => self.configure(&record).await,
-            (Decision::LetGo { epoch }, record) => self.let_go(epoch, record).await,
+            // What comes next is looked at at once: the news of this record may have come during a pause, and there may be no other.
+            (Decision::Configure, Some(record)) => {
+                self.configure(&record).await;
+                return Some(Nanos::now());
+            }
+            (Decision::LetGo { epoch }, record) => {
+                self.let_go(epoch, record).await;
+                return Some(Nanos::now());
+            }
             (Decision::TakeOver(_) | Decision::Disclaim(_) | Decision::Open | Decision::Configure, None) => {}
         }
         self.retry_at
