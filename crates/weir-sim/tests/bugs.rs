@@ -11,12 +11,12 @@ const RARE: [(Bug, u64); 9] = [
     (Bug::ForgetBypassed, 8489),
     (Bug::DestageInheritedInParts, 905),
     (Bug::DestageBesideBypass, 472),
-    (Bug::KeepForeignLog, 470),
+    (Bug::KeepForeignLog, 2799),
     (Bug::ForgetRewind, 560),
     (Bug::OpenWhileFenced, 1750),
     (Bug::KeepPinned, 224),
     (Bug::SkipSeal, 1294),
-    (Bug::SkipFreedPart, 451),
+    (Bug::SkipFreedPart, 1065),
 ];
 
 #[test]
