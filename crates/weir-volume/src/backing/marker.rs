@@ -13,6 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use super::filesystem::Filesystem;
 use crate::error::VolumeError;
 
 /// The first byte of those that stand for processes. No file is as large.
@@ -100,17 +101,7 @@ impl Mark {
 /// Whether locks on `file` are kept by this kernel and nobody else, so that they are left whenever they are asked for, and are seen by
 /// whoever opens the same file. A filesystem with a server asks that, which may have no locks, or lose them.
 fn keeps_locks_itself(file: &File) -> io::Result<bool> {
-    const EXT4: u64 = 0xef53;
-    const XFS: u64 = 0x5846_5342;
-    const BTRFS: u64 = 0x9123_683e;
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    const OVERLAY: u64 = 0x794c_7630;
-    if file.metadata()?.file_type().is_block_device() {
-        return Ok(true);
-    }
-    let kind = rustix::fs::fstatfs(file)?.f_type as u64;
-    Ok(matches!(kind, EXT4 | XFS | BTRFS | TMPFS | RAMFS | OVERLAY))
+    Ok(file.metadata()?.file_type().is_block_device() || Filesystem::of(file)? != Filesystem::Other)
 }
 
 /// Whether all processes that see the same [`DEVICES`] mean the same inode by a path that leads to `file`. Locks on a block device are

@@ -3,6 +3,7 @@
 mod engine_sync;
 mod engine_uring;
 mod extents;
+mod filesystem;
 mod flushes;
 mod lookups;
 mod marker;

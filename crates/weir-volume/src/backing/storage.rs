@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use super::filesystem::Filesystem;
 use super::{BackingOptions, EngineChoice};
 use crate::error::VolumeError;
 
@@ -112,10 +113,7 @@ fn refuse_if_claimed(path: &Path) -> Result<(), VolumeError> {
 }
 
 fn medium_of(file: &File) -> io::Result<Medium> {
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    let filesystem = rustix::fs::fstatfs(file)?;
-    Ok(if matches!(filesystem.f_type as u64, TMPFS | RAMFS) { Medium::Memory } else { Medium::File })
+    Ok(if Filesystem::of(file)? == Filesystem::Memory { Medium::Memory } else { Medium::File })
 }
 
 /// Switches to direct I/O. The unit for offsets and lengths in bytes, or `None` when the storage has no direct I/O
@@ -186,13 +184,10 @@ fn zeroing(medium: Medium, metadata: &std::fs::Metadata) -> (bool, bool) {
 /// Whether a request is begun without waiting for the storage: on block devices and on filesystems of this kernel that keep
 /// `RWF_NOWAIT`. Others say that they keep it and wait all the same (FUSE, with more than a dozen requests under way).
 fn begins_at_once(file: &File, medium: Medium) -> io::Result<bool> {
-    const EXT4: u64 = 0xef53;
-    const XFS: u64 = 0x5846_5342;
-    const BTRFS: u64 = 0x9123_683e;
     if medium != Medium::File {
         return Ok(true);
     }
-    Ok(matches!(rustix::fs::fstatfs(file)?.f_type as u64, EXT4 | XFS | BTRFS))
+    Ok(matches!(Filesystem::of(file)?, Filesystem::Ext4 | Filesystem::Xfs | Filesystem::Btrfs))
 }
 
 fn device_offloads_zeroes(device: u64) -> bool {
