@@ -160,70 +160,15 @@ async fn attempt(
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use super::*;
-    use weir_cluster::Embedded;
+    use crate::control::moody::Moody;
     use weir_cluster::membership::SessionConfig;
     use weir_cluster::ownership::{Gone, OwnerGone, claim_free, set_policy, take_over};
     use weir_cluster::records::{NodeRecord, Policy, Source};
-    use weir_cluster::registry::{Committed, LeaseId, Listing, Pending, ProcessWatch, Watch};
 
-    /// A registry whose answers to some transactions are lost, before or after it has carried them out.
-    struct Lossy {
-        registry: Embedded,
-        /// Transactions that are lost on their way there.
-        lost: AtomicUsize,
-        /// Transactions whose answer is lost.
-        unanswered: AtomicUsize,
-    }
-
-    fn lose(counter: &AtomicUsize) -> bool {
-        counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
-    }
-
-    impl Registry for Lossy {
-        fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
-            self.registry.get(key)
-        }
-        fn list<'a>(&'a self, prefix: &'a str) -> Pending<'a, Listing> {
-            self.registry.list(prefix)
-        }
-        fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
-            Box::pin(async move {
-                let unavailable = || Err(RegistryError::Unavailable { reason: "lost".into() });
-                if lose(&self.lost) {
-                    return unavailable();
-                }
-                let answer = self.registry.transact(transaction).await;
-                if lose(&self.unanswered) { unavailable() } else { answer }
-            })
-        }
-        fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch> {
-            self.registry.watch(prefix, after_revision)
-        }
-        fn grant(&self, ttl: Duration) -> Pending<'_, LeaseId> {
-            self.registry.grant(ttl)
-        }
-        fn keep_alive(&self, lease: LeaseId) -> Pending<'_, Duration> {
-            self.registry.keep_alive(lease)
-        }
-        fn revoke(&self, lease: LeaseId) -> Pending<'_, ()> {
-            self.registry.revoke(lease)
-        }
-        fn register_process<'a>(
-            &'a self,
-            name: &'a str,
-            incarnation: u64,
-            lease: LeaseId,
-        ) -> Pending<'a, ProcessWatch> {
-            self.registry.register_process(name, incarnation, lease)
-        }
-    }
-
-    async fn cluster(directory: &std::path::Path) -> (Arc<Lossy>, NodeSession) {
-        let registry = Embedded::open(&directory.join("registry")).unwrap();
-        let lossy = Arc::new(Lossy { registry, lost: 0.into(), unanswered: 0.into() });
+    async fn cluster(directory: &std::path::Path) -> (Arc<Moody>, NodeSession) {
+        let registry = Arc::new(Moody::open(directory, Arc::default()));
         let node = NodeRecord {
             name: "n1".into(),
             incarnation: 1,
@@ -236,11 +181,11 @@ mod tests {
             media: Vec::new(),
             load: 0,
         };
-        let session = NodeSession::start(lossy.clone(), node, SessionConfig::default()).await.unwrap();
+        let session = NodeSession::start(registry.clone(), node, SessionConfig::default()).await.unwrap();
         let disk =
             DiskRecord::new("d", "v", Source::File { name: "d".into() }, 1 << 20, 512, Policy::WriteThrough);
-        lossy.transact(disk.create(keys::disk("d"))).await.unwrap();
-        (lossy, session)
+        registry.transact(disk.create(keys::disk("d"))).await.unwrap();
+        (registry, session)
     }
 
     #[tokio::test]
@@ -248,7 +193,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (registry, session) = cluster(directory.path()).await;
         let me = session.node_ref();
-        registry.unanswered.store(1, Ordering::Relaxed);
+        registry.mood.unanswered.store(1, Ordering::Relaxed);
         let claimed =
             change(&*registry, &session, "d", None, |record| claim_free(record, &me)).await.unwrap().record;
         assert_eq!((claimed.epoch, claimed.owner.as_ref()), (1, Some(&me)), "committed once, not twice");
@@ -262,9 +207,9 @@ mod tests {
         let wanted = |record: &DiskRecord| {
             set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1))
         };
-        registry.lost.store(3, Ordering::Relaxed);
+        registry.mood.lost.store(3, Ordering::Relaxed);
         assert_eq!(change(&*registry, &session, "d", None, wanted).await.unwrap().record.epoch, 1);
-        registry.lost.store(1000, Ordering::Relaxed);
+        registry.mood.lost.store(1000, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, wanted).await.unwrap_err();
         assert!(error.doubt().is_some(), "{error}");
     }
@@ -279,7 +224,7 @@ mod tests {
             0 => set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1)),
             _ => Err(Refusal::NotOwned),
         };
-        registry.lost.store(1, Ordering::Relaxed);
+        registry.mood.lost.store(1, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, compute).await.unwrap_err();
         assert!(error.doubt().is_some(), "{error}");
         let refused = change(&*registry, &session, "d", None, |_| Err(Refusal::NotOwned)).await.unwrap_err();

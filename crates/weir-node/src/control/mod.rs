@@ -18,6 +18,8 @@ pub mod change;
 pub mod decide;
 pub mod disk;
 pub mod flash;
+#[cfg(test)]
+mod moody;
 pub mod node;
 pub mod room;
 pub mod shards;

@@ -3,7 +3,6 @@
 mod arrival;
 mod doubt;
 mod letting_go;
-mod registry;
 mod waiting;
 
 use weir_accel::Former;
@@ -13,10 +12,12 @@ use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::records::{FormerOwner, NodeRecord, Source, StoppedHow, StoppedRecord};
 use weir_cluster::registry::Registry;
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
+use weir_volume::Trace;
 
 use super::*;
 use crate::config::Config;
 use crate::control::change;
+use crate::control::moody::{Mood, Moody};
 use crate::control::node::{Here, Journal};
 use crate::control::shards::ShardQueue;
 use crate::control::world::World;
@@ -25,7 +26,6 @@ use crate::grants::Rights;
 
 /// Longer than anything here takes on any machine.
 pub(in crate::control) const SOON: Duration = Duration::from_secs(60);
-use registry::{Mood, Moody};
 
 fn record_of(name: &str) -> NodeRecord {
     NodeRecord {

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use weir_cluster::ownership::{Caller, Refusal};
 
-use super::registry::Mood;
 use super::*;
+use crate::control::moody::Mood;
 
 /// Node `a` with a disk that is open, and a registry that is about to take no change any more.
 async fn open(

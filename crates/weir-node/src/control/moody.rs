@@ -1,7 +1,7 @@
-//! A registry of which nothing is heard when it is told so.
+//! For tests: a registry that loses what it is told to lose.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,6 +16,10 @@ const SILENCE: Duration = Duration::from_secs(6);
 /// What becomes of transactions.
 #[derive(Default)]
 pub struct Mood {
+    /// So many are lost on their way there, and their senders hear of it at once.
+    pub lost: AtomicUsize,
+    /// The answers to so many are lost.
+    pub unanswered: AtomicUsize,
     /// The next one is lost, and its sender waits for long.
     pub loses: AtomicBool,
     /// Nothing is heard of any, for ever.
@@ -31,7 +35,7 @@ pub struct Mood {
 /// Carries transactions out as its mood is.
 pub struct Moody {
     registry: Embedded,
-    mood: Arc<Mood>,
+    pub mood: Arc<Mood>,
     delayed: Mutex<Option<Transaction>>,
 }
 
@@ -40,6 +44,11 @@ impl Moody {
         let registry = Embedded::open(&directory.join("registry")).unwrap();
         Moody { registry, mood, delayed: Mutex::default() }
     }
+}
+
+/// Whether this is one of those that are still to be lost.
+fn lose(left: &AtomicUsize) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
 fn unheard<T>() -> Result<T, RegistryError> {
@@ -66,7 +75,7 @@ impl Registry for Moody {
                 self.mood.hung.store(true, Ordering::Relaxed);
                 std::future::pending::<()>().await;
             }
-            if self.mood.refuses.load(Ordering::Relaxed) {
+            if self.mood.refuses.load(Ordering::Relaxed) || lose(&self.mood.lost) {
                 return unheard();
             }
             if self.mood.loses.swap(false, Ordering::Relaxed) {
@@ -77,7 +86,8 @@ impl Registry for Moody {
                 *self.delayed.lock().unwrap() = Some(transaction);
                 return unheard();
             }
-            self.registry.transact(transaction).await
+            let answer = self.registry.transact(transaction).await;
+            if lose(&self.mood.unanswered) { unheard() } else { answer }
         })
     }
     fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch> {
