@@ -7,6 +7,7 @@
 mod failures;
 mod former;
 mod handover;
+mod messages;
 mod record;
 mod request;
 #[cfg(test)]
@@ -21,13 +22,12 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
-use weir_block::{Nanos, Stream};
+use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
-use weir_volume::Trace;
 
 use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
@@ -36,92 +36,13 @@ use super::room::Role;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 use former::{Formers, mark_of};
+pub use messages::{Inbox, Message, Request};
 
 /// Messages that wait for a disk's task before their senders do.
 const INBOX: usize = 256;
 
 /// Pause before something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// To a disk's task.
-#[derive(Debug)]
-pub enum Message {
-    /// The disk on its shard wants something.
-    Notice(Notice),
-    /// A connection to a peer that the disk had asked for, or why there is none.
-    Peer {
-        /// The process that was meant; the name may be empty when there is no node at all.
-        node: NodeRef,
-        /// The connection, greeted.
-        connection: Result<Stream, String>,
-    },
-    /// A member of a former owner's set has been sealed, or not.
-    Sealed {
-        /// The member.
-        member: String,
-        /// For the owner in this epoch.
-        epoch: u64,
-        /// When its last grant to a former owner ends, or why it is not sealed.
-        until: Result<Nanos, String>,
-    },
-    /// Somebody has looked at what this machine's kernel has under way of a process that has ended.
-    Looked {
-        /// The process.
-        process: NodeRef,
-        /// What is to be seen; nothing if nobody could look.
-        seen: Option<Trace>,
-    },
-    /// An operator wants something.
-    Request(Request),
-}
-
-/// What an operator can want of a disk.
-#[derive(Debug)]
-pub enum Request {
-    /// Own it and have it open.
-    Export {
-        /// Also when acknowledged writes are lost by that.
-        accept_loss: bool,
-        /// Tells when it is open.
-        done: oneshot::Sender<Result<(), ApiError>>,
-    },
-    /// Set the requested policy.
-    SetPolicy {
-        /// The new one.
-        policy: Policy,
-        /// Tells when it is committed.
-        done: oneshot::Sender<Result<(), ApiError>>,
-    },
-    /// Grow it.
-    Resize {
-        /// Bytes.
-        size: u64,
-        /// Tells when guests can use it.
-        done: oneshot::Sender<Result<(), ApiError>>,
-    },
-    /// Destage, close, and give ownership up.
-    Release {
-        /// Tells when nobody owns it any more.
-        done: oneshot::Sender<Result<(), ApiError>>,
-    },
-    /// Let clients on another node use the disk, whose first write moves it there; or nobody any more.
-    Follow {
-        /// The process that is to own it.
-        to: Option<NodeRef>,
-        /// Tells when that process is ready to.
-        done: oneshot::Sender<Result<(), ApiError>>,
-    },
-    /// Give ownership to another node.
-    Move {
-        /// The process that is to own it.
-        to: NodeRef,
-        /// Tells when this node does not own it any more, and how many bytes were dirty then.
-        done: oneshot::Sender<Result<u64, ApiError>>,
-    },
-}
-
-/// The way to a disk's task.
-pub type Inbox = mpsc::Sender<Message>;
 
 /// How a disk that this process owns, and does not have open, came to be so.
 #[derive(Clone, Copy, Debug)]
