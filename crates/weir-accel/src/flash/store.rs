@@ -131,7 +131,7 @@ impl FlashStore {
         #[cfg(feature = "planted-bugs")]
         let journal = journal.planted(self.lease.planted());
         self.journal = journal;
-        // Whoever uses it now has not been told yet that the device has failed.
+        // The new log's user has not been told yet that the device has failed.
         (self.retired, self.progressed) = (false, self.error.is_some());
         if self.under_way == Some(UnderWay::Frame) {
             self.under_way = Some(UnderWay::OldFrame);

@@ -108,7 +108,7 @@ thread_local! {
 /// In place of a time: that of `CLOCK`.
 const BY_CLOCK: u64 = u64::MAX;
 
-/// What [`Nanos::now`] is told by a simulation.
+/// The time that [`Nanos::now`] returns on this thread: that of `CLOCK` in a simulation, otherwise `set`.
 pub(crate) fn set_time(set: u64) -> Nanos {
     if set != BY_CLOCK {
         return Nanos(set);
@@ -116,7 +116,7 @@ pub(crate) fn set_time(set: u64) -> Nanos {
     CLOCK.with_borrow(|clock| clock.as_ref().map_or(Nanos(set), |clock| clock.now()))
 }
 
-/// While it lives, [`Nanos::now`] is told by a simulation on this thread: for code that reads no [`Clock`](crate::Clock) of its own.
+/// While it lives, [`Nanos::now`] returns simulated time on this thread: for code without a [`Clock`](crate::Clock) of its own.
 #[derive(Debug)]
 pub struct SetTime {
     before: u64,

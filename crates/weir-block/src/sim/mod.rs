@@ -202,7 +202,7 @@ impl World {
         !self.lock().processes[process.0].ready.is_empty()
     }
 
-    /// What reactors have sent, and file operations that were begun, so far.
+    /// How many messages reactors have sent and how many file operations they have begun so far.
     #[must_use]
     pub fn activity(&self) -> u64 {
         self.lock().activity
