@@ -241,7 +241,9 @@ fn a_terminal_shows_how_it_goes_and_a_pipe_does_not() {
     let quiet = place.weir(line);
     assert!(quiet.status.success() && quiet.stderr.is_empty(), "{}", String::from_utf8_lossy(&quiet.stderr));
     let inside = format!("stty cols 200; {} {line}", env!("CARGO_BIN_EXE_weir"));
-    let shown = Command::new("script").args(["-qec", &inside, "/dev/null"]).stdin(Stdio::null()).output();
+    let mut terminal = Command::new("script");
+    let shown =
+        terminal.args(["-qec", &inside, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::null()).output();
     let shown = String::from_utf8_lossy(&shown.expect("script is in bsdutils").stdout).into_owned();
     for word in ["null", "IOPS", "MB/s", "p50", "p99", "p99.999"] {
         assert!(shown.contains(word), "{word}: {shown}");
