@@ -26,14 +26,8 @@ const STEPS_PER_TURN: usize = 128;
 enum State {
     Idle,
     Writing(Writing),
-    /// `failed`: another flush has failed meanwhile.
-    Flushing {
-        since: Nanos,
-        failed: Option<IoError>,
-    },
-    BackingOff {
-        until: Nanos,
-    },
+    Flushing { since: Nanos },
+    BackingOff { until: Nanos },
 }
 
 /// The writes of a checkpoint.
@@ -149,12 +143,13 @@ impl Destager {
     }
 
     /// Hands steps to the backing, as many as the depth allows; `tag` makes a tag for each. Returns whether it
-    /// stopped only to give others their turn.
+    /// stopped only to give others their turn. Its flush waits until it may, because no other flush is under way.
     pub fn submit<L: Destage>(
         &mut self,
         reactor: &mut Reactor,
         log: &Log,
         lower: &mut Metered<L>,
+        may_flush: bool,
         mut tag: impl FnMut() -> Tag,
     ) -> bool {
         self.progressed = false;
@@ -199,8 +194,9 @@ impl Destager {
                 return true;
             }
         }
-        if *in_flight == 0 && steps.is_empty() && failed.is_none() && lower.has_room(RequestKind::Flush, 0) {
-            self.state = State::Flushing { since: reactor.now(), failed: None };
+        let is_written = *in_flight == 0 && steps.is_empty() && failed.is_none();
+        if is_written && may_flush && lower.has_room(RequestKind::Flush, 0) {
+            self.state = State::Flushing { since: reactor.now() };
             lower.submit(reactor, Request::Flush { tag: tag() });
         }
         false
@@ -228,10 +224,6 @@ impl Destager {
                     _ => Progress::None,
                 }
             }
-            (State::Flushing { failed: Some(error), .. }, Ok(())) => {
-                let error = *error;
-                self.fail(now, error)
-            }
             (_, Err(error)) => self.fail(now, error),
             (_, Ok(())) => self.done(now),
         }
@@ -245,10 +237,8 @@ impl Destager {
                 writing.failed.get_or_insert(error);
             }
             State::Writing(_) => return self.fail(now, error),
-            State::Flushing { failed, .. } => {
-                failed.get_or_insert(error);
-            }
-            State::Idle | State::BackingOff { .. } => {}
+            // Of these only `Flushing` has written something that is not known to be durable, and two flushes are never under way.
+            State::Flushing { .. } | State::Idle | State::BackingOff { .. } => {}
         }
         Progress::None
     }
@@ -280,7 +270,7 @@ impl Destager {
                 Some(elapsed.mul_f64(left as f64 / planned.saturating_sub(left).max(1) as f64))
             }
             // Nobody knows how long a flush takes: as long again.
-            State::Flushing { since, .. } => Some(now - *since),
+            State::Flushing { since } => Some(now - *since),
             State::Idle | State::BackingOff { .. } => None,
         }
     }
@@ -308,6 +298,11 @@ impl Destager {
     /// Nothing after this record has ever been handed to the backing.
     pub fn reaches(&self) -> u64 {
         self.target
+    }
+
+    /// Whether its flush is under way.
+    pub fn is_flushing(&self) -> bool {
+        matches!(self.state, State::Flushing { .. })
     }
 
     /// Whether [`Destager::begin`] has to be called to find out what to do next, given that there is something to do.

@@ -7,15 +7,16 @@ use weir_sim::{Bug, find, run};
 const SEEDS: u64 = 200;
 
 /// Bugs that few seeds find, and one that does; `weir-sim bugs` finds others when the faults have changed.
-const RARE: [(Bug, u64); 9] = [
+const RARE: [(Bug, u64); 10] = [
     (Bug::ForgetBypassed, 8489),
-    (Bug::DestageInheritedInParts, 905),
-    (Bug::DestageBesideBypass, 472),
+    (Bug::ForgetFormer, 556),
+    (Bug::DestageInheritedInParts, 8010),
+    (Bug::DestageBesideBypass, 308),
+    (Bug::KeepUninherited, 1555),
     (Bug::KeepForeignLog, 2799),
-    (Bug::ForgetRewind, 560),
+    (Bug::ForgetRewind, 898),
     (Bug::OpenWhileFenced, 1750),
-    (Bug::KeepPinned, 224),
-    (Bug::SkipSeal, 1294),
+    (Bug::SkipSeal, 2207),
     (Bug::SkipFreedPart, 1065),
 ];
 

@@ -1,5 +1,6 @@
 //! The accelerator as a layer: the protocol core of [`crate::owner`] driven with a real log, real channels and a real backing.
 
+mod flushes;
 mod jam;
 mod notices;
 mod turn;
@@ -30,6 +31,7 @@ use crate::planted::{Bug, Planted};
 use crate::reads::{self, HeldRead, Hit, Overlay};
 use crate::replica::Replica;
 use crate::writes::Writes;
+use flushes::Flushes;
 use jam::Jam;
 pub use notices::{AccelNotice, AccelStatus, DestageStatus};
 
@@ -48,11 +50,8 @@ enum Below {
         offset: u64,
         overlay: Option<(Overlay, u64)>,
     },
-    /// Covers so many of the writes in [`Cached`].
-    Flush {
-        tag: Tag,
-        covers: u64,
-    },
+    /// For clients.
+    Flush,
     /// With the runs that were data in the log when it was asked for.
     Extents {
         tag: Tag,
@@ -64,13 +63,6 @@ enum Below {
         changes: bool,
     },
     Destage,
-}
-
-/// Writes that went past the log, counted as they end: what the backing may hold in a volatile cache only.
-struct Cached {
-    written: u64,
-    /// A flush that began after so many of them has succeeded.
-    flushed: u64,
 }
 
 /// There is no memory for a log.
@@ -106,7 +98,7 @@ pub struct Accel<L: Destage> {
     /// A write that may go past the log and overlaps one that is on its way there: it waits for that one, and all that come
     /// after it for it.
     behind: Option<Request<'static>>,
-    cached: Cached,
+    flushes: Flushes,
     destager: Destager,
     pacer: Pacer,
     jam: Jam,
@@ -192,8 +184,7 @@ impl<L: Destage> Accel<L> {
             reserve: BufferPool::new(LARGEST),
             bypassing: Slab::new(),
             behind: None,
-            // The former owner's.
-            cached: Cached { written: 1, flushed: 0 },
+            flushes: Flushes::new(),
             pacer: Pacer::new(),
             dirty,
             now: clock.now(),
@@ -289,7 +280,7 @@ impl<L: Destage> Accel<L> {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let marks = self.owner.marks();
-        let waits = self.writes.len() > 0 || self.behind.is_some();
+        let waits = self.writes.len() > 0 || self.behind.is_some() || self.flushes.waiting() > 0;
         marks.destaged == marks.appended && self.is_quiet() && !waits
     }
 
@@ -526,13 +517,21 @@ impl<L: Destage> Accel<L> {
     }
 
     fn flush(&mut self, reactor: &mut Reactor, tag: Tag) {
-        let covers = self.cached.written;
-        if self.owner.configuration().write_back && self.cached.flushed >= covers {
+        if self.owner.configuration().write_back && self.flushes.is_flushed() {
             // Everything acknowledged is in the log of every member of the set: that is what the policy names (P8).
             return self.finished.push(Completion { tag, result: Ok(Outcome::Done) });
         }
-        let tag = self.below_tag(Below::Flush { tag, covers });
-        self.lower.submit(reactor, Request::Flush { tag });
+        self.flushes.ask(tag);
+        self.begin_flush(reactor);
+    }
+
+    /// Hands the flush that clients wait for to the backing, unless another one is under way.
+    fn begin_flush(&mut self, reactor: &mut Reactor) {
+        if !self.destager.is_flushing() && self.lower.has_room(RequestKind::Flush, 0) && self.flushes.begin()
+        {
+            let tag = self.below_tag(Below::Flush);
+            self.lower.submit(reactor, Request::Flush { tag });
+        }
     }
 
     /// Whether writes go past the log: nothing older is in it.
@@ -671,7 +670,8 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn in_flight(&self) -> usize {
-        let waiting = self.deferred.len() + usize::from(self.behind.is_some());
+        let flushes = self.flushes.waiting() + self.flushes.under_way();
+        let waiting = self.deferred.len() + usize::from(self.behind.is_some()) + flushes;
         self.below.len() + self.writes.len() + self.held.len() + waiting + self.finished.len()
     }
 

@@ -48,6 +48,7 @@ impl<L: Destage> Accel<L> {
         self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
+        self.begin_flush(reactor);
         let answers = holds_right || self.planted.has(Bug::ReplyWithoutLease);
         if !answers || self.owner.is_fenced() || self.owner.waits_for_former() {
             return;
@@ -87,20 +88,11 @@ impl<L: Destage> Accel<L> {
             match self.below.remove(tag.0 as usize) {
                 Below::Pass { tag, range } => {
                     self.bypassing.remove(range);
-                    self.cached.written += 1;
+                    self.flushes.wrote();
                     self.finished.push(Completion { tag, result });
                 }
                 Below::Read { tag, offset, overlay } => self.read_back(tag, offset, overlay, result),
-                Below::Flush { tag, covers } => {
-                    match &result {
-                        Ok(_) => self.cached.flushed = self.cached.flushed.max(covers),
-                        Err(error) => {
-                            let progress = self.destager.flush_failed(now, *error);
-                            self.destaged(progress);
-                        }
-                    }
-                    self.finished.push(Completion { tag, result });
-                }
+                Below::Flush => self.flushed(now, result.map(drop)),
                 Below::Extents { tag, before } => {
                     let acknowledged = self.owner.marks().acknowledged;
                     let result = result.map(|outcome| match outcome {
@@ -113,16 +105,35 @@ impl<L: Destage> Accel<L> {
                     self.finished.push(Completion { tag, result });
                 }
                 Below::Direct { tag, changes } => {
-                    self.cached.written += u64::from(changes);
+                    if changes {
+                        self.flushes.wrote();
+                    }
                     self.direct.push(Completion { tag, result });
                 }
                 Below::Destage => {
+                    if let Err(error) = &result
+                        && self.destager.is_flushing()
+                    {
+                        self.flushes.checkpoint_failed(*error);
+                    }
                     let progress = self.destager.completed(now, result.map(drop));
                     self.destaged(progress);
                 }
             }
         }
         self.completions = completions;
+    }
+
+    /// A flush of clients has come back. What a checkpoint has written may be lost with one that failed (P6).
+    fn flushed(&mut self, now: Nanos, result: Result<(), IoError>) {
+        if let Err(error) = result {
+            let progress = self.destager.flush_failed(now, error);
+            self.destaged(progress);
+        }
+        let (tags, result) = self.flushes.ended(result);
+        self.finished.extend(tags.map(|tag| Completion { tag, result: result.map(|()| Outcome::Done) }));
+        // A backing in memory has answered within this turn: whoever waits for this flush gets the next one.
+        self.again = true;
     }
 
     fn read_back(
@@ -251,7 +262,9 @@ impl<L: Destage> Accel<L> {
         let whole = self.owner.checkpoint_whole();
         self.destager.begin(now, &self.log, from, limit, whole, urgent);
         let Accel { destager, log, lower, below, .. } = self;
-        self.again |= destager.submit(reactor, log, lower, || Tag(below.insert(Below::Destage) as u64));
+        let may_flush = self.flushes.under_way() == 0;
+        self.again |=
+            destager.submit(reactor, log, lower, may_flush, || Tag(below.insert(Below::Destage) as u64));
     }
 
     /// Reads that waited for memory to lay the log's bytes over the backing's.
@@ -295,7 +308,8 @@ impl<L: Destage> Accel<L> {
         self.writes.fail(error, &mut self.finished);
         let held = self.held.drain(..).map(|held| held.tag);
         let behind = self.behind.take().map(|request| request.tag());
-        let tags = held.chain(self.deferred.drain(..).map(|(tag, ..)| tag)).chain(behind);
+        let waiting = self.deferred.drain(..).map(|(tag, ..)| tag).chain(self.flushes.give_up());
+        let tags = held.chain(waiting).chain(behind);
         self.finished.extend(tags.map(|tag| Completion { tag, result: Err(error) }));
         done.extend(
             self.finished.drain(..).map(|Completion { tag, .. }| Completion { tag, result: Err(error) }),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod backing;
+mod flushes;
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -284,29 +285,6 @@ fn what_was_held_back_is_refused_once_the_disk_is_anothers() {
         |completion: &Completion| completion.result.as_ref().is_err_and(|error| error.code == Code::NotOwner);
     assert!(disk.done.iter().all(refused), "{:?}", disk.done);
     assert_eq!(disk.accel.in_flight(), 0);
-}
-
-#[test]
-fn a_flush_covers_only_what_ended_before_it_began() {
-    let mut disk = Disk::new(write_through());
-    disk.settle();
-    disk.script.borrow_mut().hold_flushes = true;
-    disk.flush(1);
-    disk.write(2, 0, 7);
-    disk.settle();
-    assert_eq!(disk.tags(), [2]);
-    disk.script.borrow_mut().hold_flushes = false;
-    disk.settle();
-    disk.accel.configured(configuration(2, &[], true, Some(0)));
-    disk.settle();
-    let before = disk.script.borrow().flushes;
-    disk.flush(3);
-    disk.settle();
-    assert_eq!(disk.script.borrow().flushes, before + 1, "write 2 may be in a volatile cache only");
-    disk.flush(4);
-    disk.settle();
-    assert_eq!(disk.script.borrow().flushes, before + 1, "and now it is not");
-    assert_eq!(disk.tags(), [1, 2, 3, 4]);
 }
 
 #[test]
