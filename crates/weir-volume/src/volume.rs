@@ -110,8 +110,16 @@ impl DirVolume {
     /// # Errors
     /// [`VolumeError::InvalidName`].
     pub fn disk_path(&self, name: &str) -> Result<PathBuf, VolumeError> {
+        DirVolume::path_of(&self.path, name)
+    }
+
+    /// Where the disk called `name` is, or would be, in the volume at `directory`. Does not look at the storage.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidName`].
+    pub fn path_of(directory: &Path, name: &str) -> Result<PathBuf, VolumeError> {
         check_name(name)?;
-        Ok(self.path.join(format!("{name}{SUFFIX}")))
+        Ok(directory.join(format!("{name}{SUFFIX}")))
     }
 
     /// Makes a disk of `size` bytes (a multiple of 4096) that reads as zeroes and takes no space yet. On return it

@@ -36,6 +36,16 @@ pub enum ChangeError {
 }
 
 impl ChangeError {
+    /// Whether the disk is not `me`'s, as the registry has said.
+    #[must_use]
+    pub fn is_taken_from(&self, me: &NodeRef) -> bool {
+        match self {
+            ChangeError::Refused(Refusal::Fenced { owner, .. }) => owner.as_ref() != Some(me),
+            ChangeError::NoDisk(_) => true,
+            _ => false,
+        }
+    }
+
     /// The revision over which something was sent that may yet be committed, because nothing was heard of it.
     #[must_use]
     pub fn doubt(&self) -> Option<u64> {
@@ -88,7 +98,8 @@ pub struct Changed {
 /// the session of that owner is over: an owner whose session ended and that has a new one by now may have read the record in
 /// between, and serves on the strength of that (P2).
 ///
-/// When the registry's answer is lost, the record is read again: what stands there then decides, if it is of a later revision.
+/// When the registry's answer is lost, the record is read again: what stands there then decides, if it is of a later revision. `seen` becomes
+/// the record as it was read last, which says what has become of earlier attempts: also when a later one is refused.
 ///
 /// # Errors
 /// As [`read`], and whatever `compute` refuses; [`RegistryError::Conflict`] when the owner is there again;
@@ -98,12 +109,13 @@ pub async fn change(
     session: &NodeSession,
     disk: &str,
     taken_from: Option<&NodeRef>,
+    seen: &mut Option<Changed>,
     compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
 ) -> Result<Changed, ChangeError> {
     let mut doubt = None;
     let mut last = ChangeError::from(RegistryError::Conflict { current: Vec::new() });
     for _ in 0..ATTEMPTS {
-        match attempt(registry, session, disk, taken_from, &compute, &mut doubt).await {
+        match attempt(registry, session, disk, taken_from, &compute, seen, &mut doubt).await {
             Ok(Attempt::Done(changed)) => return Ok(*changed),
             Ok(Attempt::Again(error)) => last = error.into(),
             Err(error) => return Err(error.in_doubt(doubt)),
@@ -126,6 +138,7 @@ async fn attempt(
     disk: &str,
     taken_from: Option<&NodeRef>,
     compute: &impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    seen: &mut Option<Changed>,
     doubt: &mut Option<u64>,
 ) -> Result<Attempt, ChangeError> {
     let over = match taken_from {
@@ -134,6 +147,7 @@ async fn attempt(
     };
     let (entry, record) = read(registry, disk).await?;
     let revision = entry.mod_revision;
+    *seen = Some(Changed { record: record.clone(), revision });
     // What was sent over an earlier revision is what stands here now, or will never be committed.
     *doubt = doubt.filter(|over| *over >= revision);
     let next = compute(&record)?;
@@ -149,6 +163,7 @@ async fn attempt(
         Err(error @ RegistryError::Unavailable { .. }) => {
             *doubt = Some(revision);
             let (now, record) = read(registry, disk).await?;
+            *seen = Some(Changed { record: record.clone(), revision: now.mod_revision });
             let is_committed = now.mod_revision > revision && record == next;
             if is_committed { done(record, now.mod_revision) } else { Ok(Attempt::Again(error)) }
         }
@@ -166,6 +181,16 @@ mod tests {
     use weir_cluster::membership::SessionConfig;
     use weir_cluster::ownership::{Gone, OwnerGone, claim_free, set_policy, take_over};
     use weir_cluster::records::{NodeRecord, Policy, Source};
+
+    async fn change(
+        registry: &dyn Registry,
+        session: &NodeSession,
+        disk: &str,
+        taken_from: Option<&NodeRef>,
+        compute: impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal>,
+    ) -> Result<Changed, ChangeError> {
+        super::change(registry, session, disk, taken_from, &mut None, compute).await
+    }
 
     async fn cluster(directory: &std::path::Path) -> (Arc<Moody>, NodeSession) {
         let registry = Arc::new(Moody::open(directory, Arc::default()));

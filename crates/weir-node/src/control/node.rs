@@ -85,19 +85,16 @@ impl Node {
         VolumeRecord::of(&entry).map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))
     }
 
-    /// The file or device behind a disk.
+    /// The file or device behind a disk. Does not look at the storage, which may hang.
     ///
     /// # Errors
-    /// In words: the volume is unknown, or its directory cannot be opened on this node.
+    /// In words: the volume is unknown.
     pub async fn backing_path(&self, record: &DiskRecord) -> Result<PathBuf, String> {
         match &record.source {
             Source::Device { path } => Ok(path.clone()),
             Source::File { name } => {
                 let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
-                let name = name.clone();
-                blocking(move || DirVolume::open(volume.path)?.disk_path(&name))
-                    .await
-                    .map_err(|error| error.message)
+                DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())
             }
         }
     }

@@ -33,7 +33,7 @@ use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
 use super::room::Role;
-use crate::api::{ApiError, ApiErrorKind};
+use crate::api::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 use former::{Formers, mark_of};
 pub use messages::{Inbox, Message, Request};
@@ -78,6 +78,8 @@ struct DiskTask {
     /// What became of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it was a
     /// move, the disk is served again only then.
     doubt: Option<u64>,
+    /// A change of the record is under way.
+    changing: bool,
     /// A replica has refused this owner, and the registry has not been asked yet.
     refused: bool,
     sessions: watch::Receiver<u64>,
@@ -86,6 +88,8 @@ struct DiskTask {
     copy_knows: u64,
     /// The `released/` notes that are still to be written: the epochs.
     owed_releases: BTreeSet<u64>,
+    /// They are not tried again before this.
+    note_at: Option<Nanos>,
     /// A change of the record that the shard wants, and that came while another step was waiting.
     postponed: Option<Notice>,
     /// A replica has refused this owner while another step was waiting.
@@ -125,11 +129,13 @@ impl DiskTask {
             connected: HashMap::new(),
             told_policy: None,
             doubt: None,
+            changing: false,
             refused: false,
             sessions: node.rights.sessions(),
             forgotten_below: 0,
             copy_knows: 0,
             owed_releases: BTreeSet::new(),
+            note_at: None,
             postponed: None,
             newly_refused: false,
             waiting: Vec::new(),
@@ -143,7 +149,7 @@ impl DiskTask {
     async fn run(mut self) {
         let mut changes = self.node.world.changes();
         loop {
-            let again = self.reconcile().await;
+            let again = [self.reconcile().await, self.note_at].into_iter().flatten().min();
             if self.catch_up().await {
                 continue;
             }
@@ -244,7 +250,7 @@ impl DiskTask {
         let now = Nanos::now();
         self.write_owed_releases().await;
         if self.is_unreadable() {
-            return self.retry_at;
+            return self.retry_at.filter(|at| *at > now);
         }
         let record = self.record();
         let is_closed = record.as_ref().is_some_and(|record| self.closed_since(record).is_some());
@@ -460,10 +466,8 @@ impl DiskTask {
         serves_until: Arc<AtomicU64>,
     ) -> Result<(), String> {
         let (node, of) = (Arc::clone(&self.node), record.clone());
-        let find = async move {
-            node.backing_path(&of).await.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))
-        };
-        let path = self.storage(find).await.map_err(|error| error.message)?;
+        let find = async move { node.backing_path(&of).await };
+        let path = self.meanwhile(find).await.map_err(|error| error.to_string())??;
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
@@ -543,9 +547,10 @@ impl DiskTask {
 
     /// Writes all that is owed: the disk may have come and gone again before the registry answered.
     async fn write_owed_releases(&mut self) {
-        if self.retry_at.is_some_and(|at| at > Nanos::now()) {
+        if self.note_at.is_some_and(|at| at > Nanos::now()) {
             return;
         }
+        self.note_at = None;
         while let Some(&epoch) = self.owed_releases.first() {
             let note = ReleasedRecord {
                 disk: self.name.clone(),
@@ -561,7 +566,7 @@ impl DiskTask {
                 Ok(_) | Err(RegistryError::Conflict { .. }) => drop(self.owed_releases.pop_first()),
                 Err(error) => {
                     tracing::debug!(disk = self.name, %error, "a release is still to be noted");
-                    self.retry_at = Some(Nanos::now() + RETRY);
+                    self.note_at = Some(Nanos::now() + RETRY);
                     return;
                 }
             }

@@ -48,8 +48,11 @@ impl DiskTask {
 
     /// The record is this at `revision`. Where that is news, what was sent over an earlier revision is what stands here now, or will
     /// never be committed: no doubt about it is left, and a disk that was about to be handed over, and is this node's, stays here.
+    ///
+    /// While a change of ours is under way this waits for its end: it may have been sent over this very revision, which would say nothing
+    /// about it.
     pub(super) fn heard(&mut self, record: &DiskRecord, revision: u64) {
-        if revision <= self.heard {
+        if self.changing || revision <= self.heard {
             return;
         }
         self.heard = revision;
@@ -149,9 +152,12 @@ impl DiskTask {
     ) -> Result<DiskRecord, ChangeError> {
         let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let compute = self.proposing(compute);
-        let changed = change::change(&*node.registry, &node.session, &name, owner, compute);
+        let mut seen = None;
+        self.changing = true;
+        let changed = change::change(&*node.registry, &node.session, &name, owner, &mut seen, compute);
         let changed = self.meanwhile(changed).await.unwrap_or_else(Err);
-        self.changed(changed)
+        self.changing = false;
+        self.changed(changed, seen)
     }
 
     /// Chooses guards for what a change leaves without replicas. Before a change is sent, the set that it brings counts beside the
@@ -175,22 +181,32 @@ impl DiskTask {
         }
     }
 
-    fn changed(&mut self, changed: Result<Changed, ChangeError>) -> Result<DiskRecord, ChangeError> {
-        match changed {
+    /// `seen`: the record as the change has read it last.
+    fn changed(
+        &mut self,
+        changed: Result<Changed, ChangeError>,
+        seen: Option<Changed>,
+    ) -> Result<DiskRecord, ChangeError> {
+        let error = match changed {
             Ok(Changed { record, revision }) => {
                 self.told(&record, revision);
-                Ok(record)
+                return Ok(record);
             }
-            Err(error) => {
-                self.doubt = self.doubt.max(error.doubt());
-                // What an earlier change asked for may still commit: only a later revision ends that.
-                if self.doubt.is_none() {
-                    self.node.rights.step(&self.name, Event::NotCommitted);
-                    self.node.rights.step(&self.name, Event::Kept);
-                }
-                Err(error)
-            }
+            Err(error) => error,
+        };
+        self.doubt = self.doubt.max(error.doubt());
+        // An attempt that was not answered may have committed before a later one was refused.
+        if let Some(Changed { record, revision }) = seen {
+            self.told(&record, revision);
         }
+        if error.is_taken_from(&self.me) {
+            self.node.rights.end(&self.name);
+        } else if self.doubt.is_none() {
+            // What an earlier change asked for may still commit otherwise: only a later revision ends that.
+            self.node.rights.step(&self.name, Event::NotCommitted);
+            self.node.rights.step(&self.name, Event::Kept);
+        }
+        Err(error)
     }
 
     /// Nobody has heard what became of a change. A read of the record as it was would not settle it, because the change may commit late:

@@ -61,6 +61,66 @@ async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
     assert!(task.doubt.is_some() && !serves(&until));
 }
 
+/// P2: a move that commits late has not failed, though it is refused when it is tried once more.
+#[tokio::test]
+async fn a_move_that_commits_late_is_not_taken_for_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mood = Arc::new(Mood::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    mood.delays.store(true, Ordering::Relaxed);
+    task.hand_over(&NodeRef::new("b", 1)).await.unwrap_err();
+    assert!(!serves(&until), "b owns it");
+    assert!(task.is_taken() && task.doubt.is_none());
+}
+
+/// P3: so has another set of replicas, which is asked for grants from then on.
+#[tokio::test]
+async fn a_set_that_commits_late_is_the_set() {
+    let directory = tempfile::tempdir().unwrap();
+    let mood = Arc::new(Mood::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    task.connected.insert("c".into(), NodeRef::new("c", 1));
+    mood.delays.store(true, Ordering::Relaxed);
+    task.want_configuration(3, &["b".to_owned(), "c".to_owned()], true).await;
+    let members: Vec<_> = node.rights.members().into_iter().collect();
+    assert_eq!((members, serves(&until)), (vec!["b".to_owned(), "c".to_owned()], true));
+    assert!(told.recv().await.unwrap().contains("NotConfigured"), "it is of another epoch by now");
+    assert_eq!(task.record().unwrap().replicas.len(), 2);
+}
+
+/// P2: news of the revision over which a move has been sent says nothing about that move.
+#[tokio::test]
+async fn a_move_under_way_does_not_end_with_the_record_that_it_was_sent_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let mood = Arc::new(Mood::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    let (entry, record) = change::read(&*node.registry, "d").await.unwrap();
+    // Comes between the move's two reads.
+    mood.delays.store(true, Ordering::Relaxed);
+    let other = DiskRecord { policy: Policy::WriteBack(2), ..record };
+    node.registry.transact(other.replace(&entry)).await.unwrap_err();
+    mood.hangs.store(true, Ordering::Relaxed);
+    let to = NodeRef::new("b", 1);
+    let seen = async {
+        while !mood.hung.load(Ordering::Relaxed)
+            || node.world.seen("d").revision() == Some(entry.mod_revision)
+        {
+            weir_task::sleep(Duration::from_millis(1)).await;
+        }
+        weir_task::sleep(Duration::from_millis(50)).await;
+    };
+    tokio::select! {
+        moved = task.hand_over(&to) => panic!("the registry hangs: {moved:?}"),
+        () = seen => {}
+    }
+    assert!(!serves(&until), "b may own it at any moment");
+}
+
 /// P9: a disk that is to be closed waits for its shard, and that waits for the right, which only a doubt's end brings back.
 #[tokio::test]
 async fn a_doubt_ends_while_another_step_waits() {

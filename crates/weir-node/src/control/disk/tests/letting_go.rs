@@ -53,7 +53,7 @@ async fn every_release_is_noted() {
         let theirs = DiskRecord { owner: Some(b), epoch: epoch + 1, former, ..record.clone() };
         mood.refuses.store(!heard, std::sync::atomic::Ordering::Relaxed);
         task.let_go(epoch + 1, Some(theirs)).await;
-        sleep_until(Some(task.retry_at.take().unwrap_or_default())).await;
+        sleep_until(Some(task.note_at.unwrap_or_default())).await;
     }
     for epoch in [3, 7] {
         let note = node.registry.get(&keys::released("d", epoch, "a")).await.unwrap();
