@@ -140,7 +140,7 @@ async fn look(node: &Node) -> Look {
         // What is closed holds nothing.
         _ if unreleased.contains(&status.disk) => false,
         Seen::Record { record, .. } => would_be_lost(&record, status, &me, |node| others.stays(node)),
-        Seen::Unreadable { .. } => status.dirty_bytes > 0,
+        Seen::Unreadable { .. } => status.dirty_bytes > 0 || status.state == SILENT,
         Seen::Nothing => false,
     };
     let mut look = summary(&statuses, is_lost);

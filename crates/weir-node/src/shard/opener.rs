@@ -77,14 +77,13 @@ impl Storage for Files {
 
     fn look(&self, path: &Path, mark: Mark, answer: oneshot::Sender<Trace>) {
         let path = path.to_owned();
-        let work = move || {
-            let seen = mark.look(&path).unwrap_or_else(|error| {
-                tracing::warn!(%error, "the end of a former owner's requests cannot be seen");
-                Trace::Unknown
-            });
-            let _ = answer.send(seen);
+        let work = move || match mark.look(&path) {
+            Ok(seen) => drop(answer.send(seen)),
+            Err(error) => {
+                tracing::warn!(%error, "the end of a former owner's requests cannot be seen now");
+            }
         };
-        // Without a thread nobody looks, and it is asked again.
+        // Without an answer it is asked again.
         let _ = thread::Builder::new().name("weir-look".into()).spawn(work);
     }
 }

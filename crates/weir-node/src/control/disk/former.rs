@@ -43,6 +43,8 @@ pub(super) struct Formers {
     looking: HashSet<NodeRef>,
     /// Nobody looks again before then.
     look_at: Option<Nanos>,
+    /// Since when nobody has been able to look for those.
+    unseen: HashMap<NodeRef, Nanos>,
     /// Whose I/O outlasts them so much that the operator has been told.
     outlasting: HashSet<NodeRef>,
     /// What the shard knows.
@@ -171,9 +173,22 @@ impl DiskTask {
 
     pub(super) fn on_looked(&mut self, process: NodeRef, seen: Option<Trace>) {
         self.formers.looking.remove(&process);
-        if let Some(seen) = seen {
-            self.formers.traces.insert(process, seen);
-        }
+        let seen = match seen {
+            Some(seen) => {
+                self.formers.unseen.remove(&process);
+                seen
+            }
+            None => {
+                let (now, grace) = (Nanos::now(), self.node.config.lease.fence_grace.0);
+                let since = *self.formers.unseen.entry(process.clone()).or_insert(now);
+                if now < since + grace {
+                    return;
+                }
+                // What keeps failing never shows an end: then only time tells, and guests do not wait for ever (P9).
+                Trace::Unknown
+            }
+        };
+        self.formers.traces.insert(process, seen);
     }
 
     /// Tells the shard what has become certain, and the registry when nothing is left to be waited for. Says when to look again.
