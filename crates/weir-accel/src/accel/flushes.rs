@@ -59,14 +59,15 @@ impl Flushes {
         self.served.len()
     }
 
-    /// Begins the next flush, if one is asked for and none is under way: everybody who has asked is answered by it.
-    pub(super) fn begin(&mut self) -> bool {
-        if self.asked.is_empty() || self.covers.is_some() {
-            return false;
-        }
+    /// Whether a flush is asked for and none is under way.
+    pub(super) fn is_due(&self) -> bool {
+        !self.asked.is_empty() && self.covers.is_none()
+    }
+
+    /// Begins the flush that is due: everybody who has asked is answered by it.
+    pub(super) fn begin(&mut self) {
         std::mem::swap(&mut self.asked, &mut self.served);
         self.covers = Some(self.written);
-        true
     }
 
     /// The flush under way has come back. Says who waits for it, and what they are to be told.

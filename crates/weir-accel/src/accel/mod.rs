@@ -516,19 +516,23 @@ impl<L: Destage> Accel<L> {
         self.lower.submit(reactor, request);
     }
 
-    fn flush(&mut self, reactor: &mut Reactor, tag: Tag) {
+    fn flush(&mut self, tag: Tag) {
         if self.owner.configuration().write_back && self.flushes.is_flushed() {
             // Everything acknowledged is in the log of every member of the set: that is what the policy names (P8).
             return self.finished.push(Completion { tag, result: Ok(Outcome::Done) });
         }
+        // It begins with the next turn: everybody who asks until then shares it.
         self.flushes.ask(tag);
-        self.begin_flush(reactor);
+    }
+
+    fn may_flush(&self) -> bool {
+        self.flushes.is_due() && !self.destager.is_flushing() && self.lower.has_room(RequestKind::Flush, 0)
     }
 
     /// Hands the flush that clients wait for to the backing, unless another one is under way.
     fn begin_flush(&mut self, reactor: &mut Reactor) {
-        if !self.destager.is_flushing() && self.lower.has_room(RequestKind::Flush, 0) && self.flushes.begin()
-        {
+        if self.may_flush() {
+            self.flushes.begin();
             let tag = self.below_tag(Below::Flush);
             self.lower.submit(reactor, Request::Flush { tag });
         }
@@ -640,7 +644,7 @@ impl<L: Destage> Layer for Accel<L> {
             Request::Discard { tag, offset, length, .. } => {
                 self.zero(tag, offset, length, RecordKind::Discard)
             }
-            Request::Flush { tag } => self.flush(reactor, tag),
+            Request::Flush { tag } => self.flush(tag),
             Request::Extents { tag, offset, length } => {
                 let before = reads::data_runs(&self.index, offset, length);
                 let tag = self.below_tag(Below::Extents { tag, before });

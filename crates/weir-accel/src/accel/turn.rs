@@ -42,13 +42,15 @@ impl<L: Destage> Accel<L> {
                 self.destage(reactor, now);
             }
         }
-        // A backing in memory has answered already.
+        self.begin_flush(reactor);
+        // A backing in memory has answered already; any other begins now with what it was handed.
         self.collect(reactor, now);
         self.decide(reactor, now);
         self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
-        self.begin_flush(reactor);
+        // What has come back may have made way for the next flush, and there may be no other reason for a turn.
+        self.again |= self.may_flush();
         let answers = holds_right || self.planted.has(Bug::ReplyWithoutLease);
         if !answers || self.owner.is_fenced() || self.owner.waits_for_former() {
             return;
@@ -132,8 +134,6 @@ impl<L: Destage> Accel<L> {
         }
         let (tags, result) = self.flushes.ended(result);
         self.finished.extend(tags.map(|tag| Completion { tag, result: result.map(|()| Outcome::Done) }));
-        // A backing in memory has answered within this turn: whoever waits for this flush gets the next one.
-        self.again = true;
     }
 
     fn read_back(

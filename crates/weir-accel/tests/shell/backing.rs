@@ -32,6 +32,8 @@ pub struct Script {
     pub fails: bool,
     pub writes: usize,
     pub flushes: usize,
+    /// Something was handed down and the backing has not been advanced since: a file begins with nothing before.
+    pub unseen: bool,
 }
 
 impl Script {
@@ -98,12 +100,14 @@ impl Layer for Backing {
             Operation::Read(..) | Operation::Extents(..) => {}
         }
         script.waiting.push_back(operation);
+        script.unseen = true;
     }
 
     fn on_event(&mut self, _reactor: &mut Reactor, _event: Event) {}
 
     fn advance(&mut self, _reactor: &mut Reactor, done: &mut Vec<Completion>) {
         let mut script = self.0.borrow_mut();
+        script.unseen = false;
         for _ in 0..script.waiting.len() {
             let operation = script.waiting.pop_front().unwrap();
             if script.holds(&operation) {

@@ -14,6 +14,7 @@ fn a_flush_covers_only_what_ended_before_it_began() {
     disk.settle();
     disk.script.borrow_mut().hold_flushes = true;
     disk.flush(1);
+    disk.settle();
     disk.write(2, 0, 7);
     disk.settle();
     assert_eq!(disk.tags(), [2]);
@@ -133,14 +134,14 @@ fn whoever_asks_during_a_flush_is_answered_by_the_next_one_together() {
     let mut disk = Disk::new(write_through());
     disk.settle();
     disk.script.borrow_mut().hold_flushes = true;
-    for tag in 1..=5 {
-        disk.flush(tag);
+    for tags in [1..=3, 4..=7] {
+        tags.for_each(|tag| disk.flush(tag));
+        disk.settle();
     }
-    disk.settle();
     assert_eq!((flushes_under_way(&disk), disk.done.len()), (1, 0));
     disk.script.borrow_mut().hold_flushes = false;
     disk.settle();
-    assert_eq!((disk.tags(), disk.script.borrow().flushes), (vec![1, 2, 3, 4, 5], 2));
+    assert_eq!((disk.tags(), disk.script.borrow().flushes), (vec![1, 2, 3, 4, 5, 6, 7], 2));
 }
 
 #[test]
@@ -149,6 +150,7 @@ fn flushes_that_wait_are_refused_once_the_disk_is_anothers() {
     disk.settle();
     disk.script.borrow_mut().hold_flushes = true;
     disk.flush(1);
+    disk.settle();
     disk.flush(2);
     disk.accel.let_go(&mut disk.reactor);
     disk.settle();

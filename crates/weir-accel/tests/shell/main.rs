@@ -108,8 +108,14 @@ impl Disk {
         for event in events {
             self.accel.on_event(&mut self.reactor, event);
         }
+        self.advance();
+    }
+
+    fn advance(&mut self) {
         self.accel.advance(&mut self.reactor, &mut self.done);
         self.accel.take_notices(&mut self.notices);
+        let forgotten = self.script.borrow().unseen && self.accel.deadline() > Nanos(0);
+        assert!(!forgotten, "nobody advances the backing, which has something to begin with (P9)");
     }
 
     /// Turns as a shard takes them: only when something happened or is due. How many.
@@ -122,8 +128,7 @@ impl Disk {
             for event in events {
                 self.accel.on_event(&mut self.reactor, event);
             }
-            self.accel.advance(&mut self.reactor, &mut self.done);
-            self.accel.take_notices(&mut self.notices);
+            self.advance();
             turns += 1;
         }
         turns

@@ -181,7 +181,7 @@ impl DiskTask {
             None => {
                 let (now, grace) = (Nanos::now(), self.node.config.lease.fence_grace.0);
                 let since = *self.formers.unseen.entry(process.clone()).or_insert(now);
-                if now < since + grace {
+                if now < since + grace || self.formers.traces.get(&process) == Some(&Trace::UnderWay) {
                     return;
                 }
                 // What keeps failing never shows an end: then only time tells, and guests do not wait for ever (P9).

@@ -195,13 +195,15 @@ impl DiskTask {
             Err(error) => error,
         };
         self.doubt = self.doubt.max(error.doubt());
+        let is_taken = error.is_taken_from(&self.me);
+        if is_taken {
+            self.node.rights.end(&self.name);
+        }
         // An attempt that was not answered may have committed before a later one was refused.
         if let Some(Changed { record, revision }) = seen {
             self.told(&record, revision);
         }
-        if error.is_taken_from(&self.me) {
-            self.node.rights.end(&self.name);
-        } else if self.doubt.is_none() {
+        if !is_taken && self.doubt.is_none() {
             // What an earlier change asked for may still commit otherwise: only a later revision ends that.
             self.node.rights.step(&self.name, Event::NotCommitted);
             self.node.rights.step(&self.name, Event::Kept);
