@@ -13,11 +13,11 @@ const RARE: [(Bug, u64); 11] = [
     (Bug::DestageInheritedInParts, 8010),
     (Bug::DestageBesideBypass, 308),
     (Bug::KeepUninherited, 1555),
-    (Bug::KeepForeignLog, 2319),
+    (Bug::KeepForeignLog, 3105),
     (Bug::ForgetRewind, 898),
     (Bug::KeepPinned, 363),
     (Bug::OpenWhileFenced, 1750),
-    (Bug::SkipSeal, 2319),
+    (Bug::SkipSeal, 3165),
     (Bug::SkipFreedPart, 1065),
 ];
 

@@ -64,6 +64,9 @@ impl Cluster {
                 owner.node, status.reason
             ));
         }
+        if !record.misplaced.is_empty() {
+            return Some(format!("replicas are where the policy wants none: {record:?}"));
+        }
         if !record.former.is_empty() {
             return Some("the record still names former owners".into());
         }
