@@ -229,8 +229,10 @@ impl Cluster {
         };
         match request.kind {
             RequestKind::Read => {
-                self.histories[request.block].read(read, request.began, end);
-                self.known[request.block].read(read, request.began, end);
+                if !self.known[request.block].was_there(read, request.began) {
+                    self.histories[request.block].read(read, request.began, end);
+                    self.known[request.block].read(read, request.began, end);
+                }
                 if self.flushed {
                     self.last_read[request.block] = Some(read);
                 }

@@ -16,6 +16,8 @@ pub struct Known {
     pub seen: Seen,
     /// From writes that were acknowledged alone: what was read may have been in a volatile cache.
     pub kept: Seen,
+    /// Values that the backing has lost, which nobody had been promised, and when. A read that began before may bring one yet.
+    lost: Vec<(u64, u64)>,
 }
 
 impl Known {
@@ -26,6 +28,17 @@ impl Known {
 
     pub fn read(&mut self, value: u64, began: u64, ended: u64) {
         self.seen.ended(value, began, ended);
+    }
+
+    /// The backing has lost a value that nobody had been promised.
+    pub fn lost(&mut self, value: u64, at: u64) {
+        self.seen.forget(value);
+        self.lost.push((value, at));
+    }
+
+    /// Whether a read that began then may have brought this value before it was lost.
+    pub fn was_there(&self, value: u64, began: u64) -> bool {
+        self.lost.iter().any(|&(lost, at)| lost == value && began < at)
     }
 }
 
@@ -51,7 +64,7 @@ impl Seen {
     }
 
     /// Nobody needs to have seen it.
-    pub fn forget(&mut self, value: u64) {
+    fn forget(&mut self, value: u64) {
         self.ended.remove(&value);
         self.latest.retain(|&(_, other)| other != value);
     }
@@ -123,7 +136,7 @@ impl Cluster {
             }
         }
         values.iter().enumerate().find_map(|(block, value)| {
-            let Known { seen, kept } = &self.known[block];
+            let Known { seen, kept, .. } = &self.known[block];
             let durable = self.in_backing(block, true);
             let lost = || kept.newer_than(durable).filter(|_| value.is_none() && self.durable_writes);
             let value = value.unwrap_or_else(|| self.in_backing(block, false));
@@ -138,12 +151,13 @@ impl Cluster {
 
     /// The backing loses its power. What it loses of values that were never acknowledged may be lost.
     pub fn backing_loses_power(&mut self) {
+        let at = self.tick();
         let before: Vec<u64> = (0..BLOCKS).map(|block| self.in_backing(block, false)).collect();
         self.world.power_cut(self.medium);
         for (block, before) in before.into_iter().enumerate() {
             if self.in_backing(block, false) != before && !self.histories[block].is_acknowledged(before) {
                 self.histories[block].forget_reads(before);
-                self.known[block].seen.forget(before);
+                self.known[block].lost(before, at);
             }
         }
     }

@@ -283,7 +283,9 @@ impl Cluster {
     /// All machines lose their power at once.
     pub fn lose_power(&mut self) -> bool {
         let nobody = Process { node: NODES, incarnation: 0 };
-        if self.flash.is_empty() || !self.holders_survive(nobody, |holder| self.keeps_copy(holder)) {
+        // Whoever has asked for the disk may own it alone by the time that it is there again.
+        let keep = self.taking_over.iter().all(|process| self.keeps_copy(*process));
+        if self.flash.is_empty() || !keep || !self.holders_survive(nobody, |holder| self.keeps_copy(holder)) {
             return false;
         }
         self.note(|| "all machines lose their power".into());

@@ -62,7 +62,7 @@ impl Cluster {
             }
         }
         values.iter().enumerate().find_map(|(block, value)| {
-            let Known { seen, kept } = &self.known[block];
+            let Known { seen, kept, .. } = &self.known[block];
             let durable = self.in_backing(block, true);
             let lost = || kept.newer_than(durable).filter(|_| value.is_none() && self.durable_writes);
             let value = value.unwrap_or_else(|| self.in_backing(block, false));
@@ -77,12 +77,13 @@ impl Cluster {
 
     /// The backing loses its power. What it loses of values that were never acknowledged may be lost.
     pub fn backing_loses_power(&mut self) {
+        let at = self.tick();
         let before: Vec<u64> = (0..BLOCKS).map(|block| self.in_backing(block, false)).collect();
         self.world.power_cut(self.medium);
         for (block, before) in before.into_iter().enumerate() {
             if self.in_backing(block, false) != before && !self.histories[block].is_acknowledged(before) {
                 self.histories[block].forget_reads(before);
-                self.known[block].seen.forget(before);
+                self.known[block].lost(before, at);
             }
         }
     }
