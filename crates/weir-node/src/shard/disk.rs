@@ -138,9 +138,9 @@ impl Disk {
         self.touched = true;
     }
 
-    /// Whether it needs a turn now.
-    pub fn is_due(&self, now: Nanos) -> bool {
-        self.touched || self.due <= now
+    /// Whether it needs a turn now: by what [`Disk::deadline`] says, or the shard would wait for a time that has come, and do nothing.
+    pub fn is_due(&self, now: Nanos, reactor: &Reactor, workspace: &Workspace) -> bool {
+        self.deadline(reactor, workspace) <= now
     }
 
     /// Whether it waits for memory that other disks give back without a word: it needs a turn after one of theirs.

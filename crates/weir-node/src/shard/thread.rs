@@ -222,7 +222,8 @@ impl Turning {
         let mut moved = self.turn_replicas();
         let now = self.reactor.now();
         let mut due = std::mem::take(&mut self.due);
-        due.extend(self.disks.iter().filter(|(_, disk)| disk.is_due(now)).map(|(slot, _)| slot));
+        let is_due = |disk: &Disk| disk.is_due(now, &self.reactor, &self.workspace);
+        due.extend(self.disks.iter().filter(|(_, disk)| is_due(disk)).map(|(slot, _)| slot));
         for &slot in &due {
             moved |= self.turn_disk(slot);
         }
