@@ -5,7 +5,7 @@
 mod common;
 mod support;
 
-use std::fs::File;
+use std::fs::{File, rename};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
@@ -133,6 +133,30 @@ fn a_lab_whose_owner_does_not_answer_does_not_end_with_its_writes() {
         assert!(ended.status.success(), "killed {kill}: {}", String::from_utf8_lossy(&ended.stderr));
         check_file(&bench, WRITTEN);
     }
+}
+
+/// A successor that cannot open the disk has its log, and as yet nothing to say about it.
+#[test]
+fn a_lab_whose_disk_is_being_opened_does_not_end_with_its_writes() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount(64 * MIB);
+    let mut bench = half_destaged(&filesystem);
+    let view = bench.wait(|view| !view.replicas.is_empty());
+    // It takes over when the end of the lab resumes it.
+    bench.lab.pause(&view.replicas[0]).unwrap();
+    bench.lab.kill(&view.owner.unwrap()).unwrap();
+    let file = filesystem.path().join(format!("{DISK}.raw"));
+    let away = file.with_extension("away");
+    rename(&file, &away).unwrap();
+    let refused = lab_down(&bench, &[]);
+    rename(&away, &file).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{said}{}", bench.logs());
+    assert!(said.contains(DISK) && said.contains("still opening"), "{said}");
+    filesystem.empty();
+    let ended = lab_down(&bench, &["--wait"]);
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    check_file(&bench, WRITTEN);
 }
 
 /// One checkpoint reaches the backing, and then it is full again: that is neither the end of the wait, nor of the refusal.

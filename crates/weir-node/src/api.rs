@@ -217,7 +217,7 @@ pub struct DiskView {
     /// The node whose clients may use it already, and whose first write moves it there.
     #[serde(default)]
     pub follower: Option<String>,
-    /// `closed`, `serving`, `waiting`, `unavailable`, or `owned` when another node has to be asked.
+    /// `closed`, `opening`, `serving`, `waiting`, `unavailable` (no copy of its log is left), or `owned` when another node has to be asked.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
     pub reason: String,

@@ -20,7 +20,6 @@ use weir_cluster::registry::Transaction;
 use weir_cluster::view::Seen;
 
 use crate::control::disk::{Message, Request};
-use crate::control::shards::SILENT;
 use crate::control::{Node, Tasks, decide::is_live};
 use crate::shard::messages::DiskStatus;
 
@@ -140,7 +139,7 @@ async fn look(node: &Node) -> Look {
         // What is closed holds nothing.
         _ if unreleased.contains(&status.disk) => false,
         Seen::Record { record, .. } => would_be_lost(&record, status, &me, |node| others.stays(node)),
-        Seen::Unreadable { .. } => status.dirty_bytes > 0 || status.state == SILENT,
+        Seen::Unreadable { .. } => status.dirty_bytes > 0 || status.state == DiskStatus::SILENT,
         Seen::Nothing => false,
     };
     let mut look = summary(&statuses, is_lost);
@@ -186,7 +185,7 @@ fn unspoken<'a>(
         DiskStatus {
             disk: record.name.clone(),
             role: role.into(),
-            state: SILENT.into(),
+            state: DiskStatus::SILENT.into(),
             ..DiskStatus::default()
         }
     };
@@ -199,7 +198,7 @@ fn summary(statuses: &[DiskStatus], is_lost: impl Fn(&DiskStatus) -> bool) -> Lo
     for status in statuses {
         let lost = is_lost(status);
         if lost {
-            let what = match status.state == SILENT {
+            let what = match status.state == DiskStatus::SILENT {
                 true => What::Unknown(status.dirty_bytes),
                 false => What::Dirty(status.dirty_bytes),
             };
@@ -221,7 +220,7 @@ fn would_be_lost(
     stays: impl Fn(&NodeRef) -> bool,
 ) -> bool {
     let owner = record.owner.as_ref();
-    let is_silent = status.state == SILENT;
+    let is_silent = status.state == DiskStatus::SILENT;
     // Under write-through nothing is acknowledged before the backing has it.
     let holds = (status.dirty_bytes > 0 || is_silent) && record.mode == Mode::WriteBack;
     let counts = match (status.role == "owner", owner == Some(me)) {
@@ -327,7 +326,7 @@ mod tests {
         let lost = |record: &DiskRecord, status: &DiskStatus| {
             would_be_lost(record, status, &me, |node| node.node == "b")
         };
-        let silent = |role: &str| DiskStatus { state: SILENT.into(), ..status(role, 0) };
+        let silent = |role: &str| DiskStatus { state: DiskStatus::SILENT.into(), ..status(role, 0) };
         assert!(lost(&alone, &silent("owner")) && !lost(&alone, &status("owner", 0)));
         assert!(!lost(&shared, &silent("owner")), "b has it");
         assert!(!lost(&DiskRecord { mode: Mode::WriteThrough, ..alone.clone() }, &silent("owner")));

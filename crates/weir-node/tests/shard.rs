@@ -176,8 +176,9 @@ async fn a_backing_that_cannot_be_opened_is_no_other_disks_trouble() {
     let mut opened = rig.begin(disk.clone()).await;
 
     let before = Nanos::now();
-    assert_eq!(rig.status("ill").await.unwrap().state, "opening");
-    assert_eq!(rig.status("well").await.unwrap().state, "serving");
+    let (ill, well) = (rig.status("ill").await.unwrap(), rig.status("well").await.unwrap());
+    assert_eq!((&*ill.state, &*well.state), ("opening", "serving"));
+    assert!(well.is_current() && !ill.is_current(), "nothing is known of a log before its disk is open");
     rig.open("another").await;
     assert!(Nanos::now() - before < AT_ONCE * 3, "{:?}", Nanos::now() - before);
     let summary = rig.load("well", 500).await;

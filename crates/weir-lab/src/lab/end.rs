@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use weir_block::Nanos;
 use weir_node::api::Medium;
 use weir_node::left_behind;
+use weir_node::shard::messages::DiskStatus;
 
 use super::{Lab, NodeReport, PATIENCE};
 use crate::error::LabError;
@@ -158,7 +159,9 @@ impl Awaited {
         for status in reports.iter().filter_map(|report| report.status.as_ref()) {
             let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
             for disk in own.filter(|disk| disk.medium == Medium::Ram) {
-                let Some(detail) = disk.detail.as_ref() else { continue };
+                let Some(detail) = disk.detail.as_ref().filter(|detail| detail.is_current()) else {
+                    continue;
+                };
                 let (acknowledged, destaged) = (detail.acknowledged, detail.destaged);
                 let watched = self.logs.entry((disk.name.clone(), status.node.clone()));
                 let watched = watched.or_insert(Watched { until: acknowledged, destaged, since: now });
@@ -172,8 +175,8 @@ impl Awaited {
         waits
     }
 
-    /// Disks whose owner is gone or does not answer, while it, or a node with a copy, still has their logs in memory. Nobody can say how
-    /// much there is before somebody has taken over.
+    /// Disks whose owner is gone, does not answer, or has not opened them yet, while it, or a node with a copy, still has their logs in
+    /// memory. Nobody can say how much there is before an owner has them open.
     fn ownerless(&mut self, reports: &[NodeReport], now: Nanos) -> Waits {
         let statuses = || reports.iter().filter_map(|report| report.status.as_ref());
         let runs = |name: &String| {
@@ -182,7 +185,7 @@ impl Awaited {
         let is_open = |disk: &String| {
             statuses().any(|status| {
                 let mut own = status.disks.iter().filter(|other| other.owner.as_ref() == Some(&status.node));
-                own.any(|own| own.name == *disk && own.detail.is_some())
+                own.any(|own| own.name == *disk && own.detail.as_ref().is_some_and(DiskStatus::is_current))
             })
         };
         let mut found = HashMap::new();
@@ -200,7 +203,7 @@ impl Awaited {
         self.ownerless = found.iter().map(|(disk, (since, _))| (disk.clone(), *since)).collect();
         let what = |disk, owner| {
             format!(
-                "{disk} (its owner {owner} does not answer, and no other node has taken over what memory holds of it)"
+                "{disk} (its owner {owner} does not answer or is still opening it, and the memory of the nodes may hold writes to it)"
             )
         };
         found.into_iter().map(|(disk, (since, owner))| (since, what(disk, owner))).collect()

@@ -17,9 +17,6 @@ use crate::shard::messages::{Command, DiskStatus};
 /// Longest wait for a shard to say what its disks are doing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The state of a disk whose shard does not answer.
-pub const SILENT: &str = "silent";
-
 /// Pause between two looks at whether the shard that is to answer hangs.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -104,7 +101,7 @@ impl ShardQueue {
     fn said_last(&self, number: usize) -> Vec<DiskStatus> {
         let mut statuses = self.last().clone();
         for status in &mut statuses {
-            status.state = SILENT.into();
+            status.state = DiskStatus::SILENT.into();
             status.reason =
                 format!("shard {number} of this node does not answer; the rest is what it said last");
         }

@@ -213,16 +213,19 @@ impl Operations {
         let (state, reason) = match (&record.owner, &detail) {
             (None, _) => ("closed".to_owned(), String::new()),
             (Some(_), Some(detail)) => (detail.state.clone(), detail.reason.clone()),
-            (Some(_), None) if mine => {
-                ("unavailable".to_owned(), "it is not open on its owner; see its log".to_owned())
-            }
+            (Some(_), None) if mine => (
+                DiskStatus::OPENING.to_owned(),
+                "it is not open on its owner yet; its log says why, if that lasts".to_owned(),
+            ),
             (Some(owner), None) if is_live(&self.node.world.nodes.now(), owner) => {
                 ("owned".to_owned(), String::new())
             }
             (Some(owner), None) => self.orphan(record, owner),
         };
         let uris = match &record.owner {
-            Some(owner) if state != "unavailable" => self.node.uris_on(&owner.node, &record.name),
+            Some(owner) if state != "unavailable" && (!mine || detail.is_some()) => {
+                self.node.uris_on(&owner.node, &record.name)
+            }
             _ => Vec::new(),
         };
         let places = record.owner.as_ref().map_or_else(Places::default, |owner| {

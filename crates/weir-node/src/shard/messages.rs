@@ -172,7 +172,8 @@ pub struct DiskStatus {
     pub disk: String,
     /// `owner` or `replica`.
     pub role: String,
-    /// `serving`, `waiting` (with the reason), `letting-go`, `failed`, or for a replica `complete`, `filling`, `sealed`.
+    /// `opening`, `serving`, `waiting` (with the reason), `closing`, `letting-go`, or for a replica `complete`, `filling`, `sealed`; `silent` when the shard
+    /// does not answer.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
     pub reason: String,
@@ -202,4 +203,18 @@ pub struct DiskStatus {
     pub clients: usize,
     /// Requests in flight at the top of the accelerator.
     pub in_flight: usize,
+}
+
+impl DiskStatus {
+    /// The state of a disk whose backing is being opened. Its numbers are zero, whatever its log holds.
+    pub const OPENING: &str = "opening";
+
+    /// The state of a disk whose shard does not answer. Its numbers are those of its last answer.
+    pub const SILENT: &str = "silent";
+
+    /// Whether the numbers are those of the disk's log now.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.state != DiskStatus::OPENING && self.state != DiskStatus::SILENT
+    }
 }

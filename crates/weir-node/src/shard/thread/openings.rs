@@ -165,7 +165,7 @@ impl Turning {
             DiskStatus {
                 disk: disk.clone(),
                 role: "owner".into(),
-                state: "opening".into(),
+                state: DiskStatus::OPENING.into(),
                 reason,
                 epoch: configuration.epoch,
                 effective: configuration.effective(),
