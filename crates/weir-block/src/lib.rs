@@ -7,6 +7,7 @@
 pub mod buffer;
 pub mod clock;
 pub mod error;
+pub mod group;
 pub mod layer;
 pub mod meter;
 pub mod metered;
@@ -19,6 +20,7 @@ pub mod socket;
 pub use buffer::{Buffer, BufferPool};
 pub use clock::{Clock, Nanos};
 pub use error::{Code, ErrorKind, IoError};
+pub use group::Group;
 pub use layer::{Destage, Layer, LayerInfo};
 pub use meter::{KindMeter, LayerMeter, Meter};
 pub use metered::{Metered, Observe};

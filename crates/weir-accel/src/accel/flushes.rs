@@ -5,7 +5,7 @@
 //! one for a client, the one whose writes were lost may be the one that succeeds (P6, P8). With one under way, its failure is
 //! passed on to everybody whose writes it may concern.
 
-use weir_block::{IoError, Tag};
+use weir_block::{Group, IoError, Tag};
 
 /// The flushes of one disk's clients, and the writes past the log that they cover.
 pub(super) struct Flushes {
@@ -13,12 +13,10 @@ pub(super) struct Flushes {
     written: u64,
     /// A flush that began after so many of those has succeeded.
     flushed: u64,
-    /// Those who wait for the next flush.
-    asked: Vec<Tag>,
-    /// Those whom the flush under way answers.
-    served: Vec<Tag>,
+    /// Who waits for them.
+    group: Group<Tag>,
     /// How many of the writes the flush under way covers.
-    covers: Option<u64>,
+    covers: u64,
     /// A checkpoint's flush has failed, and writes past the log that no flush has covered may be lost with it.
     lost: Option<IoError>,
 }
@@ -26,7 +24,7 @@ pub(super) struct Flushes {
 impl Flushes {
     /// The former owner's writes have not been flushed by this owner.
     pub(super) fn new() -> Flushes {
-        Flushes { written: 1, flushed: 0, asked: Vec::new(), served: Vec::new(), covers: None, lost: None }
+        Flushes { written: 1, flushed: 0, group: Group::default(), covers: 0, lost: None }
     }
 
     /// A write has gone past the log to the backing, and has ended.
@@ -39,35 +37,26 @@ impl Flushes {
         self.flushed >= self.written
     }
 
-    /// A client asks for a flush.
-    pub(super) fn ask(&mut self, tag: Tag) {
-        self.asked.push(tag);
+    /// The clients that wait.
+    pub(super) fn group(&mut self) -> &mut Group<Tag> {
+        &mut self.group
     }
 
-    /// Those who wait for the next flush, which will not be.
-    pub(super) fn give_up(&mut self) -> impl Iterator<Item = Tag> {
-        self.asked.drain(..)
-    }
-
-    /// How many wait for the next flush.
-    pub(super) fn waiting(&self) -> usize {
-        self.asked.len()
-    }
-
-    /// How many wait for the flush under way.
-    pub(super) fn under_way(&self) -> usize {
-        self.served.len()
-    }
-
-    /// Whether a flush is asked for and none is under way.
+    /// Whether clients wait for a flush that has not begun, and none is under way.
     pub(super) fn is_due(&self) -> bool {
-        !self.asked.is_empty() && self.covers.is_none()
+        self.group.is_due()
     }
 
-    /// Begins the flush that is due: everybody who has asked is answered by it.
+    /// How many clients wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.group.waiting() + self.group.joined()
+    }
+
+    /// Begins the flush that is due.
     pub(super) fn begin(&mut self) {
-        std::mem::swap(&mut self.asked, &mut self.served);
-        self.covers = Some(self.written);
+        if self.group.start() {
+            self.covers = self.written;
+        }
     }
 
     /// The flush under way has come back. Says who waits for it, and what they are to be told.
@@ -75,12 +64,11 @@ impl Flushes {
         &mut self,
         result: Result<(), IoError>,
     ) -> (impl Iterator<Item = Tag>, Result<(), IoError>) {
-        let covers = self.covers.take().unwrap_or(0);
         let result = self.lost.take().map_or(result, Err);
         if result.is_ok() {
-            self.flushed = self.flushed.max(covers);
+            self.flushed = self.flushed.max(self.covers);
         }
-        (self.served.drain(..), result)
+        (self.group.finish(), result)
     }
 
     /// The flush of a checkpoint has failed.

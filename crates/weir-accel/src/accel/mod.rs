@@ -522,7 +522,7 @@ impl<L: Destage> Accel<L> {
             return self.finished.push(Completion { tag, result: Ok(Outcome::Done) });
         }
         // It begins with the next turn: everybody who asks until then shares it.
-        self.flushes.ask(tag);
+        self.flushes.group().arrive(tag);
     }
 
     fn may_flush(&self) -> bool {
@@ -674,8 +674,7 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn in_flight(&self) -> usize {
-        let flushes = self.flushes.waiting() + self.flushes.under_way();
-        let waiting = self.deferred.len() + usize::from(self.behind.is_some()) + flushes;
+        let waiting = self.deferred.len() + usize::from(self.behind.is_some()) + self.flushes.waiting();
         self.below.len() + self.writes.len() + self.held.len() + waiting + self.finished.len()
     }
 

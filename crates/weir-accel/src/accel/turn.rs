@@ -49,7 +49,7 @@ impl<L: Destage> Accel<L> {
         self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
-        // What has come back may have made way for the next flush, and there may be no other reason for a turn.
+        // A flush that ended in this turn may have been the last thing in the way of the next one, and no event will ask for another turn.
         self.again |= self.may_flush();
         let answers = holds_right || self.planted.has(Bug::ReplyWithoutLease);
         if !answers || self.owner.is_fenced() || self.owner.waits_for_former() {
@@ -262,7 +262,7 @@ impl<L: Destage> Accel<L> {
         let whole = self.owner.checkpoint_whole();
         self.destager.begin(now, &self.log, from, limit, whole, urgent);
         let Accel { destager, log, lower, below, .. } = self;
-        let may_flush = self.flushes.under_way() == 0;
+        let may_flush = !self.flushes.group().is_running();
         self.again |=
             destager.submit(reactor, log, lower, may_flush, || Tag(below.insert(Below::Destage) as u64));
     }
@@ -308,7 +308,7 @@ impl<L: Destage> Accel<L> {
         self.writes.fail(error, &mut self.finished);
         let held = self.held.drain(..).map(|held| held.tag);
         let behind = self.behind.take().map(|request| request.tag());
-        let waiting = self.deferred.drain(..).map(|(tag, ..)| tag).chain(self.flushes.give_up());
+        let waiting = self.deferred.drain(..).map(|(tag, ..)| tag).chain(self.flushes.group().give_up());
         let tags = held.chain(waiting).chain(behind);
         self.finished.extend(tags.map(|tag| Completion { tag, result: Err(error) }));
         done.extend(

@@ -4,7 +4,6 @@ mod engine_sync;
 mod engine_uring;
 mod extents;
 mod filesystem;
-mod flushes;
 mod lookups;
 mod marker;
 mod storage;
@@ -16,15 +15,14 @@ use std::rc::Rc;
 use slab::Slab;
 use weir_block::buffer::LARGEST;
 use weir_block::{
-    Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
-    Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
-    SharedFile, Tag, WriteSource,
+    Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, Group,
+    IoError, Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request,
+    RequestKind, SharedFile, Tag, WriteSource,
 };
 
 use crate::error::VolumeError;
 use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
-use flushes::Flushes;
 use lookups::{Lookups, Question};
 pub use marker::{Mark, Trace};
 pub use storage::Medium;
@@ -124,7 +122,7 @@ pub struct FileBacking {
     ready: Vec<Completion>,
     /// Results being worked off; empty between calls, kept for its memory.
     round: Vec<Finished>,
-    flushes: Flushes,
+    flushes: Group<u32>,
     ways: Ways,
     /// Zeroes to write from.
     zeroes: Rc<Region>,
@@ -223,7 +221,7 @@ impl FileBacking {
             pending: Slab::new(),
             ready: Vec::new(),
             round: Vec::new(),
-            flushes: Flushes::default(),
+            flushes: Group::default(),
             ways,
             zeroes: Rc::new(zeroes),
             pool: reactor.buffers().clone(),
