@@ -53,7 +53,7 @@ fn flushes_under_way(disk: &Disk) -> usize {
     disk.script.borrow().waiting.iter().filter(is_flush).count()
 }
 
-/// What the flush with this tag was answered, once.
+/// The result of the flush with this tag, which has exactly one.
 fn answer(disk: &Disk, tag: u64) -> Result<(), Code> {
     let mut answers = disk.done.iter().filter(|done| done.tag.0 == tag);
     let answer = answers.next().expect("an answer").result.as_ref().map(drop).map_err(|error| error.code);

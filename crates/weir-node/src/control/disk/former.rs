@@ -184,7 +184,7 @@ impl DiskTask {
                 if now < since + grace || self.formers.traces.get(&process) == Some(&Trace::UnderWay) {
                     return;
                 }
-                // What keeps failing never shows an end: then only time tells, and guests do not wait for ever (P9).
+                // If every look fails, nobody ever sees an end: the fence grace decides, so that guests do not wait for ever (P9).
                 Trace::Unknown
             }
         };

@@ -1,4 +1,4 @@
-//! What a disk's task is told, and asked for.
+//! The messages that a disk's task receives, and the requests of operators among them.
 
 use tokio::sync::{mpsc, oneshot};
 use weir_block::{Nanos, Stream};
@@ -33,14 +33,14 @@ pub enum Message {
     Looked {
         /// The process.
         process: NodeRef,
-        /// What is to be seen; nothing if nobody could look.
+        /// The result; `None` if the look failed.
         seen: Option<Trace>,
     },
     /// An operator wants something.
     Request(Request),
 }
 
-/// What an operator can want of a disk.
+/// A request of an operator.
 #[derive(Debug)]
 pub enum Request {
     /// Own it and have it open.

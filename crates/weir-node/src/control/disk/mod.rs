@@ -349,7 +349,7 @@ impl DiskTask {
                 }
                 return self.retry_at.or(Some(Nanos::now()));
             }
-            // What comes next is looked at at once: the news of this record may have come during a pause, and there may be no other.
+            // The task decides again at once: this record may have arrived during a pause, and no other change may follow.
             (Decision::Configure, Some(record)) => {
                 self.configure(&record).await;
                 return Some(Nanos::now());
