@@ -1,11 +1,11 @@
-//! Grouping: one operation answers all who asked for it before it began, as one flush does.
+//! Grouping: one operation, such as a flush, completes all requests that arrived before it started.
 
-/// Who waits for which operation. One is under way at a time.
+/// The requests that wait for an operation. At most one operation is under way.
 #[derive(Debug)]
 pub struct Group<T> {
-    /// Arrived since the last operation began.
+    /// Arrived since the last operation started.
     waiting: Vec<T>,
-    /// Answered by the operation under way.
+    /// Completed by the operation under way.
     joined: Vec<T>,
     running: bool,
 }
@@ -17,25 +17,25 @@ impl<T> Default for Group<T> {
 }
 
 impl<T> Group<T> {
-    /// Somebody asks for the operation.
-    pub fn arrive(&mut self, one: T) {
-        self.waiting.push(one);
+    /// A request arrives.
+    pub fn arrive(&mut self, request: T) {
+        self.waiting.push(request);
     }
 
-    /// Whether the operation is asked for and none is under way.
+    /// Whether requests wait and no operation is under way.
     #[must_use]
     pub fn is_due(&self) -> bool {
         !self.running && !self.waiting.is_empty()
     }
 
-    /// Whether the operation is under way.
+    /// Whether an operation is under way.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.running
     }
 
-    /// True when the operation is to begin now. Nobody joins one that is under way already: writes that completed after a flush began
-    /// might not be covered by it (P8).
+    /// True when the caller has to start an operation now. No request joins one that is under way: writes that completed after a flush
+    /// started might not be covered by it (P8).
     pub fn start(&mut self) -> bool {
         let starts = self.is_due();
         if starts {
@@ -45,24 +45,24 @@ impl<T> Group<T> {
         starts
     }
 
-    /// The operation has ended: those whom it answers.
+    /// The operation has ended. Returns the requests that it completes.
     pub fn finish(&mut self) -> std::vec::Drain<'_, T> {
         self.running = false;
         self.joined.drain(..)
     }
 
-    /// Those who wait for the next operation, which will not be.
+    /// There will be no next operation. Returns the requests that waited for it.
     pub fn give_up(&mut self) -> std::vec::Drain<'_, T> {
         self.waiting.drain(..)
     }
 
-    /// How many wait for the next operation.
+    /// How many requests wait for the next operation.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// How many wait for the operation under way.
+    /// How many requests wait for the operation under way.
     #[must_use]
     pub fn joined(&self) -> usize {
         self.joined.len()

@@ -55,9 +55,9 @@ pub enum LabError {
     },
     /// To end now would lose acknowledged writes.
     #[error(
-        "nothing was ended: acknowledged writes are in memory only, and their backing takes nothing: disk {}; mend the \
-         backing, or `--wait` for it, or `--force` the end and lose them",
-        .0.join(", disk ")
+        "nothing was ended: acknowledged writes may be in memory only, and do not reach their backings: {}; mend what \
+         holds them up, or `--wait` for it, or `--force` the end and lose them",
+        .0.join(", ")
     )]
     WouldLose(Vec<String>),
     /// It has ended, and acknowledged writes are lost.

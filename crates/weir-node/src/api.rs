@@ -217,7 +217,8 @@ pub struct DiskView {
     /// The node whose clients may use it already, and whose first write moves it there.
     #[serde(default)]
     pub follower: Option<String>,
-    /// `closed`, `opening`, `serving`, `waiting`, `unavailable` (no copy of its log is left), or `owned` when another node has to be asked.
+    /// `closed`, `opening`, `serving`, `waiting`, `closing`, `letting-go`, `silent` (its shard does not answer), `unavailable` (no copy of its
+    /// log is left), or `owned` when another node has to be asked.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
     pub reason: String,

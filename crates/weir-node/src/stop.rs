@@ -224,7 +224,7 @@ fn would_be_lost(
     // Under write-through nothing is acknowledged before the backing has it.
     let holds = (status.dirty_bytes > 0 || is_silent) && record.mode == Mode::WriteBack;
     let counts = match (status.role == "owner", owner == Some(me)) {
-        (true, is_mine) => is_mine && (status.acknowledged > status.destaged || is_silent),
+        (true, is_mine) => is_mine && (status.promised > status.destaged || is_silent),
         // Taken over, or handed over, and not open yet.
         (false, true) => true,
         (false, false) => record.is_replica(me) && owner.is_some_and(|owner| !stays(owner)),
@@ -270,16 +270,10 @@ mod tests {
     }
 
     fn status(role: &str, dirty: u64) -> DiskStatus {
-        let (acknowledged, destaged) = (u64::from(dirty > 0) * 7, 0);
+        // Of an inherited log, nothing need be acknowledged by this owner.
+        let (promised, destaged) = (u64::from(dirty > 0) * 7, 0);
         let role = role.into();
-        DiskStatus {
-            disk: "d".into(),
-            role,
-            dirty_bytes: dirty,
-            acknowledged,
-            destaged,
-            ..DiskStatus::default()
-        }
+        DiskStatus { disk: "d".into(), role, dirty_bytes: dirty, promised, destaged, ..DiskStatus::default() }
     }
 
     #[test]

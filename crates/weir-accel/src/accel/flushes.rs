@@ -13,7 +13,7 @@ pub(super) struct Flushes {
     written: u64,
     /// A flush that began after so many of those has succeeded.
     flushed: u64,
-    /// Who waits for them.
+    /// The clients that wait for a flush.
     group: Group<Tag>,
     /// How many of the writes the flush under way covers.
     covers: u64,
@@ -47,8 +47,8 @@ impl Flushes {
         self.group.is_due()
     }
 
-    /// How many clients wait.
-    pub(super) fn waiting(&self) -> usize {
+    /// How many clients wait, for the next flush or the one under way.
+    pub(super) fn pending(&self) -> usize {
         self.group.waiting() + self.group.joined()
     }
 
@@ -59,7 +59,7 @@ impl Flushes {
         }
     }
 
-    /// The flush under way has come back. Says who waits for it, and what they are to be told.
+    /// The flush under way has come back. Returns the clients that wait for it, and their result.
     pub(super) fn ended(
         &mut self,
         result: Result<(), IoError>,

@@ -280,7 +280,7 @@ impl<L: Destage> Accel<L> {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let marks = self.owner.marks();
-        let waits = self.writes.len() > 0 || self.behind.is_some() || self.flushes.waiting() > 0;
+        let waits = self.writes.len() > 0 || self.behind.is_some() || self.flushes.pending() > 0;
         marks.destaged == marks.appended && self.is_quiet() && !waits
     }
 
@@ -435,6 +435,7 @@ impl<L: Destage> Accel<L> {
         AccelStatus {
             configuration: self.owner.configuration().clone(),
             marks: self.owner.marks(),
+            promised: self.owner.promised(),
             reason,
             dirty_bytes: self.dirty.bytes(),
             log_used: self.log.used(),
@@ -674,7 +675,7 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn in_flight(&self) -> usize {
-        let waiting = self.deferred.len() + usize::from(self.behind.is_some()) + self.flushes.waiting();
+        let waiting = self.deferred.len() + usize::from(self.behind.is_some()) + self.flushes.pending();
         self.below.len() + self.writes.len() + self.held.len() + waiting + self.finished.len()
     }
 

@@ -37,6 +37,8 @@ pub struct AccelStatus {
     pub configuration: Configuration,
     /// The watermarks.
     pub marks: Watermarks,
+    /// The last record that this owner, or the one whose log it has inherited, can have acknowledged.
+    pub promised: u64,
     /// Why something waits; empty when nothing is unusual.
     pub reason: String,
     /// Bytes acknowledged and not destaged.

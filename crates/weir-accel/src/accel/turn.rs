@@ -49,7 +49,7 @@ impl<L: Destage> Accel<L> {
         self.watch_room(now);
         self.retry_reads(reactor);
         self.go_on(reactor);
-        // A flush that ended in this turn may have been the last thing in the way of the next one, and no event will ask for another turn.
+        // A flush that ended in this turn may have been all that blocked the next one, and no event will trigger another turn.
         self.again |= self.may_flush();
         let answers = holds_right || self.planted.has(Bug::ReplyWithoutLease);
         if !answers || self.owner.is_fenced() || self.owner.waits_for_former() {

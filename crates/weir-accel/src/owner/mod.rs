@@ -200,8 +200,9 @@ impl Owner {
         self.configuration.wanted_replicas.filter(|_| !self.own.has_failed())
     }
 
-    /// Nothing after this record can have been acknowledged, by us or by whom the log was inherited from.
-    fn promised(&self) -> u64 {
+    /// The last record that this owner, or the one whose log it has inherited, can have acknowledged.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
         self.marks.acknowledged.max(self.inherited)
     }
 

@@ -1,22 +1,19 @@
 //! The end of a lab: nodes that are asked to stop destage everything first, and who asks hears what that would lose, or has lost.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use weir_block::Nanos;
-use weir_node::api::Medium;
+use weir_node::api::{DiskView, Medium};
 use weir_node::left_behind;
 use weir_node::shard::messages::DiskStatus;
 
 use super::{Lab, NodeReport, PATIENCE};
 use crate::error::LabError;
 use crate::process::ProcessState;
-
-/// The state of a disk whose copies are all gone already.
-const LOST: &str = "unavailable";
 
 /// A log from which nothing reaches its backing for so long is not going to be empty soon.
 const STUCK: Duration = Duration::from_secs(8);
@@ -41,8 +38,8 @@ pub enum Ending {
 struct Awaited {
     /// By disk and owner: another owner's log has numbers of its own.
     logs: HashMap<(String, String), Watched>,
-    /// Disks without an owner that answers, since when.
-    ownerless: HashMap<String, Nanos>,
+    /// Logs, and whole nodes, of which it is unknown how much there is to destage, since when.
+    unknown: HashMap<String, Nanos>,
 }
 
 /// What is waited for, and since when nothing of it has moved.
@@ -50,7 +47,7 @@ type Waits = Vec<(Nanos, String)>;
 
 /// The log of a disk that is waited for.
 struct Watched {
-    /// What was acknowledged when it was first seen.
+    /// What can have been acknowledged when it was first seen.
     until: u64,
     /// How far it is destaged, and since when.
     destaged: u64,
@@ -111,7 +108,7 @@ impl Lab {
         loop {
             let (now, reports) = (Nanos::now(), self.report());
             let mut waits = awaited.logs(&reports, ending, now);
-            waits.extend(awaited.ownerless(&reports, now));
+            waits.extend(awaited.unknown(&reports, now));
             let Some(since) = waits.iter().map(|(since, _)| *since).min() else { return Ok(()) };
             if ending == Ending::Refuse && now - since >= STUCK {
                 let stuck = waits.into_iter().filter(|(since, _)| now - *since >= STUCK);
@@ -156,56 +153,69 @@ impl Awaited {
     /// Logs that are not empty yet, as their owners say.
     fn logs(&mut self, reports: &[NodeReport], ending: Ending, now: Nanos) -> Waits {
         let mut waits = Waits::new();
-        for status in reports.iter().filter_map(|report| report.status.as_ref()) {
-            let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
-            for disk in own.filter(|disk| disk.medium == Medium::Ram) {
-                let Some(detail) = disk.detail.as_ref().filter(|detail| detail.is_current()) else {
-                    continue;
-                };
-                let (acknowledged, destaged) = (detail.acknowledged, detail.destaged);
-                let watched = self.logs.entry((disk.name.clone(), status.node.clone()));
-                let watched = watched.or_insert(Watched { until: acknowledged, destaged, since: now });
-                watched.look(destaged, now);
-                if destaged < if ending == Ending::Wait { acknowledged } else { watched.until } {
-                    let what = format!("{} ({} bytes; {})", disk.name, detail.dirty_bytes, disk.reason);
-                    waits.push((watched.since, what));
-                }
+        for disk in disks_in_memory(reports) {
+            let Some((node, detail)) = open_on(reports, disk) else { continue };
+            let (promised, destaged) = (detail.promised, detail.destaged);
+            let watched = self.logs.entry((disk.name.clone(), node.into()));
+            let watched = watched.or_insert(Watched { until: promised, destaged, since: now });
+            watched.look(destaged, now);
+            if destaged < if ending == Ending::Wait { promised } else { watched.until } {
+                let what = format!("disk {} ({} bytes; {})", disk.name, detail.dirty_bytes, detail.reason);
+                waits.push((watched.since, what));
             }
         }
         waits
     }
 
-    /// Disks whose owner is gone, does not answer, or has not opened them yet, while it, or a node with a copy, still has their logs in
-    /// memory. Nobody can say how much there is before an owner has them open.
-    fn ownerless(&mut self, reports: &[NodeReport], now: Nanos) -> Waits {
-        let statuses = || reports.iter().filter_map(|report| report.status.as_ref());
-        let runs = |name: &String| {
-            reports.iter().any(|report| report.node.name == *name && report.state == ProcessState::Running)
-        };
-        let is_open = |disk: &String| {
-            statuses().any(|status| {
-                let mut own = status.disks.iter().filter(|other| other.owner.as_ref() == Some(&status.node));
-                own.any(|own| own.name == *disk && own.detail.as_ref().is_some_and(DiskStatus::is_current))
-            })
-        };
-        let mut found = HashMap::new();
-        for disk in statuses()
-            .flat_map(|status| &status.disks)
-            .filter(|disk| disk.medium == Medium::Ram && disk.state != LOST)
-        {
-            let Some(owner) = &disk.owner else { continue };
-            let held = runs(owner) || disk.replicas.iter().any(runs);
-            if held && !is_open(&disk.name) && disk.effective != "write-through" {
-                let since = *self.ownerless.get(&disk.name).unwrap_or(&now);
-                found.insert(disk.name.clone(), (since, owner.clone()));
-            }
-        }
-        self.ownerless = found.iter().map(|(disk, (since, _))| (disk.clone(), *since)).collect();
-        let what = |disk, owner| {
-            format!(
-                "{disk} (its owner {owner} does not answer or is still opening it, and the memory of the nodes may hold writes to it)"
-            )
-        };
-        found.into_iter().map(|(disk, (since, owner))| (since, what(disk, owner))).collect()
+    /// Nodes that do not answer, and copies of the logs of disks that no owner has open.
+    fn unknown(&mut self, reports: &[NodeReport], now: Nanos) -> Waits {
+        let silent =
+            reports.iter().filter(|report| report.state != ProcessState::Gone && report.status.is_none());
+        let nodes = silent.map(|report| format!("node {} does not answer", report.node.name));
+        let disks = disks_in_memory(reports).filter(|disk| open_on(reports, disk).is_none());
+        let copies = disks.filter_map(|disk| {
+            let owner = disk.owner.as_deref()?;
+            let holders: Vec<&str> = reports.iter().filter_map(|report| copy_on(report, disk)).collect();
+            let holders = (!holders.is_empty()).then(|| holders.join(" and "))?;
+            Some(format!(
+                "disk {} (not open on its owner {owner}; its log is in the memory of {holders})",
+                disk.name
+            ))
+        });
+        let waits: Waits =
+            nodes.chain(copies).map(|what| (*self.unknown.get(&what).unwrap_or(&now), what)).collect();
+        self.unknown = waits.iter().map(|(since, what)| (what.clone(), *since)).collect();
+        waits
     }
+}
+
+/// The disks that may have a log in memory, each as a node shows it that knows the latest of it.
+fn disks_in_memory(reports: &[NodeReport]) -> impl Iterator<Item = &DiskView> {
+    let mut latest: BTreeMap<&str, &DiskView> = BTreeMap::new();
+    for disk in reports.iter().filter_map(|report| report.status.as_ref()).flat_map(|status| &status.disks) {
+        let known = latest.entry(&disk.name).or_insert(disk);
+        if disk.epoch > known.epoch {
+            *known = disk;
+        }
+    }
+    latest.into_values().filter(|disk| disk.medium == Medium::Ram && disk.effective != "write-through")
+}
+
+/// The node that has the disk open, and what it says of its log. A former owner that does not know its successor is none.
+fn open_on<'a>(reports: &'a [NodeReport], disk: &DiskView) -> Option<(&'a str, &'a DiskStatus)> {
+    reports.iter().filter_map(|report| report.status.as_ref()).find_map(|status| {
+        let is_same = |other: &&DiskView| other.name == disk.name && other.epoch == disk.epoch;
+        let own = status.disks.iter().find(is_same)?;
+        let detail = own.detail.as_ref().filter(|detail| detail.is_current())?;
+        (own.owner.as_ref() == Some(&status.node)).then_some((&*status.node, detail))
+    })
+}
+
+/// The node, if it keeps a copy of the disk's log that counts and may hold something.
+fn copy_on<'a>(report: &'a NodeReport, disk: &DiskView) -> Option<&'a str> {
+    let status = report.status.as_ref()?;
+    let counts = disk.owner.as_ref() == Some(&status.node) || disk.replicas.contains(&status.node);
+    let mut copies = status.replicas.iter().filter(|copy| copy.disk == disk.name);
+    let holds = copies.any(|copy| copy.dirty_bytes > 0 || !copy.is_current());
+    (counts && holds).then_some(&status.node)
 }

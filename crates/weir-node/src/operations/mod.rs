@@ -213,10 +213,7 @@ impl Operations {
         let (state, reason) = match (&record.owner, &detail) {
             (None, _) => ("closed".to_owned(), String::new()),
             (Some(_), Some(detail)) => (detail.state.clone(), detail.reason.clone()),
-            (Some(_), None) if mine => (
-                DiskStatus::OPENING.to_owned(),
-                "it is not open on its owner yet; its log says why, if that lasts".to_owned(),
-            ),
+            (Some(_), None) if mine => self.not_open(&record.name),
             (Some(owner), None) if is_live(&self.node.world.nodes.now(), owner) => {
                 ("owned".to_owned(), String::new())
             }
@@ -252,6 +249,20 @@ impl Operations {
             uris,
             detail,
         }
+    }
+
+    /// A disk that belongs to this node, and is not open here.
+    fn not_open(&self, disk: &str) -> (String, String) {
+        let (state, reason) = match self.node.here.unreleased().contains(disk) {
+            true => {
+                ("closed", "it holds nothing dirty, but the registry does not know yet that it is closed")
+            }
+            false => (
+                DiskStatus::OPENING,
+                "its owner has not opened it yet; if this persists, see that node's log file",
+            ),
+        };
+        (state.to_owned(), reason.to_owned())
     }
 
     /// A disk whose owner is gone: on its way to another node, or lost.

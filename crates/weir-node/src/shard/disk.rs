@@ -391,7 +391,7 @@ impl Disk {
             Life::Serving if status.reason.is_empty() => "serving",
             Life::Serving => "waiting",
             Life::Closing(_) => "closing",
-            Life::LettingGo(_) => "letting-go",
+            Life::LettingGo(_) => DiskStatus::LETTING_GO,
         };
         DiskStatus {
             disk: self.name.clone(),
@@ -403,6 +403,7 @@ impl Disk {
             appended: status.marks.appended,
             replicated: status.marks.replicated,
             acknowledged: status.marks.acknowledged,
+            promised: status.promised,
             destaged: status.marks.destaged,
             freed: status.marks.freed,
             dirty_bytes: status.dirty_bytes,

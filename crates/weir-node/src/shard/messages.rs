@@ -172,7 +172,7 @@ pub struct DiskStatus {
     pub disk: String,
     /// `owner` or `replica`.
     pub role: String,
-    /// `opening`, `serving`, `waiting` (with the reason), `closing`, `letting-go`, or for a replica `complete`, `filling`, `sealed`; `silent` when the shard
+    /// `opening`, `serving`, `waiting` (with the reason), `closing`, `letting-go`, or for a replica `complete`, `filling`; `silent` when the shard
     /// does not answer.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
@@ -187,6 +187,8 @@ pub struct DiskStatus {
     pub replicated: u64,
     /// Answered.
     pub acknowledged: u64,
+    /// The last that this owner, or the one whose log it has inherited, can have answered; of a replica, nothing.
+    pub promised: u64,
     /// In the backing, and flushed.
     pub destaged: u64,
     /// Gone from the log.
@@ -209,12 +211,15 @@ impl DiskStatus {
     /// The state of a disk whose backing is being opened. Its numbers are zero, whatever its log holds.
     pub const OPENING: &str = "opening";
 
+    /// The state of a disk that belongs to another node, or will be opened anew here. Its numbers are those of its former log.
+    pub const LETTING_GO: &str = "letting-go";
+
     /// The state of a disk whose shard does not answer. Its numbers are those of its last answer.
     pub const SILENT: &str = "silent";
 
     /// Whether the numbers are those of the disk's log now.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.state != DiskStatus::OPENING && self.state != DiskStatus::SILENT
+        ![DiskStatus::OPENING, DiskStatus::LETTING_GO, DiskStatus::SILENT].contains(&&*self.state)
     }
 }

@@ -172,7 +172,7 @@ mod tests {
         drop(first);
         assert_eq!(mark.look(place.path()).unwrap(), Trace::UnderWay, "the second description's");
         drop(second);
-        // A process that another test starts has a copy of every description until it runs its program.
+        // A process that another test has just forked holds every open file until it calls exec.
         await_gone(&mark, place.path());
     }
 

@@ -56,6 +56,7 @@ impl Replica {
             appended: log.last(),
             replicated: 0,
             acknowledged: 0,
+            promised: 0,
             destaged: 0,
             freed: log.freed(),
             dirty_bytes: log.range(0, log.last()).map(|(_, record)| record.weight()).sum(),
