@@ -126,12 +126,15 @@ pub struct ShardView {
 }
 
 impl ShardView {
+    /// The state of a shard of which a turn has lasted for over a second.
+    pub const HANGS: &str = "hangs";
+
     /// Shard `shard`, looked at.
     #[must_use]
     pub fn new(shard: usize, look: &Look) -> ShardView {
         let (state, reason) = match look.hangs {
-            Some(lasts) if look.disk.is_empty() => ("hangs", format!("for {lasts:.1?}")),
-            Some(lasts) => ("hangs", format!("for {lasts:.1?}, in the turn of disk {}", look.disk)),
+            Some(lasts) if look.disk.is_empty() => (ShardView::HANGS, format!("for {lasts:.1?}")),
+            Some(lasts) => (ShardView::HANGS, format!("for {lasts:.1?}, in the turn of disk {}", look.disk)),
             None if look.spinning => ("spins", String::new()),
             None => ("ok", String::new()),
         };

@@ -1,22 +1,28 @@
 //! The end of a lab: nodes that are asked to stop destage everything first, and who asks hears what that would lose, or has lost.
 
-use std::collections::{BTreeMap, HashMap};
+mod awaited;
+
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use weir_block::Nanos;
-use weir_node::api::{DiskView, Medium};
 use weir_node::left_behind;
-use weir_node::shard::messages::DiskStatus;
 
-use super::{Lab, NodeReport, PATIENCE};
+use self::awaited::Awaited;
+use super::{Lab, PATIENCE};
 use crate::error::LabError;
 use crate::process::ProcessState;
 
 /// A log from which nothing reaches its backing for so long is not going to be empty soon.
 const STUCK: Duration = Duration::from_secs(8);
+
+/// Nodes are asked one after the other, and hear of a change one after the other: only what they say for so long is believed.
+const CALM: Duration = Duration::from_millis(500);
+
+/// Between two looks at the nodes.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Longest time for a node that drains a log to end.
 const DRAINS: Duration = Duration::from_secs(120);
@@ -31,35 +37,6 @@ pub enum Ending {
     Wait,
     /// End the lab all the same, and say what is lost.
     Force,
-}
-
-/// What the end of a lab waits for.
-#[derive(Default)]
-struct Awaited {
-    /// By disk and owner: another owner's log has numbers of its own.
-    logs: HashMap<(String, String), Watched>,
-    /// Logs, and whole nodes, of which it is unknown how much there is to destage, since when.
-    unknown: HashMap<String, Nanos>,
-}
-
-/// What is waited for, and since when nothing of it has moved.
-type Waits = Vec<(Nanos, String)>;
-
-/// The log of a disk that is waited for.
-struct Watched {
-    /// What can have been acknowledged when it was first seen.
-    until: u64,
-    /// How far it is destaged, and since when.
-    destaged: u64,
-    since: Nanos,
-}
-
-impl Watched {
-    fn look(&mut self, destaged: u64, now: Nanos) {
-        if destaged != self.destaged {
-            (self.destaged, self.since) = (destaged, now);
-        }
-    }
 }
 
 impl Lab {
@@ -104,17 +81,20 @@ impl Lab {
     /// Waits until every log in memory is empty; unless told to wait for that, until the backings have what the logs held at first.
     /// Guests that go on writing would hold it up without end.
     fn await_destage(&self, ending: Ending) -> Result<(), LabError> {
-        let mut awaited = Awaited::default();
+        let (mut awaited, mut empty_since) = (Awaited::default(), None);
         loop {
             let (now, reports) = (Nanos::now(), self.report());
-            let mut waits = awaited.logs(&reports, ending, now);
-            waits.extend(awaited.unknown(&reports, now));
-            let Some(since) = waits.iter().map(|(since, _)| *since).min() else { return Ok(()) };
-            if ending == Ending::Refuse && now - since >= STUCK {
-                let stuck = waits.into_iter().filter(|(since, _)| now - *since >= STUCK);
-                return Err(LabError::WouldLose(stuck.map(|(_, what)| what).collect()));
+            let waits = awaited.look(&reports, ending, now);
+            if waits.is_empty() && now - *empty_since.get_or_insert(now) >= CALM {
+                return Ok(());
             }
-            thread::sleep(Duration::from_millis(100));
+            empty_since = empty_since.filter(|_| waits.is_empty());
+            let stuck = waits.into_iter().filter(|(since, _)| now - *since >= STUCK);
+            let stuck: Vec<_> = stuck.map(|(_, what)| what).collect();
+            if ending == Ending::Refuse && !stuck.is_empty() {
+                return Err(LabError::WouldLose(stuck));
+            }
+            thread::sleep(LOOK);
         }
     }
 
@@ -147,75 +127,4 @@ impl Lab {
         self.reap(registry)?;
         Ok(killed)
     }
-}
-
-impl Awaited {
-    /// Logs that are not empty yet, as their owners say.
-    fn logs(&mut self, reports: &[NodeReport], ending: Ending, now: Nanos) -> Waits {
-        let mut waits = Waits::new();
-        for disk in disks_in_memory(reports) {
-            let Some((node, detail)) = open_on(reports, disk) else { continue };
-            let (promised, destaged) = (detail.promised, detail.destaged);
-            let watched = self.logs.entry((disk.name.clone(), node.into()));
-            let watched = watched.or_insert(Watched { until: promised, destaged, since: now });
-            watched.look(destaged, now);
-            if destaged < if ending == Ending::Wait { promised } else { watched.until } {
-                let what = format!("disk {} ({} bytes; {})", disk.name, detail.dirty_bytes, detail.reason);
-                waits.push((watched.since, what));
-            }
-        }
-        waits
-    }
-
-    /// Nodes that do not answer, and copies of the logs of disks that no owner has open.
-    fn unknown(&mut self, reports: &[NodeReport], now: Nanos) -> Waits {
-        let silent =
-            reports.iter().filter(|report| report.state != ProcessState::Gone && report.status.is_none());
-        let nodes = silent.map(|report| format!("node {} does not answer", report.node.name));
-        let disks = disks_in_memory(reports).filter(|disk| open_on(reports, disk).is_none());
-        let copies = disks.filter_map(|disk| {
-            let owner = disk.owner.as_deref()?;
-            let holders: Vec<&str> = reports.iter().filter_map(|report| copy_on(report, disk)).collect();
-            let holders = (!holders.is_empty()).then(|| holders.join(" and "))?;
-            Some(format!(
-                "disk {} (not open on its owner {owner}; its log is in the memory of {holders})",
-                disk.name
-            ))
-        });
-        let waits: Waits =
-            nodes.chain(copies).map(|what| (*self.unknown.get(&what).unwrap_or(&now), what)).collect();
-        self.unknown = waits.iter().map(|(since, what)| (what.clone(), *since)).collect();
-        waits
-    }
-}
-
-/// The disks that may have a log in memory, each as a node shows it that knows the latest of it.
-fn disks_in_memory(reports: &[NodeReport]) -> impl Iterator<Item = &DiskView> {
-    let mut latest: BTreeMap<&str, &DiskView> = BTreeMap::new();
-    for disk in reports.iter().filter_map(|report| report.status.as_ref()).flat_map(|status| &status.disks) {
-        let known = latest.entry(&disk.name).or_insert(disk);
-        if disk.epoch > known.epoch {
-            *known = disk;
-        }
-    }
-    latest.into_values().filter(|disk| disk.medium == Medium::Ram && disk.effective != "write-through")
-}
-
-/// The node that has the disk open, and what it says of its log. A former owner that does not know its successor is none.
-fn open_on<'a>(reports: &'a [NodeReport], disk: &DiskView) -> Option<(&'a str, &'a DiskStatus)> {
-    reports.iter().filter_map(|report| report.status.as_ref()).find_map(|status| {
-        let is_same = |other: &&DiskView| other.name == disk.name && other.epoch == disk.epoch;
-        let own = status.disks.iter().find(is_same)?;
-        let detail = own.detail.as_ref().filter(|detail| detail.is_current())?;
-        (own.owner.as_ref() == Some(&status.node)).then_some((&*status.node, detail))
-    })
-}
-
-/// The node, if it keeps a copy of the disk's log that counts and may hold something.
-fn copy_on<'a>(report: &'a NodeReport, disk: &DiskView) -> Option<&'a str> {
-    let status = report.status.as_ref()?;
-    let counts = disk.owner.as_ref() == Some(&status.node) || disk.replicas.contains(&status.node);
-    let mut copies = status.replicas.iter().filter(|copy| copy.disk == disk.name);
-    let holds = copies.any(|copy| copy.dirty_bytes > 0 || !copy.is_current());
-    (counts && holds).then_some(&status.node)
 }

@@ -35,6 +35,10 @@ pub const REGISTRY: &str = "registry";
 
 /// How long a process may take to get ready, and to end when asked to.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a node may take to say what it is doing.
+const ANSWER: Duration = Duration::from_secs(15);
+
 /// One node of a lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabNode {
@@ -216,7 +220,8 @@ impl Lab {
         let report = |node: &LabNode| {
             let state = node.process_state();
             // A paused node would let us wait for nothing.
-            let status = (state == ProcessState::Running).then(|| node.client().status().ok()).flatten();
+            let ask = || node.client().patience(ANSWER).status().ok();
+            let status = (state == ProcessState::Running).then(ask).flatten();
             NodeReport { node: node.clone(), state, status }
         };
         self.nodes().iter().map(report).collect()

@@ -211,6 +211,9 @@ impl DiskStatus {
     /// The state of a disk whose backing is being opened. Its numbers are zero, whatever its log holds.
     pub const OPENING: &str = "opening";
 
+    /// The state of a replica that does not have the whole log yet.
+    pub const FILLING: &str = "filling";
+
     /// The state of a disk that belongs to another node, or will be opened anew here. Its numbers are those of its former log.
     pub const LETTING_GO: &str = "letting-go";
 

@@ -40,7 +40,7 @@ impl Replica {
     /// The state, for people.
     pub(super) fn status(&self) -> DiskStatus {
         let held = self.host.replica();
-        let (log, state) = (held.log(), if held.is_complete() { "complete" } else { "filling" });
+        let (log, state) = (held.log(), if held.is_complete() { "complete" } else { DiskStatus::FILLING });
         let reason = match self.host.store_error() {
             Some(error) => format!("this node's flash has failed: {error}"),
             None if self.host.has_owner() => String::new(),
