@@ -72,7 +72,14 @@ enum What {
 #[derive(Serialize)]
 struct Kept {
     rounds: u64,
+    /// Before the log is half full.
+    median_at_first: f64,
     median: f64,
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 fn main() {
@@ -94,15 +101,16 @@ fn main() {
             }
         }
         What::Join { dirty, rounds } => {
-            let mut kept = Vec::new();
+            let (mut at_first, mut kept) = (Vec::new(), Vec::new());
             for round in 0..rounds {
                 let shape = Shape { depth: 16, read_percent: 0, rate: None };
                 let filled = fill_copy(shape, dirty << 20, seed + round);
                 print(output, "a second replica is added", &filled);
-                kept.push(filled.kept_of_after);
+                at_first.push(filled.kept_at_first);
+                kept.push(filled.kept_of_two);
             }
-            kept.sort_by(f64::total_cmp);
-            print(output, "of two replicas' throughput", &Kept { rounds, median: kept[kept.len() / 2] });
+            let kept = Kept { rounds, median_at_first: median(at_first), median: median(kept) };
+            print(output, "of two replicas' throughput", &kept);
         }
         What::FillPicture { seconds, out } => {
             let filling = fill_log(Duration::from_secs(seconds), seed);

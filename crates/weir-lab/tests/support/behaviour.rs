@@ -142,54 +142,98 @@ pub struct Filled {
     pub took_ms: f64,
     pub longest_stall_ms: f64,
     pub iops_before: f64,
+    /// In the first [`AT_FIRST`] of the copy, before the log is half full, and in all of it.
+    pub iops_at_first: f64,
     pub iops_during: f64,
-    pub iops_after: f64,
-    /// Answers during the copy, as a share of those before it and of those after it, when there is one replica more.
+    /// As long, and from as much dirty data, with two replicas from the beginning.
+    pub iops_at_first_of_two: f64,
+    pub iops_of_two: f64,
+    /// Answers during the copy, as a share of those before it, and of those that two replicas sustain.
     pub kept_of_before: f64,
-    pub kept_of_after: f64,
+    pub kept_at_first: f64,
+    pub kept_of_two: f64,
     pub p99_before_us: f64,
     pub p99_during_us: f64,
-    /// Share of the log in use at the end. Beyond a half, writes are admitted more slowly, whoever copies what.
+    /// Share of the log in use at the end, with the copy and with two replicas from the beginning. Beyond a half, writes are
+    /// admitted more slowly, whoever copies what.
     pub log_used: f64,
+    pub log_used_of_two: f64,
 }
 
-/// A disk with a large log and `dirty` bytes in it, in front of a backing that takes hardly anything gets one more replica.
+/// How long a load runs before it is measured.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// In so long, a fast guest does not fill half of a large log.
+const AT_FIRST: Duration = Duration::from_secs(2);
+
+/// A disk with a large log in front of a backing that takes hardly anything.
+struct LargeLog {
+    bench: Bench,
+    _throttle: Throttle,
+    _filesystem: SmallFilesystem,
+}
+
+impl LargeLog {
+    /// With `dirty` bytes in the log.
+    fn up(policy: &str, dirty: u64, seed: u64) -> LargeLog {
+        let filesystem = SmallFilesystem::mount(2 * SIZE);
+        let bench = Bench::up_on(&filesystem.path(), 3, policy, |config| {
+            defaults(config);
+            config.log = Size(4 << 30);
+        });
+        let throttle = throttle(&bench, &filesystem, MIB);
+        fill_to(&bench, dirty, seed);
+        LargeLog { bench, _throttle: throttle, _filesystem: filesystem }
+    }
+
+    /// Answers per second to a load that writes for `lasts`, at first and all the time, and the share of the log in use at the end.
+    fn sustains(&self, shape: Shape, lasts: Duration, seed: u64) -> (f64, f64, f64) {
+        let load = GuestLoad::start(&uri(&self.bench, DISK), shape, seed);
+        thread::sleep(WARM_UP);
+        let began = Nanos::now();
+        thread::sleep(lasts);
+        let (ended, log_used) = (Nanos::now(), detail(&self.bench).1);
+        let timeline = load.finish();
+        (timeline.rate(began, ended.min(began + AT_FIRST)), timeline.rate(began, ended), log_used)
+    }
+}
+
+/// A disk with a large log and `dirty` bytes in it gets one more replica, and is held against one that has both from the beginning.
 pub fn fill_copy(shape: Shape, dirty: u64, seed: u64) -> Filled {
-    let filesystem = SmallFilesystem::mount(2 * SIZE);
-    let bench = Bench::up_on(&filesystem.path(), 3, "write-back+1", |config| {
-        defaults(config);
-        config.log = Size(4 << 30);
-    });
-    let throttle = throttle(&bench, &filesystem, MIB);
-    fill_to(&bench, dirty, seed);
-    let load = GuestLoad::start(&uri(&bench, DISK), shape, seed + 1);
-    thread::sleep(Duration::from_millis(300));
+    let log = LargeLog::up("write-back+1", dirty, seed);
+    let bench = &log.bench;
+    let load = GuestLoad::start(&uri(bench, DISK), shape, seed + 1);
+    thread::sleep(WARM_UP);
     let before = Nanos::now();
-    thread::sleep(Duration::from_millis(1500));
-    let dirty_bytes = detail(&bench).0;
+    thread::sleep(Duration::from_millis(500));
+    let dirty_bytes = detail(bench).0;
     let began = Nanos::now();
     bench.lab.any_client().unwrap().set_policy(DISK, "write-back+2").unwrap();
     bench.wait(|view| view.effective == "write-back+2");
     let ended = Nanos::now();
-    thread::sleep(Duration::from_millis(1500));
-    let after = Nanos::now();
-    let log_used = detail(&bench).1;
+    let log_used = detail(bench).1;
     let timeline = load.finish();
-    drop(throttle);
+    drop(log);
+    let two = LargeLog::up("write-back+2", dirty_bytes, seed);
+    let (iops_at_first_of_two, iops_of_two, log_used_of_two) = two.sustains(shape, ended - began, seed + 1);
     let (iops_before, iops_during) = (timeline.rate(before, began), timeline.rate(began, ended));
-    let iops_after = timeline.rate(ended, after);
+    let iops_at_first = timeline.rate(began, ended.min(began + AT_FIRST));
     Filled {
         dirty_bytes,
         took_ms: ms(ended - began),
         longest_stall_ms: ms(timeline.longest_stall()),
         iops_before,
+        iops_at_first,
         iops_during,
-        iops_after,
+        iops_at_first_of_two,
+        iops_of_two,
         kept_of_before: iops_during / iops_before,
-        kept_of_after: iops_during / iops_after,
+        kept_at_first: iops_at_first / iops_at_first_of_two,
+        kept_of_two: iops_during / iops_of_two,
         p99_before_us: us(timeline.percentile(before, began, 99.0)),
         p99_during_us: us(timeline.percentile(began, ended, 99.0)),
         log_used,
+        log_used_of_two,
     }
 }
 
