@@ -95,6 +95,8 @@ fn round_with_a_full_log(
     judge(bench, &mut load, quiet);
     restart(bench, &former);
     bench.wait_effective();
+    // The next round fills the log anew.
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
     load
 }
 
