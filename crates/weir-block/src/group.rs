@@ -56,15 +56,9 @@ impl<T> Group<T> {
         self.waiting.drain(..)
     }
 
-    /// How many requests wait for the next operation.
+    /// How many requests wait, for the next operation or the one under way.
     #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// How many requests wait for the operation under way.
-    #[must_use]
-    pub fn joined(&self) -> usize {
-        self.joined.len()
+    pub fn pending(&self) -> usize {
+        self.waiting.len() + self.joined.len()
     }
 }

@@ -49,7 +49,7 @@ impl Flushes {
 
     /// How many clients wait, for the next flush or the one under way.
     pub(super) fn pending(&self) -> usize {
-        self.group.waiting() + self.group.joined()
+        self.group.pending()
     }
 
     /// Begins the flush that is due.

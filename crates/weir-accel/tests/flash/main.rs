@@ -429,7 +429,7 @@ fn a_new_log_of_a_disk_begins_in_the_slot_of_its_old_one() {
     }
 }
 
-/// A new log takes the slot of one whose write still hangs: its owner is told that the flash has failed.
+/// A new log reuses the slot of a log with a hanging write. The owner of the new log gets the error of the flash.
 #[test]
 fn a_new_log_in_the_slot_of_a_failed_one_has_failed_too() {
     let memory = Memory::new(1, LOG);

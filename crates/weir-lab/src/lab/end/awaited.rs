@@ -1,30 +1,30 @@
-//! What a lab's memory may hold of acknowledged writes, as its nodes tell.
+//! Acknowledged writes that may exist only in a lab's memory, according to its nodes.
 
 use std::collections::{BTreeMap, HashMap};
 
 use weir_block::Nanos;
-use weir_node::api::{DiskView, Medium, ShardView};
+use weir_node::api::{DiskView, Medium, NodeStatus, ShardView};
 use weir_node::shard::messages::DiskStatus;
 
 use super::Ending;
 use crate::lab::NodeReport;
 use crate::process::ProcessState;
 
-/// What the end of a lab waits for.
+/// The logs that `lab down` waits for.
 #[derive(Default)]
 pub(super) struct Awaited {
     /// By disk and owner: another owner's log has numbers of its own.
     logs: HashMap<(String, String), Watched>,
-    /// Logs, and whole nodes, of which it is unknown how much there is to destage, since when.
+    /// Logs with an unknown amount of dirty data, and since when it is unknown.
     unknown: HashMap<String, Nanos>,
 }
 
-/// What is waited for, and since when nothing of it has moved.
+/// The logs to wait for, and since when each has made no progress.
 pub(super) type Waits = Vec<(Nanos, String)>;
 
 /// The log of a disk that is waited for.
 struct Watched {
-    /// What can have been acknowledged when it was first seen.
+    /// The last record that can have been acknowledged when the log was first seen.
     until: u64,
     /// How far it is destaged, and since when.
     destaged: u64,
@@ -40,7 +40,7 @@ impl Watched {
 }
 
 impl Awaited {
-    /// What has to be waited for, as of these reports.
+    /// The logs to wait for, according to these reports.
     pub(super) fn look(&mut self, reports: &[NodeReport], ending: Ending, now: Nanos) -> Waits {
         let mut waits = self.logs(reports, ending, now);
         waits.extend(self.unknown(reports, now));
@@ -80,9 +80,8 @@ impl Awaited {
                 ));
             }
         }
-        let runs = |report: &&NodeReport| report.state != ProcessState::Gone;
-        if reports.iter().all(|report| report.status.is_none()) && reports.iter().any(|report| runs(&report))
-        {
+        let runs = reports.iter().any(|report| report.state != ProcessState::Gone);
+        if runs && statuses(reports).next().is_none() {
             found.push("all disks (no node answers)".to_owned());
         }
         let waits: Waits =
@@ -92,10 +91,15 @@ impl Awaited {
     }
 }
 
+/// What the nodes that answer say.
+fn statuses(reports: &[NodeReport]) -> impl Iterator<Item = &NodeStatus> {
+    reports.iter().filter_map(|report| report.status.as_ref())
+}
+
 /// The disks that may have a log in memory, each as shown by a node that knows the latest of it.
 fn disks_in_memory(reports: &[NodeReport]) -> impl Iterator<Item = &DiskView> {
     let mut latest: BTreeMap<&str, &DiskView> = BTreeMap::new();
-    for disk in reports.iter().filter_map(|report| report.status.as_ref()).flat_map(|status| &status.disks) {
+    for disk in statuses(reports).flat_map(|status| &status.disks) {
         let known = latest.entry(&disk.name).or_insert(disk);
         if disk.epoch > known.epoch {
             *known = disk;
@@ -106,7 +110,7 @@ fn disks_in_memory(reports: &[NodeReport]) -> impl Iterator<Item = &DiskView> {
 
 /// The node that has the disk open, and what it says of its log. A former owner that does not know its successor is none.
 fn open_on<'a>(reports: &'a [NodeReport], disk: &DiskView) -> Option<(&'a str, &'a DiskStatus)> {
-    reports.iter().filter_map(|report| report.status.as_ref()).find_map(|status| {
+    statuses(reports).find_map(|status| {
         let is_same = |other: &&DiskView| other.name == disk.name && other.epoch == disk.epoch;
         let own = status.disks.iter().find(is_same)?;
         let detail = own.detail.as_ref().filter(|detail| detail.is_current())?;
@@ -138,7 +142,6 @@ mod tests {
     use std::path::PathBuf;
 
     use serde_json::json;
-    use weir_node::api::NodeStatus;
 
     use super::*;
     use crate::lab::LabNode;
@@ -153,7 +156,7 @@ mod tests {
         DiskView { detail, ..serde_json::from_value(view).unwrap() }
     }
 
-    /// What an owner or a replica says of a log in which so many records of 1 KiB are dirty.
+    /// The status that an owner or a replica reports of a log with `dirty` dirty records of 1 KiB.
     fn log(state: &str, dirty: u64) -> DiskStatus {
         let dirty_bytes = dirty << 10;
         DiskStatus {
