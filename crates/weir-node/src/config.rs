@@ -13,6 +13,9 @@ use crate::units::{Period, Size};
 /// The example file: every key, its meaning and its default.
 pub const EXAMPLE: &str = include_str!("weir.toml");
 
+/// Longest busy-poll that can be asked for. A processor wakes within some tens of microseconds; longer polling gains nothing.
+const MOST_BUSY_POLL_US: u32 = 1000;
+
 /// What a node is told. Documentation of the keys: [`EXAMPLE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,6 +114,8 @@ pub struct ResourcesConfig {
     pub log: Size,
     /// Memory for all write logs together, of disks owned here and copies of others'.
     pub logs: Size,
+    /// Longest busy-poll before a thread blocks, in microseconds; 0: it blocks at once.
+    pub busy_poll_us: u32,
 }
 
 /// `[flash]`
@@ -180,7 +185,13 @@ impl Default for PeersConfig {
 
 impl Default for ResourcesConfig {
     fn default() -> ResourcesConfig {
-        ResourcesConfig { shards: 1, buffers: Size(256 << 20), log: Size(64 << 20), logs: Size(4 << 30) }
+        ResourcesConfig {
+            shards: 1,
+            buffers: Size(256 << 20),
+            log: Size(64 << 20),
+            logs: Size(4 << 30),
+            busy_poll_us: 50,
+        }
     }
 }
 
@@ -281,6 +292,10 @@ impl Config {
         if !(1..=64).contains(&self.resources.shards) {
             return bad("resources.shards", &self.resources.shards, "it must be 1 to 64".to_owned());
         }
+        if self.resources.busy_poll_us > MOST_BUSY_POLL_US {
+            let reason = format!("it must be 0 to {MOST_BUSY_POLL_US}");
+            return bad("resources.busy_poll_us", &self.resources.busy_poll_us, reason);
+        }
         if !self.state_dir.is_absolute() {
             return bad("state_dir", &self.state_dir.display(), "it must be an absolute path".to_owned());
         }
@@ -347,7 +362,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 19, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 20, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),
@@ -373,6 +388,8 @@ mod tests {
         let none = "name = \"n1\"\n[resources]\nlog = \"256 MiB\"\nlogs = \"128 MiB\"";
         let error = parse(none).unwrap_err().to_string();
         assert!(error.contains("resources.logs") && error.contains("resources.log = 256MiB"), "{error}");
+        let error = parse("name = \"n1\"\n[resources]\nbusy_poll_us = 2000").unwrap_err().to_string();
+        assert!(error.contains("resources.busy_poll_us = 2000: it must be 0 to 1000"), "{error}");
         let error = parse("name = \"a b\"").unwrap_err().to_string();
         assert!(error.contains("letters"), "{error}");
         let error = Config::load(Path::new("/nonexistent/weir.toml")).unwrap_err().to_string();

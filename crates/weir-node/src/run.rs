@@ -267,6 +267,7 @@ fn start_shards(
 ) -> Result<Vec<Shard>, NodeError> {
     let shard = ShardConfig {
         buffer_bytes: usize::try_from(config.resources.buffers.0).unwrap_or(usize::MAX),
+        busy_poll: Duration::from_micros(config.resources.busy_poll_us.into()),
         log_bytes: config.resources.log.0,
         peer_deadline: config.peers.deadline.0,
         full_log_wait: config.limits.full_log_wait.0,

@@ -52,6 +52,7 @@ impl Rig {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let config = ShardConfig {
             buffer_bytes: 64 << 20,
+            busy_poll: Duration::from_micros(50),
             log_bytes: 64 * MIB,
             peer_deadline: Duration::from_secs(1),
             full_log_wait: Duration::from_secs(30),

@@ -57,6 +57,8 @@ pub struct LabConfig {
     pub log: Size,
     /// Memory for all write logs of a node together.
     pub logs: Size,
+    /// Longest busy-poll of a thread for I/O before it blocks, in microseconds; 0: it blocks at once.
+    pub busy_poll_us: u32,
     /// The nodes' flash media.
     pub flash: LabFlash,
     /// What the nodes share the fate of, by number; further ones are each in a domain of its own.
@@ -81,6 +83,7 @@ impl LabConfig {
             buffers: Size(64 << 20),
             log: Size(64 << 20),
             logs: Size(4 << 30),
+            busy_poll_us: ResourcesConfig::default().busy_poll_us,
             flash: LabFlash::None,
             fault_domains: Vec::new(),
         }
@@ -162,6 +165,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             buffers: config.buffers,
             log: config.log,
             logs: config.logs,
+            busy_poll_us: config.busy_poll_us,
         },
     };
     let text = toml::to_string(&settings).map_err(|error| LabError::Invalid(error.to_string()))?;

@@ -27,8 +27,9 @@ fn defaults(config: &mut LabConfig) {
     let LeaseConfig { ttl, fence_grace } = LeaseConfig::default();
     (config.lease_ttl, config.fence_grace) = (ttl.0, fence_grace.0);
     config.peer_deadline = PeersConfig::default().deadline.0;
-    let ResourcesConfig { shards, buffers, log, logs } = ResourcesConfig::default();
+    let ResourcesConfig { shards, buffers, log, logs, busy_poll_us } = ResourcesConfig::default();
     (config.shards, config.buffers, config.log, config.logs) = (shards, buffers, log, logs);
+    config.busy_poll_us = busy_poll_us;
 }
 
 /// How a replica is lost.

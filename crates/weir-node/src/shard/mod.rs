@@ -36,6 +36,8 @@ const COMMANDS: usize = 4096;
 pub struct ShardConfig {
     /// Most bytes of buffers for requests under way.
     pub buffer_bytes: usize,
+    /// Longest busy-poll before the thread blocks; zero: it blocks at once.
+    pub busy_poll: Duration,
     /// Bytes of a replica's log; the same on all nodes.
     pub log_bytes: u64,
     /// A replica that does not confirm within this time is lost (P9).
@@ -77,6 +79,7 @@ impl Shard {
             let reactor_config = ReactorConfig {
                 buffer_limit: config.buffer_bytes,
                 engine: config.engine,
+                poll: config.busy_poll,
                 ..ReactorConfig::default()
             };
             let turning = Reactor::new(reactor_config)

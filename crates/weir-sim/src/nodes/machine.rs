@@ -155,6 +155,7 @@ fn config(number: usize) -> Config {
             buffers: Size(8 << 20),
             log: Size(LOG),
             logs: Size(16 * LOG),
+            busy_poll_us: 0,
         },
         flash: Default::default(),
         limits: Default::default(),
@@ -250,6 +251,7 @@ impl Cluster {
         let config = config(number);
         let shard = ShardConfig {
             buffer_bytes: 8 << 20,
+            busy_poll: Duration::ZERO,
             log_bytes: LOG,
             peer_deadline: PEER_DEADLINE,
             full_log_wait: config.limits.full_log_wait.0,
