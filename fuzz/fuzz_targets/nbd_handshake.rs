@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use weir_block::LayerInfo;
-use weir_export::nbd::{Directory, ExportInfo, Handshake, Listed, MOST_OPTION_BYTES, Step};
+use weir_nbd::server::{Directory, ExportInfo, Handshake, Listed, MOST_OPTION_BYTES, Step};
 
 struct OneDisk;
 

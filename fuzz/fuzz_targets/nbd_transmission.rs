@@ -12,7 +12,8 @@ use weir_block::{
     Completion, Event, Extent, ExtentState, Layer, LayerInfo, LayerMeter, Nanos, Outcome, Reactor,
     ReactorConfig, Request, RequestKind,
 };
-use weir_export::nbd::{Client, Limits, NbdDisk, Session, Workspace};
+use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_nbd::server::Session;
 
 const SIZE: u64 = 1 << 20;
 

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use support::{RawClient, Server, ServerConfig, Witness};
-use weir_export::nbd::protocol::option;
+use weir_nbd::protocol::option;
 
 const MIB: usize = 1 << 20;
 

@@ -16,10 +16,11 @@ use support::filesystem::SmallFilesystem;
 use support::{await_some, run};
 use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
-use weir_load::nbd::{Client as NbdClient, NbdError, Uri};
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Progress, Settings, VerifyingLoad};
 use weir_load::workload::Span;
+use weir_nbd::Uri;
+use weir_nbd::client::{NbdClient, NbdError};
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::units::Size;
 

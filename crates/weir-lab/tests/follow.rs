@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::{BLOCK, Bench, DISK, SOON, alone, during, new_history, seed};
 use weir_block::Nanos;
-use weir_load::nbd::{Client as NbdClient, NbdError, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::{NbdClient, NbdError};
 use weir_node::api::ApiErrorKind;
 
 fn connect(bench: &Bench, node: &str) -> Result<NbdClient, NbdError> {

@@ -18,7 +18,7 @@ use support::await_some;
 use support::writing::{FILL, GO_ON, KEEP_WRITING, SOON, VERIFY};
 use weir_block::Nanos;
 use weir_lab::guest::{Guest, GuestConfig, GuestImage};
-use weir_load::nbd::Uri;
+use weir_nbd::Uri;
 use weir_node::api::MeterView;
 use weir_node::client::Client;
 

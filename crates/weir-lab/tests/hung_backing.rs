@@ -18,7 +18,8 @@ use support::{await_some, run};
 use weir_block::{Engine, Nanos, Reactor, ReactorConfig, SharedFile, Token};
 use weir_lab::volatile_disk::VolatileDisk;
 use weir_lab::{Lab, LabConfig};
-use weir_load::nbd::{Client as NbdClient, Command as NbdCommand, CommandFlags, Options, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::{CommandFlags, NbdClient, NbdCommand, Options};
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium, NodeStatus};
 
 /// Disks of the shard, the one that hangs included.

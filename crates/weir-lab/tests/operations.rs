@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::{BLOCK, Bench, DISK, SIZE, alone, during, new_history, seed};
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, REGISTRY};
-use weir_load::nbd::{Client as NbdClient, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium};
 use weir_node::units::Size;
 

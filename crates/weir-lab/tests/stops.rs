@@ -22,7 +22,8 @@ use weir_cluster::{Client as RegistryClient, ClientConfig, Registry};
 use weir_lab::process::ProcessState;
 use weir_lab::volatile_disk::VolatileDisk;
 use weir_lab::{Ending, Lab, LabFlash};
-use weir_load::nbd::{Client as NbdClient, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 use weir_node::api::{ApiErrorKind, CreateDisk, CreateVolume, Delete, Export, Medium};
 
 const MIB: u64 = 1 << 20;

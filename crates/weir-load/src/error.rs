@@ -3,7 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::nbd::{NbdError, UriError};
+use weir_nbd::UriError;
+use weir_nbd::client::NbdError;
+
 use crate::size::Size;
 use crate::verify::{HistoryError, LayoutError};
 use crate::workload::WorkloadError;

@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
+use weir_nbd::client::{Connection, Options};
 
 use crate::checker::Checker;
 use crate::engine::{Done, Engine, FileEngine, FileOptions, IoEngine, NbdEngine, PsyncEngine};
 use crate::error::LoadError;
 use crate::generator::Io;
 use crate::monitor::Monitor;
-use crate::nbd::{Connection, Options};
 use crate::size::Size;
 use crate::summary::Verification;
 use crate::tally::IoKind;

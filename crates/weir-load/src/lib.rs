@@ -12,7 +12,7 @@
 //! [`judge`] reads back what a verified load has written and tells what became of it. [`timeline`] is what a load did over time.
 //!
 //! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
-//! server and proves what a disk must hold, and [`nbd`] a client for everything that talks to an export.
+//! server and proves what a disk must hold.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arrivals;
@@ -28,7 +28,6 @@ pub mod generator;
 pub mod jobfile;
 pub mod judge;
 mod monitor;
-pub mod nbd;
 pub mod pattern;
 mod plan;
 pub mod prefill;

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use weir_nbd::client::NbdClient;
+
 use crate::error::LoadError;
-use crate::nbd::Client;
 use crate::run::{Monitor, run};
 use crate::size::{Size, format_size};
 use crate::target::Target;
@@ -105,7 +106,7 @@ fn hollow(target: &Target, range: Span) -> Result<Option<String>, LoadError> {
             zeroes(range, |offset, piece| file.read_exact_at(piece, offset)).map_err(failed)
         }
         Target::Nbd(uri) => {
-            let mut client = Client::connect(uri)?;
+            let mut client = NbdClient::connect(uri)?;
             let found = zeroes(range, |offset, piece| client.read(offset, piece))?;
             client.disconnect();
             Ok(found)

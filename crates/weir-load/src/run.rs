@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use weir_block::{Nanos, Observe};
+use weir_nbd::client::{Connection, Options};
 
 use crate::checker::{self, Checker};
 use crate::cpu;
@@ -16,7 +17,6 @@ use crate::error::LoadError;
 use crate::generator::Generator;
 use crate::judge::Pass;
 pub use crate::monitor::Monitor;
-use crate::nbd::{Connection, Options};
 use crate::steady::{SteadyState, WINDOW};
 use crate::summary::{Summary, Verification};
 use crate::tally::{IoKind, Tally};

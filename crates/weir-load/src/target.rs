@@ -8,9 +8,11 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
+
 use crate::engine::IoEngine;
 use crate::error::LoadError;
-use crate::nbd::{Client, Uri};
 use crate::size::{Size, format_size, parse_size};
 use crate::workload::Workload;
 
@@ -130,7 +132,7 @@ impl Target {
     }
 
     fn prepare_nbd(&self, uri: &Uri, workload: &Workload, destroy: bool) -> Result<u64, LoadError> {
-        let mut client = Client::connect(uri)?;
+        let mut client = NbdClient::connect(uri)?;
         let export = client.export().clone();
         let (minimum, maximum) = (u64::from(export.minimum_block), u64::from(export.maximum_block));
         let (block_size, target) = (workload.block_size, self.to_string());

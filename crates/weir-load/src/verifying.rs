@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_nbd::Uri;
+use weir_nbd::client::{CommandFlags, Connection, Done, NbdCommand, NbdError, Options};
 
 use crate::bits::BitSet;
 use crate::error::LoadError;
-use crate::nbd::{Command, CommandFlags, Connection, Done, NbdError, Options, Uri};
 use crate::summary::Verification;
 use crate::tally::{IoKind, Tally};
 use crate::verify::{Atomicity, History};
@@ -24,7 +25,7 @@ use crate::verify::{Atomicity, History};
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The protocol's `ESHUTDOWN`: the server takes leave, the request may be made again elsewhere.
-const ESHUTDOWN: u32 = weir_export::nbd::protocol::error::ESHUTDOWN;
+const ESHUTDOWN: u32 = weir_nbd::protocol::error::ESHUTDOWN;
 
 /// How a verifying load behaves.
 #[derive(Clone, Debug)]
@@ -308,9 +309,9 @@ impl VerifyingLoad {
         let fua = connection.export().can_fua() && self.random.u8(0..100) < self.settings.fua_percent;
         let (version, command) = if kind == IoKind::Write {
             let version = self.history.issue(block, connection.buffer(slot, length));
-            (version, Command::Write { offset, length, flags: CommandFlags { fua, ..CommandFlags::NONE } })
+            (version, NbdCommand::Write { offset, length, flags: CommandFlags { fua, ..CommandFlags::NONE } })
         } else {
-            (0, Command::Read { offset, length })
+            (0, NbdCommand::Read { offset, length })
         };
         connection.start(slot, command);
         self.pending[slot as usize] = Some(Pending { block, version, issued: now });

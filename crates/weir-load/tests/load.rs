@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../weir-nbd/tests/common/mod.rs"]
 mod common;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::Place;
-use weir_load::nbd::{Client, Uri};
 use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
 use weir_load::tally::IoKind;
@@ -16,6 +16,8 @@ use weir_load::target::Target;
 use weir_load::verify::{Atomicity, Fault, History, Initial, Layout};
 use weir_load::verifying::{Settings, VerifyingLoad};
 use weir_load::workload::{Access, Span, Workload};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 
 const MIB: u64 = 1 << 20;
 
@@ -144,7 +146,7 @@ fn one_stale_sector_among_many_blocks_is_found() {
     let settings = Settings { read_percent: 0, ..Settings::default() };
     let mut load = VerifyingLoad::new(history(3), settings, located(&at));
     load.run(Duration::from_millis(200)).unwrap();
-    let mut client = Client::connect(&server.uri).unwrap();
+    let mut client = NbdClient::connect(&server.uri).unwrap();
     let layout = load.history().layout().clone();
     let block = (0..layout.blocks())
         .find(|&block| load.history().is_written(block) && layout.block(block).length > 512);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../weir-nbd/tests/common/mod.rs"]
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};

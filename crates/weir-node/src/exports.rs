@@ -7,7 +7,8 @@ use std::sync::Arc;
 use weir_block::LayerInfo;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::view::Seen;
-use weir_export::nbd::{Attach, Client, Directory, ExportInfo, Listed};
+use weir_export::nbd::{Attach, Client};
+use weir_nbd::server::{Directory, ExportInfo, Listed};
 
 use crate::control::Node;
 use crate::control::decide::is_live;

@@ -56,7 +56,7 @@ pub enum Purpose {
     Replicate,
     /// Owners of any disks on the node that connects ask for grants and seals ([`crate::grants`]).
     Grants,
-    /// Requests of a client of the disk, which has agreed on this ([`weir_export::nbd::Session`]).
+    /// Requests of a client of the disk, which has agreed on this ([`weir_nbd::server::Session`]).
     Client {
         /// Reads and errors are answered with structured replies.
         structured_replies: bool,

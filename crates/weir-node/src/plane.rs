@@ -11,7 +11,8 @@ use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
-use weir_export::nbd::{BASE_ALLOCATION_ID, Client, Session};
+use weir_export::nbd::Client;
+use weir_nbd::server::{BASE_ALLOCATION_ID, Session};
 use weir_task::JoinHandle;
 
 use crate::config::Config;

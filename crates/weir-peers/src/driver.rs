@@ -7,13 +7,13 @@ use std::time::Duration;
 use serde_json::Value;
 use weir_block::Nanos;
 use weir_load::cpu;
-use weir_load::nbd::Uri;
 use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
+use weir_nbd::Uri;
 
 use crate::error::{Failure, Outcome};
 

@@ -5,7 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_load::nbd::{Client, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 
 use crate::error::{Failure, Outcome};
 
@@ -36,7 +37,7 @@ impl Process {
     pub fn wait_for(&mut self, uri: &Uri) -> Outcome<()> {
         let deadline = Nanos::now() + PATIENCE;
         loop {
-            match Client::connect(uri) {
+            match NbdClient::connect(uri) {
                 Ok(client) => {
                     client.disconnect();
                     return Ok(());

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use weir_load::nbd::Uri;
+use weir_nbd::Uri;
 
 use crate::error::Outcome;
 use crate::process::Process;
@@ -108,8 +108,8 @@ fn nbdkit(name: &'static str, place: &Place, transport: Transport, plugin: &[&st
 
 fn nbdkit_address(uri: &Uri) -> Vec<String> {
     match &uri.address {
-        weir_load::nbd::Address::Unix(path) => vec!["-U".into(), path.to_string_lossy().into()],
-        weir_load::nbd::Address::Tcp { host, port } => {
+        weir_nbd::Address::Unix(path) => vec!["-U".into(), path.to_string_lossy().into()],
+        weir_nbd::Address::Tcp { host, port } => {
             vec!["-i".into(), host.clone(), "-p".into(), port.to_string()]
         }
     }
@@ -127,7 +127,7 @@ pub fn qemu(place: &Place, transport: Transport) -> Outcome<Peer> {
 /// remote child is nbdkit's since QEMU 7.2's client stalls on its own server over TCP.
 pub fn qemu_quorum(place: &Place) -> Outcome<Peer> {
     let mut remote = nbdkit_memory(place, Transport::Tcp)?;
-    let weir_load::nbd::Address::Tcp { host, port } = &remote.uri.address else {
+    let weir_nbd::Address::Tcp { host, port } = &remote.uri.address else {
         return Err(crate::error::Failure("the remote child is not on TCP".into()));
     };
     let child = format!("driver=nbd,node-name=remote,server.type=inet,server.host={host},server.port={port}");
@@ -146,8 +146,8 @@ fn file_node(name: &str, file: &Path) -> String {
 
 fn storage_daemon(uri: &Uri, nodes: &[String], exported: &str) -> Outcome<Process> {
     let address = match &uri.address {
-        weir_load::nbd::Address::Unix(path) => format!("addr.type=unix,addr.path={}", path.display()),
-        weir_load::nbd::Address::Tcp { host, port } => {
+        weir_nbd::Address::Unix(path) => format!("addr.type=unix,addr.path={}", path.display()),
+        weir_nbd::Address::Tcp { host, port } => {
             format!("addr.type=inet,addr.host={host},addr.port={port}")
         }
     };

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig, LabFlash};
-use weir_load::nbd::Uri;
 use weir_load::run::{Monitor, run};
 use weir_load::size::Size;
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
+use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, Export, Medium};
 
 use crate::error::{Failure, Outcome};

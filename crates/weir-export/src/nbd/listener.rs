@@ -15,9 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-
-use super::directory::{Directory, Session};
-use super::handshake::{Handshake, HandshakeError, Step};
+use weir_nbd::server::{Directory, Handshake, HandshakeError, Session, Step};
 
 /// Connections that the kernel keeps until a handshake is free (it caps this by `net.core.somaxconn`).
 const BACKLOG: i32 = 4096;

@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use weir_block::{Buffer, Meter, Nanos, RequestKind, Sent, Socket};
 use zerocopy::IntoBytes;
 
-use super::protocol::{
+use weir_nbd::protocol::{
     ChunkHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, reply_flag, reply_type,
 };
 

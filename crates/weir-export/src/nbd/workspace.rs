@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weir_block::{BufferPool, Nanos, Token};
 
-use super::protocol::RequestHeader;
+use weir_nbd::protocol::RequestHeader;
 
 /// Most bytes taken from a socket in one call.
 pub(super) const WINDOW: usize = 64 << 10;

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use weir_export::nbd::Limits;
-use weir_export::nbd::protocol::command;
+use weir_nbd::protocol::command;
 
 use crate::support::{RawClient, Server, ServerConfig, Witness, python};
 

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod handshake;
 mod hostile;
 mod interop;
 mod listener;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use weir_block::{ReactorConfig, RequestKind};
 use weir_export::nbd::Limits;
-use weir_export::nbd::protocol::{command, command_flag, error};
+use weir_nbd::protocol::{command, command_flag, error};
 
 use crate::support::{Answer, Bench, RawClient, Server, ServerConfig, answers, memory_file, writable};
 

@@ -14,10 +14,10 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, LabFlash};
-use weir_load::nbd::Uri;
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Settings, VerifyingLoad};
 use weir_load::workload::Span;
+use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::client::Client;
 

@@ -17,7 +17,8 @@ use weather::Weather;
 use weir_block::Nanos;
 use weir_lab::LabFlash;
 use weir_lab::history::{Action, History, Judgement, Operation};
-use weir_load::nbd::{Client, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 use weir_node::units::Size;
 
 #[path = "../common/mod.rs"]
@@ -42,7 +43,7 @@ fn complete(bench: &Bench, mut recorded: Recorded) -> (History, Recorded) {
     bench.wait_effective();
     let mut history = std::mem::take(&mut recorded.history);
     let owner = bench.lab.node(&bench.owner()).unwrap().nbd_unix.clone();
-    let mut client = Client::connect(&Uri::unix(&owner, DISK)).unwrap();
+    let mut client = NbdClient::connect(&Uri::unix(&owner, DISK)).unwrap();
     let last = Recorder::last(bench, CLIENTS.len() as u16 + 1);
     history.append(&mut last.read_all(|offset, data| client.read(offset, data).unwrap()));
     bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use weir_block::Nanos;
-use weir_load::nbd::{Client, Command, CommandFlags, Connection, Done, NbdError, Options, Uri};
 use weir_load::verify::{Atomicity, History, Mismatch};
+use weir_nbd::Uri;
+use weir_nbd::client::{CommandFlags, Connection, Done, NbdClient, NbdCommand, NbdError, Options};
 
 use crate::common::{BLOCK, new_history};
 
@@ -97,7 +98,7 @@ impl FlushedLoad {
                 flush_under_way = true;
                 next_flush = Nanos::now() + BETWEEN_FLUSHES;
                 self.flushing = std::mem::take(&mut self.unflushed);
-                connection.start(FLUSH, Command::Flush);
+                connection.start(FLUSH, NbdCommand::Flush);
             }
         }
         // Whatever had no answer may have happened or not.
@@ -121,7 +122,7 @@ impl FlushedLoad {
             assert_eq!(self.durable.issue(block, data), version, "both count the same writes");
             let fua = self.random.u32(..FUA_OF) == 0;
             let (offset, flags) = (block * u64::from(BLOCK), CommandFlags { fua, ..CommandFlags::NONE });
-            connection.start(slot, Command::Write { offset, length: BLOCK, flags });
+            connection.start(slot, NbdCommand::Write { offset, length: BLOCK, flags });
             self.pending[slot as usize] = Some(Pending { block, version, fua });
         }
         connection.pump(Nanos::now() + BETWEEN_FLUSHES, done)
@@ -147,7 +148,7 @@ impl FlushedLoad {
 
     /// Reads all blocks and judges them. What is found is what must be there from then on.
     pub fn check(&mut self, uri: &Uri) -> Verdict {
-        let mut client = Client::connect(uri).unwrap();
+        let mut client = NbdClient::connect(uri).unwrap();
         let mut verdict = Verdict::default();
         let mut data = vec![0; BLOCK as usize];
         for block in 0..self.durable.layout().blocks() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use weir_lab::volatile_disk::LoopDevice;
-use weir_load::nbd::Uri;
+use weir_nbd::Uri;
 
 use crate::common::SOON;
 use crate::mounted::{Kind, Mounted};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use weir_cluster::records::Medium;
 use weir_lab::volatile_disk::Survivors;
-use weir_load::nbd::{Client, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 use weir_node::api::{ApiErrorKind, DiskView, Export};
 
 use crate::common::{BLOCK, DISK, SIZE, SOON, alone};
@@ -26,7 +27,7 @@ struct Counter {
 impl Counter {
     /// Writes up to `last`, or until there is no answer any more.
     fn write(&mut self, uri: &Uri, last: u64) {
-        let mut client = Client::connect(uri).unwrap();
+        let mut client = NbdClient::connect(uri).unwrap();
         while self.acknowledged < last {
             let number = self.acknowledged + 1;
             let block = number.to_le_bytes().repeat(BLOCK as usize / 8);
@@ -39,7 +40,7 @@ impl Counter {
 
     /// The last number of the state that the disk is in.
     fn read(uri: &Uri) -> u64 {
-        let mut client = Client::connect(uri).unwrap();
+        let mut client = NbdClient::connect(uri).unwrap();
         let mut block = vec![0; BLOCK as usize];
         let found: Vec<u64> = (0..BLOCKS)
             .map(|number| {
@@ -89,7 +90,7 @@ fn a_log_in_ram_is_lost_and_people_are_asked() {
         let error = client.export(DISK, &Export::default()).unwrap_err();
         assert!(error.kind == ApiErrorKind::Refused && error.message.contains("--accept-loss"), "{error:?}");
         let socket = &site.bench.lab.node(node).unwrap().nbd_unix;
-        let error = Client::connect(&Uri::unix(socket, DISK)).unwrap_err().to_string();
+        let error = NbdClient::connect(&Uri::unix(socket, DISK)).unwrap_err().to_string();
         assert!(error.contains("weir disk show d1"), "a client is not told where to ask: {error}");
     }
     unavailable(&site);

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use weir_cluster::records::Medium;
 use weir_lab::volatile_disk::{Survivors, Toll, VolatileDisk};
 use weir_lab::{Lab, LabConfig, LabFlash, REGISTRY};
-use weir_load::nbd::Uri;
+use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export};
 
 use crate::common::{Bench, DISK, program};

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_load::nbd::Client;
+use weir_nbd::client::NbdClient;
 
 use super::{TTL, connect, others};
 use crate::common::{BLOCK, Bench, DISK, alone};
@@ -34,7 +34,7 @@ struct Answers {
     last_stale: Option<Duration>,
 }
 
-fn write_all(client: &mut Client, byte: u8) {
+fn write_all(client: &mut NbdClient, byte: u8) {
     for block in 0..BLOCKS {
         client.write(block * u64::from(BLOCK), &vec![byte; BLOCK as usize], false).unwrap();
     }
@@ -51,7 +51,7 @@ impl Answers {
         self.read(&mut client, since);
     }
 
-    fn read(&mut self, client: &mut Client, since: Nanos) {
+    fn read(&mut self, client: &mut NbdClient, since: Nanos) {
         let mut data = vec![0; BLOCK as usize];
         for block in 0..BLOCKS {
             if client.read(block * u64::from(BLOCK), &mut data).is_err() {

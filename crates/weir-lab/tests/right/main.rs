@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
-use weir_load::nbd::{Client, NbdError, Options, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::{NbdClient, NbdError, Options};
 
 use common::{Bench, DISK, SOON};
 
@@ -32,9 +33,9 @@ fn soak() -> Option<u64> {
 }
 
 /// A new connection to a node's export of the disk, which is given up on after a while.
-fn connect(bench: &Bench, node: &str, timeout: Duration) -> Result<Client, NbdError> {
+fn connect(bench: &Bench, node: &str, timeout: Duration) -> Result<NbdClient, NbdError> {
     let options = Options { connect_timeout: timeout, timeout, ..Options::default() };
-    Client::connect_with(&Uri::unix(&bench.lab.node(node).unwrap().nbd_unix, DISK), &options)
+    NbdClient::connect_with(&Uri::unix(&bench.lab.node(node).unwrap().nbd_unix, DISK), &options)
 }
 
 /// All nodes but this one.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_lab::{LabFlash, REGISTRY};
-use weir_load::nbd::Uri;
 use weir_load::verify::{Atomicity, History};
 use weir_load::verifying::{Settings, VerifyingLoad};
+use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, DiskView, Export, Medium};
 use weir_node::units::Size;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use weir_block::Nanos;
 use weir_lab::LabConfig;
-use weir_load::nbd::Uri;
+use weir_nbd::Uri;
 use weir_node::api::DiskView;
 use weir_node::config::{LeaseConfig, PeersConfig, ResourcesConfig};
 use weir_node::units::Size;

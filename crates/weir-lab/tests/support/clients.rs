@@ -10,7 +10,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use weir_block::Nanos;
 use weir_lab::history::{Action, History, Operation, SECTOR, fill, value_of};
-use weir_load::nbd::{Answer, Client, Command, CommandFlags, Completed, NbdError, Options, Ticket, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::{Answer, CommandFlags, Completed, NbdClient, NbdCommand, NbdError, Options, Ticket};
 
 use crate::common::{Bench, DISK, SIZE};
 
@@ -205,7 +206,7 @@ impl Recorder {
     }
 
     /// A connection to where this client goes next; `None` when there is none to be had.
-    fn connect(&mut self) -> Option<Client> {
+    fn connect(&mut self) -> Option<NbdClient> {
         match self.habit {
             Habit::Stays => {}
             Habit::Roams => self.node = self.random.usize(..self.sockets.len()),
@@ -220,13 +221,13 @@ impl Recorder {
             ..Options::default()
         };
         self.connections += 1;
-        let client = Client::connect_with(&Uri::unix(&self.sockets[self.node], DISK), &options).ok()?;
+        let client = NbdClient::connect_with(&Uri::unix(&self.sockets[self.node], DISK), &options).ok()?;
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
         Some(client)
     }
 
     /// Makes so many requests, and returns early when the connection is of no use any more.
-    fn converse(&mut self, mut client: Client, requests: u64) {
+    fn converse(&mut self, mut client: NbdClient, requests: u64) {
         let depth = self.random.usize(1..4);
         let (mut made, mut next) = (0, Nanos::now());
         let mut ends = None;
@@ -275,7 +276,7 @@ impl Recorder {
         Request { first, sectors, written, invoked: Nanos(0) }
     }
 
-    fn send(&mut self, client: &mut Client, mut request: Request) -> Result<(), NbdError> {
+    fn send(&mut self, client: &mut NbdClient, mut request: Request) -> Result<(), NbdError> {
         let (offset, length) = (request.first * SECTOR as u64, (request.sectors * SECTOR as u64) as u32);
         let mut data = Vec::new();
         let command = match request.written {
@@ -283,9 +284,9 @@ impl Recorder {
                 data.resize(length as usize, 0);
                 fill(&mut data, request.first, value);
                 let flags = CommandFlags { fua: self.random.u8(0..20) == 0, ..CommandFlags::NONE };
-                Command::Write { offset, length, flags }
+                NbdCommand::Write { offset, length, flags }
             }
-            None => Command::Read { offset, length },
+            None => NbdCommand::Read { offset, length },
         };
         request.invoked = Nanos::now();
         match client.submit(command, &data) {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use weir_block::Nanos;
-use weir_load::nbd::{Command, CommandFlags, Connection, Options, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::{CommandFlags, Connection, NbdCommand, Options};
 
 /// Bytes of a request.
 pub const REQUEST: u32 = 4096;
@@ -67,10 +68,10 @@ fn run(mut connection: Connection, shape: Shape, mut random: Rng, stop: &AtomicB
             due = interval.map_or(due, |interval| due + interval);
             let offset = random.u64(..blocks) * u64::from(REQUEST);
             let command = if random.u8(..100) < shape.read_percent {
-                Command::Read { offset, length: REQUEST }
+                NbdCommand::Read { offset, length: REQUEST }
             } else {
                 connection.buffer(slot, REQUEST).fill(random.u8(..));
-                Command::Write { offset, length: REQUEST, flags: CommandFlags::NONE }
+                NbdCommand::Write { offset, length: REQUEST, flags: CommandFlags::NONE }
             };
             connection.start(slot, command);
         }

@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_load::nbd::{Address, Uri};
 use weir_load::verifying::Locate;
+use weir_nbd::{Address, Uri};
 
 use crate::common::SOON;
 

@@ -15,7 +15,7 @@ pub use self::nbd::NbdEngine;
 pub use self::null::NullEngine;
 pub use self::psync::PsyncEngine;
 pub use self::uring::FileEngine;
-pub use crate::nbd::Done;
+pub use weir_nbd::client::Done;
 
 use crate::error::LoadError;
 use crate::generator::Io;

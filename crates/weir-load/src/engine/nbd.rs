@@ -1,11 +1,11 @@
 //! Load over an NBD connection.
 
 use weir_block::Nanos;
+use weir_nbd::client::{CommandFlags, Connection, NbdCommand, errno_text};
 
 use super::{Done, Engine};
 use crate::error::LoadError;
 use crate::generator::Io;
-use crate::nbd::{Command, CommandFlags, Connection, errno_text};
 use crate::tally::IoKind;
 
 /// One connection to an export; its slots are the generator's.
@@ -46,9 +46,9 @@ impl Engine for NbdEngine {
     fn queue(&mut self, io: Io) {
         let Io { offset, length, .. } = io;
         let command = match io.kind {
-            IoKind::Read => Command::Read { offset, length },
-            IoKind::Write => Command::Write { offset, length, flags: self.write_flags },
-            IoKind::Flush => Command::Flush,
+            IoKind::Read => NbdCommand::Read { offset, length },
+            IoKind::Write => NbdCommand::Write { offset, length, flags: self.write_flags },
+            IoKind::Flush => NbdCommand::Flush,
         };
         self.connection.start(io.slot, command);
     }

@@ -17,11 +17,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use weir_cluster::records::{DiskRecord, NodeRef};
-use weir_export::nbd::protocol::{
+use weir_export::nbd::Client;
+use weir_nbd::protocol::{
     ChunkHeader, LARGEST_PAYLOAD, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     SimpleReply, command, reply_flag,
 };
-use weir_export::nbd::{Client, Session};
+use weir_nbd::server::Session;
 use zerocopy::FromBytes;
 
 use crate::api::Move;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_block::sim::End;
-use weir_export::nbd::protocol::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, command, command_flag};
+use weir_nbd::protocol::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, command, command_flag};
 
 use super::{Cluster, Task, Who};
 use crate::scale::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES};

@@ -3,12 +3,11 @@
 use std::io::{self, IoSliceMut};
 
 use weir_block::{Buffer, Layer, Payload, Reactor, Received, Request, RequestKind};
+use weir_nbd::protocol::{REQUEST_MAGIC, RequestHeader, command, error};
+use weir_nbd::server::{CheckedRequest, Refusal, STATUS_BYTES, check_request};
 use zerocopy::FromBytes;
 
 use super::{Connection, InFlight, Incoming, Limits, Need, Pumped, State, Turn, kind_of};
-use crate::nbd::check::{Command, Refusal, check};
-use crate::nbd::protocol::{REQUEST_MAGIC, RequestHeader, command, error};
-use crate::nbd::status::STATUS_BYTES;
 use crate::nbd::workspace::{WINDOW, Workspace, fair, largest_fair};
 
 /// Bytes received behind the rest of a large payload while writes are so large that they never fit the window: just
@@ -184,9 +183,9 @@ impl Connection {
                 tracing::info!(magic = header.magic.get(), "nbd: a request without its magic; closing");
                 break Stop::Closing;
             }
-            let taken = match check(&header, &info, self.terms) {
-                Ok(Command::Disconnect) => Err(Stop::Closing),
-                Ok(Command::Write { fua }) => self.write(&header, fua, behind, turn),
+            let taken = match check_request(&header, &info, self.terms) {
+                Ok(CheckedRequest::Disconnect) => Err(Stop::Closing),
+                Ok(CheckedRequest::Write { fua }) => self.write(&header, fua, behind, turn),
                 Ok(command) => self.plain(&header, command, turn),
                 Err(refusal) => self.refuse(&header, refusal, turn),
             };
@@ -227,7 +226,7 @@ impl Connection {
         let need = Need { at_layer: Some((RequestKind::Write, length as u64)), memory: 0 };
         if let Some(payload) = behind.get(..length) {
             self.admit(need, turn)?;
-            let slot = self.begin(header, Command::Write { fua }, 0, None, turn);
+            let slot = self.begin(header, CheckedRequest::Write { fua }, 0, None, turn);
             let tag = turn.tag(slot);
             let offset = header.offset.get();
             turn.layer
@@ -261,7 +260,7 @@ impl Connection {
             return Some(stop);
         }
         let Incoming { header, fua, buffer, .. } = self.incoming.take()?;
-        let slot = self.begin(&header, Command::Write { fua }, buffer.len(), None, turn);
+        let slot = self.begin(&header, CheckedRequest::Write { fua }, buffer.len(), None, turn);
         let tag = turn.tag(slot);
         let request =
             Request::Write { tag, offset: header.offset.get(), payload: Payload::Given(buffer), fua };
@@ -273,7 +272,7 @@ impl Connection {
     fn plain(
         &mut self,
         header: &RequestHeader,
-        command: Command,
+        command: CheckedRequest,
         turn: &mut Turn<'_>,
     ) -> Result<usize, Stop> {
         let (offset, length) = (header.offset.get(), header.length.get());
@@ -285,8 +284,8 @@ impl Connection {
             return Ok(0);
         };
         let memory = match command {
-            Command::Read => length as usize,
-            Command::BlockStatus { .. } => STATUS_BYTES,
+            CheckedRequest::Read => length as usize,
+            CheckedRequest::BlockStatus { .. } => STATUS_BYTES,
             _ => 0,
         };
         if memory > largest_fair(turn.reactor.buffers()) {
@@ -302,17 +301,17 @@ impl Connection {
             self.admit(need, turn)?;
             None
         };
-        let status = if matches!(command, Command::BlockStatus { .. }) { buffer.take() } else { None };
+        let status = if matches!(command, CheckedRequest::BlockStatus { .. }) { buffer.take() } else { None };
         let slot = self.begin(header, command, memory, status, turn);
         let tag = turn.tag(slot);
         let length = u64::from(length);
         let request = match (command, buffer) {
             (_, Some(buffer)) => Request::Read { tag, offset, buffer },
-            (Command::Discard { fua }, _) => Request::Discard { tag, offset, length, fua },
-            (Command::WriteZeroes { fua, may_unmap, fast_only }, _) => {
+            (CheckedRequest::Discard { fua }, _) => Request::Discard { tag, offset, length, fua },
+            (CheckedRequest::WriteZeroes { fua, may_unmap, fast_only }, _) => {
                 Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only }
             }
-            (Command::BlockStatus { .. }, _) => Request::Extents { tag, offset, length },
+            (CheckedRequest::BlockStatus { .. }, _) => Request::Extents { tag, offset, length },
             _ => Request::Flush { tag },
         };
         turn.layer.submit(turn.reactor, request);
@@ -323,7 +322,7 @@ impl Connection {
     fn begin(
         &mut self,
         header: &RequestHeader,
-        command: Command,
+        command: CheckedRequest,
         memory: usize,
         status: Option<Buffer>,
         turn: &mut Turn<'_>,

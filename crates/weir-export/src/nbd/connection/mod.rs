@@ -9,12 +9,10 @@ use slab::Slab;
 use weir_block::{
     Buffer, Extent, Interest, IoError, Layer, Meter, Nanos, Outcome, Reactor, RequestKind, Socket, Tag, Token,
 };
+use weir_nbd::protocol::{RequestHeader, error};
+use weir_nbd::server::{CheckedRequest, Session, Terms, describe_extents, error_number};
 
-use super::check::{Command, Terms, error_value};
-use super::directory::Session;
-use super::protocol::{RequestHeader, error};
 use super::replies::{Counted, Flushed, Replies};
-use super::status::describe_extents;
 use super::workspace::Workspace;
 
 /// Requests worked off in one turn; then they are answered and other connections have theirs. Few, so that a client
@@ -88,7 +86,7 @@ enum State {
 #[derive(Debug)]
 struct InFlight {
     cookie: u64,
-    command: Command,
+    command: CheckedRequest,
     offset: u64,
     length: u32,
     arrived: Nanos,
@@ -207,20 +205,21 @@ impl Connection {
         let structured = self.terms.structured_replies;
         let (cookie, command) = (request.cookie, request.command);
         match (result, command) {
-            (Ok(Outcome::Read(data)), Command::Read) if data.len() == request.length as usize => {
+            (Ok(Outcome::Read(data)), CheckedRequest::Read) if data.len() == request.length as usize => {
                 self.replies.data(structured, cookie, request.offset, data, counted);
             }
-            (Ok(Outcome::Extents(extents)), Command::BlockStatus { one }) => {
+            (Ok(Outcome::Extents(extents)), CheckedRequest::BlockStatus { one }) => {
                 self.reply_status(request, one, &extents, counted);
             }
-            (Ok(Outcome::Done), Command::Read | Command::BlockStatus { .. }) | (Ok(Outcome::Read(_)), _) => {
+            (Ok(Outcome::Done), CheckedRequest::Read | CheckedRequest::BlockStatus { .. })
+            | (Ok(Outcome::Read(_)), _) => {
                 tracing::error!(?command, "nbd: a layer answered with something else than was asked for");
                 let message = "the server contradicts itself";
                 self.replies.error(structured, cookie, error::EIO, message, Some(counted));
             }
             (Ok(_), _) => self.replies.done(cookie, Some(counted)),
             (Err(failure), _) => {
-                let value = error_value(&failure, command);
+                let value = error_number(&failure, command);
                 self.replies.error(structured, cookie, value, failure.context, Some(counted));
             }
         }
@@ -324,14 +323,14 @@ impl Connection {
 }
 
 /// The meter's word for a command; none for what never reaches a layer.
-fn kind_of(command: Command) -> Option<RequestKind> {
+fn kind_of(command: CheckedRequest) -> Option<RequestKind> {
     match command {
-        Command::Read => Some(RequestKind::Read),
-        Command::Write { .. } => Some(RequestKind::Write),
-        Command::Flush => Some(RequestKind::Flush),
-        Command::Discard { .. } => Some(RequestKind::Discard),
-        Command::WriteZeroes { .. } => Some(RequestKind::WriteZeroes),
-        Command::BlockStatus { .. } => Some(RequestKind::Extents),
-        Command::Cache | Command::Disconnect => None,
+        CheckedRequest::Read => Some(RequestKind::Read),
+        CheckedRequest::Write { .. } => Some(RequestKind::Write),
+        CheckedRequest::Flush => Some(RequestKind::Flush),
+        CheckedRequest::Discard { .. } => Some(RequestKind::Discard),
+        CheckedRequest::WriteZeroes { .. } => Some(RequestKind::WriteZeroes),
+        CheckedRequest::BlockStatus { .. } => Some(RequestKind::Extents),
+        CheckedRequest::Cache | CheckedRequest::Disconnect => None,
     }
 }

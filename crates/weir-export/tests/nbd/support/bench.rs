@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use weir_block::{Completion, Layer, LayerInfo, Nanos, Reactor, ReactorConfig};
-use weir_export::nbd::{Client, Limits, NbdDisk, Session, Workspace};
+use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_nbd::server::Session;
 
 use super::layer::{FileLayer, Knobs};
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use weir_export::nbd::protocol::{
+use weir_nbd::protocol::{
     ChunkHeader, OPTION_MAGIC, OptionHeader, OptionReplyHeader, REQUEST_MAGIC, RequestHeader,
     SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, command, option, option_reply, reply_flag,
     reply_type,

@@ -9,10 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
-use weir_export::nbd::{
-    Address, Attach, Client, Directory, ExportInfo, Limits, Listed, Listener, ListenerConfig, NbdDisk,
-    Workspace,
-};
+use weir_export::nbd::{Address, Attach, Client, Limits, Listener, ListenerConfig, NbdDisk, Workspace};
+use weir_nbd::server::{Directory, ExportInfo, Listed};
 
 use super::layer::{FileLayer, Knobs};
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
-use weir_load::nbd::Client;
 use weir_load::target::Target;
+use weir_nbd::client::NbdClient;
 
 /// Bytes of the marker: a block of any device, and the alignment that direct I/O asks for.
 pub const MARKER: usize = 4096;
@@ -40,7 +40,7 @@ impl Marker {
                 file.sync_all()
             }
             Target::Nbd(uri) => {
-                let mut client = Client::connect(uri).map_err(io::Error::other)?;
+                let mut client = NbdClient::connect(uri).map_err(io::Error::other)?;
                 client.write(offset, &self.0, false).map_err(io::Error::other)?;
                 if client.export().can_flush() {
                     client.flush().map_err(io::Error::other)?;
@@ -57,7 +57,7 @@ impl Marker {
             Target::Null { .. } => return Ok(false),
             Target::Path(path) => open(path, false)?.read_exact_at(&mut block.0, offset)?,
             Target::Nbd(uri) => {
-                let mut client = Client::connect(uri).map_err(io::Error::other)?;
+                let mut client = NbdClient::connect(uri).map_err(io::Error::other)?;
                 client.read(offset, &mut block.0).map_err(io::Error::other)?;
             }
         }

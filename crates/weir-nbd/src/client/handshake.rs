@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::protocol::{
+use crate::protocol::{
     BASE_ALLOCATION, BlockSizes, ExportSize, GREETING_MAGIC, Greeting, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     OptionHeader, OptionReplyHeader, client_flag, handshake_flag, info, option, option_reply,
     transmission_flag,

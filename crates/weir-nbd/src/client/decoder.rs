@@ -2,11 +2,11 @@
 
 use zerocopy::FromBytes;
 
-use super::protocol::{
+use super::slot::{NbdCommand, Slot};
+use crate::protocol::{
     ChunkHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, reply_flag,
     reply_type,
 };
-use super::slot::{Command, Slot};
 
 /// Largest chunk that is not data, in bytes: what a server may send as block status.
 pub(super) const LARGEST_CONTROL: usize = 1 << 20;
@@ -144,7 +144,7 @@ impl Decoder {
         let slot = &mut slots[index as usize];
         slot.errno = reply.error.get();
         match slot.command {
-            Command::Read { length, .. } if slot.errno == 0 => {
+            NbdCommand::Read { length, .. } if slot.errno == 0 => {
                 self.state = State::Data { slot: index, at: 0, left: length as usize, last: true };
             }
             _ => finish(index, slots, done)?,
@@ -233,7 +233,7 @@ fn hole(slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
 
 /// Where in the slot's buffer `length` bytes from `offset` of the export belong.
 fn place(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'static str> {
-    let Command::Read { offset: start, length: asked } = slot.command else {
+    let NbdCommand::Read { offset: start, length: asked } = slot.command else {
         return Err("data in answer to a request that is not a read");
     };
     let at = offset.checked_sub(start).filter(|&at| at + length as u64 <= u64::from(asked));
@@ -250,7 +250,7 @@ fn find(cookie: u64, slots: &[Slot]) -> Result<u32, &'static str> {
 
 fn finish(index: u32, slots: &mut [Slot], done: &mut Vec<Done>) -> Result<(), &'static str> {
     let slot = &mut slots[index as usize];
-    if let Command::Read { length, .. } = slot.command
+    if let NbdCommand::Read { length, .. } = slot.command
         && slot.errno == 0
         && slot.arrived != length
     {
@@ -268,7 +268,7 @@ mod tests {
     use weir_block::{Extent, ExtentState};
     use zerocopy::IntoBytes;
 
-    fn slots(commands: &[Command]) -> Vec<Slot> {
+    fn slots(commands: &[NbdCommand]) -> Vec<Slot> {
         let begin = |&command| {
             let mut slot = Slot::new();
             slot.begin(command);
@@ -296,12 +296,12 @@ mod tests {
     }
 
     /// Replies to: read (simple), flush (error), read in two chunks with a hole, block status.
-    fn conversation() -> (Vec<Command>, Vec<u8>) {
+    fn conversation() -> (Vec<NbdCommand>, Vec<u8>) {
         let commands = vec![
-            Command::Read { offset: 4096, length: 1000 },
-            Command::Flush,
-            Command::Read { offset: 0, length: 900 },
-            Command::BlockStatus { offset: 512, length: 4096 },
+            NbdCommand::Read { offset: 4096, length: 1000 },
+            NbdCommand::Flush,
+            NbdCommand::Read { offset: 0, length: 900 },
+            NbdCommand::BlockStatus { offset: 512, length: 4096 },
         ];
         let cookies: Vec<u64> =
             slots(&commands).iter().zip(0..).map(|(slot, index)| slot.cookie(index)).collect();
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn violations_are_named() {
-        let read = [Command::Read { offset: 0, length: 512 }];
+        let read = [NbdCommand::Read { offset: 0, length: 512 }];
         let cookie = slots(&read)[0].cookie(0);
         let cases = [
             (vec![0; 16], "magic"),

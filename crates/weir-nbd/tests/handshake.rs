@@ -1,11 +1,13 @@
 //! The handshake's state machine: what it answers, and that bytes cannot confuse it however they arrive.
 
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use weir_block::LayerInfo;
-use weir_export::nbd::protocol::{
+use weir_nbd::protocol::{
     EXPORT_NAME_PADDING, OPTION_MAGIC, OPTION_REPLY_MAGIC, info, option, option_reply, transmission_flag,
 };
-use weir_export::nbd::{
+use weir_nbd::server::{
     Directory, ExportInfo, Handshake, HandshakeError, Listed, MOST_OPTION_BYTES, Session, Step,
 };
 

@@ -8,10 +8,10 @@ use super::connection::{Connection, Options};
 use super::decoder::Done;
 use super::error::NbdError;
 use super::handshake::Export;
-use super::slot::{Command, CommandFlags};
-use super::uri::Uri;
+use super::slot::{CommandFlags, NbdCommand};
+use crate::uri::Uri;
 
-/// Names a request of [`Client::submit`] until [`Client::poll`] brings its answer.
+/// Names a request of [`NbdClient::submit`] until [`NbdClient::poll`] brings its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
@@ -21,7 +21,7 @@ pub struct Completed {
     /// Which.
     pub ticket: Ticket,
     /// What was asked for.
-    pub command: Command,
+    pub command: NbdCommand,
     /// What it brought, or why it failed.
     pub result: Result<Answer, NbdError>,
 }
@@ -41,32 +41,32 @@ pub enum Answer {
 ///
 /// After an error for which [`NbdError::is_connection`] is true the session is of no use any more.
 #[derive(Debug)]
-pub struct Client {
+pub struct NbdClient {
     connection: Connection,
     free: Vec<u32>,
     /// By slot: who waits for it.
-    pending: Vec<Option<(Ticket, Command)>>,
+    pending: Vec<Option<(Ticket, NbdCommand)>>,
     next_ticket: u64,
     done: Vec<Done>,
     finished: std::collections::VecDeque<Completed>,
     timeout: Duration,
 }
 
-impl Client {
+impl NbdClient {
     /// Connects to `uri` with [`Options::default`].
     ///
     /// # Errors
     /// As [`Connection::open`].
-    pub fn connect(uri: &Uri) -> Result<Client, NbdError> {
-        Client::connect_with(uri, &Options::default())
+    pub fn connect(uri: &Uri) -> Result<NbdClient, NbdError> {
+        NbdClient::connect_with(uri, &Options::default())
     }
 
     /// Connects to `uri`.
     ///
     /// # Errors
     /// As [`Connection::open`].
-    pub fn connect_with(uri: &Uri, options: &Options) -> Result<Client, NbdError> {
-        Ok(Client {
+    pub fn connect_with(uri: &Uri, options: &Options) -> Result<NbdClient, NbdError> {
+        Ok(NbdClient {
             connection: Connection::open(uri, options)?,
             free: (0..options.depth).rev().collect(),
             pending: vec![None; options.depth as usize],
@@ -91,7 +91,7 @@ impl Client {
         let mut at = offset;
         for part in data.chunks_mut(self.export().maximum_block as usize) {
             let length = part.len() as u32;
-            if let Answer::Data(data) = self.call(Command::Read { offset: at, length }, &[])? {
+            if let Answer::Data(data) = self.call(NbdCommand::Read { offset: at, length }, &[])? {
                 part.copy_from_slice(&data);
             }
             at += u64::from(length);
@@ -108,7 +108,7 @@ impl Client {
         let mut at = offset;
         for part in data.chunks(self.export().maximum_block as usize) {
             let length = part.len() as u32;
-            self.call(Command::Write { offset: at, length, flags }, part)?;
+            self.call(NbdCommand::Write { offset: at, length, flags }, part)?;
             at += u64::from(length);
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Client {
     /// # Errors
     /// The request or the connection fails.
     pub fn flush(&mut self) -> Result<(), NbdError> {
-        self.call(Command::Flush, &[]).map(drop)
+        self.call(NbdCommand::Flush, &[]).map(drop)
     }
 
     /// Makes a range read as zeroes.
@@ -127,7 +127,7 @@ impl Client {
     /// # Errors
     /// The request or the connection fails.
     pub fn write_zeroes(&mut self, offset: u64, length: u32, flags: CommandFlags) -> Result<(), NbdError> {
-        self.call(Command::WriteZeroes { offset, length, flags }, &[]).map(drop)
+        self.call(NbdCommand::WriteZeroes { offset, length, flags }, &[]).map(drop)
     }
 
     /// Gives a range up.
@@ -135,7 +135,7 @@ impl Client {
     /// # Errors
     /// The request or the connection fails.
     pub fn trim(&mut self, offset: u64, length: u32, flags: CommandFlags) -> Result<(), NbdError> {
-        self.call(Command::Trim { offset, length, flags }, &[]).map(drop)
+        self.call(NbdCommand::Trim { offset, length, flags }, &[]).map(drop)
     }
 
     /// What `length` bytes from `offset` hold. The extents may end before the range does.
@@ -143,13 +143,13 @@ impl Client {
     /// # Errors
     /// The request or the connection fails.
     pub fn block_status(&mut self, offset: u64, length: u32) -> Result<Vec<Extent>, NbdError> {
-        match self.call(Command::BlockStatus { offset, length }, &[])? {
+        match self.call(NbdCommand::BlockStatus { offset, length }, &[])? {
             Answer::Extents(extents) => Ok(extents),
             Answer::Done | Answer::Data(_) => Ok(Vec::new()),
         }
     }
 
-    /// Requests submitted whose answer [`Client::poll`] has not brought yet.
+    /// Requests submitted whose answer [`NbdClient::poll`] has not brought yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.pending.len() - self.free.len() + self.finished.len()
@@ -160,7 +160,7 @@ impl Client {
     ///
     /// # Errors
     /// The export cannot do this, or the connection fails.
-    pub fn submit(&mut self, command: Command, data: &[u8]) -> Result<Ticket, NbdError> {
+    pub fn submit(&mut self, command: NbdCommand, data: &[u8]) -> Result<Ticket, NbdError> {
         self.check(command, data)?;
         while self.free.is_empty() {
             self.pump(Nanos::NEVER)?;
@@ -202,7 +202,7 @@ impl Client {
         self.connection.disconnect();
     }
 
-    fn call(&mut self, command: Command, data: &[u8]) -> Result<Answer, NbdError> {
+    fn call(&mut self, command: NbdCommand, data: &[u8]) -> Result<Answer, NbdError> {
         let ticket = self.submit(command, data)?;
         loop {
             if let Some(at) = self.finished.iter().position(|completed| completed.ticket == ticket) {
@@ -219,10 +219,10 @@ impl Client {
             let Some((ticket, command)) = self.pending[slot as usize].take() else { continue };
             self.free.push(slot);
             let result = match (errno, command) {
-                (0, Command::Read { length, .. }) => {
+                (0, NbdCommand::Read { length, .. }) => {
                     Ok(Answer::Data(self.connection.data(slot, length).to_vec()))
                 }
-                (0, Command::BlockStatus { .. }) => {
+                (0, NbdCommand::BlockStatus { .. }) => {
                     Ok(Answer::Extents(self.connection.extents(slot).to_vec()))
                 }
                 (0, _) => Ok(Answer::Done),
@@ -234,27 +234,29 @@ impl Client {
     }
 
     /// Whether the export can do this at all. Ranges are the server's to check.
-    fn check(&self, command: Command, data: &[u8]) -> Result<(), NbdError> {
+    fn check(&self, command: NbdCommand, data: &[u8]) -> Result<(), NbdError> {
         let export = self.export();
         let impossible = |reason| Err(NbdError::Impossible { command, reason });
         match command {
-            Command::Read { length, .. } | Command::Write { length, .. } if length > export.maximum_block => {
+            NbdCommand::Read { length, .. } | NbdCommand::Write { length, .. }
+                if length > export.maximum_block =>
+            {
                 impossible("larger than the server takes at once")
             }
-            Command::Write { length, .. } if data.len() != length as usize => {
+            NbdCommand::Write { length, .. } if data.len() != length as usize => {
                 impossible("the data has not the length of the request")
             }
-            Command::Flush if !export.can_flush() => impossible("the server does not offer flush"),
-            Command::Trim { .. } if !export.can_trim() => impossible("the server does not offer trim"),
-            Command::WriteZeroes { .. } if !export.can_write_zeroes() => {
+            NbdCommand::Flush if !export.can_flush() => impossible("the server does not offer flush"),
+            NbdCommand::Trim { .. } if !export.can_trim() => impossible("the server does not offer trim"),
+            NbdCommand::WriteZeroes { .. } if !export.can_write_zeroes() => {
                 impossible("the server does not offer write_zeroes")
             }
-            Command::BlockStatus { .. } if export.allocation_context.is_none() => {
+            NbdCommand::BlockStatus { .. } if export.allocation_context.is_none() => {
                 impossible("the server does not offer block status (base:allocation)")
             }
-            Command::Write { flags, .. }
-            | Command::Trim { flags, .. }
-            | Command::WriteZeroes { flags, .. }
+            NbdCommand::Write { flags, .. }
+            | NbdCommand::Trim { flags, .. }
+            | NbdCommand::WriteZeroes { flags, .. }
                 if flags.fua && !export.can_fua() =>
             {
                 impossible("the server does not offer FUA")

@@ -2,7 +2,7 @@
 
 use weir_block::LayerInfo;
 
-use super::protocol::{LARGEST_PAYLOAD, transmission_flag as flag};
+use crate::protocol::{LARGEST_PAYLOAD, transmission_flag as flag};
 
 /// Which exports there are. Asked on the control plane; answers from memory, without blocking.
 pub trait Directory: Send + Sync {

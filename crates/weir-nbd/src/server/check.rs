@@ -4,25 +4,51 @@
 use weir_block::{Code, IoError, LayerInfo};
 
 use super::directory::largest_payload;
-use super::protocol::{RequestHeader, command, command_flag as flag, error};
+use crate::protocol::{RequestHeader, command, command_flag as flag, error};
 
 /// A request that is in order. Offset and length are as in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub enum CheckedRequest {
+    /// Bytes out.
     Read,
-    Write { fua: bool },
+    /// Bytes in. The payload follows the header.
+    Write {
+        /// Answer only once the data is durable.
+        fua: bool,
+    },
+    /// Make answered writes durable.
     Flush,
-    Discard { fua: bool },
+    /// A range is not needed any more.
+    Discard {
+        /// Answer only once that is durable.
+        fua: bool,
+    },
+    /// A range will be needed soon.
     Cache,
-    WriteZeroes { fua: bool, may_unmap: bool, fast_only: bool },
-    BlockStatus { one: bool },
+    /// A range shall read as zeroes.
+    WriteZeroes {
+        /// Answer only once the zeroes are durable.
+        fua: bool,
+        /// The range may become a hole.
+        may_unmap: bool,
+        /// Zero faster than by writing, or fail.
+        fast_only: bool,
+    },
+    /// What a range holds.
+    BlockStatus {
+        /// One extent only.
+        one: bool,
+    },
+    /// Finish what is under way and disconnect; has no answer.
     Disconnect,
 }
 
 /// What the client is told instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub struct Refusal {
+    /// [`crate::protocol::error`].
     pub error: u32,
+    /// The reason, for people.
     pub message: &'static str,
 }
 
@@ -32,27 +58,39 @@ const fn refuse<T>(error: u32, message: &'static str) -> Result<T, Refusal> {
 
 /// What of the handshake counts for a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub struct Terms {
+    /// Reads and errors are answered with structured replies.
     pub structured_replies: bool,
+    /// Number of the context `base:allocation`, when the client has selected it.
     pub base_allocation: Option<u32>,
 }
 
-pub(super) fn check(header: &RequestHeader, info: &LayerInfo, terms: Terms) -> Result<Command, Refusal> {
+/// Whether a request may go to a layer that is described by `info`.
+///
+/// # Errors
+/// What the client is told: the request is unknown, malformed, misaligned, outside the disk, too large, or not offered.
+pub fn check_request(
+    header: &RequestHeader,
+    info: &LayerInfo,
+    terms: Terms,
+) -> Result<CheckedRequest, Refusal> {
     let flags = header.flags.get();
     let fua = flags & flag::FUA != 0;
     let (command, allowed) = match header.command.get() {
-        command::READ if terms.structured_replies => (Command::Read, flag::DF),
-        command::READ => (Command::Read, 0),
-        command::WRITE => (Command::Write { fua }, 0),
-        command::DISC => return Ok(Command::Disconnect),
-        command::FLUSH => (Command::Flush, 0),
-        command::TRIM => (Command::Discard { fua }, 0),
-        command::CACHE => (Command::Cache, 0),
+        command::READ if terms.structured_replies => (CheckedRequest::Read, flag::DF),
+        command::READ => (CheckedRequest::Read, 0),
+        command::WRITE => (CheckedRequest::Write { fua }, 0),
+        command::DISC => return Ok(CheckedRequest::Disconnect),
+        command::FLUSH => (CheckedRequest::Flush, 0),
+        command::TRIM => (CheckedRequest::Discard { fua }, 0),
+        command::CACHE => (CheckedRequest::Cache, 0),
         command::WRITE_ZEROES => {
             let (may_unmap, fast_only) = (flags & flag::NO_HOLE == 0, flags & flag::FAST_ZERO != 0);
-            (Command::WriteZeroes { fua, may_unmap, fast_only }, flag::NO_HOLE | flag::FAST_ZERO)
+            (CheckedRequest::WriteZeroes { fua, may_unmap, fast_only }, flag::NO_HOLE | flag::FAST_ZERO)
         }
-        command::BLOCK_STATUS => (Command::BlockStatus { one: flags & flag::REQ_ONE != 0 }, flag::REQ_ONE),
+        command::BLOCK_STATUS => {
+            (CheckedRequest::BlockStatus { one: flags & flag::REQ_ONE != 0 }, flag::REQ_ONE)
+        }
         _ => return refuse(error::EINVAL, "unknown command"),
     };
     // "The server MUST accept all commands with this bit [FUA] set".
@@ -65,26 +103,28 @@ pub(super) fn check(header: &RequestHeader, info: &LayerInfo, terms: Terms) -> R
 }
 
 /// Whether the export offers the command at all.
-fn check_use(command: Command, info: &LayerInfo, terms: Terms) -> Result<(), Refusal> {
-    let writes =
-        matches!(command, Command::Write { .. } | Command::Discard { .. } | Command::WriteZeroes { .. });
+fn check_use(command: CheckedRequest, info: &LayerInfo, terms: Terms) -> Result<(), Refusal> {
+    let writes = matches!(
+        command,
+        CheckedRequest::Write { .. } | CheckedRequest::Discard { .. } | CheckedRequest::WriteZeroes { .. }
+    );
     if writes && !info.writable {
         return refuse(error::EPERM, "the export is read-only");
     }
     match command {
-        Command::WriteZeroes { fast_only: true, .. } if !info.fast_zeroes => {
+        CheckedRequest::WriteZeroes { fast_only: true, .. } if !info.fast_zeroes => {
             refuse(error::ENOTSUP, "zeroing is no faster than writing here")
         }
-        Command::BlockStatus { .. } if terms.base_allocation.is_none() => {
+        CheckedRequest::BlockStatus { .. } if terms.base_allocation.is_none() => {
             refuse(error::EINVAL, "no metadata context was selected")
         }
         _ => Ok(()),
     }
 }
 
-fn check_range(command: Command, header: &RequestHeader, info: &LayerInfo) -> Result<(), Refusal> {
+fn check_range(command: CheckedRequest, header: &RequestHeader, info: &LayerInfo) -> Result<(), Refusal> {
     let (offset, length) = (header.offset.get(), header.length.get());
-    if command == Command::Flush {
+    if command == CheckedRequest::Flush {
         let reserved_is_clear = offset == 0 && length == 0;
         return if reserved_is_clear {
             Ok(())
@@ -100,11 +140,11 @@ fn check_range(command: Command, header: &RequestHeader, info: &LayerInfo) -> Re
         return refuse(error::EINVAL, "offset or length is not a multiple of the minimum block size");
     }
     if offset.checked_add(length.into()).is_none_or(|end| end > info.size) {
-        let grows = matches!(command, Command::Write { .. } | Command::WriteZeroes { .. });
+        let grows = matches!(command, CheckedRequest::Write { .. } | CheckedRequest::WriteZeroes { .. });
         let error = if grows { error::ENOSPC } else { error::EINVAL };
         return refuse(error, "the range ends beyond the end of the disk");
     }
-    let carries_data = matches!(command, Command::Read | Command::Write { .. });
+    let carries_data = matches!(command, CheckedRequest::Read | CheckedRequest::Write { .. });
     if carries_data && length > largest_payload(info) {
         let unfragmented = header.flags.get() & flag::DF != 0;
         let error = if unfragmented { error::EOVERFLOW } else { error::EINVAL };
@@ -114,12 +154,13 @@ fn check_range(command: Command, header: &RequestHeader, info: &LayerInfo) -> Re
 }
 
 /// How a layer's error is told to a client ("Error values").
-pub(super) fn error_value(io: &IoError, command: Command) -> u32 {
+#[must_use]
+pub fn error_number(io: &IoError, command: CheckedRequest) -> u32 {
     match io.code {
         Code::InvalidArgument => error::EINVAL,
         Code::NoSpace => error::ENOSPC,
         // "SHOULD NOT return NBD_ENOTSUP except as documented in response to NBD_CMD_WRITE_ZEROES".
-        Code::NotSupported if matches!(command, Command::WriteZeroes { fast_only: true, .. }) => {
+        Code::NotSupported if matches!(command, CheckedRequest::WriteZeroes { fast_only: true, .. }) => {
             error::ENOTSUP
         }
         Code::NotSupported => error::EINVAL,
@@ -134,7 +175,7 @@ pub(super) fn error_value(io: &IoError, command: Command) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::protocol::REQUEST_MAGIC;
+    use crate::protocol::REQUEST_MAGIC;
 
     const INFO: LayerInfo = LayerInfo {
         size: 1 << 30,
@@ -159,7 +200,7 @@ mod tests {
     }
 
     fn error_of(command: u16, flags: u16, offset: u64, length: u32, info: &LayerInfo) -> Option<u32> {
-        check(&header(command, flags, offset, length), info, TERMS).err().map(|refusal| refusal.error)
+        check_request(&header(command, flags, offset, length), info, TERMS).err().map(|refusal| refusal.error)
     }
 
     #[test]
@@ -171,8 +212,8 @@ mod tests {
         assert_eq!(error_of(command::FLUSH, flag::FUA, 0, 0, &INFO), None);
         assert_eq!(error_of(command::TRIM, 0, 0, 1 << 30, &INFO), None, "no payload, no maximum");
         let zeroes = header(command::WRITE_ZEROES, flag::NO_HOLE | flag::FAST_ZERO, 0, 512);
-        let expected = Command::WriteZeroes { fua: false, may_unmap: false, fast_only: true };
-        assert_eq!(check(&zeroes, &INFO, TERMS), Ok(expected));
+        let expected = CheckedRequest::WriteZeroes { fua: false, may_unmap: false, fast_only: true };
+        assert_eq!(check_request(&zeroes, &INFO, TERMS), Ok(expected));
     }
 
     #[test]
@@ -212,9 +253,12 @@ mod tests {
             }
         }
         let plain = Terms { structured_replies: false, base_allocation: None };
-        assert!(check(&header(command::READ, flag::DF, 0, 512), &INFO, plain).is_err(), "DF was not offered");
         assert!(
-            check(&header(command::BLOCK_STATUS, 0, 0, 512), &INFO, plain).is_err(),
+            check_request(&header(command::READ, flag::DF, 0, 512), &INFO, plain).is_err(),
+            "DF was not offered"
+        );
+        assert!(
+            check_request(&header(command::BLOCK_STATUS, 0, 0, 512), &INFO, plain).is_err(),
             "no context selected"
         );
         assert_eq!(error_of(8, 0, 0, 512, &INFO), Some(error::EINVAL));

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_load::nbd::{Client, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 
 /// A server process.
 pub struct Server {
@@ -26,7 +27,7 @@ impl Server {
         let server = Server { child, uri };
         let deadline = Nanos::now() + Duration::from_secs(20);
         loop {
-            match Client::connect(&server.uri) {
+            match NbdClient::connect(&server.uri) {
                 Ok(client) => {
                     client.disconnect();
                     return server;

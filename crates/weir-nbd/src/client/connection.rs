@@ -14,9 +14,9 @@ use super::batch::Batch;
 use super::decoder::{Decoder, Done, LARGEST_CONTROL};
 use super::error::NbdError;
 use super::handshake::{Export, Failure, negotiate};
-use super::protocol::{REQUEST_MAGIC, RequestHeader, command};
-use super::slot::{Command, Slot};
-use super::uri::{Address, Uri};
+use super::slot::{NbdCommand, Slot};
+use crate::protocol::{REQUEST_MAGIC, RequestHeader, command};
+use crate::uri::{Address, Uri};
 
 /// Most bytes taken from the socket at once: more than a full queue of 4 KiB reads, and no more than a part of
 /// the CPU's second-level cache.
@@ -161,10 +161,10 @@ impl Connection {
     ///
     /// # Panics
     /// When the slot is in flight.
-    pub fn start(&mut self, slot: u32, command: Command) {
+    pub fn start(&mut self, slot: u32, command: NbdCommand) {
         let place = &mut self.slots[slot as usize];
         assert!(!place.busy, "slot {slot} is in flight");
-        if let Command::Write { length, .. } = command
+        if let NbdCommand::Write { length, .. } = command
             && place.data.len() < length as usize
         {
             place.data.resize(length as usize, 0);

@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use super::protocol::error as errno;
-use super::slot::Command;
-use super::uri::Address;
+use super::slot::NbdCommand;
+use crate::protocol::error as errno;
+use crate::uri::Address;
 
 /// A failed request or a failed connection. [`NbdError::is_connection`] tells which.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ pub enum NbdError {
     #[error("{command} failed: {}", errno_text(*.errno))]
     Request {
         /// Which.
-        command: Command,
+        command: NbdCommand,
         /// The protocol's error number.
         errno: u32,
     },
@@ -65,7 +65,7 @@ pub enum NbdError {
     #[error("{command}: {reason}")]
     Impossible {
         /// Which.
-        command: Command,
+        command: NbdCommand,
         /// Why.
         reason: &'static str,
     },

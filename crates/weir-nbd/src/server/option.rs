@@ -1,6 +1,6 @@
 //! The bodies of options, taken apart ("Option types"). Every length in them is the client's claim.
 
-use super::protocol::LONGEST_STRING;
+use crate::protocol::LONGEST_STRING;
 
 /// Why an option's body was refused; told to the client.
 pub(super) type Malformed = &'static str;

@@ -5,8 +5,8 @@ use std::os::fd::RawFd;
 
 use zerocopy::IntoBytes;
 
-use super::protocol::{REQUEST_MAGIC, RequestHeader};
-use super::slot::{Command, Slot};
+use super::slot::{NbdCommand, Slot};
+use crate::protocol::{REQUEST_MAGIC, RequestHeader};
 
 const HEADER: usize = size_of::<RequestHeader>();
 
@@ -115,7 +115,7 @@ fn add(pieces: &mut Vec<libc::iovec>, skip: &mut usize, bytes: &[u8]) {
 
 fn payload(slot: &Slot) -> &[u8] {
     match slot.command {
-        Command::Write { length, .. } => &slot.data[..length as usize],
+        NbdCommand::Write { length, .. } => &slot.data[..length as usize],
         _ => &[],
     }
 }

@@ -3,11 +3,11 @@
 use weir_block::{Extent, ExtentState};
 use zerocopy::IntoBytes;
 
-use super::protocol::{StatusDescriptor, extent_flag};
+use crate::protocol::{StatusDescriptor, extent_flag};
 
 /// Room for the descriptors of one reply, in bytes. A client asks again for what did not fit ("the server MAY
 /// return fewer descriptors in the reply than would be required").
-pub(super) const STATUS_BYTES: usize = 4096;
+pub const STATUS_BYTES: usize = 4096;
 
 /// Longest extent that a descriptor can express and that is a multiple of every block size, in bytes.
 const LONGEST: u64 = 0xffff_0000;
@@ -16,13 +16,7 @@ const LONGEST: u64 = 0xffff_0000;
 ///
 /// Neighbours in the same state become one. Nothing beyond the range is told, even if the layer knows it: `length` is
 /// what the client can use at once. 0 when the extents do not begin at `offset`.
-pub(super) fn describe_extents(
-    offset: u64,
-    length: u32,
-    one: bool,
-    extents: &[Extent],
-    out: &mut [u8],
-) -> usize {
+pub fn describe_extents(offset: u64, length: u32, one: bool, extents: &[Extent], out: &mut [u8]) -> usize {
     let end = offset + u64::from(length);
     let mut descriptors = Descriptors { out, used: 0, last: None };
     let mut at = offset;

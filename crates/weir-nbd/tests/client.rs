@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use common::{Place, Server};
 use weir_block::{Extent, ExtentState, Nanos};
-use weir_load::nbd::{Answer, Client, Command, CommandFlags, NbdError, Options, Uri};
+use weir_nbd::Uri;
+use weir_nbd::client::{Answer, CommandFlags, NbdClient, NbdCommand, NbdError, Options};
 
 const MIB: u64 = 1 << 20;
 
 /// Everything that the client can ask, with both kinds of replies.
 fn exercise(server: &Server, structured_replies: bool) {
     let options = Options { structured_replies, ..Options::default() };
-    let mut client = Client::connect_with(&server.uri, &options).unwrap();
+    let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
     assert_eq!(client.export().size, 16 * MIB);
     assert_eq!(client.export().structured_replies, structured_replies);
     let data: Vec<u8> = (0..3 * MIB).map(|at| (at % 251) as u8).collect();
@@ -67,10 +68,10 @@ fn nbdkit_file_and_qemu_nbd() {
 fn pipelined_requests_are_answered_each() {
     let place = Place::new();
     let server = place.nbdkit("memory", &["memory", "16M"]);
-    let mut client = Client::connect(&server.uri).unwrap();
+    let mut client = NbdClient::connect(&server.uri).unwrap();
     let mut waiting = HashSet::new();
     for block in 0..200u64 {
-        let command = Command::Write { offset: block * 4096, length: 4096, flags: CommandFlags::NONE };
+        let command = NbdCommand::Write { offset: block * 4096, length: 4096, flags: CommandFlags::NONE };
         waiting.insert(client.submit(command, &[block as u8; 4096]).unwrap());
     }
     while let Some(completed) = client.poll(Duration::from_secs(10)).unwrap() {
@@ -79,7 +80,7 @@ fn pipelined_requests_are_answered_each() {
     }
     assert!(waiting.is_empty() && client.in_flight() == 0);
     for block in 0..200u64 {
-        client.submit(Command::Read { offset: block * 4096, length: 4096 }, &[]).unwrap();
+        client.submit(NbdCommand::Read { offset: block * 4096, length: 4096 }, &[]).unwrap();
     }
     let mut answers = 0;
     while let Some(completed) = client.poll(Duration::from_secs(10)).unwrap() {
@@ -96,7 +97,7 @@ fn a_failed_request_leaves_the_connection_usable() {
     let server = place.nbdkit("memory", &["memory", "1M"]);
     for structured_replies in [true, false] {
         let options = Options { structured_replies, ..Options::default() };
-        let mut client = Client::connect_with(&server.uri, &options).unwrap();
+        let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
         let error = client.read(MIB - 512, &mut [0; 1024]).unwrap_err();
         assert!(
             !error.is_connection() && error.to_string().contains("read of 1024 bytes at 1048064"),
@@ -111,7 +112,7 @@ fn what_the_server_does_not_offer_is_said_at_once() {
     let place = Place::new();
     let server = place.nbdkit("readonly", &["-r", "--filter=nozero", "memory", "1M"]);
     let options = Options { structured_replies: false, ..Options::default() };
-    let mut client = Client::connect_with(&server.uri, &options).unwrap();
+    let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
     assert!(client.export().is_read_only());
     let status = client.block_status(0, 4096).unwrap_err().to_string();
     assert!(status.contains("does not offer block status"), "{status}");
@@ -124,7 +125,7 @@ fn what_the_server_does_not_offer_is_said_at_once() {
 #[test]
 fn connecting_fails_in_words() {
     let place = Place::new();
-    let text = |uri: &Uri, options: &Options| Client::connect_with(uri, options).unwrap_err().to_string();
+    let text = |uri: &Uri, options: &Options| NbdClient::connect_with(uri, options).unwrap_err().to_string();
     let missing = text(&Uri::unix(&place.path("none"), ""), &Options::default());
     assert!(missing.contains("cannot connect") && missing.contains("none"), "{missing}");
     let refused = text(&Uri::tcp(common::free_port(), ""), &Options::default());
@@ -152,13 +153,13 @@ fn a_silent_server_is_given_up_and_a_dead_one_noticed() {
     let place = Place::new();
     let server = place.nbdkit("slow", &["--filter=delay", "memory", "1M", "rdelay=5"]);
     let options = Options { timeout: Duration::from_millis(300), ..Options::default() };
-    let mut client = Client::connect_with(&server.uri, &options).unwrap();
+    let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
     let start = Nanos::now();
     let error = client.read(0, &mut [0; 512]).unwrap_err();
     assert!(matches!(error, NbdError::Timeout { in_flight: 1, .. }), "{error}");
     assert!(Nanos::now() - start < Duration::from_secs(2));
-    let mut client = Client::connect(&server.uri).unwrap();
-    client.submit(Command::Read { offset: 0, length: 512 }, &[]).unwrap();
+    let mut client = NbdClient::connect(&server.uri).unwrap();
+    client.submit(NbdCommand::Read { offset: 0, length: 512 }, &[]).unwrap();
     assert!(client.poll(Duration::from_millis(50)).unwrap().is_none(), "not yet");
     server.kill();
     let error = client.poll(Duration::from_secs(5)).unwrap_err();

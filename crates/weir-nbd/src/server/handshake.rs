@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::directory::{Directory, ExportInfo, Session};
 use super::option::{parse_contexts, parse_info, parse_name};
-use super::protocol::{
+use crate::protocol::{
     BASE_ALLOCATION, EXPORT_NAME_PADDING, ExportSize, GREETING_MAGIC, Greeting, LONGEST_STRING, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, client_flag, handshake_flag, info, option,
     option_reply,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use weir_block::{Extent, ExtentState};
 
-use super::protocol::{command, command_flag, extent_flag};
+use crate::protocol::{command, command_flag, extent_flag};
 
 /// Flags of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl CommandFlags {
 
 /// What is asked for. Offsets and lengths are bytes. The data of a write is in the slot's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum NbdCommand {
     /// Bytes out.
     Read {
         /// From the start of the export.
@@ -79,45 +79,45 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl NbdCommand {
     /// First byte and length; `(0, 0)` for a flush.
     #[must_use]
     pub fn range(&self) -> (u64, u32) {
         match *self {
-            Command::Read { offset, length }
-            | Command::Write { offset, length, .. }
-            | Command::WriteZeroes { offset, length, .. }
-            | Command::Trim { offset, length, .. }
-            | Command::BlockStatus { offset, length } => (offset, length),
-            Command::Flush => (0, 0),
+            NbdCommand::Read { offset, length }
+            | NbdCommand::Write { offset, length, .. }
+            | NbdCommand::WriteZeroes { offset, length, .. }
+            | NbdCommand::Trim { offset, length, .. }
+            | NbdCommand::BlockStatus { offset, length } => (offset, length),
+            NbdCommand::Flush => (0, 0),
         }
     }
 
     /// The number on the wire and the flags.
     pub(super) fn wire(&self) -> (u16, u16) {
         match *self {
-            Command::Read { .. } => (command::READ, 0),
-            Command::Write { flags, .. } => (command::WRITE, flags.bits()),
-            Command::Flush => (command::FLUSH, 0),
-            Command::WriteZeroes { flags, .. } => (command::WRITE_ZEROES, flags.bits()),
-            Command::Trim { flags, .. } => (command::TRIM, flags.bits()),
-            Command::BlockStatus { .. } => (command::BLOCK_STATUS, 0),
+            NbdCommand::Read { .. } => (command::READ, 0),
+            NbdCommand::Write { flags, .. } => (command::WRITE, flags.bits()),
+            NbdCommand::Flush => (command::FLUSH, 0),
+            NbdCommand::WriteZeroes { flags, .. } => (command::WRITE_ZEROES, flags.bits()),
+            NbdCommand::Trim { flags, .. } => (command::TRIM, flags.bits()),
+            NbdCommand::BlockStatus { .. } => (command::BLOCK_STATUS, 0),
         }
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Command::Read { .. } => "read",
-            Command::Write { .. } => "write",
-            Command::Flush => "flush",
-            Command::WriteZeroes { .. } => "write_zeroes",
-            Command::Trim { .. } => "trim",
-            Command::BlockStatus { .. } => "block_status",
+            NbdCommand::Read { .. } => "read",
+            NbdCommand::Write { .. } => "write",
+            NbdCommand::Flush => "flush",
+            NbdCommand::WriteZeroes { .. } => "write_zeroes",
+            NbdCommand::Trim { .. } => "trim",
+            NbdCommand::BlockStatus { .. } => "block_status",
         }
     }
 }
 
-impl fmt::Display for Command {
+impl fmt::Display for NbdCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.range() {
             (0, 0) => f.write_str(self.name()),
@@ -129,7 +129,7 @@ impl fmt::Display for Command {
 /// A place for one request and its data.
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub command: Command,
+    pub command: NbdCommand,
     /// Counts the requests in this slot, so that an answer to an earlier one is not taken for this one's.
     pub round: u32,
     pub busy: bool,
@@ -146,7 +146,7 @@ pub(super) struct Slot {
 impl Slot {
     pub fn new() -> Slot {
         Slot {
-            command: Command::Flush,
+            command: NbdCommand::Flush,
             round: 0,
             busy: false,
             errno: 0,
@@ -161,14 +161,14 @@ impl Slot {
     }
 
     /// Makes the slot ready for a new request.
-    pub fn begin(&mut self, command: Command) {
+    pub fn begin(&mut self, command: NbdCommand) {
         self.command = command;
         self.round = self.round.wrapping_add(1);
         self.busy = true;
         self.errno = 0;
         self.arrived = 0;
         self.extents.clear();
-        if let Command::Read { length, .. } = command
+        if let NbdCommand::Read { length, .. } = command
             && self.data.len() < length as usize
         {
             self.data.resize(length as usize, 0);
