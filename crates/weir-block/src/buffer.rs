@@ -15,11 +15,10 @@ pub const LARGEST: usize = 32 << 20;
 /// Sizes are powers of two from [`ALIGNMENT`] to [`LARGEST`].
 const CLASSES: usize = (LARGEST / ALIGNMENT).ilog2() as usize + 1;
 
-/// A shard's store of buffers. Bounded in bytes (P10): when nothing is left, callers wait.
+/// A shard's buffer pool. Bounded in bytes (P10): when it is exhausted, callers wait.
 ///
-/// Buffers go back to a free list by size when they are dropped, so that in the steady state no I/O
-/// allocates. Idle memory stays under the same bound: if free buffers of other sizes stand in the way of a
-/// request, they are released first.
+/// Buffers go back to a free list by size when they are dropped, so that in the steady state no I/O allocates. Idle memory stays
+/// under the same bound: if free buffers of other sizes leave no room for a request, the pool releases them first.
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Rc<Inner>,
@@ -27,7 +26,7 @@ pub struct BufferPool {
 
 struct Inner {
     limit: usize,
-    /// Bytes lent out and bytes idle, both counted in whole classes.
+    /// Bytes in use and bytes idle, both counted in whole classes.
     lent: Cell<usize>,
     idle: Cell<usize>,
     free: RefCell<[Vec<NonNull<u8>>; CLASSES]>,
@@ -77,7 +76,7 @@ impl BufferPool {
         class_of(length).is_some_and(|class| self.inner.lent.get() + (ALIGNMENT << class) <= self.inner.limit)
     }
 
-    /// Bytes lent out at present.
+    /// Bytes in use.
     #[must_use]
     pub fn lent(&self) -> usize {
         self.inner.lent.get()
@@ -134,7 +133,7 @@ fn allocate(class: usize) -> NonNull<u8> {
 }
 
 fn release(start: NonNull<u8>, class: usize) {
-    // SAFETY: allocated by `allocate` with the same class; each address is in exactly one place.
+    // SAFETY: allocated by `allocate` with the same class; each address has exactly one holder.
     unsafe { dealloc(start.as_ptr(), layout(class)) };
 }
 
@@ -147,7 +146,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Length in bytes, as asked for.
+    /// Length in bytes, as requested.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
@@ -159,10 +158,10 @@ impl Buffer {
         self.length == 0
     }
 
-    /// Shortens the buffer. The memory stays.
+    /// Shortens the buffer without releasing memory.
     ///
     /// # Panics
-    /// When `length` is larger than the buffer is.
+    /// When `length` exceeds the buffer's length.
     pub fn truncate(&mut self, length: usize) {
         assert!(length <= self.length, "a buffer cannot grow");
         self.length = length;
@@ -175,7 +174,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 
-    /// The bytes, to change.
+    /// The bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes this holder the only one.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }

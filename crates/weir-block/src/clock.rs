@@ -1,7 +1,7 @@
-//! Time, read in one place.
+//! Time: the only code that reads the clock.
 //!
-//! Protocol cores never read a clock: they are given a [`Nanos`]. The shard's loop reads it here, through the [`Clock`] of
-//! its reactor, which in a simulation is a virtual one.
+//! Protocol cores never read a clock: callers pass a [`Nanos`]. The shard's loop reads it through its reactor's [`Clock`], which
+//! is virtual in a simulation.
 
 use std::cell::Cell;
 use std::ops::{Add, Sub};
@@ -11,24 +11,24 @@ use std::time::Duration;
 use crate::sim::VirtualClock;
 
 thread_local! {
-    /// The time that a simulation says it is on this thread; 0: that of the machine's clock.
+    /// This thread's simulated time; 0: read the machine's clock.
     pub(crate) static SET: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A point on the clock that runs since boot, in nanoseconds.
+/// A point in time, in nanoseconds since boot.
 ///
-/// `CLOCK_BOOTTIME` and not `CLOCK_MONOTONIC`: while a host is suspended its leases run out and its disks are taken over. A
-/// clock that stands still meanwhile would let it go on as the owner when it wakes (P2).
+/// `CLOCK_BOOTTIME` and not `CLOCK_MONOTONIC`: while a host is suspended its leases run out and its disks are taken over. With a
+/// clock that stops meanwhile, the host would resume as the owner (P2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// Later than every real time: the deadline of something that has none.
+    /// Later than every real time: means "no deadline".
     pub const NEVER: Nanos = Nanos(u64::MAX);
 
-    /// Reads the machine's clock (a vDSO call, about 25 ns), or is told the time by a simulation
-    /// ([`SetTime`](crate::sim::SetTime)). On a shard, ask [`Reactor::now`](crate::Reactor::now) or a [`Clock`]: there a simulated
-    /// process may stand still at any look.
+    /// Reads the machine's clock (a vDSO call, about 25 ns), or the time that a simulation has set
+    /// ([`SetTime`](crate::sim::SetTime)). On a shard, use [`Reactor::now`](crate::Reactor::now) or a [`Clock`]: there a
+    /// simulated process may pause at any read of the clock.
     #[must_use]
     pub fn now() -> Nanos {
         let set = SET.get();
@@ -62,18 +62,18 @@ impl Sub for Nanos {
     }
 }
 
-/// What a shard reads the time from: the machine's clock, or that of a simulation.
+/// A shard's source of time: the machine's clock, or a simulation's.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// [`Nanos::now`].
     #[default]
     Boot,
-    /// Of a simulated process.
+    /// A simulated process's clock.
     Virtual(Rc<VirtualClock>),
 }
 
 impl Clock {
-    /// The time now: every call reads the clock, so that a process that stood still meanwhile notices it.
+    /// The current time. Every call reads the clock, so that a process notices a pause.
     #[inline]
     #[must_use]
     pub fn now(&self) -> Nanos {

@@ -1,4 +1,4 @@
-//! What went wrong, who can do something about it, and where it came from.
+//! I/O errors: what failed, who can act on it, and the source.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use std::fmt;
 pub enum ErrorKind {
     /// May succeed if tried again, perhaps elsewhere: lost path, timeout, full disk that may be freed.
     Retry,
-    /// This node no longer owns what it tried to touch (P2). Trying again is wrong.
+    /// This node no longer owns what it tried to access (P2). A retry is wrong.
     Fence,
-    /// The request or the configuration is at fault; a person or a client has to change it.
+    /// The request or the configuration is wrong; a person or a client has to change it.
     Operator,
-    /// Weir contradicts itself.
+    /// An internal inconsistency: a bug in Weir.
     Bug,
 }
 
@@ -30,27 +30,27 @@ pub enum Code {
     NoMemory,
     /// The storage failed.
     Io,
-    /// This node is not the owner any more.
+    /// This node is no longer the owner.
     NotOwner,
     /// The disk is being closed.
     ShuttingDown,
 }
 
-/// An I/O error. Small and free of allocation, so that a storm of errors costs no more than success.
+/// An I/O error. Small and without allocation, so that an error storm costs no more than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct IoError {
     /// Who has to act.
     pub kind: ErrorKind,
-    /// What the guest is told.
+    /// The code returned to the guest.
     pub code: Code,
-    /// What was being done.
+    /// The operation that failed.
     pub context: &'static str,
-    /// The kernel's error number behind it, 0 when there is none.
+    /// The kernel's error number, 0 if none.
     pub errno: i32,
 }
 
 impl IoError {
-    /// An error that Weir itself found, with no kernel error behind it.
+    /// An error that Weir itself detected, without a kernel error.
     #[must_use]
     pub const fn new(kind: ErrorKind, code: Code, context: &'static str) -> IoError {
         IoError { kind, code, context, errno: 0 }
@@ -64,8 +64,8 @@ impl IoError {
 
     /// Classifies a kernel error number.
     ///
-    /// The table: `ENOSPC`/`EDQUOT` and transport errors may pass (retry); `EROFS`/`EPERM`/`EACCES`
-    /// need an operator; `EINVAL`/`EFAULT`/`EBADF` on a request that Weir had validated is a bug.
+    /// The table: `ENOSPC`/`EDQUOT` and transport errors may be transient (retry); `EROFS`/`EPERM`/`EACCES`
+    /// need an operator; `EINVAL`/`EFAULT`/`EBADF` on a validated request is a bug.
     #[must_use]
     pub fn from_errno(errno: i32, context: &'static str) -> IoError {
         let (kind, code) = match errno {
@@ -87,9 +87,9 @@ impl fmt::Display for IoError {
             Code::NoSpace => "no space left on the backing",
             Code::NotSupported => "not supported",
             Code::ReadOnly => "the backing takes no writes",
-            Code::NoMemory => "out of the memory bound",
+            Code::NoMemory => "no memory left within the configured limit",
             Code::Io => "storage error",
-            Code::NotOwner => "this node does not own the disk any more",
+            Code::NotOwner => "this node no longer owns the disk",
             Code::ShuttingDown => "the disk is being closed",
         };
         write!(f, "{}: {reason}", self.context)?;

@@ -1,11 +1,11 @@
 //! Grouping: one operation, such as a flush, completes all requests that arrived before it started.
 
-/// The requests that wait for an operation. At most one operation is under way.
+/// The requests that wait for an operation. At most one operation is in progress.
 #[derive(Debug)]
 pub struct Group<T> {
     /// Arrived since the last operation started.
     waiting: Vec<T>,
-    /// Completed by the operation under way.
+    /// Completed by the running operation.
     joined: Vec<T>,
     running: bool,
 }
@@ -22,20 +22,20 @@ impl<T> Group<T> {
         self.waiting.push(request);
     }
 
-    /// Whether requests wait and no operation is under way.
+    /// Whether requests wait and no operation is running.
     #[must_use]
     pub fn is_due(&self) -> bool {
         !self.running && !self.waiting.is_empty()
     }
 
-    /// Whether an operation is under way.
+    /// Whether an operation is running.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.running
     }
 
-    /// True when the caller has to start an operation now. No request joins one that is under way: writes that completed after a flush
-    /// started might not be covered by it (P8).
+    /// True when the caller has to start an operation now. No request joins a running one: a flush might not cover writes that
+    /// completed after it started (P8).
     pub fn start(&mut self) -> bool {
         let starts = self.is_due();
         if starts {
@@ -51,12 +51,12 @@ impl<T> Group<T> {
         self.joined.drain(..)
     }
 
-    /// There will be no next operation. Returns the requests that waited for it.
+    /// Cancels the next operation. Returns the requests that waited for it.
     pub fn give_up(&mut self) -> std::vec::Drain<'_, T> {
         self.waiting.drain(..)
     }
 
-    /// How many requests wait, for the next operation or the one under way.
+    /// How many requests wait for the next or the running operation.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.waiting.len() + self.joined.len()

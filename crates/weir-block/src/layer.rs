@@ -19,7 +19,7 @@ pub struct LayerInfo {
     pub preferred_block: u32,
     /// Largest read or write, in bytes.
     pub max_transfer: u32,
-    /// Takes writes.
+    /// Writes are refused when false.
     pub writable: bool,
     /// `write_zeroes` is faster than writing zeroes.
     pub fast_zeroes: bool,
@@ -27,54 +27,53 @@ pub struct LayerInfo {
     pub discards: bool,
 }
 
-/// Something that takes requests and answers them: a backing, the accelerator, a meter around either.
+/// Accepts requests and completes them: a backing, the accelerator, a meter around either.
 ///
-/// A layer lives on one shard. The shard's loop is *select → action → apply*: kernel completions arrive
-/// ([`Layer::on_event`]), new requests are submitted ([`Layer::submit`]), then each touched layer is
-/// advanced once ([`Layer::advance`]) and everything that is done leaves in one batch. No layer ever
-/// blocks, and none calls upwards.
+/// A layer lives on one shard. The shard's loop is *select → action → apply*: kernel completions arrive ([`Layer::on_event`]),
+/// new requests are submitted ([`Layer::submit`]), then the loop advances each touched layer once ([`Layer::advance`]) and sends
+/// all completions in one batch. No layer blocks, and none calls upwards.
 pub trait Layer {
     /// Size, block sizes, capabilities. Cheap; may change when the disk is resized.
     fn info(&self) -> LayerInfo;
 
-    /// Whether a request of this kind and size would be taken now.
+    /// Whether the layer accepts a request of this kind and size now.
     ///
-    /// This is how a full queue pushes back (P10): the caller keeps the request, stops reading from its
-    /// client, and asks again after the next [`Layer::advance`].
+    /// Backpressure (P10): when this is false the caller keeps the request, stops reading from its client, and asks again after
+    /// the next [`Layer::advance`].
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool;
 
-    /// Takes a request. The caller has asked [`Layer::has_room`] and validated range and alignment.
-    /// The answer comes from a later [`Layer::advance`], exactly once, whatever happens.
+    /// Accepts a request. The caller has checked [`Layer::has_room`], range and alignment. A later [`Layer::advance`] completes
+    /// it exactly once, whatever happens.
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>);
 
-    /// A kernel operation that this layer, or one below it, had started came to its end.
+    /// A kernel operation of this layer, or of one below it, has ended.
     fn on_event(&mut self, reactor: &mut Reactor, event: Event);
 
-    /// Does everything that can be done now and appends what is finished to `done`.
+    /// Makes all possible progress and appends completions to `done`.
     fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>);
 
-    /// When [`Layer::advance`] must be called again even if nothing happens.
+    /// When [`Layer::advance`] must run again even without an event.
     fn deadline(&self) -> Nanos {
         Nanos::NEVER
     }
 
-    /// Requests taken and not yet answered.
+    /// Requests accepted and not yet completed.
     fn in_flight(&self) -> usize;
 
     /// The meters of this layer and of those below, from the top.
     fn meters(&self, out: &mut Vec<LayerMeter>);
 }
 
-/// A layer that also takes writes straight from a region of memory: how the write log is destaged without a copy.
+/// A layer that also writes directly from a memory region: destages the write log without a copy.
 pub trait Destage: Layer {
-    /// Whether [`Destage::write_gather`] would be taken now. Needs a place in the queue but no buffer, so that a
-    /// shard whose buffers all wait for room in the log can still make that room.
+    /// Whether the layer accepts [`Destage::write_gather`] now. It needs a queue slot but no buffer, so that a shard can free log
+    /// space even when all its buffers wait for log space.
     fn can_gather(&self) -> bool {
         self.has_room(RequestKind::Flush, 0)
     }
 
-    /// A request that is meant for the backing itself, to measure it alone: a layer that stands between the accelerator
-    /// and the backing passes it on as it is. For every other layer it is a request like any other.
+    /// A request that measures the backing alone: a layer between the accelerator and the backing passes it on unchanged. Every
+    /// other layer treats it as an ordinary request.
     fn submit_direct(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         self.submit(reactor, request);
     }
@@ -82,8 +81,7 @@ pub trait Destage: Layer {
     /// Writes `pieces` (offset in `region`, length) one after the other as consecutive bytes of the disk from
     /// `offset`. Each piece starts at a multiple of 512 bytes in memory and its length is a multiple of the logical
     /// block; together they are inside the disk, not empty, and at most [`LayerInfo::max_transfer`] long.
-    ///
-    /// Nobody changes the pieces before the completion, which comes from [`Layer::advance`] like that of a write.
+    /// The caller must not change the pieces before [`Layer::advance`] returns the completion.
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,

@@ -1,8 +1,7 @@
-//! The ground that every layer of Weir stands on: what a request is, who may hold its bytes, how a
-//! layer is asked and how it answers, how long it took, and the one loop that talks to the kernel.
+//! The base of every layer: requests, buffers, the `Layer` trait, meters, and the reactor, the only loop that calls the kernel.
 //!
-//! A *shard* is one thread with one [`Reactor`]. Everything that lives on a shard (layers, sockets,
-//! buffers) is owned by that thread alone, so nothing here is `Send` unless it says so.
+//! A *shard* is one thread with one [`Reactor`]. That thread alone owns everything on the shard (layers, sockets, buffers), so
+//! types here are not `Send` unless documented.
 
 pub mod buffer;
 pub mod clock;

@@ -5,17 +5,17 @@ use hdrhistogram::Histogram;
 use crate::clock::Nanos;
 use crate::request::RequestKind;
 
-/// Longest latency that is told apart, in nanoseconds (one hour); longer ones count as this.
+/// Longest recorded latency, in nanoseconds (one hour); longer ones count as this.
 const LONGEST: u64 = 3_600_000_000_000;
 
 /// What one layer did with one kind of request.
 #[derive(Clone, Debug)]
 pub struct KindMeter {
-    /// Requests taken.
+    /// Requests accepted.
     pub arrivals: u64,
-    /// Requests answered with success.
+    /// Requests completed successfully.
     pub completions: u64,
-    /// Requests answered with an error.
+    /// Requests completed with an error.
     pub errors: u64,
     /// Bytes of successful requests.
     pub bytes: u64,
@@ -23,7 +23,7 @@ pub struct KindMeter {
     pub splits: u64,
     /// Requests that this layer saved by joining neighbours.
     pub merges: u64,
-    /// Nanoseconds from arrival to answer of successful requests; log-linear, error at most 1 %.
+    /// Nanoseconds from arrival to completion of successful requests; log-linear, error at most 1 %.
     pub latency: Histogram<u64>,
 }
 
@@ -70,7 +70,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A meter that has seen nothing.
+    /// An empty meter.
     #[must_use]
     pub fn new() -> Meter {
         Meter::default()
@@ -83,7 +83,7 @@ impl Meter {
         self.kinds[kind.index()].arrivals += 1;
     }
 
-    /// A request that arrived at `arrived` is answered.
+    /// A request that arrived at `arrived` completes.
     pub fn complete(&mut self, kind: RequestKind, bytes: u64, arrived: Nanos, now: Nanos, success: bool) {
         self.account(now);
         self.in_flight -= 1;
@@ -114,7 +114,7 @@ impl Meter {
         self.changed = now;
     }
 
-    /// The part of one kind.
+    /// The counts of one kind.
     #[must_use]
     pub fn kind(&self, kind: RequestKind) -> &KindMeter {
         &self.kinds[kind.index()]
@@ -133,7 +133,7 @@ impl Meter {
         self.occupancy
     }
 
-    /// Adds what another meter saw: of another thread, node or stretch of time.
+    /// Adds another meter: of another thread, node or period.
     pub fn add(&mut self, other: &Meter) {
         for (mine, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
             mine.add(theirs);
@@ -144,12 +144,12 @@ impl Meter {
     }
 }
 
-/// A copy of a meter with the name of its layer.
+/// A copy of a meter with its layer's name.
 #[derive(Clone, Debug)]
 pub struct LayerMeter {
     /// `export`, `accel`, `backing`, …
     pub layer: &'static str,
-    /// What it saw.
+    /// Its meter.
     pub meter: Meter,
 }
 

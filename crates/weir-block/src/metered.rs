@@ -11,22 +11,22 @@ use crate::reactor::{Event, Reactor};
 use crate::region::Region;
 use crate::request::{Completion, Request, RequestKind, Tag};
 
-/// Told of every request that arrives at a meter, with the time that the meter has read anyway.
+/// Observes every request that arrives at a meter. Gets the time that the meter has already read.
 pub trait Observe {
     /// A request arrives: `length` bytes at `offset`; both 0 for a flush.
     fn observe(&mut self, now: Nanos, kind: RequestKind, offset: u64, length: u64);
 }
 
-/// Nobody is told.
+/// No observer.
 impl Observe for () {
     #[inline]
     fn observe(&mut self, _: Nanos, _: RequestKind, _: u64, _: u64) {}
 }
 
-/// Measures every request to the layer inside, from `submit` to the completion.
+/// Measures every request to the inner layer, from `submit` to the completion.
 ///
-/// It gives each request a tag of its own towards the inside, so that the start of each is found again
-/// without hashing; the slots are reused, so the steady state does not allocate.
+/// It replaces each request's tag by a slot number, so that a completion finds its start time without hashing. Slots are reused,
+/// so the steady state does not allocate.
 #[derive(Debug)]
 pub struct Metered<L, O = ()> {
     name: &'static str,
@@ -53,32 +53,32 @@ impl<L: Layer> Metered<L> {
 }
 
 impl<L: Layer, O: Observe> Metered<L, O> {
-    /// As [`Metered::new`], with somebody who is told of every request.
+    /// As [`Metered::new`], with an observer of every request.
     pub fn observed(name: &'static str, inner: L, observer: O) -> Metered<L, O> {
         Metered { name, inner, observer, meter: Meter::new(), pending: Slab::new(), finished: Vec::new() }
     }
 
-    /// Who is told of every request.
+    /// The observer.
     pub fn observer(&self) -> &O {
         &self.observer
     }
 
-    /// Who is told of every request.
+    /// The observer.
     pub fn observer_mut(&mut self) -> &mut O {
         &mut self.observer
     }
 
-    /// The layer inside.
+    /// The inner layer.
     pub fn inner(&self) -> &L {
         &self.inner
     }
 
-    /// The layer inside, for what is not a request (configuration, peers).
+    /// The inner layer, for operations other than requests (configuration, peers).
     pub fn inner_mut(&mut self) -> &mut L {
         &mut self.inner
     }
 
-    /// What was measured so far.
+    /// The measurements so far.
     pub fn meter(&self) -> &Meter {
         &self.meter
     }
@@ -88,7 +88,7 @@ impl<L: Layer, O: Observe> Metered<L, O> {
         &mut self.meter
     }
 
-    /// Notes the arrival of a request; the tag under which it goes inside.
+    /// Records the arrival of a request; returns its tag for the inner layer.
     fn arrive(&mut self, arrived: Nanos, tag: Tag, kind: RequestKind, (offset, bytes): (u64, u64)) -> Tag {
         self.meter.arrive(kind, arrived);
         self.observer.observe(arrived, kind, offset, bytes);

@@ -1,13 +1,12 @@
-//! A large, anonymous mapping that kernel operations may point into.
+//! A large anonymous mapping for kernel operations.
 
 use std::cell::UnsafeCell;
 use std::io;
 use std::ptr::NonNull;
 
-/// Memory mapped once and kept as long as anybody, a kernel operation included, holds its `Rc`.
-///
-/// Who writes where and when is the owner's business: a log arena never overwrites a range that an
-/// operation in flight still reads. The region only promises that the addresses stay valid.
+/// Memory mapped once and kept while any `Rc`, including that of a kernel operation, exists. The owner coordinates writes: a log
+/// arena never overwrites a range that an operation in flight still reads. The region guarantees only that the addresses stay
+/// valid.
 #[derive(Debug)]
 pub struct Region {
     start: NonNull<UnsafeCell<u8>>,
@@ -15,7 +14,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Maps `length` bytes (rounded up to 2 MiB), zeroed, with huge pages where the kernel gives them.
+    /// Maps `length` bytes (rounded up to 2 MiB), zeroed, with huge pages where the kernel provides them.
     ///
     /// # Errors
     /// The kernel refuses the mapping (`ENOMEM`).
@@ -65,7 +64,7 @@ impl Region {
         unsafe { self.start.as_ptr().cast::<u8>().add(offset) }
     }
 
-    /// The bytes at `offset`. The caller's discipline: nobody writes there while the slice lives.
+    /// The bytes at `offset`. The caller ensures that nothing writes there while the slice lives.
     #[must_use]
     pub fn bytes(&self, offset: usize, length: usize) -> &[u8] {
         // SAFETY: `address` checked the range; the mapping lives as long as `self`; a shard is one

@@ -1,9 +1,9 @@
-//! The few requests that every layer takes (DESIGN §1).
+//! The requests that every layer accepts.
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::error::IoError;
 
-/// Chosen by whoever submits a request, returned with its completion. Means nothing to the layer below.
+/// Chosen by the submitter of a request, returned with its completion. Opaque to the layer below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
 
@@ -11,13 +11,13 @@ pub struct Tag(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestKind {
-    /// Bytes out of the disk.
+    /// Read from the disk.
     Read,
-    /// Bytes into the disk.
+    /// Write to the disk.
     Write,
     /// Make a range read as zeroes.
     WriteZeroes,
-    /// The guest does not need a range any more. Weir makes it read as zeroes.
+    /// The guest no longer needs a range. Weir makes it read as zeroes.
     Discard,
     /// Earlier acknowledged writes get the durability that the policy names (P8).
     Flush,
@@ -42,7 +42,7 @@ impl RequestKind {
         self as usize
     }
 
-    /// The word that users see.
+    /// The name that users see.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,15 +62,13 @@ impl RequestKind {
     }
 }
 
-/// The bytes of a write.
-///
-/// Small writes are lent straight from the socket's receive buffer, so that the log can copy them to
-/// their place in one go; large ones were received into an aligned buffer of their own and are given.
+/// The bytes of a write. Small writes are borrowed from the socket's receive buffer, so that the log copies them only once; large
+/// ones were received into an aligned buffer of their own, which is passed on.
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// Valid only during `submit`: the layer copies what it keeps. Any alignment.
     Lent(&'a [u8]),
-    /// Aligned for direct I/O; the layer keeps it as long as it needs it.
+    /// Aligned for direct I/O; the layer keeps it as long as necessary.
     Given(Buffer),
 }
 
@@ -103,7 +101,7 @@ impl Payload<'_> {
 pub enum Request<'a> {
     /// Fill `buffer` (its whole length) from `offset`.
     Read {
-        /// Comes back with the completion.
+        /// Returned with the completion.
         tag: Tag,
         /// Bytes from the start of the disk.
         offset: u64,
@@ -112,7 +110,7 @@ pub enum Request<'a> {
     },
     /// Put `payload` at `offset`.
     Write {
-        /// Comes back with the completion.
+        /// Returned with the completion.
         tag: Tag,
         /// Bytes from the start of the disk.
         offset: u64,
@@ -123,7 +121,7 @@ pub enum Request<'a> {
     },
     /// Make a range read as zeroes.
     WriteZeroes {
-        /// Comes back with the completion.
+        /// Returned with the completion.
         tag: Tag,
         /// Bytes from the start of the disk.
         offset: u64,
@@ -131,14 +129,14 @@ pub enum Request<'a> {
         length: u64,
         /// Complete only with the policy's durability (P8).
         fua: bool,
-        /// Space may be given back; without it the range stays allocated where the backing can do so.
+        /// The backing may free the space; without it the range stays allocated where the backing can do so.
         may_unmap: bool,
-        /// Fail with [`crate::Code::NotSupported`] rather than write zeroes the slow way.
+        /// Fail with [`crate::Code::NotSupported`] rather than write zeroes block by block.
         fast_only: bool,
     },
-    /// Give space back. The range reads as zeroes afterwards.
+    /// Free space. The range reads as zeroes afterwards.
     Discard {
-        /// Comes back with the completion.
+        /// Returned with the completion.
         tag: Tag,
         /// Bytes from the start of the disk.
         offset: u64,
@@ -149,12 +147,12 @@ pub enum Request<'a> {
     },
     /// Durability for all writes acknowledged before (P8).
     Flush {
-        /// Comes back with the completion.
+        /// Returned with the completion.
         tag: Tag,
     },
     /// What a range holds.
     Extents {
-        /// Comes back with the completion.
+        /// Returned with the completion.
         tag: Tag,
         /// Bytes from the start of the disk.
         offset: u64,
@@ -164,10 +162,10 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The same request with bytes of its own, for who keeps it beyond `submit`.
+    /// The same request with owned bytes, to keep beyond `submit`.
     ///
     /// # Errors
-    /// The pool has no memory for them; the request comes back.
+    /// The pool has no memory for them; returns the request.
     pub fn into_owned(self, pool: &BufferPool) -> Result<Request<'static>, Request<'a>> {
         Ok(match self {
             Request::Write { tag, offset, payload: Payload::Lent(bytes), fua } => {
@@ -203,7 +201,7 @@ impl Request<'_> {
         }
     }
 
-    /// Replaces the tag; a layer in between uses its own towards the layer below.
+    /// Replaces the tag; a layer in between uses its own for the layer below.
     pub fn set_tag(&mut self, new: Tag) {
         match self {
             Request::Read { tag, .. }
@@ -261,26 +259,26 @@ pub struct Extent {
     pub offset: u64,
     /// Bytes.
     pub length: u64,
-    /// What is there.
+    /// Its state.
     pub state: ExtentState,
 }
 
-/// What a successful request brings back.
+/// The result of a successful request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The request is done; nothing to bring.
+    /// Done, without data.
     Done,
     /// The buffer of a read, filled.
     Read(Buffer),
-    /// Consecutive extents from the asked offset. May end before the asked range does (at least one).
+    /// Consecutive extents from the requested offset. At least one; may end before the requested range.
     Extents(Vec<Extent>),
 }
 
-/// The answer to one request.
+/// The completion of one request.
 #[derive(Debug)]
 pub struct Completion {
     /// The request's tag.
     pub tag: Tag,
-    /// What came of it.
+    /// The result.
     pub result: Result<Outcome, IoError>,
 }

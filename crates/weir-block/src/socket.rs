@@ -1,8 +1,8 @@
 //! A non-blocking stream socket on a shard.
 //!
-//! Sockets are read and written by plain system calls at batch boundaries, and only *waited for* through
-//! the ring. The kernel then never holds a pointer into memory that Weir wants to reuse (a log arena, a
-//! receive buffer), and one `recv` takes all that has arrived, one `sendmsg` answers all of it.
+//! Shards read and write sockets by plain system calls at batch boundaries, and use the ring only to *wait*. The kernel then
+//! never holds a pointer into memory that Weir reuses (a log arena, a receive buffer), and one `recv` takes all that has arrived,
+//! one `sendmsg` answers all of it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
@@ -12,37 +12,37 @@ use std::os::unix::net::UnixStream;
 use crate::reactor::{Interest, Reactor, Token, WatchId};
 use crate::sim;
 
-/// What a read from a socket brought.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes (at least one).
+    /// Number of bytes (at least one).
     Bytes(usize),
-    /// Nothing at present; a readable event will follow.
+    /// Nothing now; a readable event will follow.
     Nothing,
     /// The other side closed its half.
     End,
 }
 
-/// What a send achieved.
+/// The result of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// So many bytes left; may be fewer than offered.
+    /// Number of bytes sent; may be fewer than offered.
     Bytes(usize),
     /// The kernel's buffer is full; a writable event will follow.
     Full,
 }
 
-/// A connection that a shard is to use.
+/// A connection for a shard.
 #[derive(Debug)]
 pub enum Stream {
-    /// A connected stream socket of the kernel's.
+    /// A connected kernel stream socket.
     Kernel(OwnedFd),
     /// One end of a simulated connection, on a reactor of the same world.
     Simulated(sim::End),
 }
 
 impl Stream {
-    /// The descriptor, for who does not go through a reactor.
+    /// The descriptor, for use without a reactor.
     ///
     /// # Errors
     /// A simulated connection has none.
@@ -108,7 +108,7 @@ impl Socket {
         self.token
     }
 
-    /// To be called with every event of this socket before anything else.
+    /// Call with every event of this socket before anything else.
     pub fn on_event(&mut self, interest: Interest) {
         match interest {
             Interest::Read => self.watching_read = None,
@@ -116,14 +116,14 @@ impl Socket {
         }
     }
 
-    /// Asks for an event when there is something to read. Idempotent.
+    /// Requests an event when data is readable. Idempotent.
     pub fn watch_read(&mut self, reactor: &mut Reactor) {
         if self.watching_read.is_none() {
             self.watching_read = Some(reactor.watch(self.as_raw_fd(), Interest::Read, self.token));
         }
     }
 
-    /// Asks for an event when there is room to send. Idempotent.
+    /// Requests an event when there is room to send. Idempotent.
     pub fn watch_write(&mut self, reactor: &mut Reactor) {
         if self.watching_write.is_none() {
             self.watching_write = Some(reactor.watch(self.as_raw_fd(), Interest::Write, self.token));
@@ -154,8 +154,8 @@ impl Socket {
         }
     }
 
-    /// Reads what has arrived into the targets, one after the other, without waiting: the rest of a large payload to
-    /// its place and what follows it elsewhere, in one call.
+    /// Reads what has arrived into the targets, one after the other, without waiting: the rest of a large payload into its buffer
+    /// and the bytes after it elsewhere, in one call.
     ///
     /// # Errors
     /// The connection is broken.
@@ -183,7 +183,7 @@ impl Socket {
         }
     }
 
-    /// Sends the slices in order, without waiting. At most 1024 slices are looked at.
+    /// Sends the slices in order, without waiting. Uses at most the first 1024.
     ///
     /// # Errors
     /// The connection is broken.
@@ -224,7 +224,7 @@ impl Socket {
         }
     }
 
-    /// The descriptor, for socket options; of a simulated connection its number.
+    /// The descriptor, for socket options; a simulated connection's number.
     #[must_use]
     pub fn as_raw_fd(&self) -> RawFd {
         match &self.stream {

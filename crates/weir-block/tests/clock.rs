@@ -1,4 +1,4 @@
-//! The clock of the data path: it runs on while the host is suspended.
+//! The clock of the data path: it includes suspend.
 #![allow(clippy::unwrap_used)]
 
 use std::process::Command;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use weir_block::{Nanos, Reactor, ReactorConfig};
 
-const ASKED: &str = "WEIR_TEST_READS_THE_CLOCK";
+const ENABLED: &str = "WEIR_TEST_READS_THE_CLOCK";
 const SUSPENDED: Duration = Duration::from_secs(100_000);
 
-/// Run by the test below in a time namespace of its own.
+/// The test below runs this in its own time namespace.
 #[test]
 fn reads_the_clock() {
-    if std::env::var_os(ASKED).is_some() {
+    if std::env::var_os(ENABLED).is_some() {
         let reactor = Reactor::new(ReactorConfig::default()).unwrap();
         let (real, shard) = (Nanos::now(), reactor.now());
         assert!(shard >= real);
@@ -30,7 +30,7 @@ fn a_suspend_counts() {
         .args(["--user", "--map-root-user", "--time", "--fork", "--boottime", &offset])
         .arg(test)
         .args(["--exact", "reads_the_clock", "--nocapture"])
-        .env(ASKED, "1")
+        .env(ENABLED, "1")
         .output()
         .expect("unshare is part of util-linux");
     let printed = String::from_utf8_lossy(&output.stdout);

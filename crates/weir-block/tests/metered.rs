@@ -1,4 +1,4 @@
-//! A meter around a layer that answers in an order of its own.
+//! A meter around a layer that completes out of order.
 #![allow(clippy::unwrap_used)]
 
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use weir_block::{
     Payload, Reactor, ReactorConfig, Region, Request, RequestKind, Tag,
 };
 
-/// Answers everything at the next advance, the latest first; refuses discards.
+/// Completes everything at the next advance, the latest first; refuses discards.
 #[derive(Default)]
 struct Backwards {
     taken: Vec<Completion>,
@@ -111,5 +111,5 @@ fn tags_come_back_and_counts_are_right() {
         assert!(meter.occupancy() > 0);
     }
     let (outer, inner) = (&meters[0].meter, &meters[1].meter);
-    assert!(outer.occupancy() >= inner.occupancy(), "who is above waits at least as long");
+    assert!(outer.occupancy() >= inner.occupancy(), "the outer layer waits at least as long");
 }

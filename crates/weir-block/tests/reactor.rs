@@ -207,7 +207,7 @@ fn more_pieces_than_one_system_call_takes() {
         reactor.write(&file, 11, WriteSource::Gather(Rc::clone(&region), pieces), token);
         assert_eq!(one_result(&mut reactor).0, Ok(expected.len() as u64));
         assert!(std::fs::read(named.path()).unwrap()[11..] == expected);
-        assert_eq!(Rc::strong_count(&region), 1, "the region is let go");
+        assert_eq!(Rc::strong_count(&region), 1, "the region is released");
     }
 }
 
@@ -243,7 +243,7 @@ fn sockets_become_ready() {
         let mut none = Vec::new();
         reactor.wait(Nanos::now() + Duration::from_millis(20), &mut none).unwrap();
         assert!(none.is_empty());
-        // The other side's end is something to read.
+        // The peer's close makes the socket readable.
         (&near).read_exact(&mut [0]).unwrap();
         reactor.watch(near.as_raw_fd(), Interest::Read, reading);
         drop(far);
@@ -252,7 +252,7 @@ fn sockets_become_ready() {
 }
 
 #[test]
-fn a_watch_taken_back_stays_silent() {
+fn a_cancelled_watch_does_not_fire() {
     for engine in ENGINES {
         let mut reactor = small_reactor(engine);
         let (near, mut far) = UnixStream::pair().unwrap();
@@ -270,7 +270,7 @@ fn a_watch_taken_back_stays_silent() {
 }
 
 #[test]
-fn an_old_watch_does_not_cancel_a_new_one_in_its_place() {
+fn an_old_watch_does_not_cancel_a_new_one_in_its_slot() {
     for engine in ENGINES {
         let mut reactor = small_reactor(engine);
         let (first, mut first_far) = UnixStream::pair().unwrap();
@@ -287,7 +287,7 @@ fn an_old_watch_does_not_cancel_a_new_one_in_its_place() {
 }
 
 #[test]
-fn a_descriptor_number_that_comes_back_is_watched_anew() {
+fn a_reused_descriptor_number_is_watched_anew() {
     for engine in ENGINES {
         let mut reactor = small_reactor(engine);
         let token = token(&mut reactor, 1);
@@ -372,7 +372,7 @@ fn no_wake_up_is_lost() {
                     for message in 0..MESSAGES {
                         sender.send(message).unwrap();
                         waker.wake();
-                        // Now and then wait until all is taken, so that the next one meets a sleeping shard.
+                        // Sometimes wait until the queue is empty, so that the next message meets a sleeping shard.
                         while thread == 0 && message % 16 == 0 && taken.load(Ordering::SeqCst) < message {
                             std::thread::yield_now();
                         }
@@ -395,7 +395,7 @@ fn no_wake_up_is_lost() {
 }
 
 #[test]
-fn a_wake_up_before_the_wait_is_not_forgotten() {
+fn a_wake_up_before_the_wait_is_not_lost() {
     for engine in ENGINES {
         let _watchdog = Watchdog::new(20);
         let mut reactor = small_reactor(engine);
@@ -407,7 +407,7 @@ fn a_wake_up_before_the_wait_is_not_forgotten() {
 }
 
 #[test]
-fn the_end_waits_for_operations_in_flight() {
+fn drop_waits_for_operations_in_flight() {
     for engine in ENGINES {
         let _watchdog = Watchdog::new(30);
         let (named, file) = temporary();

@@ -1,4 +1,4 @@
-//! The simulated engine: one seed decides everything, connections and media do what real ones do at their worst, and no more.
+//! The simulated engine: one seed decides everything; connections and media have the worst faults of real ones, and no others.
 #![allow(clippy::unwrap_used)]
 
 use std::io::IoSlice;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use weir_block::sim::{Death, FileId, Harm, Medium, Wires, World};
+use weir_block::sim::{Damage, Death, FileId, MediumFaults, Wires, World};
 use weir_block::{
     Action, Clock, Event, Interest, Nanos, Reactor, ReactorConfig, Received, Region, Sent, Socket, Token,
     WriteSource,
@@ -34,14 +34,14 @@ impl Machine {
 
     fn wait(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        // A short transfer goes on without anybody hearing of it.
+        // A short transfer continues without an event.
         while events.is_empty() {
             self.reactor.wait(Nanos::NEVER, &mut events).unwrap();
         }
         events
     }
 
-    /// What has happened by now.
+    /// Events so far.
     fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.reactor.wait(Nanos(0), &mut events).unwrap();
@@ -73,7 +73,7 @@ fn sectors(world: &World, file: FileId, count: usize) -> Vec<u8> {
     bytes.chunks(SECTOR).map(|sector| sector[0]).collect()
 }
 
-/// Sends a megabyte from one machine to another over a bad wire; how each call ended, and when.
+/// Sends a megabyte from one machine to another over a bad network; returns the time and size of each receive.
 fn transfer(seed: u64) -> Vec<(u64, usize)> {
     let world = World::new(seed);
     let (mut one, mut other) = (machine(&world, 0, 0), machine(&world, 1, 0));
@@ -172,7 +172,7 @@ fn a_partition_holds_one_direction_back() {
     assert_eq!(other.wait().len(), 1);
     assert!(world.now() >= until);
     assert_eq!(far.receive(&mut target).unwrap(), Received::Bytes(5));
-    // Until somebody heals it, however long that takes.
+    // It lasts until the partition ends.
     world.block(0, 1, Nanos::NEVER);
     near.send(&[IoSlice::new(b"late")]).unwrap();
     world.advance(world.now() + Duration::from_secs(1000));
@@ -183,7 +183,7 @@ fn a_partition_holds_one_direction_back() {
 }
 
 #[test]
-fn a_killed_process_hangs_up_and_a_machine_without_power_says_nothing() {
+fn a_killed_process_closes_connections_and_a_machine_without_power_is_silent() {
     for (death, answer) in [(Death::Killed, Received::End), (Death::PowerCut, Received::Nothing)] {
         let world = World::new(3);
         let (mut one, mut other) = (machine(&world, 0, 0), machine(&world, 1, 0));
@@ -194,7 +194,7 @@ fn a_killed_process_hangs_up_and_a_machine_without_power_says_nothing() {
         world.advance(world.now() + Duration::from_secs(10));
         assert_eq!(socket.receive(&mut [0; 8]).unwrap(), answer);
         if death == Death::PowerCut {
-            world.power_back(one.process);
+            world.restore_power(one.process);
             world.advance(world.now() + Duration::from_secs(1));
             assert!(socket.receive(&mut [0; 8]).is_err());
         }
@@ -202,7 +202,7 @@ fn a_killed_process_hangs_up_and_a_machine_without_power_says_nothing() {
 }
 
 #[test]
-fn what_is_synced_stays_and_the_rest_may_be_lost_or_torn() {
+fn synced_writes_survive_and_others_may_be_lost_or_torn() {
     let (mut whole, mut lost, mut torn) = (0, 0, 0);
     for seed in 0..60 {
         let world = World::new(seed);
@@ -224,7 +224,7 @@ fn what_is_synced_stays_and_the_rest_may_be_lost_or_torn() {
         machine.result().unwrap();
         let (shared, token) = (world.open(file), machine.token());
         machine.reactor.sync(&shared, token);
-        assert_eq!(machine.result(), Err(libc::EIO), "it is told once that writes were lost");
+        assert_eq!(machine.result(), Err(libc::EIO), "one sync reports the lost writes");
         machine.reactor.sync(&shared, token);
         assert_eq!(machine.result(), Ok(0));
         world.power_cut(file);
@@ -241,12 +241,12 @@ fn what_is_synced_stays_and_the_rest_may_be_lost_or_torn() {
 }
 
 #[test]
-fn a_loss_of_power_fails_what_nobody_has_heard_of() {
+fn a_power_cut_fails_operations_without_delivered_completion() {
     let world = World::new(5);
     let mut machine = machine(&world, 0, 0);
     let file = world.file(1 << 20);
     machine.write(&world, file, 0, 1, false);
-    // Done, and the process stands still before it looks.
+    // Done, and the process pauses before it collects the completion.
     world.advance(world.now() + Duration::from_secs(1));
     assert!(!world.is_busy(file) && world.is_ready(machine.process));
     machine.write(&world, file, 4096, 2, false);
@@ -256,28 +256,28 @@ fn a_loss_of_power_fails_what_nobody_has_heard_of() {
     assert_eq!(machine.result(), Err(libc::EIO));
     assert_eq!(machine.result(), Err(libc::EIO));
     world.advance(world.now() + Duration::from_secs(1));
-    assert!(world.is_quiet() && machine.poll().is_empty(), "and nothing comes of it later");
+    assert!(world.is_quiet() && machine.poll().is_empty(), "no late completion");
     machine.write(&world, file, 0, 3, false);
     assert_eq!(machine.result(), Ok(4 * SECTOR as u64));
 }
 
 #[test]
-fn harm_comes_over_the_last_write_but_one() {
+fn damage_hits_the_write_before_the_newest() {
     for seed in 0..40 {
         let world = World::new(seed);
         let mut machine = machine(&world, 0, 0);
         let file = world.file(1 << 20);
-        world.remember(file, 4096, 64 << 10);
-        let mut durable = |place: u64, value| {
-            machine.write(&world, file, place, value, true);
+        world.track_writes(file, 4096, 64 << 10);
+        let mut durable = |offset: u64, value| {
+            machine.write(&world, file, offset, value, true);
             machine.result().unwrap();
         };
         durable(0, 9);
         durable(4096, 1);
-        assert_eq!(world.harm(file, Harm::Lost), None, "that is the newest one");
+        assert_eq!(world.damage(file, Damage::Lost), None, "the newest write is spared");
         durable(8192, 2);
-        let harm = [Harm::Rot, Harm::Lost, Harm::Misdirected][seed as usize % 3];
-        assert_eq!(world.harm(file, harm), Some(vec![1; 4 * SECTOR]));
+        let damage = [Damage::BitFlip, Damage::Lost, Damage::Misdirected][seed as usize % 3];
+        assert_eq!(world.damage(file, damage), Some(vec![1; 4 * SECTOR]));
         let durable = |offset, length| {
             let mut bytes = vec![0; length];
             world.read_durable(file, offset, &mut bytes);
@@ -286,29 +286,32 @@ fn harm_comes_over_the_last_write_but_one() {
         assert_eq!(
             (durable(0, 2048), durable(8192, 2048)),
             (vec![9; 2048], vec![2; 2048]),
-            "the others are whole"
+            "the other writes are intact"
         );
         let wrong = durable(4096, 2048).iter().filter(|byte| **byte != 1).count();
-        match harm {
-            Harm::Rot => assert_eq!(wrong, 1),
-            Harm::Lost => assert_eq!(wrong, 4 * SECTOR),
-            Harm::Misdirected => {
+        match damage {
+            Damage::BitFlip => assert_eq!(wrong, 1),
+            Damage::Lost => assert_eq!(wrong, 4 * SECTOR),
+            Damage::Misdirected => {
                 let there = durable(4096, 64 << 10).iter().filter(|byte| **byte == 1).count();
-                assert!([0, 4 * SECTOR].contains(&there), "unless the newest one has covered it: {there}");
+                assert!(
+                    [0, 4 * SECTOR].contains(&there),
+                    "intact, unless the newest write overwrote it: {there}"
+                );
             }
         }
-        assert_eq!(world.harm(file, harm), None, "only one write is left");
+        assert_eq!(world.damage(file, damage), None, "only one write is left");
     }
 }
 
 #[test]
-fn what_a_killed_process_had_handed_over_may_land_later() {
+fn submitted_writes_of_a_killed_process_may_land_later() {
     let (mut late, mut never) = (0, 0);
     for seed in 0..60 {
         let world = World::new(seed);
         let mut machine = machine(&world, 0, 0);
         let file = world.file(1 << 20);
-        let medium = Medium { longest: Duration::from_secs(5), ..world.medium(file) };
+        let medium = MediumFaults { longest: Duration::from_secs(5), ..world.medium(file) };
         world.set_medium(file, medium);
         let region = Rc::new(Region::new(4096).unwrap());
         let (shared, token) = (world.open(file), machine.token());
@@ -328,37 +331,37 @@ fn what_a_killed_process_had_handed_over_may_land_later() {
 }
 
 #[test]
-fn a_short_transfer_goes_on_and_errors_are_reported() {
+fn a_short_transfer_continues_and_errors_are_reported() {
     let world = World::new(5);
     let mut machine = machine(&world, 0, 0);
     let file = world.file(1 << 20);
-    world.set_medium(file, Medium { partial: 1, direct: true, ..world.medium(file) });
+    world.set_medium(file, MediumFaults { partial: 1, direct: true, ..world.medium(file) });
     machine.write(&world, file, 0, 6, true);
     assert_eq!(machine.result(), Ok(4 * SECTOR as u64));
     assert_eq!(sectors(&world, file, 5), [6, 6, 6, 6, 0]);
     machine.write(&world, file, 100, 7, true);
     assert_eq!(machine.result(), Err(libc::EINVAL), "direct I/O counts in sectors");
-    world.set_medium(file, Medium { full: true, ..Medium::default() });
+    world.set_medium(file, MediumFaults { full: true, ..MediumFaults::default() });
     machine.write(&world, file, 0, 8, true);
     assert_eq!(machine.result(), Err(libc::ENOSPC));
-    world.set_medium(file, Medium { fails: 1, ..Medium::default() });
+    world.set_medium(file, MediumFaults { fails: 1, ..MediumFaults::default() });
     machine.write(&world, file, 0, 9, true);
     assert_eq!(machine.result(), Err(libc::EIO));
-    world.set_medium(file, Medium { hangs: true, ..Medium::default() });
+    world.set_medium(file, MediumFaults { hangs: true, ..MediumFaults::default() });
     machine.write(&world, file, 0, 10, true);
     world.advance(world.now() + Duration::from_secs(100));
-    assert!(machine.poll().is_empty(), "a hung medium answers");
-    world.set_medium(file, Medium::default());
+    assert!(machine.poll().is_empty(), "a hung medium completed an operation");
+    world.set_medium(file, MediumFaults::default());
     assert_eq!(machine.result(), Ok(4 * SECTOR as u64));
 }
 
-/// Whoever looked at its right before a write stands still, and the write was short.
+/// The process checks its right, starts a write, and pauses; the write is short.
 #[test]
-fn the_rest_of_a_short_write_is_not_begun_without_the_right() {
+fn the_rest_of_a_short_write_does_not_start_without_the_right() {
     let world = World::new(5);
     let mut machine = machine(&world, 0, 0);
     let file = world.file(1 << 20);
-    world.set_medium(file, Medium { partial: 1, ..world.medium(file) });
+    world.set_medium(file, MediumFaults { partial: 1, ..world.medium(file) });
     let until = Arc::new(AtomicU64::new((machine.reactor.now() + Duration::from_secs(1)).0));
     let write = |machine: &mut Machine, byte: u8, token: Token| {
         let mut buffer = machine.reactor.buffers().take(4 * SECTOR).unwrap();
@@ -368,31 +371,31 @@ fn the_rest_of_a_short_write_is_not_begun_without_the_right() {
     let (guarded, other) = (machine.token(), machine.token());
     machine.reactor.guard(guarded.owner, &until);
     write(&mut machine, 6, guarded);
-    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "the right stands");
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "the right is valid");
     write(&mut machine, 7, guarded);
     world.advance(world.now() + Duration::from_secs(2));
     assert_eq!(machine.result(), Err(libc::ESTALE));
     let sectors = sectors(&world, file, 4);
     assert!(sectors[0] == 7 && sectors[3] == 6, "{sectors:?}");
     write(&mut machine, 8, other);
-    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "nobody else is asked for a right");
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "other owners have no guard");
     until.store(u64::MAX, Ordering::Release);
     write(&mut machine, 9, guarded);
-    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "it has come back");
+    assert_eq!(machine.result(), Ok(4 * SECTOR as u64), "the right is valid again");
     write(&mut machine, 10, guarded);
     drop(until);
-    assert_eq!(machine.result(), Err(libc::ESTALE), "who kept the right is gone");
+    assert_eq!(machine.result(), Err(libc::ESTALE), "the holder of the right is gone");
 }
 
 #[test]
-fn clocks_drift_and_a_process_may_stand_still_at_any_look() {
+fn clocks_drift_and_a_process_may_pause_at_any_read() {
     let world = World::new(7);
     let (mut slow, fast) = (machine(&world, 0, -40), machine(&world, 1, 40));
     let (before, ahead) = (slow.reactor.now(), fast.reactor.now());
     world.advance(world.now() + Duration::from_secs(1));
     let gone = |machine: &Machine, before| (machine.reactor.now() - before).as_millis();
     assert_eq!((gone(&slow, before), gone(&fast, ahead)), (960, 1040));
-    // A deadline is by the process's own clock, and one process alone lets time pass by waiting.
+    // A deadline is by the process's clock, and time passes while a single process waits.
     let (deadline, world_before) = (slow.reactor.now() + Duration::from_millis(96), world.now());
     slow.reactor.wait(deadline, &mut Vec::new()).unwrap();
     assert_eq!((world.now() - world_before).as_millis(), 100);
@@ -400,6 +403,6 @@ fn clocks_drift_and_a_process_may_stand_still_at_any_look() {
     clock.stall(4, Duration::from_millis(50));
     let before = world.now();
     let times: Vec<Nanos> = (0..40).map(|_| slow.reactor.now()).collect();
-    assert!(times.is_sorted() && times[0] != times[39], "it stood still now and then");
-    assert!(clock.busy_until() > before && world.now() == before, "nobody else did");
+    assert!(times.is_sorted() && times[0] != times[39], "it paused sometimes");
+    assert!(clock.busy_until() > before && world.now() == before, "no other process paused");
 }

@@ -77,12 +77,12 @@ fn a_full_socket_takes_the_rest_later() {
         socket.close(&mut reactor);
         drop(socket);
         assert!(reader.join().unwrap() == data, "every byte once and in order");
-        assert!(partial > 0 && full > 0, "the test met partial sends ({partial}) and a full buffer ({full})");
+        assert!(partial > 0 && full > 0, "expected partial sends ({partial}) and a full buffer ({full})");
     }
 }
 
 #[test]
-fn what_has_arrived_is_read_and_the_end_is_seen() {
+fn received_bytes_are_read_and_the_end_is_seen() {
     for engine in [Engine::Uring, Engine::Epoll] {
         let mut reactor = reactor(engine);
         let (near, mut far) = UnixStream::pair().unwrap();

@@ -15,28 +15,28 @@ use crate::clock::Nanos;
 /// Threads for file I/O to begin with. Four keep a disk busy enough for a fallback.
 const WORKERS: usize = 4;
 
-/// Most threads for file I/O (P10). As many as calls that storage does not answer, and some for the shard's other disks.
+/// Most threads for file I/O (P10): enough for calls that hang in storage and for the shard's other disks.
 const MOST_WORKERS: usize = 512;
 
-/// When calls wait and none has come back for this long, those under way may hang: then the others get threads of their own.
+/// When calls wait and none has returned for this long, the running ones may hang: the others then get more threads.
 const STUCK: Duration = Duration::from_millis(10);
 
-/// Marks the descriptor with which the workers announce results.
+/// Marks the descriptor that signals results of the workers.
 const WORKERS_DONE: u64 = u64::MAX;
 
 pub(super) struct Epoll {
     epoll: OwnedFd,
     /// Watches by descriptor: the slots that wait for read and for write.
     watches: HashMap<i32, [Option<usize>; 2]>,
-    /// Registrations that `epoll_ctl` refused, reported as ready so that the next call shows the error.
+    /// Registrations that `epoll_ctl` refused. Reported as ready, so that the next call returns the error.
     refused: Vec<usize>,
     jobs: Option<Sender<Job>>,
     queue: Arc<Mutex<Receiver<Job>>>,
     workers: Vec<JoinHandle<()>>,
     results: Arc<Results>,
-    /// Calls started whose results were not taken yet.
+    /// Calls whose results were not collected yet.
     in_flight: usize,
-    /// When a result was taken last, or a call started while there was none.
+    /// When a result was last collected, or a call started while none ran.
     moved: Nanos,
 }
 
@@ -45,7 +45,7 @@ struct Results {
     list: Mutex<Vec<(usize, i32)>>,
 }
 
-/// A file operation as a worker sees it. The reactor's slot keeps file and memory until the result is taken.
+/// A file operation as a worker sees it. The reactor's slot keeps file and memory until the result is collected.
 struct Job {
     key: usize,
     fd: i32,
@@ -88,30 +88,30 @@ impl Epoll {
             moved: Nanos(0),
         };
         for _ in 0..WORKERS {
-            epoll.hire()?;
+            epoll.add_worker()?;
         }
         Ok(epoll)
     }
 
-    /// One more worker.
-    fn hire(&mut self) -> io::Result<()> {
+    /// Starts one more worker.
+    fn add_worker(&mut self) -> io::Result<()> {
         let (queue, results) = (Arc::clone(&self.queue), Arc::clone(&self.results));
         let work = move || work(&queue, &results);
         self.workers.push(std::thread::Builder::new().name("weir-file".into()).spawn(work)?);
         Ok(())
     }
 
-    /// Whether calls wait for a worker, and more workers can be had.
+    /// Whether calls wait for a worker and the limit allows one more.
     fn is_short(&self) -> bool {
         self.in_flight > self.workers.len() && self.workers.len() < MOST_WORKERS
     }
 
-    /// One disk's storage that hangs has a worker for each of its calls; the other disks' calls must not wait for them.
+    /// Adds workers when running calls hang: calls of other disks must not wait for a hung storage.
     fn relieve(&mut self) {
         if !self.is_short() || Nanos::now() < self.moved + STUCK {
             return;
         }
-        while self.is_short() && self.hire().is_ok() {}
+        while self.is_short() && self.add_worker().is_ok() {}
     }
 
     pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
@@ -125,12 +125,12 @@ impl Epoll {
     pub fn unwatch(&mut self, fd: i32, interest: Interest) {
         if let Some(waiting) = self.watches.get_mut(&fd) {
             waiting[side(interest)] = None;
-            // Fails only when the descriptor is closed already, and then epoll has forgotten it by itself.
+            // Fails only when the descriptor is closed already, and then epoll has removed it already.
             let _ = self.register(fd);
         }
     }
 
-    /// Tells the kernel what is waited for on `fd`, once.
+    /// Registers the watches of `fd` with the kernel, one-shot.
     fn register(&mut self, fd: i32) -> io::Result<()> {
         let waiting = self.watches.get(&fd).copied().unwrap_or_default();
         let mut events = libc::EPOLLONESHOT as u32;

@@ -1,13 +1,11 @@
 //! One shard, one thread, one ring.
 //!
-//! The reactor owns every buffer that the kernel works on until the kernel has given it back; callers get
-//! it with the [`Event`]. Nothing here is a future, so nothing can be dropped while an operation runs.
-//! Everything started since the last [`Reactor::wait`] goes to the kernel in one call, together with the
-//! wait itself.
+//! The reactor owns every buffer of a kernel operation until the operation ends, and returns it with the [`Event`]. Nothing here
+//! is a future, so nothing can be dropped while an operation runs. Everything started since the last [`Reactor::wait`] goes to
+//! the kernel in one call, together with the wait itself.
 //!
-//! Three engines stand behind it: io_uring; epoll with a few threads for file I/O where io_uring is
-//! switched off (`kernel.io_uring_disabled`, seccomp in containers); and virtual time with simulated sockets and files
-//! ([`crate::sim`]).
+//! It has three engines: io_uring; epoll with a few threads for file I/O where io_uring is disabled (`kernel.io_uring_disabled`,
+//! seccomp in containers); and virtual time with simulated sockets and files ([`crate::sim`]).
 
 mod epoll;
 mod slot;
@@ -32,20 +30,20 @@ use slot::Slot;
 pub(crate) use slot::{FileKind, FileOperation};
 pub use waker::Waker;
 
-/// Who on the shard an event is for: a layer, a connection, a peer. Given out by [`Reactor::new_owner`].
+/// The recipient of an event on the shard: a layer, a connection, a peer. Allocated by [`Reactor::new_owner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(pub u32);
 
-/// Names an operation: its owner and the owner's own number for it.
+/// Identifies an operation: its owner and the owner's number for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {
-    /// Who gets the event.
+    /// The recipient of the event.
     pub owner: OwnerId,
     /// The owner's own number, meaningless to the reactor.
     pub slot: u32,
 }
 
-/// What to wait for on a descriptor.
+/// The readiness to wait for on a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interest {
     /// Something to read, or the end of the stream.
@@ -58,7 +56,7 @@ pub enum Interest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchId {
     key: usize,
-    /// Told apart from later users of the same slot.
+    /// Distinguishes this watch from later users of the same slot.
     serial: u64,
 }
 
@@ -70,37 +68,36 @@ impl SharedFile {
     /// Shares `file` on this shard.
     #[must_use]
     pub fn new(file: File) -> SharedFile {
-        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), aside: false })
+        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), offloaded: false })
     }
 
-    /// As [`SharedFile::new`], for a file on a filesystem that may have any call wait for its storage, also those that are
-    /// begun in the ring, or closing it (FUSE, NFS). Threads of their own begin its operations, and close it once everybody
-    /// has let go of it.
+    /// As [`SharedFile::new`], for a filesystem where any call may block on its storage (FUSE, NFS), even a submission to the
+    /// ring, or `close`. Separate threads start its operations, and close it after its last user has released it.
     #[must_use]
-    pub fn aside(file: File) -> SharedFile {
-        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), aside: true })
+    pub fn offloaded(file: File) -> SharedFile {
+        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), offloaded: true })
     }
 
-    /// Whether calls on it may wait, even to be begun.
-    pub(crate) fn is_aside(&self) -> bool {
-        self.0.aside
+    /// Whether its calls may block even when submitted to the ring.
+    pub(crate) fn is_offloaded(&self) -> bool {
+        self.0.offloaded
     }
 
     pub(crate) fn simulated(number: i32) -> SharedFile {
-        SharedFile::of(Descriptor { number, file: None, aside: false })
+        SharedFile::of(Descriptor { number, file: None, offloaded: false })
     }
 
     fn of(descriptor: Descriptor) -> SharedFile {
         SharedFile(Arc::new(descriptor))
     }
 
-    /// The descriptor, for calls that do not block; of a simulated file its number.
+    /// The descriptor, for calls that do not block; a simulated file's number.
     #[must_use]
     pub fn as_raw_fd(&self) -> RawFd {
         self.0.number
     }
 
-    /// The descriptor, for calls on a thread that may wait.
+    /// The descriptor, for calls on a thread that may block.
     #[must_use]
     pub fn share(&self) -> Arc<Descriptor> {
         Arc::clone(&self.0)
@@ -113,7 +110,7 @@ pub struct Descriptor {
     number: RawFd,
     /// None if simulated.
     file: Option<File>,
-    aside: bool,
+    offloaded: bool,
 }
 
 impl AsRawFd for Descriptor {
@@ -125,27 +122,27 @@ impl AsRawFd for Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         let file = self.file.take();
-        if self.aside {
-            // Without a thread it is closed here: what was moved into the closure is dropped with it.
+        if self.offloaded {
+            // If the thread cannot start, the closure is dropped here and closes the descriptor.
             let _ = std::thread::Builder::new().name("weir-close".into()).spawn(move || drop(file));
         }
     }
 }
 
-/// Where the bytes of a file write come from.
+/// The source of a file write's bytes.
 #[derive(Debug)]
 pub enum WriteSource {
-    /// One buffer, written whole; comes back with the event.
+    /// One buffer, written whole; returned with the event.
     Buffer(Buffer),
     /// Pieces of a region (offset, length), written one after the other as one extent of the file.
     /// The owner must not change them before the event.
     Gather(Rc<Region>, Vec<(usize, usize)>),
-    /// A buffer, which comes back with the event, and behind it pieces of a region as in [`WriteSource::Gather`].
+    /// A buffer, returned with the event, followed by pieces of a region as in [`WriteSource::Gather`].
     Framed(Buffer, Rc<Region>, Vec<(usize, usize)>),
 }
 
 impl WriteSource {
-    /// Where the bytes are, one piece after the other.
+    /// The pieces of memory, in order.
     pub fn vectors(&self) -> impl Iterator<Item = libc::iovec> {
         let (buffer, gathered) = match self {
             WriteSource::Buffer(buffer) => (Some(buffer), None),
@@ -163,10 +160,10 @@ impl WriteSource {
     }
 }
 
-/// Something happened that an owner asked for.
+/// The result of an owner's watch or operation.
 #[derive(Debug)]
 pub struct Event {
-    /// Whom and what it is for.
+    /// Recipient and operation.
     pub token: Token,
     /// What happened.
     pub action: Action,
@@ -175,14 +172,14 @@ pub struct Event {
 /// What happened.
 #[derive(Debug)]
 pub enum Action {
-    /// A watched descriptor is ready. The watch is used up.
+    /// A watched descriptor is ready. The watch has ended.
     Ready(Interest),
     /// A file operation ended.
     File {
         /// Bytes moved (0 for sync and allocate), or the kernel's error number. A write is never short; a read is
         /// short only at the end of the file.
         result: Result<u64, i32>,
-        /// The buffer that was read into or written from.
+        /// The buffer of the read or write.
         buffer: Option<Buffer>,
     },
 }
@@ -208,8 +205,8 @@ pub struct ReactorConfig {
     pub buffer_limit: usize,
     /// Which engine.
     pub engine: Engine,
-    /// Longest time that the reactor looks for the next event before it sleeps, after one that came within this
-    /// time; zero: never. Waking a processor that sleeps takes about as long.
+    /// Longest time that the reactor busy-polls before it blocks, after an event that came within this time; zero: never. Waking
+    /// an idle processor takes about as long.
     pub poll: Duration,
 }
 
@@ -230,9 +227,9 @@ enum Driver {
     Sim(sim::Engine),
 }
 
-/// The shard's loop to the kernel.
+/// The shard's interface to the kernel.
 pub struct Reactor {
-    /// Before `slots`: dropping it ends all operations, after which their buffers may go.
+    /// Declared before `slots`: dropping it ends all operations, and only then may their buffers be freed.
     driver: Driver,
     clock: Clock,
     slots: Slab<Slot>,
@@ -244,10 +241,10 @@ pub struct Reactor {
     /// Finished (slot, result) pairs of the last wait.
     finished: Vec<(usize, i32)>,
     spare_vectors: Vec<Vec<libc::iovec>>,
-    /// Until when writes of some owners may be begun; see [`Reactor::guard`].
+    /// Deadlines for starting writes of some owners; see [`Reactor::guard`].
     guards: Vec<(OwnerId, Weak<AtomicU64>)>,
     poll: Duration,
-    /// The last wait was a short one.
+    /// The last wait was short.
     busy: bool,
 }
 
@@ -313,14 +310,14 @@ impl Reactor {
         }
     }
 
-    /// Reads the shard's clock. Nothing is kept from one call to the next: who asks late gets a late answer.
+    /// Reads the shard's clock. The result is not cached between calls, so a late call returns a late time.
     #[inline]
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.clock.now()
     }
 
-    /// The shard's clock, for those who are asked without the reactor at hand.
+    /// The shard's clock, for code without access to the reactor.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock.clone()
@@ -332,21 +329,21 @@ impl Reactor {
         &self.buffers
     }
 
-    /// A handle with which other threads end this reactor's wait.
+    /// A handle that lets other threads end this reactor's wait.
     #[must_use]
     pub fn waker(&self) -> Arc<Waker> {
         Arc::clone(&self.waker)
     }
 
-    /// A fresh owner number; never given out twice.
+    /// A new owner number; never reused.
     pub fn new_owner(&mut self) -> OwnerId {
         self.next_owner += 1;
         OwnerId(self.next_owner)
     }
 
-    /// Of a write of this owner's that was short, the rest is begun before `until` only, in nanoseconds of the shard's clock, and
-    /// while somebody keeps that; after it the write fails. Who looked at its right before it wrote does not do so again for the rest,
-    /// and the process may have stood still meanwhile (P4).
+    /// Sets a deadline for the rest of this owner's short writes: after `until` (nanoseconds of the shard's clock), or once
+    /// `until` is dropped, the rest is not started and the write fails. The owner checks its right only before it starts a write,
+    /// and the process may have paused since (P4).
     pub fn guard(&mut self, owner: OwnerId, until: &Arc<AtomicU64>) {
         self.guards.retain(|(_, until)| until.strong_count() > 0);
         self.guards.push((owner, Arc::downgrade(until)));
@@ -358,7 +355,7 @@ impl Reactor {
         self.files_in_flight
     }
 
-    /// Asks for one [`Action::Ready`] when `fd` is ready. The descriptor must stay open until the event or
+    /// Requests one [`Action::Ready`] when `fd` is ready. The descriptor must stay open until the event or
     /// [`Reactor::unwatch`].
     pub fn watch(&mut self, fd: RawFd, interest: Interest, token: Token) -> WatchId {
         self.next_serial += 1;
@@ -372,7 +369,7 @@ impl Reactor {
         WatchId { key, serial }
     }
 
-    /// Takes a watch back. Its event will not arrive, unless [`Reactor::wait`] has returned it already.
+    /// Cancels a watch. Its event will not arrive, unless [`Reactor::wait`] has already returned it.
     pub fn unwatch(&mut self, watch: WatchId) {
         let Some(slot) = self.slots.get_mut(watch.key) else { return };
         let Slot::Watch { serial, fd, interest, .. } = *slot else { return };
@@ -381,7 +378,7 @@ impl Reactor {
         }
         match &mut self.driver {
             Driver::Uring(uring) => {
-                // The kernel still answers for the watch; until then the slot must not be used again.
+                // The kernel still completes the watch; until then the slot must not be reused.
                 *slot = Slot::Abandoned;
                 uring.unwatch(watch.key);
             }
@@ -418,8 +415,8 @@ impl Reactor {
         self.start_write(file, offset, source, false, token);
     }
 
-    /// Writes all of `source` at `offset`; at the event it is on stable storage (`RWF_DSYNC`, which a device with
-    /// forced unit access does without emptying its whole cache).
+    /// Writes all of `source` at `offset`; at the event it is durable (`RWF_DSYNC`; a device with forced unit access does not
+    /// flush its whole cache for it).
     pub fn write_durable(&mut self, file: &SharedFile, offset: u64, source: WriteSource, token: Token) {
         self.start_write(file, offset, source, true, token);
     }
@@ -452,7 +449,7 @@ impl Reactor {
         });
     }
 
-    /// `fdatasync`: everything written and finished before is on stable storage at the event.
+    /// `fdatasync`: at the event, all writes that completed before are durable.
     pub fn sync(&mut self, file: &SharedFile, token: Token) {
         self.start(FileOperation::without_data(token, file, FileKind::Sync, 0));
     }
@@ -462,11 +459,11 @@ impl Reactor {
         self.start(FileOperation::without_data(token, file, FileKind::Allocate { mode, length }, offset));
     }
 
-    /// Hands everything started to the kernel and waits until something happened, another thread woke this one,
-    /// or `deadline` has passed (a deadline in the past polls). Appends what happened to `events`.
+    /// Submits everything started to the kernel and waits for an event, a wake-up by another thread, or `deadline` (a deadline in
+    /// the past polls). Appends the events to `events`.
     ///
     /// # Errors
-    /// The ring or the epoll instance is broken; the shard cannot go on.
+    /// The ring or the epoll instance failed; the shard cannot continue.
     pub fn wait(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
         if let Driver::Sim(_) = self.driver {
             return self.sleep(deadline, events);
@@ -481,16 +478,16 @@ impl Reactor {
         }
         let before = events.len();
         let waited = self.sleep(deadline, events);
-        // Sleeping and being woken costs more than so short a wait; after a longer one, sleeping is right.
+        // Blocking and waking cost more than so short a wait; after a longer one, blocking is cheaper.
         self.busy = events.len() > before && self.now() - began <= self.poll;
         waited
     }
 
     fn sleep(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
-        // The engines wait for a length of time, which does not count a suspend: whoever wakes from one looks at its clock late.
+        // The engines wait for a duration, which excludes suspend: after a resume the shard reads its clock late.
         let timeout = match deadline {
             Nanos::NEVER => None,
-            // Here nothing waits for a length of time, and a look at the clock may take long.
+            // The simulated engine waits for a point in time, and reading its clock may take long.
             _ if matches!(self.driver, Driver::Sim(_)) => None,
             deadline => Some(deadline - self.now()),
         };
@@ -524,7 +521,7 @@ impl Reactor {
             }
             Slot::File(operation) => {
                 let more = operation.continues_after(result);
-                if more && may_go_on(&self.guards, &self.clock, operation) {
+                if more && may_continue(&self.guards, &self.clock, operation) {
                     return self.driver.start(key, operation);
                 }
                 let Slot::File(mut operation) = self.slots.remove(key) else { unreachable!("matched above") };
@@ -557,14 +554,14 @@ impl Reactor {
         match &mut self.driver {
             Driver::Uring(uring) => uring.watch(key, fd, Interest::Read),
             Driver::Epoll(epoll) => epoll.watch(key, fd, Interest::Read),
-            // Nobody but the thread itself wakes it.
+            // Only the thread itself wakes it.
             Driver::Sim(_) => drop(self.slots.remove(key)),
         }
     }
 }
 
-/// Whether the rest of an operation may be begun.
-fn may_go_on(guards: &[(OwnerId, Weak<AtomicU64>)], clock: &Clock, operation: &FileOperation) -> bool {
+/// Whether the rest of an operation may start.
+fn may_continue(guards: &[(OwnerId, Weak<AtomicU64>)], clock: &Clock, operation: &FileOperation) -> bool {
     let guard = guards.iter().find(|(owner, _)| *owner == operation.token.owner);
     let Some((_, until)) = guard.filter(|_| operation.kind != FileKind::Read) else { return true };
     until.upgrade().is_some_and(|until| clock.now().0 < until.load(Ordering::Acquire))
@@ -581,7 +578,7 @@ impl Driver {
 }
 
 impl Drop for Reactor {
-    /// Waits for the file operations in flight: their buffers must not go before the kernel is done with them.
+    /// Waits for the file operations in flight: their buffers must outlive the kernel's use of them.
     fn drop(&mut self) {
         if let Driver::Sim(sim) = &self.driver {
             return sim.leave();
@@ -589,7 +586,7 @@ impl Drop for Reactor {
         let mut events = Vec::new();
         while self.files_in_flight > 0 {
             if self.wait(Nanos::NEVER, &mut events).is_err() {
-                // The ring is broken and the kernel may still write: leak rather than free under it.
+                // The ring failed and the kernel may still write: leak the buffers rather than free them.
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;
             }

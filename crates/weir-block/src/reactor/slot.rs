@@ -1,4 +1,4 @@
-//! What the reactor remembers of an operation until the kernel has answered.
+//! The reactor's record of an operation until the kernel has completed it.
 
 use std::rc::Rc;
 
@@ -6,7 +6,7 @@ use super::{Interest, SharedFile, Token};
 use crate::buffer::Buffer;
 use crate::region::Region;
 
-/// The unit in which direct I/O counts on Linux, in bytes.
+/// The unit of direct I/O on Linux, in bytes.
 const SECTOR: u64 = 512;
 
 /// One entry of the reactor's table; its index is the kernel's user data.
@@ -17,7 +17,7 @@ pub(super) enum Slot {
         interest: Interest,
         token: Token,
     },
-    /// A watch that was taken back; waits for the kernel's last word.
+    /// A cancelled watch that waits for its last completion.
     Abandoned,
     Waker,
     File(FileOperation),
@@ -27,7 +27,7 @@ pub(super) enum Slot {
 pub(crate) enum FileKind {
     Read,
     Write {
-        /// With `RWF_DSYNC`: on stable storage when it completes.
+        /// With `RWF_DSYNC`: durable when it completes.
         durable: bool,
     },
     Sync,
@@ -41,14 +41,14 @@ pub(crate) struct FileOperation {
     pub token: Token,
     pub file: SharedFile,
     pub kind: FileKind,
-    /// Of the next byte to move.
+    /// Offset of the next byte to transfer.
     pub offset: u64,
     pub vectors: Vec<libc::iovec>,
-    /// Vectors before this one are done.
+    /// Vectors before this index are done.
     pub first: usize,
     pub moved: u64,
     pub buffer: Option<Buffer>,
-    /// Keeps the memory mapped that `vectors` point into.
+    /// Keeps mapped the memory that `vectors` point into.
     #[expect(dead_code, reason = "held, not read")]
     pub region: Option<Rc<Region>>,
 }
@@ -68,16 +68,16 @@ impl FileOperation {
         }
     }
 
-    /// The vectors that are still to be moved.
+    /// The vectors not yet transferred.
     pub fn rest(&self) -> &[libc::iovec] {
         &self.vectors[self.first..]
     }
 
-    /// Takes the kernel's result into account. True when the operation was short and must be started again for
-    /// its rest (short transfers are legal at any time; a read that moves nothing has reached the end).
+    /// Applies the kernel's result. True when the operation was short and its rest must be started (short transfers are legal at
+    /// any time; a read of 0 bytes has reached the end).
     ///
-    /// A read that stops off a sector boundary has reached the end too: neither the page cache nor direct I/O
-    /// stops there for another reason, and direct I/O would refuse to go on from there.
+    /// A read that stops off a sector boundary has reached the end too: neither the page cache nor direct I/O stops there for
+    /// another reason, and direct I/O cannot continue from there.
     pub fn continues_after(&mut self, result: i32) -> bool {
         if result == -libc::EINTR || result == -libc::EAGAIN {
             return true;
@@ -101,11 +101,11 @@ impl FileOperation {
         false
     }
 
-    /// The final result, after [`FileOperation::continues_after`] said no.
+    /// The final result, after [`FileOperation::continues_after`] returned false.
     pub fn outcome(&self, result: i32) -> Result<u64, i32> {
         match (result, self.kind) {
             (error, _) if error < 0 => Err(-error),
-            // A write that moves nothing although bytes are left would otherwise go on for ever.
+            // A write of 0 bytes with bytes left would otherwise repeat for ever.
             (0, FileKind::Write { .. }) if self.first < self.vectors.len() => Err(libc::EIO),
             _ => Ok(self.moved),
         }

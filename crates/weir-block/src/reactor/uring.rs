@@ -9,33 +9,33 @@ use super::Interest;
 use super::slot::{FileKind, FileOperation};
 use crate::clock::Nanos;
 
-/// Completions of our own cancellations carry this; nobody waits for them.
+/// User data of our cancellations; their completions are ignored.
 const NOBODY: u64 = u64::MAX;
 
-/// Threads that the kernel may have at work for this ring on calls that wait: syncs, and everything on FUSE and NFS. The
-/// kernel's own limit is a few times the number of processors; one backing that hangs would have them all, and no other disk
-/// of the shard would get a sync through.
+/// Limit of the kernel's worker threads for this ring's blocking calls: syncs, and everything on FUSE and NFS. The kernel's
+/// default is a few times the number of processors; one hung backing would occupy them all and block the syncs of the shard's
+/// other disks.
 const WAITING_CALLS: u32 = 1024;
 
-/// Giving the processor away takes longer than this when somebody else ran on it meanwhile.
+/// `sched_yield` takes longer than this when another thread ran meanwhile.
 const OTHERS_RAN: Duration = Duration::from_micros(4);
 
 pub(super) struct Uring {
     ring: IoUring,
-    /// Completions taken while making room for submissions; the next wait hands them out.
+    /// Completions collected while making room for submissions; the next wait returns them.
     early: Vec<(usize, i32)>,
 }
 
 impl Uring {
     pub fn new(entries: u32) -> io::Result<Uring> {
         let completions = entries.saturating_mul(8);
-        // Completions are worked off when we wait, on this thread, not by interrupting it. Kernels before 6.1 do
-        // not know the flags; they get a plain ring.
+        // The kernel processes completions when this thread waits, without interrupting it. Kernels before 6.1 lack the flags and
+        // get a plain ring.
         let ring = IoUring::builder()
             .setup_cqsize(completions)
             .setup_single_issuer()
             .setup_defer_taskrun()
-            // Shows in shared memory that there is such work: polling then needs no system call.
+            // Signals such work in shared memory: polling then needs no system call.
             .setup_taskrun_flag()
             .build(entries)
             .or_else(|_| IoUring::builder().setup_cqsize(completions).build(entries))?;
@@ -45,7 +45,7 @@ impl Uring {
                 "io_uring without timed waits (kernel < 5.11)",
             ));
         }
-        // A kernel before 5.15 does not know this limit, and has its own.
+        // A kernel before 5.15 lacks this limit and keeps its own.
         let _ = ring.submitter().register_iowq_max_workers(&mut [WAITING_CALLS, 0]);
         Ok(Uring { ring, early: Vec::new() })
     }
@@ -91,17 +91,17 @@ impl Uring {
                 opcode::Fallocate::new(fd, length).offset(operation.offset).mode(mode).build()
             }
         };
-        // FUSE takes a dozen requests at once, and whoever begins one more waits: that must not be the shard.
-        let flags = if operation.file.is_aside() { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        // FUSE accepts a dozen requests at once and blocks the submitter of the next: the shard must not block.
+        let flags = if operation.file.is_offloaded() { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         self.push(entry.flags(flags).user_data(key as u64));
     }
 
-    /// Submits everything, then looks for something to do until `until`, or until `woken` says so. Gives the processor away
-    /// at every look, so that whoever is to answer us can run; if somebody did, it will not halt while we sleep, so
-    /// that sleeping is cheaper than looking on.
+    /// Submits everything, then busy-polls until `until` or until `woken` returns true. Yields the processor at every poll, so
+    /// that the peer can run. If another thread ran, the processor will not halt while we block, so that blocking is cheaper than
+    /// polling on.
     pub fn poll(&mut self, until: Nanos, woken: impl Fn() -> bool) -> io::Result<bool> {
         if let Err(error) = self.ring.submit()
-            && !is_passing(&error)
+            && !is_transient(&error)
         {
             return Err(error);
         }
@@ -135,7 +135,7 @@ impl Uring {
             }
         };
         if let Err(error) = waited
-            && !is_passing(&error)
+            && !is_transient(&error)
         {
             return Err(error);
         }
@@ -147,20 +147,20 @@ impl Uring {
     fn push(&mut self, entry: squeue::Entry) {
         // SAFETY: the reactor's slot owns the memory behind the entry until its completion has been taken.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            // The queue is full: hand over what is there.
+            // The queue is full: submit its entries.
             let Err(error) = self.ring.submit() else { continue };
             match error.raw_os_error() {
-                // The kernel holds back completions and takes nothing more before they are fetched.
+                // The completion queue overflowed: the kernel accepts nothing more before we collect completions.
                 Some(libc::EBUSY | libc::EAGAIN) => take_completions(&mut self.ring, &mut self.early),
                 Some(libc::EINTR) => {}
-                _ => panic!("io_uring takes no submissions any more: {error}"),
+                _ => panic!("io_uring no longer accepts submissions: {error}"),
             }
         }
     }
 }
 
-/// Time is up, a signal came, or completions must be taken before more fit in: all of them go on.
-fn is_passing(error: &io::Error) -> bool {
+/// Timeout, signal, or full completion queue: the caller retries after each.
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
 

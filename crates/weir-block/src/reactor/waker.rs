@@ -1,10 +1,10 @@
-//! Waking a shard from another thread, but only one that sleeps.
+//! Wakes a shard from another thread, only if it sleeps.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ends a reactor's wait. Put the work into its queue first, then wake.
+/// Ends a reactor's wait. Enqueue the work first, then wake.
 #[derive(Debug)]
 pub struct Waker {
     event: OwnedFd,
@@ -24,7 +24,7 @@ impl Waker {
         Ok(Waker { event, sleeping: AtomicBool::new(false), notified: AtomicBool::new(false) })
     }
 
-    /// Makes the shard look at its queues. Costs a system call only when the shard sleeps.
+    /// Makes the shard check its queues. Costs a system call only when the shard sleeps.
     pub fn wake(&self) {
         if !self.notified.swap(true, Ordering::SeqCst) && self.sleeping.load(Ordering::SeqCst) {
             let one = 1u64.to_ne_bytes();
@@ -33,13 +33,13 @@ impl Waker {
         }
     }
 
-    /// Whether somebody has woken us since the last wait.
+    /// Whether a wake-up arrived since the last wait.
     #[must_use]
     pub fn is_notified(&self) -> bool {
         self.notified.load(Ordering::Acquire)
     }
 
-    /// False when somebody has woken us meanwhile: then poll, do not sleep.
+    /// False when a wake-up arrived meanwhile: then poll, do not sleep.
     pub(super) fn prepare_to_sleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         !self.notified.load(Ordering::SeqCst)
@@ -47,7 +47,7 @@ impl Waker {
 
     pub(super) fn awake(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
-        // Before the queues are looked at: a message put in after this wakes us again.
+        // Before the queues are read: a message added after this wakes us again.
         self.notified.store(false, Ordering::SeqCst);
     }
 

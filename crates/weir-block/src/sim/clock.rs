@@ -1,4 +1,4 @@
-//! What a process takes for the time.
+//! The clock of a simulated process.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,23 +10,23 @@ use super::random::Random;
 use super::{ProcessId, World, nanos};
 use crate::clock::Nanos;
 
-/// The clock of one process: starts anywhere, runs a little too fast or too slow, and the process may stand still at any
-/// look at it, as a thread does that the system has put aside. What it does after that it does later in the world, too.
+/// The clock of one process: starts at any time and drifts. The process may pause at any read of it, like a thread that the
+/// scheduler has preempted; its later actions then happen later in the world, too.
 #[derive(Debug)]
 pub struct VirtualClock {
     world: Arc<AtomicU64>,
-    /// How much faster it runs, in thousandths.
+    /// Drift in thousandths; positive is fast.
     drift: i64,
     offset: u64,
-    /// Until when, in the world's time, the process stands still in what it is doing.
+    /// World time until which the process is paused.
     stands_until: Arc<AtomicU64>,
-    /// It stands still once in so many looks, for so long at most.
+    /// The process pauses once in so many reads, for at most this long.
     stalls: Cell<(u32, Duration)>,
     random: RefCell<Random>,
 }
 
 impl World {
-    /// The clock of a process, which runs `drift` thousandths too fast.
+    /// The clock of a process; it runs `drift` thousandths too fast.
     #[must_use]
     pub fn clock(&self, process: ProcessId, drift: i64) -> Rc<VirtualClock> {
         let mut state = self.lock();
@@ -43,7 +43,7 @@ impl World {
 }
 
 impl VirtualClock {
-    /// The time by this clock, after the process has perhaps stood still.
+    /// The time by this clock, after a possible pause of the process.
     #[must_use]
     pub fn now(&self) -> Nanos {
         let (odds, longest) = self.stalls.get();
@@ -57,13 +57,13 @@ impl VirtualClock {
         self.at(Nanos(self.world_now()))
     }
 
-    /// What this clock shows at a time of the world.
+    /// This clock's time at a world time.
     #[must_use]
     pub fn at(&self, world: Nanos) -> Nanos {
         Nanos(self.offset + (u128::from(world.0) * self.rate() / 1000) as u64)
     }
 
-    /// When this clock shows that time; [`Nanos::NEVER`] stays what it is.
+    /// The world time at which this clock shows `local`; [`Nanos::NEVER`] is unchanged.
     #[must_use]
     pub fn when(&self, local: Nanos) -> Nanos {
         if local == Nanos::NEVER {
@@ -73,18 +73,18 @@ impl VirtualClock {
         Nanos(u64::try_from((elapsed * 1000).div_ceil(self.rate())).unwrap_or(u64::MAX))
     }
 
-    /// From now on the process stands still once in `odds` looks at the clock (never when 0), for at most `longest`.
+    /// From now on the process pauses once in `odds` reads of the clock (never when 0), for at most `longest`.
     pub fn stall(&self, odds: u32, longest: Duration) {
         self.stalls.set((odds, longest));
     }
 
-    /// Until when, in the world's time, the process is busy or stands still: it is not to be given a turn before.
+    /// World time until which the process is busy or paused: it must not get a turn before.
     #[must_use]
     pub fn busy_until(&self) -> Nanos {
         Nanos(self.stands_until.load(Ordering::Relaxed))
     }
 
-    /// Where in the world's time the process is.
+    /// The process's position in world time.
     fn world_now(&self) -> u64 {
         self.world.load(Ordering::Relaxed).max(self.stands_until.load(Ordering::Relaxed))
     }
@@ -93,7 +93,7 @@ impl VirtualClock {
         u128::from((1000 + self.drift).max(1).unsigned_abs())
     }
 
-    /// How long a time by this clock is in the world, in nanoseconds.
+    /// Converts a duration by this clock to world time.
     #[must_use]
     pub fn world_length(&self, local: Duration) -> Duration {
         Duration::from_nanos((u128::from(nanos(local)) * 1000 / self.rate()) as u64)
@@ -101,14 +101,14 @@ impl VirtualClock {
 }
 
 thread_local! {
-    /// The clock that [`Nanos::now`] reads on this thread, if it reads one.
+    /// The clock that [`Nanos::now`] reads on this thread, if any.
     static CLOCK: RefCell<Option<Rc<VirtualClock>>> = const { RefCell::new(None) };
 }
 
-/// In place of a time: that of `CLOCK`.
+/// Marker: read the time from `CLOCK`.
 const BY_CLOCK: u64 = u64::MAX;
 
-/// The time that [`Nanos::now`] returns on this thread: that of `CLOCK` in a simulation, otherwise `set`.
+/// The time that [`Nanos::now`] returns on this thread in a simulation: that of `CLOCK`, or `set`.
 pub(crate) fn set_time(set: u64) -> Nanos {
     if set != BY_CLOCK {
         return Nanos(set);
@@ -116,7 +116,7 @@ pub(crate) fn set_time(set: u64) -> Nanos {
     CLOCK.with_borrow(|clock| clock.as_ref().map_or(Nanos(set), |clock| clock.now()))
 }
 
-/// While it lives, [`Nanos::now`] returns simulated time on this thread: for code without a [`Clock`](crate::Clock) of its own.
+/// While this exists, [`Nanos::now`] returns simulated time on this thread: for code without a [`Clock`](crate::Clock).
 #[derive(Debug)]
 pub struct SetTime {
     before: u64,
@@ -124,13 +124,13 @@ pub struct SetTime {
 }
 
 impl SetTime {
-    /// Sets the time; not 0.
+    /// Sets the time; must not be 0.
     #[must_use]
     pub fn to(now: Nanos) -> SetTime {
         SetTime { before: crate::clock::SET.replace(now.0.max(1)), clock: CLOCK.take() }
     }
 
-    /// The time is that of a process, which may stand still at any look at it.
+    /// Uses the time of a process, which may pause at any read.
     #[must_use]
     pub fn by(clock: &Rc<VirtualClock>) -> SetTime {
         SetTime { before: crate::clock::SET.replace(BY_CLOCK), clock: CLOCK.replace(Some(Rc::clone(clock))) }

@@ -1,4 +1,4 @@
-//! What a reactor has in place of a ring.
+//! The simulated engine of a reactor.
 
 use std::io;
 use std::rc::Rc;
@@ -30,13 +30,13 @@ impl Engine {
         self.world.lock().start(self.process, slot, operation);
     }
 
-    /// The reactor goes, and with it the memory of what is under way: that is the end of the process.
+    /// The reactor is dropped and with it the memory of operations in flight: the process ends.
     pub fn leave(&self) {
         self.world.end(self.process, Death::Killed);
     }
 
-    /// Takes what has happened. Where one process is all there is, time passes while it waits; whoever drives several lets it
-    /// pass himself ([`World::advance`]) and asks with a deadline in the past.
+    /// Collects what has happened. With a single process, time passes while it waits; a driver of several processes advances time
+    /// itself ([`World::advance`]) and calls with a deadline in the past.
     pub fn wait(&mut self, deadline: Nanos, woken: bool, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
         self.world.advance(Nanos(self.world.now().0.max(self.clock.busy_until().0)));
         let until = self.clock.when(deadline);
@@ -49,7 +49,7 @@ impl Engine {
                 return Ok(());
             }
             match self.world.next().min(until) {
-                Nanos::NEVER => return Err(io::Error::other("nothing will ever happen in this world")),
+                Nanos::NEVER => return Err(io::Error::other("no event is scheduled in this world")),
                 next => self.world.advance(next),
             }
         }

@@ -1,48 +1,48 @@
-//! Files: what is written, what is synced, and what is left when power goes or a process ends.
+//! Files: what is written, what is synced, and what remains after a power cut or a process's end.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use super::harm::Remembered;
+use super::damage::TrackedWrites;
 use super::{Death, Happening, ProcessId, Ready, State, World};
 use crate::reactor::{FileKind, FileOperation, SharedFile};
 
 pub(super) const PAGE: usize = 4096;
 
-/// What a medium writes whole or not at all.
+/// The unit that a medium writes atomically.
 pub(super) const SECTOR: usize = 512;
 
 /// A file of the world. It outlives the processes that use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub(super) usize);
 
-/// What a medium does to the operations that begin from now on.
+/// How a medium treats operations that start from now on.
 #[derive(Clone, Copy, Debug)]
-pub struct Medium {
+pub struct MediumFaults {
     /// An operation takes between `least` and `most`.
     pub least: Duration,
     /// See `least`.
     pub most: Duration,
-    /// Once in so many operations (never when 0) up to `longest`.
+    /// Once in so many operations (never when 0) it takes up to `longest`.
     pub late: u32,
-    /// See `late`. Also how late what a killed process had handed over may land.
+    /// See `late`. Also the longest delay of a killed process's submitted operations.
     pub longest: Duration,
-    /// Once in so many operations (never when 0) one fails; it may have been done.
+    /// Once in so many operations (never when 0) one fails; it may have taken effect.
     pub fails: u32,
     /// Writes find no space.
     pub full: bool,
-    /// Nothing comes back any more until this is taken back.
+    /// No operation completes while this is set.
     pub hangs: bool,
-    /// Once in so many reads and writes (never when 0) only a part is moved.
+    /// Once in so many reads and writes (never when 0) the transfer is short.
     pub partial: u32,
-    /// Direct I/O: what is not a multiple of a sector is refused.
+    /// Direct I/O: refuses operations that are not multiples of a sector.
     pub direct: bool,
 }
 
-impl Default for Medium {
-    fn default() -> Medium {
-        Medium {
+impl Default for MediumFaults {
+    fn default() -> MediumFaults {
+        MediumFaults {
             least: Duration::from_micros(20),
             most: Duration::from_micros(300),
             late: 0,
@@ -56,7 +56,7 @@ impl Default for Medium {
     }
 }
 
-/// Bytes by page; pages that were never written are zeroes.
+/// Bytes by page; unwritten pages are zeroes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Content(BTreeMap<u64, Box<[u8; PAGE]>>);
 
@@ -87,19 +87,19 @@ impl Content {
 
 pub(super) struct File {
     length: u64,
-    /// What reads see.
+    /// The content that reads return.
     pub(super) content: Content,
-    /// What is on the medium itself.
+    /// The content that is durable.
     pub(super) durable: Content,
-    /// What was written and not synced since, in order.
+    /// Writes not synced yet, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
-    medium: Medium,
+    medium: MediumFaults,
     /// Operations that hang.
     hanging: Vec<usize>,
-    /// Who lived on when power was lost: the next sync of each of them fails.
+    /// Processes that survived a power cut: the next sync of each fails.
     lost_for: Vec<ProcessId>,
-    /// For harm, if there is to be any.
-    pub(super) remembered: Option<Remembered>,
+    /// The last durable writes, to damage one of them.
+    pub(super) tracked: Option<TrackedWrites>,
 }
 
 impl File {
@@ -107,7 +107,7 @@ impl File {
         self.content.write(offset, bytes);
         self.length = self.length.max(offset + bytes.len() as u64);
         if durable {
-            self.remember(offset, bytes);
+            self.track(offset, bytes);
             self.durable.write(offset, bytes);
             self.forget_unsynced(offset, offset + bytes.len() as u64);
         } else {
@@ -121,7 +121,7 @@ impl File {
         }
     }
 
-    /// A write through the cache covers what was left in it there: the older bytes never come to the medium any more.
+    /// A durable write replaces cached bytes in its range: the older bytes never reach the medium.
     fn forget_unsynced(&mut self, start: u64, end: u64) {
         for (offset, bytes) in std::mem::take(&mut self.unsynced) {
             let last = offset + bytes.len() as u64;
@@ -139,11 +139,11 @@ impl File {
     }
 }
 
-/// Where the bytes of an operation are.
+/// The location of an operation's bytes.
 enum Memory {
-    /// In the memory of the process, which keeps it until it hears of the end.
+    /// In the process's memory, which the process keeps until the completion.
     Lent(Vec<libc::iovec>),
-    /// The process has ended, and the kernel still has what it was given.
+    /// The process has ended; the kernel still has the bytes.
     Kept(Vec<u8>),
 }
 
@@ -158,8 +158,8 @@ pub(super) struct Operation {
     landed: bool,
 }
 
-// SAFETY: a world is used by one thread at a time, and `Memory::Lent` leads to memory that the slot of a reactor on that
-// thread keeps until the operation has ended or the process has (`State::leave_files`).
+// SAFETY: one thread at a time uses a world, and `Memory::Lent` points to memory that the slot of a reactor on that thread keeps
+// until the operation or the process has ended (`State::leave_files`).
 unsafe impl Send for Operation {}
 
 impl Operation {
@@ -170,7 +170,7 @@ impl Operation {
             Memory::Lent(vectors) => {
                 let mut bytes = Vec::new();
                 for vector in vectors {
-                    // SAFETY: see `Send` above: the reactor's slot keeps this memory until it hears of the end.
+                    // SAFETY: see `Send` above: the reactor's slot keeps this memory until the completion.
                     bytes.extend_from_slice(unsafe {
                         std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len)
                     });
@@ -200,7 +200,7 @@ impl Operation {
 }
 
 impl World {
-    /// A file of so many bytes, all zero.
+    /// A file of `length` zero bytes.
     #[must_use]
     pub fn file(&self, length: u64) -> FileId {
         let mut state = self.lock();
@@ -209,10 +209,10 @@ impl World {
             content: Content::default(),
             durable: Content::default(),
             unsynced: Vec::new(),
-            medium: Medium::default(),
+            medium: MediumFaults::default(),
             hanging: Vec::new(),
             lost_for: Vec::new(),
-            remembered: None,
+            tracked: None,
         });
         FileId(state.files.len() - 1)
     }
@@ -223,14 +223,14 @@ impl World {
         SharedFile::simulated(file.0 as i32)
     }
 
-    /// What a file's medium does.
+    /// How a file's medium behaves.
     #[must_use]
-    pub fn medium(&self, file: FileId) -> Medium {
+    pub fn medium(&self, file: FileId) -> MediumFaults {
         self.lock().files[file.0].medium
     }
 
-    /// What a file's medium does from now on. What hung, and does not any more, comes back.
-    pub fn set_medium(&self, file: FileId, medium: Medium) {
+    /// Sets how a file's medium behaves. When it stops hanging, its hung operations complete.
+    pub fn set_medium(&self, file: FileId, medium: MediumFaults) {
         let mut state = self.lock();
         state.files[file.0].medium = medium;
         if !medium.hangs {
@@ -241,35 +241,35 @@ impl World {
         }
     }
 
-    /// What a read of a file would bring now. The medium has nothing to say to it.
+    /// Reads a file's current content, without faults of the medium.
     pub fn read(&self, file: FileId, offset: u64, target: &mut [u8]) {
         self.lock().files[file.0].content.read(offset, target);
     }
 
-    /// The same of what would be left without power, if nothing that is not synced is.
+    /// Reads the content that remains after a power cut that loses all unsynced writes.
     pub fn read_durable(&self, file: FileId, offset: u64, target: &mut [u8]) {
         self.lock().files[file.0].durable.read(offset, target);
     }
 
-    /// Writes to a file at once and for good, behind everybody's back.
+    /// Writes to a file at once and durably, outside any process.
     pub fn write(&self, file: FileId, offset: u64, bytes: &[u8]) {
         self.lock().files[file.0].write(offset, bytes, true);
     }
 
-    /// The medium loses its power: of what was not synced, each write is there, gone, or torn between two sectors, and the same
-    /// goes for those under way. To processes that live on, all of that fails which they have begun and not heard of, and their
-    /// next sync: what was lost of writes that they have heard of is told with it.
+    /// The medium loses power: each write that is unsynced or in flight survives, is lost, or is torn between two sectors. In
+    /// surviving processes all operations without a delivered completion fail, and so does the next sync: it reports lost writes
+    /// that had completed.
     pub fn power_cut(&self, file: FileId) {
         self.lock().power_cut(file.0);
     }
 
-    /// Whether the kernel has operations on a file that have not taken effect.
+    /// Whether operations on a file have yet to take effect.
     #[must_use]
     pub fn is_busy(&self, file: FileId) -> bool {
         self.lock().operations.values().any(|operation| operation.file == file.0 && !operation.landed)
     }
 
-    /// The same of writes alone.
+    /// As [`World::is_busy`], for writes alone.
     #[must_use]
     pub fn writes_to(&self, file: FileId) -> bool {
         let state = self.lock();
@@ -281,7 +281,7 @@ impl World {
         })
     }
 
-    /// Whether the kernel has operations on a file that have not taken effect, of processes that have ended.
+    /// Whether operations of ended processes on a file have yet to take effect.
     #[must_use]
     pub fn is_busy_for_ended(&self, file: FileId) -> bool {
         let state = self.lock();
@@ -313,7 +313,7 @@ impl State {
         self.begin(operation, at);
     }
 
-    /// Never the number of another one: what is still queued for an operation that is gone finds nothing.
+    /// Numbers are never reused: an event queued for a removed operation finds nothing.
     fn begin(&mut self, operation: Operation, lands: u64) {
         self.started += 1;
         self.activity += 1;
@@ -321,39 +321,39 @@ impl State {
         self.at(lands, Happening::Land(self.started));
     }
 
-    /// An operation takes effect; its process hears of it later.
-    pub(super) fn land(&mut self, place: usize) {
-        let Some(mut operation) = self.operations.remove(&place) else { return };
+    /// An operation takes effect; it completes later.
+    pub(super) fn land(&mut self, number: usize) {
+        let Some(mut operation) = self.operations.remove(&number) else { return };
         if operation.landed {
             // It has failed meanwhile.
-            self.operations.insert(place, operation);
+            self.operations.insert(number, operation);
             return;
         }
         let medium = self.files[operation.file].medium;
         if medium.hangs {
-            self.files[operation.file].hanging.push(place);
-            self.operations.insert(place, operation);
+            self.files[operation.file].hanging.push(number);
+            self.operations.insert(number, operation);
             return;
         }
         operation.result = self.perform(&mut operation, medium);
         operation.landed = true;
         if self.processes[operation.process.0].alive {
-            self.operations.insert(place, operation);
-            self.hears_soon(place);
+            self.operations.insert(number, operation);
+            self.complete_soon(number);
         }
     }
 
-    fn hears_soon(&mut self, place: usize) {
-        let heard = self.now + self.random.below(20_000);
-        self.at(heard, Happening::Complete(place));
+    fn complete_soon(&mut self, number: usize) {
+        let completed = self.now + self.random.below(20_000);
+        self.at(completed, Happening::Complete(number));
     }
 
-    fn perform(&mut self, operation: &mut Operation, medium: Medium) -> i32 {
+    fn perform(&mut self, operation: &mut Operation, medium: MediumFaults) -> i32 {
         let fails = self.random.once_in(medium.fails);
         if medium.direct && !operation.is_aligned() {
             return -libc::EINVAL;
         }
-        // What fails may have been done.
+        // A failed operation may have taken effect.
         if fails && self.random.once_in(2) {
             return -libc::EIO;
         }
@@ -373,8 +373,8 @@ impl State {
                 length as i32
             }
             FileKind::Sync => match file.lost_for.iter().position(|process| *process == operation.process) {
-                Some(place) => {
-                    file.lost_for.swap_remove(place);
+                Some(number) => {
+                    file.lost_for.swap_remove(number);
                     -libc::EIO
                 }
                 None => {
@@ -387,26 +387,30 @@ impl State {
         if fails { -libc::EIO } else { result }
     }
 
-    /// The process hears of the end.
-    pub(super) fn complete(&mut self, place: usize) {
-        if let Some(Operation { process, slot, result, file, .. }) = self.operations.remove(&place) {
+    /// Delivers the completion to the process.
+    pub(super) fn complete(&mut self, number: usize) {
+        if let Some(Operation { process, slot, result, file, .. }) = self.operations.remove(&number) {
             self.tell(process, Ready { slot, result, file: Some(file) });
         }
     }
 
-    /// The process ends; what the kernel has of it lands late, or never.
+    /// The process ends; its operations in the kernel land late, or never.
     pub(super) fn leave_files(&mut self, process: ProcessId, death: Death) {
         let its = |operation: &Operation| operation.process == process;
-        let places: Vec<usize> =
-            self.operations.iter().filter(|(_, operation)| its(operation)).map(|(place, _)| *place).collect();
-        for place in places {
-            let Some(mut operation) = self.operations.remove(&place) else { continue };
+        let numbers: Vec<usize> = self
+            .operations
+            .iter()
+            .filter(|(_, operation)| its(operation))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in numbers {
+            let Some(mut operation) = self.operations.remove(&number) else { continue };
             let writes = matches!(operation.kind, FileKind::Write { .. }) && !operation.landed;
             if !writes || death == Death::PowerCut {
                 continue;
             }
             operation.memory = Memory::Kept(operation.bytes());
-            // What hangs comes to the same medium again, and hangs again.
+            // A hung operation reaches the same medium again, and hangs again.
             let longest = self.files[operation.file].medium.longest;
             let late = self.now + self.random.between(Duration::ZERO, longest);
             self.begin(operation, late);
@@ -414,10 +418,10 @@ impl State {
     }
 
     fn power_cut(&mut self, file: usize) {
-        let under_way = self.operations.values().filter(|operation| {
+        let in_flight = self.operations.values().filter(|operation| {
             operation.file == file && !operation.landed && matches!(operation.kind, FileKind::Write { .. })
         });
-        let torn: Vec<_> = under_way.map(|operation| (operation.offset, operation.bytes())).collect();
+        let torn: Vec<_> = in_flight.map(|operation| (operation.offset, operation.bytes())).collect();
         self.files[file].unsynced.extend(torn);
         let State { operations, processes, files, .. } = self;
         operations.retain(|_, operation| operation.file != file || processes[operation.process.0].alive);
@@ -425,14 +429,14 @@ impl State {
         let alive = processes.iter().enumerate().filter(|(_, process)| process.alive);
         files[file].lost_for = alive.map(|(number, _)| ProcessId(number)).collect();
         let mut failing = Vec::new();
-        for (place, operation) in operations.iter_mut().filter(|(_, operation)| operation.file == file) {
+        for (number, operation) in operations.iter_mut().filter(|(_, operation)| operation.file == file) {
             operation.result = -libc::EIO;
             if !std::mem::replace(&mut operation.landed, true) {
-                failing.push(*place);
+                failing.push(*number);
             }
         }
-        failing.into_iter().for_each(|place| self.hears_soon(place));
-        // Also what they have not looked at yet.
+        failing.into_iter().for_each(|number| self.complete_soon(number));
+        // Also undelivered completions.
         let ready = self.processes.iter_mut().flat_map(|process| &mut process.ready);
         ready.filter(|ready| ready.file == Some(file)).for_each(|ready| ready.result = -libc::EIO);
         for (offset, bytes) in std::mem::take(&mut self.files[file].unsynced) {
@@ -460,7 +464,7 @@ fn read(file: &File, operation: &Operation, length: usize) -> i32 {
     let mut offset = operation.offset;
     for vector in vectors {
         let part = vector.iov_len.min(left);
-        // SAFETY: see `Operation`: the reactor's slot keeps this memory, and nobody else touches it until the end.
+        // SAFETY: see `Operation`: the reactor's slot keeps this memory, and nothing else accesses it until the end.
         let target = unsafe { std::slice::from_raw_parts_mut(vector.iov_base.cast::<u8>(), part) };
         file.content.read(offset, target);
         (left, offset) = (left - part, offset + part as u64);
@@ -482,8 +486,8 @@ fn allocate(file: &mut File, offset: u64, length: u64, mode: i32) -> i32 {
     0
 }
 
-/// A file for plain blocking calls, such as a flash device's superblock: they take no time, and what they write is there for
-/// good only after [`MediumFile::sync_data`].
+/// A file for blocking calls, such as a flash device's superblock: they take no time, and their writes are durable only after
+/// [`MediumFile::sync_data`].
 #[derive(Clone, Debug)]
 pub struct MediumFile {
     world: World,
@@ -491,7 +495,7 @@ pub struct MediumFile {
 }
 
 impl MediumFile {
-    /// One of a world's.
+    /// Opens a file of a world.
     #[must_use]
     pub fn new(world: &World, file: FileId) -> MediumFile {
         MediumFile { world: world.clone(), file }
@@ -540,7 +544,7 @@ impl MediumFile {
         Ok(())
     }
 
-    /// What was written is there for good.
+    /// Makes all writes durable.
     ///
     /// # Errors
     /// The medium fails.

@@ -1,17 +1,15 @@
 //! The third engine of the reactor: virtual time, simulated connections and simulated files.
 //!
-//! A [`World`] is what several machines and the wires and media between them are: everything that happens in it is decided by
-//! one seed, so a run can be replayed. The code above the reactor is the one that runs in production; it cannot tell the
-//! difference. Connections bring bytes in pieces and late, take only a part of what is sent, break and fall silent. Files
-//! answer late, with errors, or not at all; what was not synced is lost or torn with the power, and what a process had handed
-//! over before its end may land afterwards.
-//!
-//! Nothing here is used by a node that serves somebody: its reactors have other engines.
+//! A [`World`] simulates several machines with their network and media. One seed decides everything in it, so a run can be
+//! replayed. The code above the reactor is production code. Connections deliver bytes in pieces and late, accept partial sends,
+//! break and fall silent. Files answer late, with errors, or not at all; a power cut loses or tears unsynced writes, and
+//! operations that a process submitted before its end may land afterwards. Production nodes do not use this module: their
+//! reactors have other engines.
 
 mod clock;
+mod damage;
 mod engine;
 mod file;
-mod harm;
 mod random;
 mod wire;
 
@@ -24,54 +22,54 @@ use std::time::Duration;
 use crate::clock::Nanos;
 pub(crate) use clock::set_time;
 pub use clock::{SetTime, VirtualClock};
+pub use damage::Damage;
 pub(crate) use engine::Engine;
 use file::{File, Operation};
-pub use file::{FileId, Medium, MediumFile};
-pub use harm::Harm;
+pub use file::{FileId, MediumFaults, MediumFile};
 use random::Random;
 use wire::Pipe;
 pub use wire::{End, Wires};
 
-/// One life of a process: what it had when it ended is nobody's.
+/// One incarnation of a process; nothing inherits its resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId(usize);
 
 /// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
-    /// It is killed: its kernel closes its connections, and what it had handed to the kernel may still land.
+    /// It is killed: its kernel closes its connections, and submitted operations may still land.
     Killed,
-    /// Its machine loses power: the other ends hear nothing, and nothing of it lands any more.
+    /// Its machine loses power: its peers get no notice, and its operations never land.
     PowerCut,
 }
 
-/// What is due at some time.
+/// A scheduled event.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
-    /// What is under way to this end of a connection arrives.
+    /// Bytes in flight to this end of a connection arrive.
     Deliver(usize),
     /// A file operation takes effect.
     Land(usize),
-    /// Its process hears of it.
+    /// Its completion reaches the process.
     Complete(usize),
 }
 
 struct Process {
     alive: bool,
-    /// Of which machine, for partitions.
+    /// Its machine, for partitions.
     machine: usize,
-    /// Until when it stands still in what it is doing: what it does next it does then.
+    /// Time until which it is paused; its next action happens then.
     stands_until: Arc<AtomicU64>,
     ready: Vec<Ready>,
 }
 
-/// An operation that is done, or a watch that has fired, of which the process has not been told.
+/// A completed operation or a fired watch that the process has not collected yet.
 #[derive(Clone, Copy)]
 struct Ready {
-    /// Of its reactor.
+    /// The slot in its reactor.
     slot: usize,
     result: i32,
-    /// On which file, if it is an operation.
+    /// The file, if it is an operation.
     file: Option<usize>,
 }
 
@@ -85,13 +83,13 @@ struct State {
     processes: Vec<Process>,
     pipes: Vec<Pipe>,
     wires: Wires,
-    /// Until when nothing comes from one machine to another.
+    /// End of each partition from one machine to another.
     blocked: Vec<(usize, usize, u64)>,
     files: Vec<File>,
-    /// By number; how many there have been.
+    /// By number; the count so far.
     operations: BTreeMap<usize, Operation>,
     started: usize,
-    /// Pieces that reactors have sent, and operations begun.
+    /// Messages sent and operations started by reactors.
     activity: u64,
 }
 
@@ -99,7 +97,7 @@ struct State {
 #[derive(Clone)]
 pub struct World {
     state: Arc<Mutex<State>>,
-    /// The same as in `state`, for clocks.
+    /// As in `state`, for clocks.
     time: Arc<AtomicU64>,
 }
 
@@ -134,11 +132,11 @@ impl World {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic inside ends the run; what it has left behind is only dropped.
+        // A panic inside ends the run; the remaining state is only dropped.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time of the world. What a process takes for the time is its [`VirtualClock`].
+    /// The world's time. A process reads its [`VirtualClock`].
     #[must_use]
     pub fn now(&self) -> Nanos {
         Nanos(self.time.load(Ordering::Relaxed))
@@ -157,7 +155,7 @@ impl World {
         ProcessId(state.processes.len() - 1)
     }
 
-    /// A process ends. Everything of it that is dropped afterwards has no effect any more.
+    /// A process ends. Dropping its objects afterwards has no effect.
     pub fn end(&self, process: ProcessId, death: Death) {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.processes[process.0].alive, false) {
@@ -170,23 +168,23 @@ impl World {
         }
     }
 
-    /// When something happens next; [`Nanos::NEVER`] when nothing is under way.
+    /// The time of the next event; [`Nanos::NEVER`] when none is scheduled.
     #[must_use]
     pub fn next(&self) -> Nanos {
         self.lock().queue.peek().map_or(Nanos::NEVER, |Reverse((at, ..))| Nanos(*at))
     }
 
-    /// Lets time pass until `to`, with all that happens until then.
+    /// Advances time to `to` and executes all events until then.
     pub fn advance(&self, to: Nanos) {
         let mut state = self.lock();
-        while let Some(Reverse((at, _, place))) = state.queue.peek().copied()
+        while let Some(Reverse((at, _, index))) = state.queue.peek().copied()
             && at <= to.0
         {
             state.queue.pop();
             state.now = state.now.max(at);
             self.time.store(state.now, Ordering::Relaxed);
-            state.free.push(place);
-            match state.happenings[place] {
+            state.free.push(index);
+            match state.happenings[index] {
                 Happening::Deliver(pipe) => state.deliver(pipe),
                 Happening::Land(operation) => state.land(operation),
                 Happening::Complete(operation) => state.complete(operation),
@@ -196,19 +194,19 @@ impl World {
         self.time.store(state.now, Ordering::Relaxed);
     }
 
-    /// Whether something has happened that the process has not been told of.
+    /// Whether the process has events to collect.
     #[must_use]
     pub fn is_ready(&self, process: ProcessId) -> bool {
         !self.lock().processes[process.0].ready.is_empty()
     }
 
-    /// How many messages reactors have sent and how many file operations they have begun so far.
+    /// Number of messages sent and file operations started by reactors so far.
     #[must_use]
     pub fn activity(&self) -> u64 {
         self.lock().activity
     }
 
-    /// Whether nothing is under way on any wire or medium.
+    /// Whether nothing is in flight on any connection or medium.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.lock().queue.is_empty()
@@ -217,22 +215,22 @@ impl World {
 
 impl State {
     fn at(&mut self, time: u64, happening: Happening) {
-        let place = self.free.pop().unwrap_or(self.happenings.len());
-        if place == self.happenings.len() {
+        let index = self.free.pop().unwrap_or(self.happenings.len());
+        if index == self.happenings.len() {
             self.happenings.push(happening);
         } else {
-            self.happenings[place] = happening;
+            self.happenings[index] = happening;
         }
         self.number += 1;
-        self.queue.push(Reverse((time.max(self.now), self.number, place)));
+        self.queue.push(Reverse((time.max(self.now), self.number, index)));
     }
 
-    /// Where in time a process is.
+    /// A process's position in time.
     fn time_of(&self, process: ProcessId) -> u64 {
         self.now.max(self.processes[process.0].stands_until.load(Ordering::Relaxed))
     }
 
-    /// The process hears of something when it waits the next time.
+    /// Delivers an event at the process's next wait.
     fn tell(&mut self, process: ProcessId, ready: Ready) {
         let process = &mut self.processes[process.0];
         if process.alive {

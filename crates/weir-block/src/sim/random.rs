@@ -24,7 +24,7 @@ impl Random {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// Once in so many times; never when it is 0.
+    /// True once in `odds` calls on average; never when `odds` is 0.
     pub fn once_in(&mut self, odds: u32) -> bool {
         odds != 0 && self.below(u64::from(odds)) == 0
     }

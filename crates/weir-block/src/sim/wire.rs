@@ -10,22 +10,22 @@ use crate::clock::Nanos;
 use crate::reactor::Interest;
 use crate::socket::{Received, Sent};
 
-/// What wires do to all that is sent from now on.
+/// How the network treats bytes sent from now on.
 #[derive(Clone, Copy, Debug)]
 pub struct Wires {
-    /// A piece is under way between `least` and `most`.
+    /// A piece takes between `least` and `most`.
     pub least: Duration,
     /// See `least`.
     pub most: Duration,
-    /// Once in so many pieces (never when 0) it takes up to `longest`; what was sent behind it waits.
+    /// Once in so many pieces (never when 0) it takes up to `longest`; later pieces wait behind it.
     pub late: u32,
     /// See `late`.
     pub longest: Duration,
-    /// Once in so many calls (never when 0) only a part is taken, or given.
+    /// Once in so many calls (never when 0) a send or receive is partial.
     pub partial: u32,
-    /// Bytes that a new connection holds in each direction before it takes no more.
+    /// Bytes that a new connection buffers in each direction.
     pub capacity: usize,
-    /// The next piece of at least that many bytes is spoiled in one bit.
+    /// One bit of the next piece of at least that many bytes is flipped.
     pub spoil: Option<usize>,
 }
 
@@ -57,7 +57,7 @@ enum Piece {
     End(Ending),
 }
 
-/// One direction: the bytes on their way to one end.
+/// One direction: the bytes in flight to one end.
 #[derive(Debug)]
 pub(super) struct Pipe {
     reader: ProcessId,
@@ -67,11 +67,11 @@ pub(super) struct Pipe {
     held: usize,
     capacity: usize,
     ended: Option<Ending>,
-    /// Its bytes are never spoiled.
+    /// Its bytes are never corrupted.
     sound: bool,
-    /// The reader has closed its end: nobody takes what arrives.
+    /// The reader has closed its end: arriving bytes are dropped.
     closed: bool,
-    /// The reader's slots that wait for something to read, and for room to write into the other direction.
+    /// The reader's slots that wait to read, and to write in the other direction.
     reading: Option<usize>,
     writing: Option<usize>,
     /// The same for a task.
@@ -98,21 +98,21 @@ impl Pipe {
     }
 }
 
-/// One end of a simulated connection. Dropping it closes it, as dropping a descriptor does.
+/// One end of a simulated connection. Dropping it closes it, like a descriptor.
 #[derive(Debug)]
 pub struct End {
     world: World,
-    /// Of the direction that arrives here; the other one is its neighbour.
+    /// The pipe that arrives here; the other direction is its neighbour.
     pipe: usize,
 }
 
 impl World {
-    /// What wires do from now on.
+    /// Sets the network's behaviour from now on.
     pub fn set_wires(&self, wires: Wires) {
         self.lock().wires = wires;
     }
 
-    /// What wires do.
+    /// The network's behaviour.
     #[must_use]
     pub fn wires(&self) -> Wires {
         self.lock().wires
@@ -129,9 +129,9 @@ impl World {
         (end(pipe), end(pipe + 1))
     }
 
-    /// As [`World::connect`], for protocols without checksums: bytes are not spoiled on their way.
+    /// As [`World::connect`], for protocols without checksums: the network never corrupts bytes.
     #[must_use]
-    pub fn connect_soundly(&self, one: ProcessId, other: ProcessId) -> (End, End) {
+    pub fn connect_uncorrupted(&self, one: ProcessId, other: ProcessId) -> (End, End) {
         let ends = self.connect(one, other);
         let mut state = self.lock();
         for pipe in [ends.0.pipe, ends.1.pipe] {
@@ -141,7 +141,7 @@ impl World {
         ends
     }
 
-    /// Nothing comes from one machine to another until a time of the world. What is under way stays under way.
+    /// Blocks traffic from one machine to another until a world time. Bytes in flight stay in flight.
     pub fn block(&self, from: usize, to: usize, until: Nanos) {
         let mut state = self.lock();
         let now = state.now;
@@ -149,13 +149,13 @@ impl World {
         state.blocked.push((from, to, until.0));
     }
 
-    /// Whether nothing comes from one machine to another now.
+    /// Whether traffic from one machine to another is blocked now.
     #[must_use]
     pub fn is_blocked(&self, from: usize, to: usize) -> bool {
         self.lock().blocked_until(from, to).is_some()
     }
 
-    /// All partitions end.
+    /// Ends all partitions.
     pub fn unblock(&self) {
         let mut state = self.lock();
         let now = state.now;
@@ -167,13 +167,13 @@ impl World {
         }
     }
 
-    /// The machine of a process that lost its power is up again: what is sent to the process is answered with a reset.
-    pub fn power_back(&self, process: ProcessId) {
+    /// The machine of a process that lost power is up again: it answers bytes for the process with a reset.
+    pub fn restore_power(&self, process: ProcessId) {
         self.lock().hang_up(process, Ending::Broken);
     }
 
-    /// Breaks connections between two machines: of what is under way a part still arrives, cut anywhere; then both ends
-    /// learn of it. Returns how many.
+    /// Breaks connections between two machines: a part of the bytes in flight still arrives, cut anywhere; then both ends get an
+    /// error. Returns the number of connections.
     pub fn cut(&self, one: usize, other: usize) -> usize {
         let mut state = self.lock();
         let mut cut = 0;
@@ -196,7 +196,7 @@ impl State {
         self.processes[self.pipes[pipe].reader.0].machine
     }
 
-    /// Where in time the process at this end is.
+    /// The time of the process at this end.
     fn time_at(&self, pipe: usize) -> u64 {
         self.time_of(self.pipes[pipe].reader)
     }
@@ -234,7 +234,7 @@ impl State {
         true
     }
 
-    /// What has arrived by now at this end.
+    /// Delivers what has arrived at this end.
     pub(super) fn deliver(&mut self, pipe: usize) {
         let (from, to) = (self.machine_at(pipe ^ 1), self.machine_at(pipe));
         if let Some(until) = self.blocked_until(from, to) {
@@ -253,7 +253,7 @@ impl State {
                 Piece::Bytes(bytes) if direction.closed || direction.ended.is_some() => {
                     direction.held -= bytes.len()
                 }
-                // Nobody answers for a machine without power.
+                // A machine without power does not answer.
                 Piece::Bytes(_) if !alive => {}
                 Piece::Bytes(bytes) => direction.arrived.extend(bytes),
                 Piece::End(ending) => direction.ended = Some(ending),
@@ -267,12 +267,12 @@ impl State {
         if ended.is_some() {
             self.writable(pipe);
         } else if news && closed {
-            // The kernel of who has closed answers with a reset.
+            // The closing side's kernel answers with a reset.
             self.push(pipe ^ 1, now, Piece::End(Ending::Broken));
         }
     }
 
-    /// Who waits for something to read at this end is told.
+    /// Wakes the readers at this end.
     fn readable(&mut self, pipe: usize, reader: ProcessId) {
         if let Some(slot) = self.pipes[pipe].reading.take() {
             self.tell(reader, fired(slot));
@@ -280,7 +280,7 @@ impl State {
         self.pipes[pipe].reading_task.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Who waits at this end for room to write is told.
+    /// Wakes the writers at this end.
     fn writable(&mut self, pipe: usize) {
         if let Some(slot) = self.pipes[pipe].writing.take() {
             self.tell(self.pipes[pipe].reader, fired(slot));
@@ -288,7 +288,7 @@ impl State {
         self.pipes[pipe].writing_task.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Something leaves for the end of a direction.
+    /// Sends a piece to the end of a direction.
     fn push(&mut self, pipe: usize, sent: u64, piece: Piece) {
         let wires = self.wires;
         let delay = if self.random.once_in(wires.late) {
@@ -308,7 +308,7 @@ impl State {
         self.at(at, Happening::Deliver(pipe));
     }
 
-    /// How much of so many bytes a call moves.
+    /// How many of `length` bytes a call transfers.
     fn part(&mut self, length: usize) -> usize {
         let odds = self.wires.partial;
         if length > 1 && self.random.once_in(odds) {
@@ -333,14 +333,14 @@ impl State {
         let direction = &mut self.pipes[pipe];
         let mut bytes = direction.arrived.drain(..count);
         for target in targets {
-            for place in target.iter_mut() {
+            for target in target.iter_mut() {
                 let Some(byte) = bytes.next() else { break };
-                *place = byte;
+                *target = byte;
             }
         }
         drop(bytes);
         direction.held -= count;
-        // Who waits for room in this direction is at its other end.
+        // The other end waits for room in this direction.
         self.writable(pipe ^ 1);
         Ok(Received::Bytes(count))
     }
@@ -362,8 +362,8 @@ impl State {
         }
         if !self.pipes[pipe].sound && self.wires.spoil.is_some_and(|least| count >= least) {
             self.wires.spoil = None;
-            let (place, bit) = (self.random.below(count as u64) as usize, self.random.below(8));
-            bytes[place] ^= 1 << bit;
+            let (index, bit) = (self.random.below(count as u64) as usize, self.random.below(8));
+            bytes[index] ^= 1 << bit;
         }
         self.push(pipe ^ 1, sent, Piece::Bytes(bytes));
         Ok(Sent::Bytes(count))
@@ -371,7 +371,7 @@ impl State {
 
     fn close(&mut self, pipe: usize, sent: u64) {
         let direction = &mut self.pipes[pipe];
-        // What has ended closes nothing any more.
+        // An ended process has no effect.
         if !self.processes[direction.reader.0].alive || std::mem::replace(&mut direction.closed, true) {
             return;
         }
@@ -382,7 +382,7 @@ impl State {
         self.push(pipe ^ 1, sent, Piece::End(ending));
     }
 
-    /// The kernel closes what a killed process had open; a machine that is up again answers with a reset.
+    /// The kernel closes a killed process's connections; a machine that is up again answers with a reset.
     fn hang_up(&mut self, process: ProcessId, ending: Ending) {
         let now = self.now;
         for pipe in 0..self.pipes.len() {
@@ -421,7 +421,7 @@ impl State {
         }
     }
 
-    /// Takes a watch back, also one that has fired and that the process has not been told of.
+    /// Cancels a watch, even if it has fired and the process has not collected it.
     pub(super) fn unwatch(&mut self, process: ProcessId, pipe: usize, interest: Interest, slot: usize) {
         let direction = &mut self.pipes[pipe];
         match interest {
@@ -433,7 +433,7 @@ impl State {
 }
 
 impl End {
-    /// Reads what has arrived, for a task or for who has no reactor; no bytes at the end of the stream.
+    /// Reads what has arrived, for code without a reactor; 0 bytes at the end of the stream.
     ///
     /// # Errors
     /// The connection is broken.
@@ -450,7 +450,7 @@ impl End {
         }
     }
 
-    /// Sends a part of `bytes`, for a task or for who has no reactor.
+    /// Sends a part of `bytes`, for code without a reactor.
     ///
     /// # Errors
     /// The connection is broken.
@@ -467,7 +467,7 @@ impl End {
         }
     }
 
-    /// The number by which the reactor knows it.
+    /// Its number in the reactor.
     pub(crate) fn number(&self) -> i32 {
         self.pipe as i32
     }

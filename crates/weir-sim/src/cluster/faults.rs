@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_block::sim::{Death, Medium, Wires};
+use weir_block::sim::{Death, MediumFaults, Wires};
 
 use super::{Cluster, Task};
 use crate::atlas::{FAULTS, Fault};
@@ -79,11 +79,11 @@ const LONGEST_STALL: Duration = Duration::from_millis(400);
 impl Cluster {
     /// What media and clocks do without any fault.
     pub fn fair_weather(&mut self) {
-        let medium = Medium {
+        let medium = MediumFaults {
             late: if self.slow_medium { 2 } else { self.rng.u32(10..100) },
             longest: LONGEST_OPERATION,
             partial: [0, 3][self.rng.usize(..2)],
-            ..Medium::default()
+            ..MediumFaults::default()
         };
         self.world.set_medium(self.medium, medium);
     }
@@ -175,12 +175,12 @@ impl Cluster {
                 self.note(|| format!("policy {wanted:?}: {set:?}"));
                 self.record_changed();
             }
-            Fault::BackingError => self.bad_backing(Medium { fails: 2, ..medium }, 1_000),
-            Fault::BackingFull => self.bad_backing(Medium { full: true, ..medium }, 2_000),
-            Fault::BackingSlow => self.bad_backing(Medium { most: LONGEST_OPERATION, ..medium }, 2_000),
+            Fault::BackingError => self.bad_backing(MediumFaults { fails: 2, ..medium }, 1_000),
+            Fault::BackingFull => self.bad_backing(MediumFaults { full: true, ..medium }, 2_000),
+            Fault::BackingSlow => self.bad_backing(MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000),
             Fault::BackingPowerLoss if self.durable_writes => {
                 self.backing_loses_power();
-                self.bad_backing(Medium { fails: 1, ..medium }, 1_000);
+                self.bad_backing(MediumFaults { fails: 1, ..medium }, 1_000);
             }
             Fault::CleanRestart => return self.restart_cleanly(node),
             Fault::PowerLoss => return self.lose_power(),
@@ -199,7 +199,7 @@ impl Cluster {
         self.after(100_000, 3_000_000, Task::Reach { node });
     }
 
-    fn bad_backing(&mut self, medium: Medium, most: u64) {
+    fn bad_backing(&mut self, medium: MediumFaults, most: u64) {
         self.world.set_medium(self.medium, medium);
         self.backing_until = self.in_a_while(10, most);
     }
@@ -291,7 +291,7 @@ impl Cluster {
         if !self.ready_flash(node) {
             return self.after(1_000, 20_000, Task::Restart { node });
         }
-        self.world.power_back(self.nodes[node].process);
+        self.world.restore_power(self.nodes[node].process);
         let next = self.start(node, self.nodes[node].incarnation + 1);
         self.nodes[node] = next;
         self.note(|| format!("n{node} starts again"));
@@ -334,7 +334,7 @@ impl Cluster {
         self.world.unblock();
         self.world.set_wires(Wires { late: 0, spoil: None, ..self.world.wires() });
         self.fair_weather();
-        self.world.set_medium(self.medium, Medium { late: 0, ..self.world.medium(self.medium) });
+        self.world.set_medium(self.medium, MediumFaults { late: 0, ..self.world.medium(self.medium) });
         for node in 0..NODES {
             self.nodes[node].reaches = true;
             self.resume(node);

@@ -8,7 +8,7 @@ use weir_accel::flash::{FlashDevice, FlashError, FlashStore};
 use weir_accel::owner::Held;
 use weir_accel::replica::Replica;
 use weir_accel::{AccelConfig, ReplicaHost};
-use weir_block::sim::{FileId, Harm, Medium, MediumFile};
+use weir_block::sim::{Damage, FileId, MediumFaults, MediumFile};
 use weir_block::{Event, Reactor};
 
 use super::node::Node;
@@ -50,13 +50,13 @@ impl Cluster {
     pub fn new_flash(&mut self) -> Flash {
         let ring = RINGS[self.rng.usize(..RINGS.len())];
         let file = self.world.file(FIRST_RING + SLOTS * ring);
-        self.world.remember(file, FIRST_RING, ring);
-        let medium = Medium {
+        self.world.track_writes(file, FIRST_RING, ring);
+        let medium = MediumFaults {
             most: Duration::from_micros([100, 2_000][self.rng.usize(..2)]),
             late: self.rng.u32(10..100),
             longest: LONGEST_FRAME,
             direct: true,
-            ..Medium::default()
+            ..MediumFaults::default()
         };
         self.world.set_medium(file, medium);
         self.serial += 1;
@@ -170,16 +170,16 @@ impl Cluster {
         let Some(flash) = self.flash.get_mut(number).filter(|flash| possible && !flash.failed) else {
             return false;
         };
-        let harm = match fault {
-            Fault::FlashRot => Harm::Rot,
-            Fault::FlashLostWrite => Harm::Lost,
-            _ => Harm::Misdirected,
+        let damage = match fault {
+            Fault::FlashRot => Damage::BitFlip,
+            Fault::FlashLostWrite => Damage::Lost,
+            _ => Damage::Misdirected,
         };
-        let harmed = self.world.harm(flash.file, harm);
-        if let Some(frame) = harmed.as_ref().and_then(|bytes| Frame::decode(bytes)) {
+        let damaged = self.world.damage(flash.file, damage);
+        if let Some(frame) = damaged.as_ref().and_then(|bytes| Frame::decode(bytes)) {
             flash.damaged = Some(frame.place.instance);
         }
-        harmed.is_some()
+        damaged.is_some()
     }
 
     /// The flash takes no write any more, or answers none, until the node starts again.
@@ -191,7 +191,7 @@ impl Cluster {
         };
         flash.failed = true;
         let medium = self.world.medium(flash.file);
-        self.world.set_medium(flash.file, Medium { fails: u32::from(!hangs), hangs, ..medium });
+        self.world.set_medium(flash.file, MediumFaults { fails: u32::from(!hangs), hangs, ..medium });
         true
     }
 
@@ -201,7 +201,7 @@ impl Cluster {
         let file = flash.file;
         // What hung comes to an end with the device.
         let medium = self.world.medium(file);
-        self.world.set_medium(file, Medium { hangs: false, ..medium });
+        self.world.set_medium(file, MediumFaults { hangs: false, ..medium });
         if power_is_lost {
             let torn = self.world.is_busy(file);
             self.world.power_cut(file);
@@ -223,7 +223,7 @@ impl Cluster {
         let Some(flash) = self.flash.get_mut(number) else { return true };
         flash.failed = false;
         let medium = self.world.medium(flash.file);
-        self.world.set_medium(flash.file, Medium { fails: 0, ..medium });
+        self.world.set_medium(flash.file, MediumFaults { fails: 0, ..medium });
         !self.world.is_busy(flash.file)
     }
 
@@ -242,7 +242,7 @@ impl Cluster {
             // What hangs comes back one day.
             if let Some(flash) = self.flash.get(number).filter(|flash| flash.failed) {
                 let medium = self.world.medium(flash.file);
-                self.world.set_medium(flash.file, Medium { fails: 1, hangs: false, ..medium });
+                self.world.set_medium(flash.file, MediumFaults { fails: 1, hangs: false, ..medium });
             }
             return;
         }

@@ -240,7 +240,7 @@ impl Cluster {
         let Some(server) = next else { return };
         let node = &self.nodes[server.node];
         let Some(guests) = &node.guests else { return };
-        let (ours, theirs) = self.world.connect_soundly(self.guests, node.process);
+        let (ours, theirs) = self.world.connect_uncorrupted(self.guests, node.process);
         if guests.send(theirs).is_ok() {
             let (out, input, under_way) = (Vec::new(), Vec::new(), BTreeMap::new());
             let connection = Connection { server, end: ours, out, input, under_way };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_block::sim::{Death, Medium, Wires};
+use weir_block::sim::{Death, MediumFaults, Wires};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 
 use super::machine::Order;
@@ -51,11 +51,11 @@ const LONGEST_PLANE_STALL: Duration = Duration::from_millis(2_500);
 impl Cluster {
     /// What media do without any fault.
     pub fn fair_weather(&mut self) {
-        let medium = Medium {
+        let medium = MediumFaults {
             late: self.rng.u32(10..100),
             longest: LONGEST_OPERATION,
             partial: [0, 3][self.rng.usize(..2)],
-            ..Medium::default()
+            ..MediumFaults::default()
         };
         self.world.set_medium(self.medium, medium);
     }
@@ -145,12 +145,12 @@ impl Cluster {
                 let to = self.rng.usize(..NODES);
                 return self.order(node, Order::Move(to));
             }
-            Fault::BackingError => self.bad_backing(Medium { fails: 2, ..medium }, 1_000),
-            Fault::BackingFull => self.bad_backing(Medium { full: true, ..medium }, 2_000),
-            Fault::BackingSlow => self.bad_backing(Medium { most: LONGEST_OPERATION, ..medium }, 2_000),
+            Fault::BackingError => self.bad_backing(MediumFaults { fails: 2, ..medium }, 1_000),
+            Fault::BackingFull => self.bad_backing(MediumFaults { full: true, ..medium }, 2_000),
+            Fault::BackingSlow => self.bad_backing(MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000),
             Fault::BackingPowerLoss if self.durable_writes => {
                 self.backing_loses_power();
-                self.bad_backing(Medium { fails: 1, ..medium }, 1_000);
+                self.bad_backing(MediumFaults { fails: 1, ..medium }, 1_000);
             }
             _ => return false,
         }
@@ -175,7 +175,7 @@ impl Cluster {
         }
     }
 
-    fn bad_backing(&mut self, medium: Medium, most: u64) {
+    fn bad_backing(&mut self, medium: MediumFaults, most: u64) {
         self.world.set_medium(self.medium, medium);
         self.backing_until = self.in_a_while(10, most);
     }
@@ -258,7 +258,7 @@ impl Cluster {
         if self.nodes[node].alive {
             return;
         }
-        self.world.power_back(self.nodes[node].process);
+        self.world.restore_power(self.nodes[node].process);
         let next = self.start(node, self.nodes[node].incarnation + 1);
         self.nodes[node] = next;
         self.note(|| format!("n{node} starts again"));

@@ -185,7 +185,7 @@ impl FileBacking {
         let file = if storage.begins_at_once {
             SharedFile::new(storage.file)
         } else {
-            SharedFile::aside(storage.file)
+            SharedFile::offloaded(storage.file)
         };
         let inline = match options.engine {
             EngineChoice::Auto => storage.medium == Medium::Memory,
