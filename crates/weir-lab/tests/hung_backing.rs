@@ -265,7 +265,7 @@ fn calls_that_hang_do_not_hold_up_those_of_other_files() {
     for engine in [Engine::Uring, Engine::Epoll] {
         let directory = tempfile::tempdir().unwrap();
         let disk = VolatileDisk::create(&directory.path().join("disk"), 1 << 20).unwrap();
-        let hanging = SharedFile::aside(File::open(directory.path().join("disk/fuse/disk")).unwrap());
+        let hanging = SharedFile::offloaded(File::open(directory.path().join("disk/fuse/disk")).unwrap());
         let file = SharedFile::new(tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
         let mut reactor = Reactor::new(ReactorConfig { engine, ..ReactorConfig::default() }).unwrap();
         let owner = reactor.new_owner();

@@ -1,4 +1,4 @@
-//! A connection to a peer on a shard: frames queued, sent in one go, and received in place.
+//! A connection to a peer on a shard: frames are queued, sent in one batch, and received without a copy.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -8,42 +8,41 @@ use weir_block::{Interest, Reactor, Received, Region, Sent, Socket, Stream, Toke
 
 use crate::frame::{self, Frame, FrameError, HEADER, LARGEST_DATA, LARGEST_META};
 
-/// The receive buffer starts with this many bytes and grows to hold one largest frame and what follows it.
+/// Initial size of the receive buffer; it grows to hold one largest frame and the bytes after it.
 const FIRST_BUFFER: usize = 256 << 10;
 const LARGEST_BUFFER: usize = HEADER + LARGEST_META + LARGEST_DATA + FIRST_BUFFER;
 
-/// Above this many unsent bytes the user should not queue more ([`Channel::is_backed_up`]).
+/// Above this many unsent bytes the caller should not queue more ([`Channel::is_backed_up`]).
 const BACKED_UP: usize = 1 << 20;
 
 /// Why a channel ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other side closed it.
+    /// The peer closed it.
     #[error("the peer closed the connection")]
     Closed,
-    /// The operating system says so.
+    /// A socket error.
     #[error("connection to the peer broke: {0}")]
     Broken(#[from] io::Error),
-    /// What came is not a frame.
+    /// The received bytes are not a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }
 
-/// A frame that was copied out ([`Channel::copy_out`]) keeps its memory for the next one if that is not more than this, in bytes.
+/// Largest buffer, in bytes, that a copied frame ([`Channel::copy_out`]) keeps for reuse.
 const LARGEST_SPARE: usize = HEADER + LARGEST_META;
 
-/// One frame on its way out: what was encoded, then pieces of a region that are sent from where they are.
+/// One outgoing frame: the encoded part, then pieces of a region, sent without a copy.
 struct Outgoing {
     head: Vec<u8>,
     pieces: Vec<(usize, usize)>,
-    /// Bytes of this frame that have left.
+    /// Bytes of this frame that were sent.
     sent: usize,
     length: usize,
 }
 
-/// A channel to one peer. Data pieces are lent from one region (the log's arena) and must stay unchanged until
-/// they are sent, copied out ([`Channel::copy_out`]) or the channel is dropped; sends copy, so nothing outlives the call that
-/// sends.
+/// A channel to one peer. Data pieces are borrowed from one region (the log's arena) and must stay unchanged until they are sent,
+/// copied out ([`Channel::copy_out`]) or the channel is dropped; a send copies, so the kernel keeps no reference afterwards.
 pub struct Channel {
     socket: Socket,
     region: Option<Rc<Region>>,
@@ -62,7 +61,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Takes a connected socket whose events carry `token`. `received` are bytes that were read from it already.
+    /// Wraps a connected socket whose events carry `token`. `received` are bytes already read from it.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking.
@@ -95,13 +94,13 @@ impl Channel {
         })
     }
 
-    /// Plants a bug: a frame of which a part was sent counts as sent.
+    /// Plants a bug: a partly sent frame counts as sent.
     #[cfg(feature = "planted-bugs")]
     pub fn plant_counting_parts(&mut self) {
         self.counts_parts = true;
     }
 
-    /// Whether a frame of which this much was sent has left.
+    /// Whether the frame counts as sent.
     fn has_left(&self, frame: &Outgoing) -> bool {
         #[cfg(feature = "planted-bugs")]
         if self.counts_parts {
@@ -110,7 +109,7 @@ impl Channel {
         frame.sent == frame.length
     }
 
-    /// To be called with each event that carries this channel's token.
+    /// Call with each event of this channel's token.
     pub fn on_event(&mut self, interest: Interest) {
         self.socket.on_event(interest);
         match interest {
@@ -122,9 +121,9 @@ impl Channel {
     /// Queues a frame; nothing is sent before [`Channel::flush`].
     ///
     /// # Panics
-    /// When there are pieces and no region that they could be pieces of, or a part is over its limit.
+    /// When there are pieces but no region, or a part exceeds its limit.
     pub fn queue(&mut self, kind: u16, meta: &[u8], pieces: &[(usize, usize)]) {
-        assert!(pieces.is_empty() || self.region.is_some(), "pieces of no region");
+        assert!(pieces.is_empty() || self.region.is_some(), "pieces without a region");
         let mut outgoing = self.spare.pop().unwrap_or_else(|| Outgoing {
             head: Vec::new(),
             pieces: Vec::new(),
@@ -140,15 +139,14 @@ impl Channel {
         self.outgoing.push_back(outgoing);
     }
 
-    /// Whether so much is unsent that more should wait (the peer is slower than we are).
+    /// Whether the caller should wait because too many bytes are unsent (a slow peer).
     #[must_use]
     pub fn is_backed_up(&self) -> bool {
         self.unsent >= BACKED_UP
     }
 
-    /// Copies what is queued and not sent out of the region: its owner is about to write something else there.
-    ///
-    /// The copy is at most what [`Channel::is_backed_up`] allows and one frame more.
+    /// Copies unsent pieces out of the region, before its owner reuses the memory.
+    /// Copies at most the limit of [`Channel::is_backed_up`] plus one frame.
     pub fn copy_out(&mut self) {
         let Some(region) = &self.region else { return };
         for Outgoing { head, pieces, .. } in &mut self.outgoing {
@@ -158,7 +156,7 @@ impl Channel {
         }
     }
 
-    /// Sends what is queued, as much as the socket takes.
+    /// Sends as much of the queue as the socket accepts.
     ///
     /// # Errors
     /// The connection broke.
@@ -219,11 +217,11 @@ impl Channel {
         }
     }
 
-    /// Reads what has arrived (at most one buffer full per call) and hands every complete frame to `take`. Returns
-    /// whether more may be waiting; otherwise a readable event will follow.
+    /// Reads what has arrived (at most one full buffer per call) and passes every complete frame to `take`. Returns whether more
+    /// may be waiting; otherwise a readable event will follow.
     ///
     /// # Errors
-    /// The connection ended or carries nonsense, or `take` failed.
+    /// The connection ended or carries malformed bytes, or `take` failed.
     pub fn receive<E: From<ChannelError>>(
         &mut self,
         reactor: &mut Reactor,
@@ -269,7 +267,7 @@ impl Channel {
             self.start = 0;
         }
         if self.end == self.incoming.len() {
-            // A frame is at most as large as the limits say, so the largest buffer always takes it whole.
+            // The limits bound a frame, so the largest buffer always holds it.
             let larger = (self.incoming.len() * 2).min(LARGEST_BUFFER);
             self.incoming.resize(larger, 0);
         }

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// `WEIR` as the first four bytes on the wire.
 pub const MAGIC: [u8; 4] = *b"WEIR";
 
-/// The version of the frame format that this build speaks.
+/// This build's version of the frame format.
 pub const VERSION: u16 = 1;
 
 /// Most bytes of a frame's meta part (P10).
@@ -21,10 +21,10 @@ pub const LARGEST_DATA: usize = 4 << 20;
 /// |---|---|---|
 /// | 0 | 4 | magic `WEIR` |
 /// | 4 | 2 | version of the frame format |
-/// | 6 | 2 | kind, given by the user of the channel |
-/// | 8 | 4 | bytes of meta, right behind the header |
-/// | 12 | 4 | bytes of data, right behind the meta |
-/// | 16 | 8 | number of the frame on this connection, from 0: a lost or repeated frame is noticed |
+/// | 6 | 2 | kind, defined by the user of the channel |
+/// | 8 | 4 | bytes of meta, directly after the header |
+/// | 12 | 4 | bytes of data, directly after the meta |
+/// | 16 | 8 | number of the frame on this connection, from 0: detects lost and repeated frames |
 /// | 24 | 4 | CRC-32C of bytes 0 to 23 and of the meta |
 /// | 28 | 4 | zero |
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, PartialEq, Eq)]
@@ -46,40 +46,40 @@ pub const HEADER: usize = size_of::<FrameHeader>();
 /// A received frame, still in the receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// As given by the sender.
+    /// The sender's kind.
     pub kind: u16,
-    /// Checked against the frame's checksum.
+    /// Verified by the frame's checksum.
     pub meta: &'a [u8],
-    /// Not checked here: its checksums are in the meta part.
+    /// Not verified here: its checksums are in the meta part.
     pub data: &'a [u8],
 }
 
-/// Why bytes are not a frame. The connection cannot be used any more: the boundary of the next frame is lost.
+/// Why bytes are not a frame. The connection is unusable: the boundary of the next frame is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not a Weir peer, or the stream lost its place.
+    /// Not a Weir peer, or the stream lost synchronisation.
     #[error("not a Weir frame: the magic is {0:02x?}; is something else connected to the peer port?")]
     Magic([u8; 4]),
-    /// The other side is of another release.
+    /// The peer is of another release.
     #[error("peer speaks frame version {0}, this build {VERSION}; run the same release on both nodes")]
     Version(u16),
     /// Above [`LARGEST_META`] or [`LARGEST_DATA`].
     #[error("frame too large: {meta} bytes of meta, {data} bytes of data")]
     TooLarge {
-        /// Bytes announced.
+        /// Announced length.
         meta: usize,
-        /// Bytes announced.
+        /// Announced length.
         data: usize,
     },
-    /// Corrupt on the way (P11).
+    /// Corrupted in transit (P11).
     #[error("frame {0} does not match its checksum")]
     Checksum(u64),
-    /// Lost or repeated on the way.
-    #[error("frame {got} came when {expected} was due")]
+    /// Lost or repeated in transit.
+    #[error("received frame {got}, expected frame {expected}")]
     OutOfOrder {
         /// Number received.
         got: u64,
-        /// Number due.
+        /// Number expected.
         expected: u64,
     },
 }
@@ -87,7 +87,7 @@ pub enum FrameError {
 /// Appends header and meta of a frame to `out`; the data follows on the wire.
 ///
 /// # Panics
-/// When a part is over its limit: the sender's batching is wrong.
+/// When a part exceeds its limit: a bug in the sender's batching.
 pub fn encode(out: &mut Vec<u8>, kind: u16, number: u64, meta: &[u8], data_length: usize) {
     assert!(meta.len() <= LARGEST_META && data_length <= LARGEST_DATA, "frame over its limit");
     let mut header = FrameHeader {
@@ -109,11 +109,11 @@ fn checksum(header: &FrameHeader, meta: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&header.as_bytes()[..24]), meta)
 }
 
-/// Looks for the frame numbered `expected` at the start of `bytes`. `None` when it has not arrived as a whole.
-/// With it comes the number of bytes that it occupies.
+/// Decodes the frame numbered `expected` at the start of `bytes`, and returns it with its length in bytes. `None` while it is
+/// incomplete.
 ///
 /// # Errors
-/// See [`FrameError`]. Bad headers are told as soon as the header is there, before any length is believed.
+/// See [`FrameError`]. A bad header is reported as soon as it has arrived, before its lengths are used.
 pub fn decode(bytes: &[u8], expected: u64) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     let Ok((header, rest)) = FrameHeader::ref_from_prefix(bytes) else { return Ok(None) };
     if header.magic != MAGIC {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_outside_the_data_is_noticed() {
+    fn every_flipped_bit_outside_the_data_is_detected() {
         let bytes = sample();
         for position in (0..28).chain(32..36) {
             for bit in 0..8 {

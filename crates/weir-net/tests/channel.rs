@@ -1,5 +1,4 @@
-//! Channels over real sockets: whatever the sizes are and however the socket cuts them, the frames arrive whole, in order,
-//! and once.
+//! Channels over real sockets: for all sizes and partial sends, frames arrive whole, in order, and once.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -35,7 +34,7 @@ fn ends() -> Ends {
 type Owned = (u16, Vec<u8>, Vec<u8>);
 
 impl Ends {
-    /// One turn of a shard's loop; what has arrived at the far end.
+    /// One turn of a shard's loop; returns the frames received at the far end.
     fn turn(&mut self) -> Result<Vec<Owned>, ChannelError> {
         let mut events = Vec::new();
         self.reactor.wait(Nanos(0), &mut events).unwrap();
@@ -92,7 +91,7 @@ fn frames_of_all_sizes_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn nonsense_ends_the_channel_and_the_frames_before_it_count() {
+fn malformed_bytes_end_the_channel_after_the_frames_before_them() {
     let (mut stream, far) = UnixStream::pair().unwrap();
     let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
     let token = Token { owner: weir_block::OwnerId(1), slot: 0 };
@@ -118,7 +117,7 @@ fn nonsense_ends_the_channel_and_the_frames_before_it_count() {
 }
 
 #[test]
-fn what_is_copied_out_is_sent_as_it_was() {
+fn copied_pieces_are_sent_unchanged() {
     let mut ends = ends();
     let mut rng = Rng::with_seed(3);
     let mut expected = Vec::new();
@@ -129,9 +128,9 @@ fn what_is_copied_out_is_sent_as_it_was() {
         ends.near.queue(number, b"meta", &pieces);
         expected.push((number, b"meta".to_vec(), data));
     }
-    // The first are sent in part; some more come after the copy.
+    // The first are partly sent; more are queued after the copy.
     let mut arrived = ends.turn().unwrap();
-    assert!(arrived.len() < 20, "the socket takes more than is thought here");
+    assert!(arrived.len() < 20, "the socket buffer is larger than this test assumes");
     ends.near.copy_out();
     ends.region.copy_in(0, &vec![0; 5 << 20]);
     ends.near.queue(40, b"late", &[(100, 5)]);
@@ -139,5 +138,5 @@ fn what_is_copied_out_is_sent_as_it_was() {
     while arrived.len() < expected.len() {
         arrived.extend(ends.turn().unwrap());
     }
-    assert!(arrived == expected, "not what was queued");
+    assert!(arrived == expected, "frames differ from those queued");
 }

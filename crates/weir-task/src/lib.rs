@@ -1,9 +1,7 @@
-//! Tasks and timers of the control plane.
-//!
-//! In a node they are tokio's. Inside [`Process::run`] they are those of a simulated process: the same futures, polled by one
-//! thread under the time that the simulation says it is, in an order that a seed decides. Code that is to run under both takes
-//! [`spawn`], [`sleep`], [`timeout`] and [`interval`] from here, and `tokio::select!` with `biased`, whose order is not drawn from
-//! a generator that nobody can seed. The channels of `tokio::sync` need no runtime and are the same under both.
+//! Tasks and timers of the control plane. A node uses tokio's. Inside [`Process::run`] they belong to a simulated process: one
+//! thread polls the same futures under simulated time, in an order that a seed decides. Code for both uses [`spawn`], [`sleep`],
+//! [`timeout`] and [`interval`] of this crate, and `tokio::select!` with `biased`, because its random order cannot be seeded. The
+//! channels of `tokio::sync` need no runtime and are the same under both.
 
 mod process;
 
@@ -19,7 +17,7 @@ use weir_block::Nanos;
 pub use process::Process;
 use process::{Joining, Timer, current};
 
-/// Starts a task. It runs on when the handle is dropped.
+/// Starts a task. It continues when the handle is dropped.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     match current() {
         Some(process) => JoinHandle(Handle::Simulated(process.spawn(task))),
@@ -27,7 +25,7 @@ pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) 
     }
 }
 
-/// The way to a task's end.
+/// Waits for a task's end.
 #[derive(Debug)]
 pub struct JoinHandle<T>(Handle<T>);
 
@@ -42,7 +40,7 @@ enum Handle<T> {
 pub struct Aborted;
 
 impl<T> JoinHandle<T> {
-    /// Ends the task where it waits. Await the handle to know that it has ended.
+    /// Cancels the task at its current await. Await the handle to know that it has ended.
     pub fn abort(&self) {
         match &self.0 {
             Handle::Tokio(handle) => handle.abort(),
@@ -71,7 +69,7 @@ impl<T> Future for JoinHandle<T> {
     }
 }
 
-/// Waits for so long.
+/// Waits for `length`.
 pub async fn sleep(length: Duration) {
     match current() {
         Some(process) => Timer::new(process, Nanos::now() + length).await,
@@ -79,7 +77,7 @@ pub async fn sleep(length: Duration) {
     }
 }
 
-/// Something has taken too long.
+/// A time limit has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elapsed;
 
@@ -97,10 +95,10 @@ impl From<Elapsed> for io::Error {
     }
 }
 
-/// Waits for `work`, but no longer than `length`; then it is dropped where it waits.
+/// Waits for `work` for at most `length`, then drops it.
 ///
 /// # Errors
-/// The time is over.
+/// The time limit has passed.
 pub async fn timeout<T>(length: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
     tokio::select! {
         biased;
@@ -109,7 +107,7 @@ pub async fn timeout<T>(length: Duration, work: impl Future<Output = T>) -> Resu
     }
 }
 
-/// Ticks at once, and then at least `period` apart: a tick that nobody has taken in time is not made up for.
+/// Ticks at once, and then at least `period` apart: missed ticks are skipped.
 #[must_use]
 pub fn interval(period: Duration) -> Interval {
     Interval { period, next: Nanos(0) }
@@ -133,10 +131,10 @@ impl Interval {
     }
 }
 
-/// Wall-clock time in milliseconds since 1970, for people to read: nothing is ever decided by it. In a simulation it follows the
+/// Wall-clock time in milliseconds since 1970, for display only: no decision depends on it. In a simulation it follows the
 /// simulated clock.
 #[must_use]
-#[expect(clippy::disallowed_methods, reason = "for people; nothing is decided by it")]
+#[expect(clippy::disallowed_methods, reason = "for display; no decision depends on it")]
 pub fn unix_millis() -> u64 {
     if current().is_some() {
         return Nanos::now().0 / 1_000_000;

@@ -13,7 +13,7 @@ use weir_block::sim::SetTime;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Polls of a process's tasks at one time, before they are taken to spin.
+/// Polls of a process's tasks at one point in time before they count as spinning.
 const MOST_POLLS: usize = 20_000;
 
 thread_local! {
@@ -26,7 +26,7 @@ pub(crate) fn current() -> Option<Arc<Shared>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// The tasks of one simulated process. They end where they wait when it is dropped, as with a process that is killed.
+/// The tasks of one simulated process. Dropping it cancels them at their current await, like a kill.
 pub struct Process {
     shared: Arc<Shared>,
 }
@@ -39,7 +39,7 @@ impl fmt::Debug for Process {
 
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Tasks that something has happened to. Apart from the rest, because wakers come from anywhere.
+    /// Tasks to poll. Separate from `State`, because any thread may call a waker.
     ready: Arc<Ready>,
 }
 
@@ -50,7 +50,7 @@ struct State {
     /// By number; `None` while it is being polled.
     tasks: BTreeMap<u64, Option<Task>>,
     last: u64,
-    /// Those who wait for a time of the process's clock.
+    /// Timers by the process's clock.
     timers: BTreeMap<(Nanos, u64), Waker>,
     last_timer: u64,
     aborted: BTreeSet<u64>,
@@ -58,7 +58,7 @@ struct State {
 }
 
 impl Process {
-    /// A process without tasks; in which order they run is decided by `seed`.
+    /// A process without tasks; `seed` decides the order in which tasks run.
     #[must_use]
     pub fn new(seed: u64) -> Process {
         let state = State {
@@ -72,7 +72,7 @@ impl Process {
         Process { shared: Arc::new(Shared { state: Mutex::new(state), ready: Arc::default() }) }
     }
 
-    /// Does something in this process while it is `time`: what it spawns runs here.
+    /// Runs `work` in this process at `time`; tasks that it spawns belong to the process.
     pub fn enter<T>(&self, time: impl Into<SetTime>, work: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(Some(Arc::clone(&self.shared)));
         let _back = Back(before);
@@ -80,7 +80,7 @@ impl Process {
         work()
     }
 
-    /// Lets the tasks run while it is `time` until all of them wait. False: they have gone on for so long that they never will.
+    /// Runs the tasks at `time` until all of them wait. False: they spin.
     pub fn run(&self, time: impl Into<SetTime>) -> bool {
         self.enter(time, || {
             self.shared.fire(Nanos::now());
@@ -92,7 +92,7 @@ impl Process {
         })
     }
 
-    /// When tasks have something to do, by the process's clock: 0 when at once.
+    /// When the next task is due, by the process's clock: 0 for now.
     #[must_use]
     pub fn due(&self) -> Nanos {
         if !self.shared.ready.lock().is_empty() {
@@ -103,7 +103,7 @@ impl Process {
     }
 }
 
-/// Restores what was before, also after a panic in a task.
+/// Restores the previous process, even after a panic in a task.
 struct Back(Option<Arc<Shared>>);
 
 impl Drop for Back {
@@ -114,7 +114,7 @@ impl Drop for Back {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // What one task has, another may be waiting for; and what is dropped may wake.
+        // A dropped task may release what another one waits for, and wake it.
         loop {
             let task = self.shared.lock().tasks.pop_first();
             match task {
@@ -172,7 +172,7 @@ impl Shared {
         Joining { number, process: Arc::downgrade(self), end }
     }
 
-    /// Wakes those whose time has come.
+    /// Wakes the timers that are due.
     fn fire(&self, now: Nanos) {
         let mut state = self.lock();
         let later = state.timers.split_off(&(Nanos(now.0.saturating_add(1)), 0));
@@ -181,8 +181,8 @@ impl Shared {
         due.into_values().for_each(Waker::wake);
     }
 
-    /// Any of the tasks that something has happened to: threads take them in any order. Not the order in which they were woken,
-    /// which tokio's channels draw from a generator of their own.
+    /// A random ready task: real threads take them in any order. Wake order cannot be used: tokio's channels draw it from a
+    /// generator that cannot be seeded.
     fn next_ready(&self) -> Option<u64> {
         let mut ready = self.ready.lock();
         let count = ready.len() as u64;
@@ -214,7 +214,7 @@ impl Shared {
                 drop(state);
                 drop(task);
             }
-            // It aborts itself, from inside.
+            // The task aborts itself.
             Some(None) => drop(state.aborted.insert(number)),
             None => {}
         }
@@ -222,7 +222,7 @@ impl Shared {
 }
 
 impl State {
-    /// An xorshift generator: it need only be different with each seed.
+    /// An xorshift generator: it only has to differ by seed.
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -231,7 +231,7 @@ impl State {
     }
 }
 
-/// What became of a task.
+/// The result of a task.
 enum End<T> {
     Running(Option<Waker>),
     /// Taken once.
@@ -239,7 +239,7 @@ enum End<T> {
     Aborted,
 }
 
-/// Tells of the end of a task, also when it is dropped where it waits.
+/// Reports the end of a task, even when it is dropped at an await.
 struct EndOnDrop<T>(Arc<Mutex<End<T>>>);
 
 impl<T> EndOnDrop<T> {
@@ -260,7 +260,7 @@ impl<T> Drop for EndOnDrop<T> {
     }
 }
 
-/// The way to the end of a simulated task.
+/// Waits for the end of a simulated task.
 pub(crate) struct Joining<T> {
     number: u64,
     process: std::sync::Weak<Shared>,
@@ -297,7 +297,7 @@ impl<T> Joining<T> {
     }
 }
 
-/// Waits for a time of the process's clock.
+/// A timer by the process's clock.
 pub(crate) struct Timer {
     process: Arc<Shared>,
     at: Nanos,

@@ -14,7 +14,7 @@ fn at(ms: u64) -> Nanos {
     START + Duration::from_millis(ms)
 }
 
-/// What `steps` tells, run until nothing is to come any more.
+/// The log of `steps`, run until nothing is scheduled.
 fn told(seed: u64, steps: impl FnOnce(Arc<Mutex<Vec<String>>>)) -> Vec<String> {
     let said = Arc::new(Mutex::new(Vec::new()));
     let process = Process::new(seed);
@@ -23,7 +23,7 @@ fn told(seed: u64, steps: impl FnOnce(Arc<Mutex<Vec<String>>>)) -> Vec<String> {
     let mut now = START;
     while process.due() != Nanos::NEVER {
         now = now.max(process.due());
-        assert!(process.run(now), "they wait for each other at last");
+        assert!(process.run(now), "all tasks wait at the end");
     }
     drop(process);
     std::mem::take(&mut said.lock().unwrap())
@@ -35,7 +35,7 @@ fn say(said: &Arc<Mutex<Vec<String>>>, text: &str) {
 }
 
 #[test]
-fn time_passes_as_the_simulation_says() {
+fn time_follows_the_simulation() {
     let lines = told(1, |said| {
         spawn(async move {
             sleep(Duration::from_millis(30)).await;
@@ -76,7 +76,7 @@ fn tasks_wake_each_other_and_are_joined() {
 }
 
 #[test]
-fn an_aborted_task_is_dropped_where_it_waits() {
+fn an_aborted_task_is_dropped_at_its_await() {
     let lines = told(1, |said| {
         let (held, released) = oneshot::channel::<()>();
         let task = spawn(async move {
@@ -110,7 +110,7 @@ fn the_end_of_a_process_ends_its_tasks() {
 }
 
 #[test]
-fn the_seed_decides_who_comes_first() {
+fn the_seed_decides_the_order() {
     let order = |seed| {
         told(seed, |said| {
             for number in 0..6 {
@@ -127,7 +127,7 @@ fn the_seed_decides_who_comes_first() {
 }
 
 #[tokio::test]
-async fn outside_a_simulation_they_are_tokios() {
+async fn outside_a_simulation_tasks_are_tokios() {
     let before = Nanos::now();
     assert_eq!(spawn(async { 3 }).await, Ok(3));
     sleep(Duration::from_millis(5)).await;
@@ -139,7 +139,7 @@ async fn outside_a_simulation_they_are_tokios() {
 }
 
 #[test]
-fn tasks_that_never_wait_are_seen_to_spin() {
+fn spinning_tasks_are_detected() {
     let process = Process::new(1);
     process.enter(START, || {
         spawn(async {

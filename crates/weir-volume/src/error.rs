@@ -1,68 +1,68 @@
-//! What can go wrong with a volume or a backing as a whole, as opposed to one request.
+//! Errors of a volume or a backing as a whole, as opposed to one request.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a volume or a disk cannot be opened, made, changed or removed.
+/// Why a volume or a disk cannot be opened, created, changed or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// The path of a `dir` volume is something else.
+    /// The path of a `dir` volume is not a directory.
     #[error("{} is not a directory; a `dir` volume needs one", .0.display())]
     NotADirectory(PathBuf),
-    /// The directory is there, and what tells the volume from others is not in it, or is that of another one.
+    /// The directory exists, but its identity file is missing or belongs to another volume.
     #[error(
-        "{} is not the volume {id:016x}, which is kept at this path; is its filesystem mounted on this node? If this is it, its file .weir-volume is to hold that number",
+        "{} is not volume {id:016x}, which is registered at this path; check that its filesystem is mounted on this node. If this is the volume, write that number into its file .weir-volume",
         .path.display()
     )]
     NotTheVolume {
         /// The directory.
         path: PathBuf,
-        /// What it should say.
+        /// The expected identity.
         id: u64,
     },
     /// A disk's path is neither a regular file nor a block device.
     #[error("{} is neither a regular file nor a block device", .0.display())]
     NotABacking(PathBuf),
-    /// A disk of that name is there already.
-    #[error("disk {name} exists already ({})", .path.display())]
+    /// A disk of that name already exists.
+    #[error("disk {name} already exists ({})", .path.display())]
     Exists {
         /// The disk's name.
         name: String,
         /// Its file.
         path: PathBuf,
     },
-    /// Nothing is there.
+    /// The path does not exist.
     #[error("{} does not exist", .0.display())]
     NotFound(PathBuf),
-    /// A name that could leave the directory, hide in it, or confuse a person.
+    /// A name that could leave the directory, be hidden, or mislead.
     #[error("disk name {name:?} {reason}")]
     InvalidName {
         /// The name as given.
         name: String,
-        /// The rule that it breaks.
+        /// The violated rule.
         reason: &'static str,
     },
-    /// A size that no disk can have here.
+    /// An invalid size.
     #[error("{}: a size of {size} bytes {reason}", .path.display())]
     InvalidSize {
         /// The disk's file or device.
         path: PathBuf,
         /// The size, in bytes.
         size: u64,
-        /// What is wrong with it, and what would do.
+        /// What is wrong, and a remedy.
         reason: &'static str,
     },
-    /// The storage cannot do I/O in the unit that the disk has.
+    /// The storage cannot do I/O in the disk's logical block.
     #[error(
-        "{}: the disk's logical block is {asked} bytes, but the storage takes direct I/O only in units of {able} bytes",
+        "{}: the disk's logical block is {asked} bytes, but the storage supports direct I/O only in units of {able} bytes",
         .path.display()
     )]
     LogicalBlock {
         /// The disk's file or device.
         path: PathBuf,
-        /// The unit that the disk record names, in bytes.
+        /// The disk record's unit, in bytes.
         asked: u32,
-        /// The unit of the storage, in bytes.
+        /// The storage's unit, in bytes.
         able: u32,
     },
     /// A block device with a mounted filesystem, or part of LVM or RAID.
@@ -74,27 +74,27 @@ pub enum VolumeError {
     /// Not allowed, by permissions or because the filesystem is mounted read-only.
     #[error("{what} {} is not allowed: {source}", .path.display())]
     Permission {
-        /// What was being done, as in "opening".
+        /// The operation, as in "opening".
         what: &'static str,
-        /// To what.
+        /// The file or device.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Anything else that the kernel refused.
+    /// Any other kernel error.
     #[error("{what} {}: {source}", .path.display())]
     Io {
-        /// What was being done, as in "opening".
+        /// The operation, as in "opening".
         what: &'static str,
-        /// To what.
+        /// The file or device.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl VolumeError {
-    /// Sorts a kernel error by who can do something about it. `what` as in "opening".
+    /// Classifies a kernel error by who can act on it. `what` as in "opening".
     pub(crate) fn from_io(what: &'static str, path: &Path, source: io::Error) -> VolumeError {
         let path = path.to_path_buf();
         match source.raw_os_error() {

@@ -12,7 +12,7 @@ use weir_block::Reactor;
 use crate::backing::{BackingOptions, FileBacking};
 use crate::error::VolumeError;
 
-/// Marks the files that are disks; whatever else lies in the directory is left alone.
+/// Suffix of disk files; Weir ignores all other files in the directory.
 const SUFFIX: &str = ".raw";
 
 /// The file with the volume's identity: 16 hexadecimal digits and a line feed.
@@ -49,8 +49,8 @@ impl DirVolume {
         }
     }
 
-    /// As [`DirVolume::open`], where the directory is to be the volume `id`. One on which nothing is mounted looks like a volume without
-    /// disks otherwise.
+    /// As [`DirVolume::open`], and checks that the directory is volume `id`. An unmounted mount point would otherwise look like
+    /// an empty volume.
     ///
     /// # Errors
     /// As [`DirVolume::open`], and [`VolumeError::NotTheVolume`].
@@ -62,7 +62,7 @@ impl DirVolume {
         }
     }
 
-    /// The volume's identity: `new`, durably written into the directory, unless one is there.
+    /// The volume's identity. If there is none, writes `new` durably into the directory.
     ///
     /// # Errors
     /// [`VolumeError::Permission`], [`VolumeError::NoSpace`], [`VolumeError::Io`].
@@ -75,7 +75,7 @@ impl DirVolume {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&making)?;
             writeln!(file, "{new:016x}")?;
             file.sync_all()?;
-            // Whoever comes first: a link is there with all of its content, or not at all.
+            // The first caller wins: a link appears with all of its content, or not at all.
             std::fs::hard_link(&making, &path)
         };
         let written = write();
@@ -89,7 +89,7 @@ impl DirVolume {
         self.identity()?.ok_or_else(|| VolumeError::NotTheVolume { path: self.path.clone(), id: new })
     }
 
-    /// What the directory says that it is.
+    /// The identity in the directory, if any.
     fn identity(&self) -> Result<Option<u64>, VolumeError> {
         let path = self.path.join(IDENTITY);
         match std::fs::read_to_string(&path) {
@@ -105,7 +105,7 @@ impl DirVolume {
         &self.path
     }
 
-    /// Where the disk called `name` is, or would be.
+    /// The path of the disk `name`, whether or not it exists.
     ///
     /// # Errors
     /// [`VolumeError::InvalidName`].
@@ -113,7 +113,7 @@ impl DirVolume {
         DirVolume::path_of(&self.path, name)
     }
 
-    /// Where the disk called `name` is, or would be, in the volume at `directory`. Does not look at the storage.
+    /// The path of the disk `name` in the volume at `directory`. Does not access the storage.
     ///
     /// # Errors
     /// [`VolumeError::InvalidName`].
@@ -122,8 +122,8 @@ impl DirVolume {
         Ok(directory.join(format!("{name}{SUFFIX}")))
     }
 
-    /// Makes a disk of `size` bytes (a multiple of 4096) that reads as zeroes and takes no space yet. On return it
-    /// is durable. After a failure its file may be there: only the caller knows whether the path is still its own, and removes it with
+    /// Creates a sparse disk of `size` bytes (a multiple of 4096) that reads as zeroes. On return it is durable. After a failure
+    /// its file may exist: only the caller knows whether it still owns the path, and then removes it with
     /// [`DirVolume::delete_unwritten`].
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl DirVolume {
         self.sync_directory()
     }
 
-    /// Opens a disk for the shard that `reactor` belongs to.
+    /// Opens a disk for the shard of `reactor`.
     ///
     /// # Errors
     /// [`VolumeError::InvalidName`]; [`VolumeError::NotABacking`] for a link, which could lead anywhere; and those of
@@ -168,9 +168,9 @@ impl DirVolume {
         }
     }
 
-    /// Makes room for a disk of `size` bytes (a multiple of 4096), durably. Who has it open calls [`FileBacking::resize`].
-    /// A file that is longer stays as it is: an earlier attempt may have ended between this step and the disk's record, which alone says
-    /// how large the disk is.
+    /// Grows a disk's file to `size` bytes (a multiple of 4096), durably. An open disk also needs [`FileBacking::resize`]. A
+    /// longer file is unchanged: an earlier attempt may have ended between this step and the disk's record, which alone defines
+    /// the disk's size.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::InvalidSize`], [`VolumeError::NoSpace`], [`VolumeError::Permission`].
@@ -186,7 +186,7 @@ impl DirVolume {
         file.sync_all().map_err(|error| VolumeError::from_io("syncing", &path, error))
     }
 
-    /// Whether a disk of this name could be made.
+    /// Checks that a disk of this name can be created.
     ///
     /// # Errors
     /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], [`VolumeError::Permission`].
@@ -195,11 +195,11 @@ impl DirVolume {
         match std::fs::symlink_metadata(&path) {
             Ok(_) => Err(VolumeError::Exists { name: name.to_owned(), path }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(VolumeError::from_io("looking at", &path, error)),
+            Err(error) => Err(VolumeError::from_io("examining", &path, error)),
         }
     }
 
-    /// Removes a disk as [`DirVolume::delete`] does; none is fine, so that the step can be repeated.
+    /// As [`DirVolume::delete`], but a missing disk is no error, so that the step can be repeated.
     ///
     /// # Errors
     /// [`VolumeError::InvalidName`], [`VolumeError::Permission`].
@@ -210,7 +210,7 @@ impl DirVolume {
         }
     }
 
-    /// Removes a disk that was made and never written to, if there is one. A file with data stays.
+    /// Deletes a disk that was created and never written, if it exists. A file with data stays.
     ///
     /// # Errors
     /// As [`DirVolume::delete_if_there`].
@@ -222,7 +222,7 @@ impl DirVolume {
         }
     }
 
-    /// Removes a disk and its data, durably. Its space comes back when the last holder closes it.
+    /// Deletes a disk and its data, durably. The filesystem frees its space when the last holder closes it.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], [`VolumeError::Permission`].
@@ -232,14 +232,14 @@ impl DirVolume {
         self.sync_directory()
     }
 
-    /// Bytes of the filesystem that a disk takes up at present; fewer than its size for a sparse one.
+    /// Bytes that a disk occupies in the filesystem; fewer than its size if sparse.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], [`VolumeError::Permission`], [`VolumeError::NotABacking`].
     pub fn allocated(&self, name: &str) -> Result<u64, VolumeError> {
         let path = self.disk_path(name)?;
         let metadata = std::fs::symlink_metadata(&path);
-        let metadata = metadata.map_err(|error| VolumeError::from_io("looking at", &path, error))?;
+        let metadata = metadata.map_err(|error| VolumeError::from_io("examining", &path, error))?;
         if metadata.is_file() { Ok(metadata.blocks() * 512) } else { Err(VolumeError::NotABacking(path)) }
     }
 
@@ -270,7 +270,7 @@ fn check_size(path: &Path, size: u64) -> Result<(), VolumeError> {
     } else if !size.is_multiple_of(SIZE_UNIT) {
         "is not a multiple of 4096"
     } else if i64::try_from(size).is_err() {
-        "is more than any filesystem takes"
+        "is more than any filesystem supports"
     } else {
         return Ok(());
     };
@@ -282,8 +282,8 @@ fn set_size(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
     file.sync_all().map_err(|error| VolumeError::from_io("syncing", path, error))
 }
 
-/// Makes a file at least as long. Allocating its last unit is a growth that cannot shrink, also where a former owner's call comes late
-/// and a newer one has grown the file further; setting a length could (P4).
+/// Grows a file to at least `size`. Allocating its last unit can never shrink it, even if a former owner's call arrives late and
+/// a newer one has grown the file further; setting the length could (P4).
 fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
     let present =
         || file.metadata().map(|it| it.len()).map_err(|error| VolumeError::from_io("examining", path, error));
@@ -292,7 +292,7 @@ fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
     }
     let allocated = rustix::fs::fallocate(file, FallocateFlags::empty(), size - SIZE_UNIT, SIZE_UNIT);
     match allocated {
-        // This filesystem has no such call, so the length that was looked at is all there is to go by.
+        // This filesystem lacks the call, so only the length read before remains as a check.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) if present()? < size => {
             file.set_len(size).map_err(|error| cannot_size(path, size, error))
         }
@@ -305,6 +305,6 @@ fn cannot_size(path: &Path, size: u64, error: io::Error) -> VolumeError {
     if error.raw_os_error() != Some(libc::EFBIG) {
         return VolumeError::from_io("sizing", path, error);
     }
-    let reason = "is more than this filesystem takes for one file";
+    let reason = "is more than this filesystem supports for one file";
     VolumeError::InvalidSize { path: path.to_path_buf(), size, reason }
 }

@@ -1,4 +1,4 @@
-//! What a backing does at its bounds: full storage, full queues, ends of disks, refusals.
+//! A backing at its limits: full storage, full queues, ends of disks, refusals.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +11,7 @@ use weir_block::{
     Code, Destage, Engine, ErrorKind, ExtentState, Layer, Outcome, Payload, Reactor, ReactorConfig, Region,
     Request, RequestKind, Tag,
 };
-use weir_volume::{BackingOptions, DirVolume, EngineChoice, FileBacking, Medium, VolumeError};
+use weir_volume::{BackingOptions, DirVolume, EngineChoice, FileBacking, StorageKind, VolumeError};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,7 +22,7 @@ fn file(directory: &tempfile::TempDir, size: u64) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_full_filesystem_is_told_and_recovers() {
+fn a_full_filesystem_is_reported_and_recovers() {
     for engine in [Engine::Uring, Engine::Epoll] {
         let Some(mount) = Mount::new("mkfs.ext4", 24 << 20) else { return };
         let volume = DirVolume::open(&mount.path).unwrap();
@@ -35,7 +35,7 @@ fn a_full_filesystem_is_told_and_recovers() {
         let (full_at, error) = full_at.expect("64 MiB do not fit into 24");
         assert_eq!((error.kind, error.code, error.errno), (ErrorKind::Retry, Code::NoSpace, libc::ENOSPC));
         for i in 0..full_at {
-            assert!(shard.read(i * MIB, piece.len()).unwrap() == piece, "what was answered before stays");
+            assert!(shard.read(i * MIB, piece.len()).unwrap() == piece, "completed writes stay");
         }
         assert!(shard.read(0, 4096).is_ok());
         let tag = Tag(1);
@@ -48,7 +48,7 @@ fn a_full_filesystem_is_told_and_recovers() {
 }
 
 #[test]
-fn a_full_memory_filesystem_is_told_and_recovers() {
+fn a_full_memory_filesystem_is_reported_and_recovers() {
     let directory = scratch();
     let mut mount = std::process::Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=4m", "weir-test"]).arg(directory.path());
@@ -58,7 +58,7 @@ fn a_full_memory_filesystem_is_told_and_recovers() {
     }
     let path = file(&directory, 8 * MIB);
     let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
-    assert_eq!(shard.backing.medium(), Medium::Memory);
+    assert_eq!(shard.backing.storage_kind(), StorageKind::Memory);
     let error = shard.write(0, &vec![1; 6 * MIB as usize]).unwrap_err();
     assert_eq!(error.code, Code::NoSpace);
     shard.ask(Request::Discard { tag: Tag(1), offset: 0, length: 6 * MIB, fua: false }).map(done).unwrap();
@@ -90,7 +90,7 @@ fn the_queue_is_bounded() {
 }
 
 #[test]
-fn writes_go_on_when_the_shards_buffers_are_all_taken() {
+fn writes_continue_when_the_shards_buffers_are_exhausted() {
     let directory = scratch();
     let path = file(&directory, 64 * MIB);
     let config = ReactorConfig { buffer_limit: 64 << 10, ..ReactorConfig::default() };
@@ -98,9 +98,9 @@ fn writes_go_on_when_the_shards_buffers_are_all_taken() {
     let held = shard.reactor.buffers().take(64 << 10).unwrap();
     assert!(!shard.reactor.buffers().has_room(1));
     shard.write(0, &[3; 4096]).unwrap();
-    // The largest transfer finds room when nothing else is under way.
+    // The largest transfer fits when nothing else is in flight.
     shard.write(0, &vec![4; LARGEST]).unwrap();
-    // And the two together do not: pushed back, not refused later.
+    // Two do not fit: backpressure now, not an error later.
     let tag = Tag(1);
     shard.submit(Request::Write { tag, offset: 0, payload: Payload::Lent(&vec![5; LARGEST]), fua: false });
     assert!(!shard.backing.has_room(RequestKind::Write, 4096));
@@ -123,7 +123,7 @@ fn a_flush_joins_only_a_sync_that_starts_after_it() {
     assert_eq!(shard.reactor.files_in_flight(), before + 1, "five flushes, one sync");
     shard.submit(Request::Flush { tag: Tag(5) });
     shard.backing.advance(&mut shard.reactor, &mut shard.done);
-    assert_eq!(shard.reactor.files_in_flight(), before + 1, "the late one waits");
+    assert_eq!(shard.reactor.files_in_flight(), before + 1, "the later one waits");
     let mut answered = Vec::new();
     while answered.is_empty() {
         shard.turn();
@@ -131,7 +131,7 @@ fn a_flush_joins_only_a_sync_that_starts_after_it() {
     }
     let mut tags: Vec<u64> = answered.iter().map(|completion| completion.tag.0).collect();
     tags.sort_unstable();
-    assert_eq!(tags, [0, 1, 2, 3, 4], "the sync that ran answers only those before it");
+    assert_eq!(tags, [0, 1, 2, 3, 4], "a sync completes only the flushes before it");
     let late = shard.drain();
     assert_eq!(late.len(), 1);
     assert_eq!(late[0].tag, Tag(5));
@@ -158,13 +158,13 @@ fn more_pieces_than_one_system_call_takes() {
             assert_eq!(answers.len(), 1);
             answers.remove(0).result.map(done).unwrap();
             assert!(shard.read(512, expected.len()).unwrap() == expected);
-            assert_eq!(Rc::strong_count(&region), 1, "the region is let go");
+            assert_eq!(Rc::strong_count(&region), 1, "the region is released");
         }
     }
 }
 
 #[test]
-fn zeroing_keeps_or_gives_back_space_and_says_when_it_is_slow() {
+fn zeroing_keeps_or_frees_space_and_refuses_when_slow() {
     use std::os::unix::fs::MetadataExt;
     let directory = scratch();
     let path = file(&directory, 8 * MIB);
@@ -185,7 +185,7 @@ fn zeroing_keeps_or_gives_back_space_and_says_when_it_is_slow() {
     shard.ask(zero(Tag(1), false, true)).map(done).unwrap();
     assert!(blocks() >= 8 * MIB, "the space is kept");
     shard.ask(zero(Tag(2), true, true)).map(done).unwrap();
-    assert!(blocks() < 5 * MIB, "the space is given back");
+    assert!(blocks() < 5 * MIB, "the space is freed");
     let read = shard.read(0, 8 * MIB as usize).unwrap();
     let zeroed = 512..512 + 4 * MIB as usize;
     assert!(read.iter().enumerate().all(|(i, &byte)| byte == u8::from(!zeroed.contains(&i))));
@@ -196,7 +196,7 @@ fn zeroing_keeps_or_gives_back_space_and_says_when_it_is_slow() {
     assert_eq!(extents.iter().map(|extent| extent.length).sum::<u64>(), 8 * MIB);
     assert_eq!(extents[1].state, ExtentState::Hole);
 
-    // In memory, space can be given back but not marked: keeping it means writing, which is not fast.
+    // In memory, space can be freed but not marked: keeping it means writing, which is slow.
     let directory = scratch_in_memory();
     let path = file(&directory, 8 * MIB);
     let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
@@ -248,18 +248,18 @@ fn a_read_only_disk_takes_no_changes() {
 fn a_device_that_loses_its_medium_reports_io_errors() {
     let Some(device) = LoopDevice::new(8 << 20) else { return };
     let mut shard = Shard::new(reactor(Engine::Auto), &device.device, &BackingOptions::default());
-    assert_eq!(shard.backing.medium(), Medium::Device);
+    assert_eq!(shard.backing.storage_kind(), StorageKind::Device);
     shard.write(7 * MIB, &[1; 4096]).unwrap();
-    // The file behind the device is cut: what lies behind its new end can no longer be read.
+    // Truncate the file of the device: bytes after its new end can no longer be read.
     let image = device.image();
     std::fs::OpenOptions::new().write(true).open(image).unwrap().set_len(MIB).unwrap();
     let error = shard.read(7 * MIB, 4096).unwrap_err();
     assert_eq!((error.kind, error.code), (ErrorKind::Retry, Code::Io));
-    assert!(shard.read(0, 4096).is_ok(), "the rest still serves");
+    assert!(shard.read(0, 4096).is_ok(), "the rest is still readable");
 }
 
 #[test]
-fn what_is_refused_at_opening_says_why() {
+fn refusals_at_opening_have_a_reason() {
     let directory = scratch();
     let path = file(&directory, MIB);
     let mut reactor = reactor(Engine::Auto);

@@ -1,4 +1,4 @@
-//! Random requests against every kind of storage and both engines, beside a `Vec<u8>` that is always right.
+//! Random requests against every kind of storage and both engines, compared with a `Vec<u8>`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,7 +17,7 @@ use weir_volume::EngineChoice;
 const SIZE: u64 = 6 << 20;
 const REQUESTS: u64 = 1500;
 
-/// What a request in flight must bring.
+/// The expected result of a request in flight.
 enum Expected {
     Data(Vec<u8>),
     Done,
@@ -29,7 +29,7 @@ struct Run {
     oracle: Vec<u8>,
     rng: Rng,
     region: Rc<Region>,
-    /// By tag: the range, so that nothing in flight overlaps, and the answer.
+    /// By tag: the range, so that requests in flight never overlap, and the result.
     in_flight: HashMap<u64, (u64, u64, Expected)>,
     block: u64,
 }
@@ -43,7 +43,7 @@ impl Run {
         region.copy_in(0, &noise);
         let info = shard.backing.info();
         assert_eq!(info.size, SIZE);
-        // A device starts with whatever it held.
+        // A device starts with its old content.
         let oracle = shard.read(0, SIZE as usize).unwrap();
         Run { shard, oracle, rng, region, in_flight: HashMap::new(), block: u64::from(info.logical_block) }
     }

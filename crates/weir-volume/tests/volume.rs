@@ -1,4 +1,4 @@
-//! `dir` volumes: making, growing and removing disks, and what is refused.
+//! `dir` volumes: creating, growing and deleting disks, and refusals.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -28,7 +28,7 @@ fn a_disks_life() {
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all(&[1; 8192]).unwrap();
     assert!(volume.allocated("web-1").unwrap() >= 8192);
     let mode = std::fs::metadata(path).unwrap().mode();
-    assert_eq!(mode & 0o077, 0, "nobody else reads a guest's disk");
+    assert_eq!(mode & 0o077, 0, "a guest's disk is private");
 
     volume.lengthen("web-1", 128 * MIB).unwrap();
     volume.lengthen("web-1", 128 * MIB).unwrap();
@@ -44,7 +44,7 @@ fn a_disks_life() {
 
 /// A growth was killed between the file and the record: a smaller one works, and the record's size is the disk's.
 #[test]
-fn a_file_that_is_longer_than_its_disk_does_not_stand_in_the_way_of_growth() {
+fn a_file_longer_than_its_disk_can_still_grow() {
     let directory = scratch();
     let volume = DirVolume::open(directory.path()).unwrap();
     volume.create_disk("disk", MIB).unwrap();
@@ -61,9 +61,9 @@ fn a_file_that_is_longer_than_its_disk_does_not_stand_in_the_way_of_growth() {
 
 /// Two nodes grow the same disk: a former owner that does not know yet, and its successor.
 #[test]
-fn growths_at_the_same_time_never_cut_off_what_the_other_has_grown() {
+fn concurrent_growths_never_truncate_each_other() {
     const ROUNDS: u64 = 3000;
-    // In memory: syncing takes no time there, so that there are rounds enough.
+    // In memory, where syncing takes no time, for enough rounds.
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let volume = DirVolume::open(directory.path()).unwrap();
     volume.create_disk("disk", 4096).unwrap();
@@ -91,7 +91,7 @@ fn growths_at_the_same_time_never_cut_off_what_the_other_has_grown() {
 }
 
 #[test]
-fn what_is_half_made_or_half_deleted_can_be_removed_again_and_again() {
+fn half_created_or_half_deleted_disks_can_be_removed_repeatedly() {
     let directory = scratch();
     let volume = DirVolume::open(directory.path()).unwrap();
     volume.check_free("disk").unwrap();
@@ -102,14 +102,14 @@ fn what_is_half_made_or_half_deleted_can_be_removed_again_and_again() {
     volume.check_free("disk").unwrap();
     std::fs::write(volume.disk_path("disk").unwrap(), [7; 4096]).unwrap();
     volume.delete_unwritten("disk").unwrap();
-    assert!(volume.check_free("disk").is_err(), "somebody has written to it");
+    assert!(volume.check_free("disk").is_err(), "the disk has data");
     volume.delete_if_there("disk").unwrap();
     volume.delete_if_there("disk").unwrap();
     volume.check_free("disk").unwrap();
 }
 
 #[test]
-fn a_disk_is_never_made_twice() {
+fn a_disk_is_never_created_twice() {
     let directory = scratch();
     let volume = DirVolume::open(directory.path()).unwrap();
     volume.create_disk("one", MIB).unwrap();
@@ -117,7 +117,7 @@ fn a_disk_is_never_made_twice() {
     std::fs::write(&path, [7; 4096]).unwrap();
     let error = volume.create_disk("one", MIB).unwrap_err();
     assert!(matches!(&error, VolumeError::Exists { name, .. } if name == "one"), "{error}");
-    assert_eq!(std::fs::read(&path).unwrap(), [7; 4096], "and what is there stays");
+    assert_eq!(std::fs::read(&path).unwrap(), [7; 4096], "the existing disk is unchanged");
 }
 
 #[test]
@@ -134,9 +134,9 @@ fn names_and_sizes_are_checked() {
     for size in [0, 1, 512, 4097, !4095] {
         assert!(matches!(volume.create_disk("sized", size), Err(VolumeError::InvalidSize { .. })), "{size}");
     }
-    // More than ext4 takes for one file.
+    // More than ext4 supports for one file.
     assert!(matches!(volume.create_disk("sized", 1 << 60), Err(VolumeError::InvalidSize { .. })));
-    // By now the path may be somebody else's: whoever has made it looks, and removes it.
+    // Another process may own the path by now: its creator checks, and removes the file.
     assert!(matches!(volume.check_free("sized"), Err(VolumeError::Exists { .. })));
     volume.delete_unwritten("sized").unwrap();
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -182,7 +182,7 @@ fn a_volume_is_a_directory() {
 }
 
 #[test]
-fn a_filesystem_that_takes_nothing_says_so() {
+fn an_unwritable_filesystem_is_reported() {
     let Some(mount) = Mount::new("mkfs.ext4", 16 << 20) else { return };
     let volume = DirVolume::open(&mount.path).unwrap();
     // All inodes taken: not even a sparse file can be made.

@@ -77,7 +77,7 @@ impl Storage for Files {
 
     fn look(&self, path: &Path, mark: Mark, answer: oneshot::Sender<Trace>) {
         let path = path.to_owned();
-        let work = move || match mark.look(&path) {
+        let work = move || match mark.probe(&path) {
             Ok(seen) => drop(answer.send(seen)),
             Err(error) => {
                 tracing::warn!(%error, "the end of a former owner's requests cannot be seen now");

@@ -1,7 +1,7 @@
-//! The engine for files in this host's memory: plain system calls, at once.
+//! The engine for files in this host's memory: synchronous system calls.
 //!
-//! A call on tmpfs never waits for a device, so doing it in place costs a copy and no more. Through io_uring the
-//! kernel would hand it to a worker thread and back, which takes longer than the copy.
+//! A call on tmpfs never waits for a device, so a synchronous call costs only the copy. With io_uring the kernel would pass it to
+//! a worker thread, which takes longer than the copy.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -10,11 +10,11 @@ use weir_block::{Buffer, SharedFile, WriteSource};
 
 use super::Finished;
 
-/// Does operations in place and keeps their results for the next `advance`.
+/// Executes operations synchronously and keeps their results for the next `advance`.
 pub(super) struct SyncEngine {
     file: SharedFile,
     pub finished: Vec<Finished>,
-    /// Of the write being done; empty between calls, kept for its memory.
+    /// The vectors of the current write; empty between calls, kept to reuse the memory.
     vectors: Vec<libc::iovec>,
 }
 
@@ -35,8 +35,7 @@ impl SyncEngine {
         self.finished.push(Finished { slot, result, buffer: None });
     }
 
-    /// As [`SyncEngine::write`], straight from borrowed bytes: nothing outlives the call. `durable`: on stable storage
-    /// when it completes.
+    /// As [`SyncEngine::write`], from borrowed bytes: nothing outlives the call. `durable`: durable when it completes.
     pub fn write_lent(&mut self, slot: u32, offset: u64, bytes: &[u8], durable: bool) {
         let whole = &mut [vector(bytes.as_ptr().cast_mut(), bytes.len())];
         let result = write_all(self.file.as_raw_fd(), whole, offset, durable);
@@ -62,7 +61,7 @@ fn last_errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Reads until `target` is full or the file ends. The number of bytes read.
+/// Reads until `target` is full or the file ends. Returns the number of bytes read.
 fn read_all(fd: RawFd, target: &mut [u8], offset: u64) -> Result<u64, i32> {
     let mut moved = 0;
     while moved < target.len() {
@@ -84,7 +83,7 @@ fn vector(start: *mut u8, length: usize) -> libc::iovec {
     libc::iovec { iov_base: start.cast(), iov_len: length }
 }
 
-/// Writes all that `vectors` describe, however many calls it takes.
+/// Writes all bytes of `vectors`, in several calls if necessary.
 fn write_all(fd: RawFd, mut vectors: &mut [libc::iovec], offset: u64, durable: bool) -> Result<u64, i32> {
     let flags = if durable { libc::RWF_DSYNC } else { 0 };
     let mut moved = 0;
@@ -93,7 +92,7 @@ fn write_all(fd: RawFd, mut vectors: &mut [libc::iovec], offset: u64, durable: b
         // SAFETY: every vector describes readable memory that outlives the call.
         let n = unsafe { libc::pwritev2(fd, vectors.as_ptr(), count, (offset + moved) as i64, flags) };
         match n {
-            // Would otherwise go on for ever.
+            // Would otherwise repeat for ever.
             0 => return Err(libc::EIO),
             n if n > 0 => {
                 moved += n as u64;
@@ -106,7 +105,7 @@ fn write_all(fd: RawFd, mut vectors: &mut [libc::iovec], offset: u64, durable: b
     Ok(moved)
 }
 
-/// What is left of `vectors` after `moved` bytes.
+/// The rest of `vectors` after `moved` bytes.
 fn skip(mut vectors: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
     while !vectors.is_empty() {
         if moved < vectors[0].iov_len {

@@ -1,4 +1,4 @@
-//! The engine for storage that makes one wait: everything goes through the shard's reactor.
+//! The engine for storage whose calls block: all operations use the shard's reactor.
 
 use weir_block::{Buffer, OwnerId, Reactor, SharedFile, Token, WriteSource};
 

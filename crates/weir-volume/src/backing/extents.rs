@@ -5,8 +5,7 @@ use std::os::fd::RawFd;
 
 use weir_block::{Extent, ExtentState};
 
-/// Most extents in one answer. A shard looks them up in place, so there must not be many at a time; who wants
-/// more asks again from where the answer ends.
+/// Most extents in one answer: limits the work of one lookup. The caller asks again from the end of the answer.
 const MOST: usize = 64;
 
 /// Extents from `offset`; `length` is not zero. Bounds of extents are rounded to `logical_block`, a partly
@@ -18,9 +17,9 @@ pub(super) fn of_file(fd: RawFd, offset: u64, length: u64, logical_block: u64) -
     while at < end && extents.len() < MOST {
         let data = match seek(fd, at, libc::SEEK_DATA) {
             Ok(data) => data / logical_block * logical_block,
-            // Nothing but a hole up to the end of the file, or beyond it.
+            // Only a hole up to the end of the file, or an offset beyond it.
             Err(libc::ENXIO) => end,
-            // The filesystem does not know; then all of it counts as data.
+            // The filesystem does not support this; report all as data.
             Err(libc::EINVAL | libc::EOPNOTSUPP) => at,
             Err(errno) => return Err(errno),
         };
@@ -32,7 +31,7 @@ pub(super) fn of_file(fd: RawFd, offset: u64, length: u64, logical_block: u64) -
         }
         let hole = match seek(fd, at, libc::SEEK_HOLE) {
             Ok(hole) => hole.next_multiple_of(logical_block),
-            // Cut off meanwhile, or unknown.
+            // Truncated meanwhile, or unknown.
             Err(libc::ENXIO | libc::EINVAL | libc::EOPNOTSUPP) => end,
             Err(errno) => return Err(errno),
         };
@@ -44,7 +43,7 @@ pub(super) fn of_file(fd: RawFd, offset: u64, length: u64, logical_block: u64) -
 }
 
 fn seek(fd: RawFd, offset: u64, whence: i32) -> Result<u64, i32> {
-    // SAFETY: no pointers. The file position is used by nobody else: all I/O names its offset.
+    // SAFETY: no pointers. Nothing else uses the file position: all I/O has explicit offsets.
     let found = unsafe { libc::lseek(fd, offset as i64, whence) };
     u64::try_from(found).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

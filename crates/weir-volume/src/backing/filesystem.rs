@@ -1,24 +1,24 @@
-//! Which filesystem a file is on, as far as its I/O and its locks depend on that.
+//! The filesystem of a file, where I/O and locks depend on it.
 
 use std::fs::File;
 use std::io;
 
-/// A filesystem that this kernel keeps by itself, without a server; or another one.
+/// A local filesystem of this kernel, or another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filesystem {
-    /// ext2, ext3 and ext4, which have one number.
+    /// ext2, ext3 and ext4, which share one magic number.
     Ext4,
     Xfs,
     Btrfs,
     /// tmpfs or ramfs.
     Memory,
     Overlay,
-    /// Any other: FUSE, NFS and the like among them.
+    /// Any other, such as FUSE and NFS.
     Other,
 }
 
 impl Filesystem {
-    /// That of an open file, by the number that `statfs(2)` gives.
+    /// The filesystem of an open file, from the magic number of `statfs(2)`.
     pub(super) fn of(file: &File) -> io::Result<Filesystem> {
         Ok(match rustix::fs::fstatfs(file)?.f_type as u64 {
             0xef53 => Filesystem::Ext4,

@@ -1,7 +1,7 @@
-//! Extents of a file are looked up on a thread of the backing's own: `lseek` waits for the filesystem, and a shard must not.
+//! Extent lookups on a thread per backing: `lseek` may block on the filesystem, and a shard must not block.
 //!
-//! The thread exists only while somebody asks, so that a disk whose filesystem hangs costs one thread and no more. A write that
-//! was answered before the question was asked is in the file by then, and is never reported as a hole (P7).
+//! The thread exists only while lookups arrive, so that a hung filesystem costs one thread per disk. A write that completed
+//! before the lookup is in the file, so it is never reported as a hole (P7).
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,11 +17,11 @@ use super::extents;
 /// The slot of the watch for answers; requests never reach it.
 const ANSWERS: u32 = u32::MAX - 1;
 
-/// The thread ends when nobody has asked for this long.
+/// The thread ends after this long without a lookup.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// What is to be looked up.
-pub(super) struct Question {
+/// A range to look up.
+pub(super) struct Lookup {
     /// The request's slot.
     pub slot: u32,
     pub offset: u64,
@@ -29,15 +29,15 @@ pub(super) struct Question {
     pub logical_block: u64,
 }
 
-/// The request's slot and what was found, or the kernel's error number.
+/// The request's slot and its extents, or the kernel's error number.
 pub(super) type Answer = (u32, Result<Vec<Extent>, i32>);
 
-/// The questions of one backing; no more of them than it takes requests.
+/// The lookups of one backing; at most as many as its queue depth.
 pub(super) struct Lookups {
     file: SharedFile,
     owner: OwnerId,
     shared: Option<Arc<Shared>>,
-    /// Questions whose answers were not taken yet.
+    /// Lookups whose answers were not collected yet.
     open: usize,
     watch: Option<WatchId>,
 }
@@ -51,11 +51,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    questions: VecDeque<Question>,
+    lookups: VecDeque<Lookup>,
     answers: Vec<Answer>,
-    /// There is a thread.
+    /// The thread is running.
     running: bool,
-    /// The backing is gone, and the thread is to go.
+    /// The backing was dropped; the thread must end.
     over: bool,
 }
 
@@ -64,18 +64,18 @@ impl Lookups {
         Lookups { file, owner, shared: None, open: 0, watch: None }
     }
 
-    /// Has a question looked up. The answer is there after an event of the backing's owner ([`Lookups::take`]).
+    /// Starts a lookup. The answer is available after an event of the backing's owner ([`Lookups::take`]).
     ///
     /// # Errors
-    /// No thread can be had: the error number.
-    pub fn ask(&mut self, reactor: &mut Reactor, question: Question) -> Result<(), i32> {
-        self.begin(question).map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
+    /// The thread cannot start: the error number.
+    pub fn ask(&mut self, reactor: &mut Reactor, lookup: Lookup) -> Result<(), i32> {
+        self.begin(lookup).map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
         self.open += 1;
         self.watch(reactor);
         Ok(())
     }
 
-    fn begin(&mut self, question: Question) -> io::Result<()> {
+    fn begin(&mut self, lookup: Lookup) -> io::Result<()> {
         let shared = match &self.shared {
             Some(shared) => shared,
             None => self.shared.insert(Arc::new(Shared::new()?)),
@@ -87,7 +87,7 @@ impl Lookups {
             thread::Builder::new().name("weir-extents".into()).spawn(work)?;
             state.running = true;
         }
-        state.questions.push_back(question);
+        state.lookups.push_back(lookup);
         shared.asked.notify_one();
         Ok(())
     }
@@ -95,7 +95,7 @@ impl Lookups {
     /// After an event: the answers that have arrived.
     pub fn take(&mut self, reactor: &mut Reactor) -> Vec<Answer> {
         let Some(shared) = &self.shared else { return Vec::new() };
-        // The watch is used up. The count first: what arrives after this wakes us again.
+        // The watch has fired. Reset the count first: a later answer wakes us again.
         self.watch = None;
         shared.reset();
         let answers = std::mem::take(&mut shared.lock().answers);
@@ -140,26 +140,26 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread.
+    /// The thread's main loop.
     fn work(&self, file: &Descriptor) {
-        while let Some(Question { slot, offset, length, logical_block }) = self.next() {
+        while let Some(Lookup { slot, offset, length, logical_block }) = self.next() {
             let found = extents::of_file(file.as_raw_fd(), offset, length, logical_block);
             self.lock().answers.push((slot, found));
             let one = 1u64.to_ne_bytes();
-            // SAFETY: eight readable bytes. It cannot fail: the count is reset with every event.
+            // SAFETY: eight readable bytes. It cannot fail: every event resets the count.
             unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         }
     }
 
-    /// Waits for a question; `None` when the thread is to end.
-    fn next(&self) -> Option<Question> {
-        let idle = |state: &mut State| state.questions.is_empty() && !state.over;
+    /// Waits for a lookup; `None` when the thread must end.
+    fn next(&self) -> Option<Lookup> {
+        let idle = |state: &mut State| state.lookups.is_empty() && !state.over;
         let waited = self.asked.wait_timeout_while(self.lock(), LINGER, idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let question = if state.over { None } else { state.questions.pop_front() };
-        // Whoever asks from here on starts another thread.
-        state.running = question.is_some();
-        question
+        let lookup = if state.over { None } else { state.lookups.pop_front() };
+        // A later lookup starts another thread.
+        state.running = lookup.is_some();
+        lookup
     }
 
     fn reset(&self) {

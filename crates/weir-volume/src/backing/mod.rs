@@ -23,47 +23,46 @@ use weir_block::{
 use crate::error::VolumeError;
 use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
-use lookups::{Lookups, Question};
+use lookups::{Lookup, Lookups};
 pub use marker::{Mark, Trace};
-pub use storage::Medium;
 use storage::Storage;
-use zeroing::{Way, Ways, ZeroJob};
+pub use storage::StorageKind;
+use zeroing::{Method, Methods, ZeroJob};
 
-/// The slot of the sync that answers a group of flushes; requests never reach it.
+/// The slot of the sync for a group of flushes; requests never use it.
 const SYNC: u32 = u32::MAX;
 
-/// Most requests under way to storage for which the ring keeps a thread for each: one that hangs must leave threads to the
+/// Most requests in flight to storage whose requests each occupy a thread of the ring: a hung one must leave threads for the
 /// shard's other disks (P10).
 const MOST_WAITING: usize = 64;
 
-/// How operations are done.
+/// How operations are executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// In place for files in memory, through the reactor for everything else.
+    /// Synchronous for files in memory, the reactor for everything else.
     #[default]
     Auto,
-    /// Through the reactor, always.
+    /// Always the reactor.
     Reactor,
-    /// In place, through the page cache, always. The shard waits for the storage: only for storage that never makes one
-    /// wait.
+    /// Always synchronous, with the page cache. Blocks the shard: only for storage that never blocks.
     Inline,
 }
 
-/// How a backing is opened.
+/// Options for opening a backing.
 #[derive(Clone, Debug)]
 pub struct BackingOptions {
-    /// Takes writes.
+    /// Opens for writing.
     pub writable: bool,
-    /// Size of the disk in bytes, from its record; without it, the size of the file or device. A shorter file reads as
-    /// zeroes behind its end.
+    /// Size of the disk in bytes, from its record; without it, the size of the file or device. A shorter file reads as zeroes
+    /// after its end.
     pub size: Option<u64>,
-    /// 512 or 4096 bytes, from the disk's record; without it, 512 where the storage can, otherwise 4096.
+    /// 512 or 4096 bytes, from the disk's record; without it, 512 if the storage supports it, otherwise 4096.
     pub logical_block: Option<u32>,
     /// Most requests in flight (1 or more).
     pub depth: usize,
-    /// How operations are done.
+    /// How operations are executed.
     pub engine: EngineChoice,
-    /// By which a successor sees whether requests of this process are still under way after its end.
+    /// Shows a successor whether requests of this process are still in flight after its end.
     pub mark: Option<Mark>,
 }
 
@@ -85,20 +84,20 @@ enum Engine {
     Sync(SyncEngine),
 }
 
-/// An operation's end, from either engine.
+/// A completed operation of either engine.
 struct Finished {
     slot: u32,
     result: Result<u64, i32>,
     buffer: Option<Buffer>,
 }
 
-/// A request taken and not yet answered.
+/// A request accepted and not yet completed.
 struct Pending {
     tag: Tag,
     step: Step,
 }
 
-/// What a request is waiting for.
+/// What a request waits for.
 enum Step {
     Read,
     Write,
@@ -107,11 +106,11 @@ enum Step {
     Extents,
 }
 
-/// A file or block device that takes requests.
+/// A file or block device as a layer.
 pub struct FileBacking {
     path: PathBuf,
     file: SharedFile,
-    medium: Medium,
+    storage_kind: StorageKind,
     direct: bool,
     info: LayerInfo,
     owner: OwnerId,
@@ -120,23 +119,22 @@ pub struct FileBacking {
     pending: Slab<Pending>,
     lookups: Lookups,
     ready: Vec<Completion>,
-    /// Results being worked off; empty between calls, kept for its memory.
+    /// Results in processing; empty between calls, kept to reuse the memory.
     round: Vec<Finished>,
     flushes: Group<u32>,
-    ways: Ways,
+    methods: Methods,
     /// Zeroes to write from.
     zeroes: Rc<Region>,
-    /// The shard's buffers, for copies of lent payloads.
+    /// The shard's buffers, for copies of borrowed payloads.
     pool: BufferPool,
-    /// When the shard's buffers are all taken, perhaps by requests that wait for this very layer, writes go on
-    /// through this.
+    /// Reserve for writes when the shard's buffers are exhausted, perhaps by requests that wait for this layer.
     reserve: BufferPool,
-    /// A sync failed and the page cache may have dropped what it could not write: no flush can succeed any more (P8).
+    /// A sync failed and the page cache may have dropped dirty pages: every later flush fails (P8).
     lost: Option<i32>,
 }
 
-/// A file or block device that was opened and examined, on a thread that may wait for the storage, and is to become a
-/// [`FileBacking`] on its shard.
+/// An opened and examined file or block device, before it becomes a [`FileBacking`] on its shard. Opening blocks on the storage,
+/// so another thread does it.
 pub struct OpenedFile {
     path: PathBuf,
     storage: Storage,
@@ -145,8 +143,8 @@ pub struct OpenedFile {
 }
 
 impl OpenedFile {
-    /// Opens the file or block device at `path`. Waits for as long as the storage does not answer, so that a shard never
-    /// calls it. Closing, which dropping does, may wait as well.
+    /// Opens the file or block device at `path`. Blocks while the storage does not answer, so a shard never calls it. Dropping
+    /// closes the file and may block, too.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::NotABacking`], [`VolumeError::Busy`] (a device that this host uses
@@ -155,13 +153,13 @@ impl OpenedFile {
         let storage = Storage::open(path, options)?;
         let size = options.size.unwrap_or(storage.length);
         check_size(path, size, storage.logical_block)?;
-        check_device(path, size, storage.medium, storage.length)?;
+        check_device(path, size, storage.kind, storage.length)?;
         Ok(OpenedFile { path: path.to_path_buf(), storage, size, options: options.clone() })
     }
 }
 
 impl FileBacking {
-    /// Opens the file or block device at `path` for the shard of `reactor`, and waits for the storage.
+    /// Opens the file or block device at `path` for the shard of `reactor`. Blocks on the storage.
     ///
     /// # Errors
     /// As for [`OpenedFile::open`] and [`FileBacking::new`].
@@ -173,7 +171,7 @@ impl FileBacking {
         FileBacking::new(reactor, OpenedFile::open(path, options)?)
     }
 
-    /// Takes what was opened to the shard of `reactor`. Waits for nothing.
+    /// Moves an opened file to the shard of `reactor`. Does not block.
     ///
     /// # Errors
     /// [`VolumeError::Io`]: no memory for zeroes to write from.
@@ -188,7 +186,7 @@ impl FileBacking {
             SharedFile::offloaded(storage.file)
         };
         let inline = match options.engine {
-            EngineChoice::Auto => storage.medium == Medium::Memory,
+            EngineChoice::Auto => storage.kind == StorageKind::Memory,
             EngineChoice::Reactor => false,
             EngineChoice::Inline => true,
         };
@@ -197,22 +195,22 @@ impl FileBacking {
         } else {
             Engine::Uring(UringEngine::new(file.clone(), owner))
         };
-        let ways = Ways { punch: storage.punches, zero_range: storage.zeroes };
+        let methods = Methods { punch: storage.punches, zero_range: storage.zeroes };
         let info = LayerInfo {
             size,
             logical_block: storage.logical_block,
             preferred_block: storage.preferred_block,
             max_transfer: LARGEST as u32,
             writable: options.writable,
-            fast_zeroes: ways.punch || ways.zero_range,
-            discards: ways.punch,
+            fast_zeroes: methods.punch || methods.zero_range,
+            discards: methods.punch,
         };
         let most = if storage.begins_at_once || inline { usize::MAX } else { MOST_WAITING };
         Ok(FileBacking {
             path,
             lookups: Lookups::new(file.clone(), owner),
             file,
-            medium: storage.medium,
+            storage_kind: storage.kind,
             direct: storage.direct,
             info,
             owner,
@@ -222,7 +220,7 @@ impl FileBacking {
             ready: Vec::new(),
             round: Vec::new(),
             flushes: Group::default(),
-            ways,
+            methods,
             zeroes: Rc::new(zeroes),
             pool: reactor.buffers().clone(),
             reserve: BufferPool::new(LARGEST),
@@ -230,54 +228,52 @@ impl FileBacking {
         })
     }
 
-    /// Where the bytes are.
+    /// The path of the file or device.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the bytes are on.
+    /// The kind of storage.
     #[must_use]
-    pub fn medium(&self) -> Medium {
-        self.medium
+    pub fn storage_kind(&self) -> StorageKind {
+        self.storage_kind
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// The owner that this backing's events carry: whoever drives the shard brings them to
-    /// [`Layer::on_event`].
+    /// The owner in this backing's events: the shard's loop passes them to [`Layer::on_event`].
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         self.owner
     }
 
-    /// The disk has another size from now on: that of its record, in bytes, whatever the file's length is. A file that is
-    /// shorter reads as zeroes behind its end. Waits for nothing.
+    /// Sets the disk's size to that of its record, in bytes, whatever the file's length. A shorter file reads as zeroes after its
+    /// end. Does not block.
     ///
     /// # Errors
-    /// [`VolumeError::InvalidSize`]: not a multiple of the logical block, or more than the device has; the old size then
-    /// stays.
+    /// [`VolumeError::InvalidSize`]: not a multiple of the logical block, or larger than the device; the size is then unchanged.
     pub fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         check_size(&self.path, size, self.info.logical_block)?;
-        if self.medium == Medium::Device {
+        if self.storage_kind == StorageKind::Device {
             let length = storage::length(self.file.as_raw_fd())
                 .map_err(|error| VolumeError::from_io("examining", &self.path, error))?;
-            check_device(&self.path, size, self.medium, length)?;
+            check_device(&self.path, size, self.storage_kind, length)?;
         }
         self.info.size = size;
         Ok(())
     }
 
-    /// Takes a request in; its slot.
+    /// Stores a request; returns its slot.
     fn take(&mut self, tag: Tag, step: Step) -> u32 {
         self.pending.insert(Pending { tag, step }) as u32
     }
 
-    /// Answers a request that never went to the storage.
+    /// Completes a request without storage I/O.
     fn answer(&mut self, tag: Tag, result: Result<Outcome, IoError>) {
         self.ready.push(Completion { tag, result });
     }
@@ -324,19 +320,18 @@ impl FileBacking {
 
     fn extents(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, length: u64) {
         let logical_block = u64::from(self.info.logical_block);
-        match self.medium {
-            Medium::Device => {
+        match self.storage_kind {
+            StorageKind::Device => {
                 let all = vec![Extent { offset, length, state: ExtentState::Allocated }];
                 self.answer(tag, Ok(Outcome::Extents(all)));
             }
-            Medium::Memory => {
+            StorageKind::Memory => {
                 let found = extents::of_file(self.file.as_raw_fd(), offset, length, logical_block);
                 self.answer(tag, extents_outcome(found));
             }
-            Medium::File => {
+            StorageKind::File => {
                 let slot = self.take(tag, Step::Extents);
-                if let Err(errno) =
-                    self.lookups.ask(reactor, Question { slot, offset, length, logical_block })
+                if let Err(errno) = self.lookups.ask(reactor, Lookup { slot, offset, length, logical_block })
                 {
                     self.finish(slot, extents_outcome(Err(errno)));
                 }
@@ -344,7 +339,7 @@ impl FileBacking {
         }
     }
 
-    /// What the lookup thread has found out.
+    /// Completes requests with the lookup thread's answers.
     fn take_lookups(&mut self, reactor: &mut Reactor) {
         for (slot, found) in self.lookups.take(reactor) {
             self.finish(slot, extents_outcome(found));
@@ -356,7 +351,7 @@ impl FileBacking {
         self.zero_next(reactor, slot, job);
     }
 
-    /// Starts the next piece of a range to be zeroed, or ends the request.
+    /// Starts the next piece of a zero request, or completes it.
     fn zero_next(&mut self, reactor: &mut Reactor, slot: u32, mut job: ZeroJob) {
         if job.next == job.end {
             if job.fua {
@@ -367,16 +362,16 @@ impl FileBacking {
             }
             return;
         }
-        let Some(way) = self.ways.choose(job.may_unmap, job.fast_only) else {
+        let Some(method) = self.methods.choose(job.may_unmap, job.fast_only) else {
             let error =
                 IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
             return self.finish(slot, Err(error));
         };
-        job.way = way;
+        job.method = method;
         let (offset, length) = (job.next, job.piece());
         job.started = offset + length;
         self.pending[slot as usize].step = Step::Zero(job);
-        match (way.mode(), &mut self.engine) {
+        match (method.mode(), &mut self.engine) {
             (Some(mode), Engine::Uring(engine)) => engine.allocate(reactor, slot, mode, offset, length),
             (Some(mode), Engine::Sync(engine)) => engine.allocate(slot, mode, offset, length),
             (None, Engine::Uring(engine)) => {
@@ -398,10 +393,10 @@ impl FileBacking {
     ) {
         match result {
             Ok(_) => job.next = job.started,
-            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if job.way != Way::Write => {
-                self.ways.rule_out(job.way);
-                self.info.discards = self.ways.punch;
-                self.info.fast_zeroes = self.ways.punch || self.ways.zero_range;
+            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if job.method != Method::Write => {
+                self.methods.rule_out(job.method);
+                self.info.discards = self.methods.punch;
+                self.info.fast_zeroes = self.methods.punch || self.methods.zero_range;
             }
             Err(errno) => return self.finish(slot, Err(IoError::from_errno(errno, "zeroing the backing"))),
         }
@@ -410,8 +405,8 @@ impl FileBacking {
 
     fn sync_finished(&mut self, result: Result<u64, i32>) {
         let mut flushes = std::mem::take(&mut self.flushes);
-        // The kernel reports a failed write-back once, then forgets it together with the data. Direct writes are not
-        // in the page cache: there the next sync tells the truth.
+        // The kernel reports a failed write-back once, then drops the error and the data. Direct writes are not in the page
+        // cache: there the next sync is reliable.
         if let (Err(errno), false) = (result, self.direct) {
             self.lost = Some(errno);
         }
@@ -427,13 +422,13 @@ impl FileBacking {
         if slot == SYNC {
             return self.sync_finished(result);
         }
-        // Buffers of writes go back to their pool here.
+        // Buffers of writes return to their pool here.
         match self.pending[slot as usize].step {
             Step::Read => {
                 let read = result.map_err(|errno| IoError::from_errno(errno, "reading the backing"));
                 let outcome = read.map(|count| {
                     let mut buffer = buffer.expect("a read returns its buffer");
-                    // Behind the end of a file that is shorter than the disk.
+                    // After the end of a file that is shorter than the disk.
                     buffer.bytes_mut()[count as usize..].fill(0);
                     Outcome::Read(buffer)
                 });
@@ -444,7 +439,7 @@ impl FileBacking {
                 self.finish(slot, written.map(|_| Outcome::Done));
             }
             Step::Zero(job) => self.zero_finished(reactor, slot, job, result),
-            Step::Sync => unreachable!("a flush waits for the sync's own slot"),
+            Step::Sync => unreachable!("a flush waits in the sync's slot"),
             Step::Extents => unreachable!("extents come from the lookup thread"),
         }
     }
@@ -509,7 +504,7 @@ impl Layer for FileBacking {
 
     fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
         self.start_sync(reactor);
-        // One round only: a large range that is zeroed in place lets others have their turn between its pieces.
+        // One round only: other requests run between the pieces of a large synchronous zero request.
         let mut round = std::mem::take(&mut self.round);
         if let Engine::Sync(engine) = &mut self.engine {
             std::mem::swap(&mut round, &mut engine.finished);
@@ -574,13 +569,13 @@ fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: boo
         may_unmap,
         fast_only,
         fua,
-        way: Way::Write,
+        method: Method::Write,
     }
 }
 
-fn check_device(path: &Path, size: u64, medium: Medium, length: u64) -> Result<(), VolumeError> {
-    if medium == Medium::Device && size > length {
-        let reason = "is more than the device has";
+fn check_device(path: &Path, size: u64, storage_kind: StorageKind, length: u64) -> Result<(), VolumeError> {
+    if storage_kind == StorageKind::Device && size > length {
+        let reason = "is larger than the device";
         return Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason });
     }
     Ok(())

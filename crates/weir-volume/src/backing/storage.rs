@@ -1,4 +1,4 @@
-//! What kind of storage a path leads to, and how it wants to be asked.
+//! The kind of storage at a path, and its requirements.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,22 +14,22 @@ use crate::error::VolumeError;
 /// Memory alignment that every gathered piece has (see `weir_block::Destage`), in bytes.
 const PIECE_ALIGNMENT: u32 = 512;
 
-/// What a backing's bytes are on.
+/// The kind of storage of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
-    /// A file on a filesystem of its own device or server.
+pub enum StorageKind {
+    /// A file on a filesystem with a device or server.
     File,
     /// A block device.
     Device,
-    /// A file that lives in this host's memory (tmpfs, ramfs).
+    /// A file in this host's memory (tmpfs, ramfs).
     Memory,
 }
 
-/// An opened file or device, before anything is asked of it.
+/// An opened file or device, before its first request.
 pub(super) struct Storage {
     pub file: File,
-    pub medium: Medium,
-    /// Goes past the page cache.
+    pub kind: StorageKind,
+    /// Bypasses the page cache.
     pub direct: bool,
     /// Length of the file or device, in bytes.
     pub length: u64,
@@ -41,15 +41,15 @@ pub(super) struct Storage {
     pub punches: bool,
     /// `FALLOC_FL_ZERO_RANGE` is worth a try.
     pub zeroes: bool,
-    /// Requests can be begun without waiting for the storage. Otherwise the ring keeps a thread for each (FUSE, NFS).
+    /// Requests can start without blocking. Otherwise each occupies a thread of the ring (FUSE, NFS).
     pub begins_at_once: bool,
 }
 
 impl Storage {
-    /// Waits for the storage, for as long as that does not answer.
+    /// Blocks while the storage does not answer.
     pub fn open(path: &Path, options: &BackingOptions) -> Result<Storage, VolumeError> {
         let failed = |error| VolumeError::from_io("opening", path, error);
-        // Looked at before it is opened: opening a FIFO would wait, opening a tape would rewind it.
+        // Check the type before opening: opening a FIFO would block, opening a tape would rewind it.
         let metadata = std::fs::metadata(path).map_err(failed)?;
         let device = metadata.file_type().is_block_device();
         if !device && !metadata.is_file() {
@@ -59,28 +59,28 @@ impl Storage {
             refuse_if_claimed(path)?;
         }
         let file = OpenOptions::new().read(true).write(options.writable).open(path).map_err(failed)?;
-        // Before any request: whoever does not see the mark takes it that there are none.
+        // Before any request: a successor that sees no mark assumes that no request is in flight.
         if let Some(mark) = options.mark {
-            mark.leave(&file).map_err(|error| VolumeError::from_io("marking", path, error))?;
+            mark.set(&file).map_err(|error| VolumeError::from_io("marking", path, error))?;
         }
-        let medium = if device { Medium::Device } else { medium_of(&file).map_err(failed)? };
-        // Done in place, writes come straight from borrowed memory of any alignment.
-        let cached = medium == Medium::Memory || options.engine == EngineChoice::Inline;
-        let alignment = if cached { None } else { direct(&file, medium).map_err(failed)? };
+        let kind = if device { StorageKind::Device } else { kind_of(&file).map_err(failed)? };
+        // Synchronous writes use borrowed memory of any alignment.
+        let cached = kind == StorageKind::Memory || options.engine == EngineChoice::Inline;
+        let alignment = if cached { None } else { direct(&file, kind).map_err(failed)? };
         let able = alignment.unwrap_or(512);
         let logical_block = choose_logical_block(path, options.logical_block, able)?;
         let length = length(file.as_raw_fd()).map_err(failed)?;
-        let (punches, zeroes) = if options.writable { zeroing(medium, &metadata) } else { (false, false) };
+        let (punches, zeroes) = if options.writable { zeroing(kind, &metadata) } else { (false, false) };
         let physical = if device { physical_block(file.as_raw_fd()) } else { 4096 };
         Ok(Storage {
-            medium,
+            kind,
             direct: alignment.is_some(),
             length,
             logical_block,
             preferred_block: physical.clamp(4096, 64 << 10),
             punches,
             zeroes,
-            begins_at_once: begins_at_once(&file, medium).map_err(failed)?,
+            begins_at_once: begins_at_once(&file, kind).map_err(failed)?,
             file,
         })
     }
@@ -101,7 +101,7 @@ fn refuse_if_claimed(path: &Path) -> Result<(), VolumeError> {
         match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
             Ok(_) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                // Another owner may be asking the same at this moment; that passes.
+                // Another owner may be testing at this moment; retry.
                 if attempt < ATTEMPTS {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -112,17 +112,17 @@ fn refuse_if_claimed(path: &Path) -> Result<(), VolumeError> {
     Err(VolumeError::Busy(path.to_path_buf()))
 }
 
-fn medium_of(file: &File) -> io::Result<Medium> {
-    Ok(if Filesystem::of(file)? == Filesystem::Memory { Medium::Memory } else { Medium::File })
+fn kind_of(file: &File) -> io::Result<StorageKind> {
+    Ok(if Filesystem::of(file)? == Filesystem::Memory { StorageKind::Memory } else { StorageKind::File })
 }
 
-/// Switches to direct I/O. The unit for offsets and lengths in bytes, or `None` when the storage has no direct I/O
-/// that suits us: then everything goes through the page cache, which a flush empties.
-fn direct(file: &File, medium: Medium) -> io::Result<Option<u32>> {
+/// Switches to direct I/O. The unit for offsets and lengths in bytes, or `None` without suitable direct I/O: then all I/O uses
+/// the page cache, which a flush writes out.
+fn direct(file: &File, kind: StorageKind) -> io::Result<Option<u32>> {
     let (memory, offset) = match direct_alignment(file)? {
         Some((0, _) | (_, 0)) => return Ok(None),
         Some(alignment) => alignment,
-        None if medium == Medium::Device => {
+        None if kind == StorageKind::Device => {
             let block = logical_block(file.as_raw_fd());
             (block, block)
         }
@@ -140,7 +140,7 @@ fn direct(file: &File, medium: Medium) -> io::Result<Option<u32>> {
     }
 }
 
-/// Alignment of memory and of offsets as the filesystem states it (Linux 6.1 and later); zero means no direct I/O.
+/// Alignment of memory and of offsets as the filesystem reports it (Linux 6.1 and later); zero means no direct I/O.
 fn direct_alignment(file: &File) -> io::Result<Option<(u32, u32)>> {
     let mask = rustix::fs::StatxFlags::from_bits_retain(libc::STATX_DIOALIGN);
     let stat = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, mask)?;
@@ -148,7 +148,7 @@ fn direct_alignment(file: &File) -> io::Result<Option<(u32, u32)>> {
     Ok(stated.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align)))
 }
 
-/// Without a statement, one read off a 4096-byte boundary tells.
+/// If the filesystem does not report it, one read off a 4096-byte boundary shows it.
 fn probe_offset_unit(file: &File) -> u32 {
     #[repr(align(4096))]
     struct Aligned([u8; 512]);
@@ -166,25 +166,25 @@ fn choose_logical_block(path: &Path, asked: Option<u32>, able: u32) -> Result<u3
     Ok(asked)
 }
 
-/// Whether it is worth a try to punch holes, and to zero ranges without sending zeroes. A file is not tried here: `fallocate`
-/// waits for all direct I/O to it, also for that of a former owner that is stuck behind a slow device. What a filesystem
-/// turns out not to do is not tried again.
-fn zeroing(medium: Medium, metadata: &std::fs::Metadata) -> (bool, bool) {
-    match medium {
-        // Without hardware help the kernel would write the zeroes itself, which is not fast and cannot be interrupted.
-        Medium::Device => {
+/// Whether to try punching holes, and zeroing ranges without writing zeroes. Files are not tested here: `fallocate` waits for all
+/// direct I/O to the file, even for a former owner's that is stuck behind a slow device. An operation that fails as unsupported
+/// is not tried again.
+fn zeroing(kind: StorageKind, metadata: &std::fs::Metadata) -> (bool, bool) {
+    match kind {
+        // Without hardware support the kernel would write the zeroes itself, which is slow and cannot be interrupted.
+        StorageKind::Device => {
             let offloads = device_offloads_zeroes(metadata.rdev());
             (offloads, offloads)
         }
-        Medium::File => (true, true),
-        Medium::Memory => (true, false),
+        StorageKind::File => (true, true),
+        StorageKind::Memory => (true, false),
     }
 }
 
-/// Whether a request is begun without waiting for the storage: on block devices and on filesystems of this kernel that keep
-/// `RWF_NOWAIT`. Others say that they keep it and wait all the same (FUSE, with more than a dozen requests under way).
-fn begins_at_once(file: &File, medium: Medium) -> io::Result<bool> {
-    if medium != Medium::File {
+/// Whether a request starts without blocking: on block devices and on local filesystems that honour `RWF_NOWAIT`. Others accept
+/// the flag and block nevertheless (FUSE, with more than a dozen requests in flight).
+fn begins_at_once(file: &File, kind: StorageKind) -> io::Result<bool> {
+    if kind != StorageKind::File {
         return Ok(true);
     }
     Ok(matches!(Filesystem::of(file)?, Filesystem::Ext4 | Filesystem::Xfs | Filesystem::Btrfs))
@@ -192,7 +192,7 @@ fn begins_at_once(file: &File, medium: Medium) -> io::Result<bool> {
 
 fn device_offloads_zeroes(device: u64) -> bool {
     let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-    // A partition has no queue of its own; its disk is one directory up.
+    // A partition has no queue; its disk is one directory up.
     [format!("{base}/queue"), format!("{base}/../queue")]
         .iter()
         .find_map(|queue| std::fs::read_to_string(format!("{queue}/write_zeroes_max_bytes")).ok())

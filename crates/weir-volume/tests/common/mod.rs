@@ -1,4 +1,4 @@
-//! What the tests of backings share: a shard's loop around one backing, and filesystems to try it on.
+//! Helpers for tests of backings: a shard's loop around one backing, and test filesystems.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl Shard {
         Shard { reactor, backing, done: Vec::new(), events: Vec::new(), next_tag: 1 << 32 }
     }
 
-    /// One turn of the loop; sleeps only when there is something to wait for.
+    /// One turn of the loop; blocks only while operations are in flight.
     pub fn turn(&mut self) {
         self.backing.advance(&mut self.reactor, &mut self.done);
         let deadline = if self.done.is_empty() { self.backing.deadline() } else { Nanos(0) };
@@ -59,7 +59,7 @@ impl Shard {
         }
     }
 
-    /// Turns until nothing is in flight; what completed.
+    /// Turns until nothing is in flight; returns the completions.
     pub fn drain(&mut self) -> Vec<Completion> {
         while self.backing.in_flight() > 0 {
             self.turn();
@@ -76,12 +76,12 @@ impl Shard {
         Tag(self.next_tag)
     }
 
-    /// Submits one request and waits for its answer; nothing else may be in flight.
+    /// Submits one request and waits for its completion; nothing else may be in flight.
     pub fn ask(&mut self, request: Request<'_>) -> Result<Outcome, IoError> {
         let (kind, (_, bytes), tag) = (request.kind(), request.range(), request.tag());
         assert!(
             self.backing.has_room(kind, bytes),
-            "{kind:?} of {bytes} bytes finds room in an idle backing"
+            "an idle backing has no room for {kind:?} of {bytes} bytes"
         );
         self.submit(request);
         let mut done = self.drain();
@@ -111,24 +111,24 @@ impl Shard {
     }
 }
 
-/// Asserts that a request brought nothing but success.
+/// Asserts that a request succeeded without data.
 pub fn done(outcome: Outcome) {
     assert!(matches!(outcome, Outcome::Done), "{outcome:?}");
 }
 
-/// A loop device over a sparse file, gone with the value.
+/// A loop device over a sparse file; removed on drop.
 pub struct LoopDevice {
     pub device: PathBuf,
     directory: tempfile::TempDir,
 }
 
 impl LoopDevice {
-    /// `None`, with a word to whoever reads the test's output, where loop devices are not to be had.
+    /// `None`, with a message in the test's output, where loop devices are not available.
     pub fn new(size: u64) -> Option<LoopDevice> {
         LoopDevice::with_sectors(size, 512)
     }
 
-    /// With sectors of so many bytes.
+    /// With sectors of `sector` bytes.
     pub fn with_sectors(size: u64, sector: u32) -> Option<LoopDevice> {
         let directory = scratch();
         let file = directory.path().join("image");
@@ -159,7 +159,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A filesystem of its own on a loop device, gone with the value.
+/// A filesystem on a loop device; removed on drop.
 pub struct Mount {
     pub path: PathBuf,
     _directory: tempfile::TempDir,
@@ -167,7 +167,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// `mkfs` as in `mkfs.ext4`. `None` where loop devices are not to be had.
+    /// `mkfs` as in `mkfs.ext4`. `None` where loop devices are not available.
     pub fn new(mkfs: &str, size: u64) -> Option<Mount> {
         let device = LoopDevice::new(size)?;
         let directory = scratch();

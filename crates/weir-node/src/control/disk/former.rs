@@ -114,7 +114,7 @@ impl DiskTask {
             match self.formers.traces.get(&former.node) {
                 Some(Trace::Gone) => Evidence::Ended,
                 Some(Trace::Unknown) => Evidence::Declared,
-                Some(Trace::UnderWay) | None => Evidence::UnderWay,
+                Some(Trace::InFlight) | None => Evidence::UnderWay,
             }
         } else if self.node.world.has_stopped(&former.node) {
             Evidence::Declared
@@ -181,7 +181,7 @@ impl DiskTask {
             None => {
                 let (now, grace) = (Nanos::now(), self.node.config.lease.fence_grace.0);
                 let since = *self.formers.unseen.entry(process.clone()).or_insert(now);
-                if now < since + grace || self.formers.traces.get(&process) == Some(&Trace::UnderWay) {
+                if now < since + grace || self.formers.traces.get(&process) == Some(&Trace::InFlight) {
                     return;
                 }
                 // If every look fails, nobody ever sees an end: the fence grace decides, so that guests do not wait for ever (P9).

@@ -55,7 +55,7 @@ async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mp
     let (commands, mut queue) = mpsc::channel(16);
     let (told, heard) = mpsc::channel(64);
     tokio::spawn(async move {
-        let mut seen = Trace::UnderWay;
+        let mut seen = Trace::InFlight;
         let mut held = Vec::new();
         while let Some(command) = queue.recv().await {
             let _ = told.send(format!("{command:?}")).await;
