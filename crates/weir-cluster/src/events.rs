@@ -1,4 +1,4 @@
-//! The cluster's events: what happened, for operators, bounded.
+//! The cluster's events, for operators; bounded in number.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::records::{EventRecord, NodeRef, Record, keys};
 use crate::registry::{MAX_TRANSACTION, Registry, RegistryError, Transaction};
 
-/// Events that are kept; the oldest are pruned, a little late.
+/// Events kept; the oldest are pruned, with some delay.
 pub const MAX_EVENTS: usize = 1000;
-/// Longest text of an event, in bytes; longer ones are cut.
+/// Longest text of an event, in bytes; longer ones are truncated.
 pub const MAX_TEXT: usize = 4096;
 /// Events between two prunings by one process.
 const PRUNE_EVERY: u64 = 32;
@@ -21,7 +21,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Events as seen by `node`.
+    /// Events written by `node`.
     #[must_use]
     pub fn new(registry: Arc<dyn Registry>, node: NodeRef) -> Events {
         Events { registry, node, written: AtomicU64::new(0) }
@@ -30,7 +30,7 @@ impl Events {
     /// Writes an event.
     ///
     /// # Errors
-    /// What the registry says. An event is for people: its loss is worth a line in the log, no more.
+    /// The registry's error. Events are informative: callers only log a loss.
     pub async fn record(&self, kind: &str, subject: &str, text: &str) -> Result<(), RegistryError> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let time_unix_ms = weir_task::unix_millis();

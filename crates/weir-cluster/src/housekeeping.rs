@@ -1,28 +1,24 @@
-//! Takes away what nobody asks for any more (P10): each start of a node may leave a `stopped/` behind, each
-//! takeover a `released/`.
+//! Deletes notes that no disk needs (P10): each start of a node may leave a `stopped/` note, each takeover a `released/` note.
 
 use std::collections::BTreeSet;
 
 use crate::records::{DiskRecord, Record, keys};
 use crate::registry::{Entry, MAX_TRANSACTION, Registry, RegistryError, Transaction};
 
-/// Deletes every `stopped/` and `released/` that no disk's record asks for; returns how many. Call it now and
-/// then, from any node.
-///
-/// A `stopped/` is asked for by a disk whose owner, replica or former owner it names. One that came after this
-/// looked is kept. What is read first is the notes and then the disks: a process that is known to have
-/// stopped gets into no record any more, because whoever claims a disk does so under
+/// Deletes every `stopped/` and `released/` note that no disk's record needs; returns the number. Call it occasionally, from any
+/// node. A disk needs the `stopped/` note of its owner, replicas and former owners. Notes written after the listing are kept. The
+/// order is notes first, then disks: no record can name a stopped process later, because every claim carries
 /// [`crate::membership::NodeSession::guard`].
 ///
 /// # Errors
-/// What the registry says. A disk record that cannot be read keeps everything: it may ask for anything.
+/// The registry's error. An unreadable disk record keeps all notes: it may need any of them.
 pub async fn prune_notes(registry: &dyn Registry) -> Result<usize, RegistryError> {
     let mut notes = registry.list(keys::STOPPED).await?.entries;
     notes.extend(registry.list(keys::RELEASED).await?.entries);
     let mut wanted = BTreeSet::new();
     for entry in registry.list(keys::DISKS).await?.entries {
         match DiskRecord::of(&entry) {
-            Ok(disk) => wanted.extend(asked_for(&disk)),
+            Ok(disk) => wanted.extend(needed_notes(&disk)),
             Err(error) => {
                 tracing::warn!(key = entry.key, %error, "keeping all notes");
                 return Ok(0);
@@ -37,8 +33,8 @@ pub async fn prune_notes(registry: &dyn Registry) -> Result<usize, RegistryError
     Ok(surplus.len())
 }
 
-/// The notes that can still matter to a disk.
-fn asked_for(disk: &DiskRecord) -> Vec<String> {
+/// The notes that a disk needs.
+fn needed_notes(disk: &DiskRecord) -> Vec<String> {
     let former = disk.former.iter();
     let released = former.clone().map(|former| keys::released(&disk.name, former.epoch, &former.node.node));
     let nodes = disk.owner.iter().chain(&disk.replicas).chain(former.map(|former| &former.node));

@@ -1,16 +1,14 @@
-//! The registry and the cluster logic on top of it (DESIGN §6).
+//! The registry and the cluster logic on top of it.
 //!
 //! - [`registry`]: the trait that every registry implements: keys with revisions, compare-and-swap of
 //!   several keys at once, watches, leases.
 //! - [`embedded`]: the registry of a single machine, in one durable file.
 //! - [`remote`]: that registry served on a Unix socket, and the client for it.
-//! - [`records`]: what is kept under which key, and in which form.
-//! - [`ownership`]: which change of a disk's configuration is allowed (P2, P3). Pure functions.
-//! - [`placement`]: who takes over and where replicas go. Pure functions; every node computes the same.
-//! - [`membership`]: this node's lease and the view of the others.
-//!
-//! Nothing here is on the way of an I/O. The data path reads one atomic number, the lease deadline of
-//! [`membership::NodeSession`].
+//! - [`records`]: the keys and the format of their values.
+//! - [`ownership`]: allowed changes of a disk's configuration (P2, P3). Pure functions.
+//! - [`placement`]: chooses the successor, replicas and guards. Pure functions; every node computes the same.
+//! - [`membership`]: this node's lease and the view of the others. Nothing here is on the I/O path. The data path reads one
+//!   atomic number, the lease deadline of [`membership::NodeSession`].
 
 pub mod embedded;
 pub mod events;

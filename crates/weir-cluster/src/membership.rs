@@ -1,4 +1,4 @@
-//! This node's place in the cluster: its lease, its record, and the moment until which it may trust them.
+//! This node's membership in the cluster: its lease, its record, and the deadline of its trust in them.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::registry::{
 use crate::right::SessionLease;
 use crate::view::View;
 
-/// All nodes whose lease stands; start it with [`keys::NODES`].
+/// All nodes with a valid lease; start it with [`keys::NODES`].
 pub type LiveNodes = View<NodeRecord>;
 
-/// How long a node is trusted without a word from it.
+/// Time limits of a node's session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionConfig {
-    /// Time to live of the lease. Kept alive at a third of it.
+    /// Time to live of the lease. The keep-alive interval is a third of it.
     pub ttl: Duration,
-    /// The node itself stops trusting its lease this much earlier than the registry: for clocks that run at
-    /// different speeds and for the way from looking at the deadline to the storage.
+    /// The node stops trusting its lease this much earlier than the registry: allows for clock drift and for the time from
+    /// checking the deadline to the storage.
     pub margin: Duration,
 }
 
@@ -38,16 +38,16 @@ impl Default for SessionConfig {
 /// Why a node cannot join.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
-    /// Another process lives under this name.
-    #[error("{holder} lives under this name; stop it, or wait until its lease ends")]
+    /// Another process uses this name.
+    #[error("{holder} already uses this name; stop it, or wait until its lease ends")]
     NameTaken {
-        /// Which.
+        /// The process.
         holder: NodeRef,
     },
-    /// What is under this name cannot be read.
+    /// The record under this name cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The times do not fit together.
+    /// The time limits are inconsistent.
     #[error("{0}")]
     Config(String),
     /// The registry refused or did not answer.
@@ -55,15 +55,15 @@ pub enum SessionError {
     Registry(#[from] RegistryError),
 }
 
-/// What a node knows of its own lease.
+/// The state of a node's lease, as the node knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionState {
-    /// The lease stands.
+    /// The lease is valid.
     Held,
-    /// The registry does not answer and the deadline has passed: others may take over once the registry is
-    /// back. If the lease then still stands, the session is [`SessionState::Held`] again.
+    /// The registry does not answer and the deadline has passed: others may take over once the registry is back. If the lease is
+    /// then still valid, the session is [`SessionState::Held`] again.
     Unconfirmed,
-    /// The lease is gone; what hung on it is no longer this node's. Go on with [`NodeSession::register_again`].
+    /// The lease has ended; the node no longer owns what depended on it. Continue with [`NodeSession::register_again`].
     Lost,
 }
 
@@ -77,7 +77,7 @@ pub struct NodeSession {
 struct Shared {
     registry: Arc<dyn Registry>,
     me: NodeRef,
-    /// What others see, or are about to see.
+    /// The record that others see, or are about to see.
     record: Mutex<NodeRecord>,
     config: SessionConfig,
     lease: watch::Sender<SessionLease>,
@@ -85,11 +85,11 @@ struct Shared {
     held: Mutex<Held>,
 }
 
-/// What the registry has given this node.
+/// What the registry has granted to this node.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     lease: LeaseId,
-    /// Of `sessions/<name>`.
+    /// The revision of `sessions/<name>`.
     revision: u64,
     watched: ProcessWatch,
 }
@@ -105,7 +105,7 @@ impl NodeSession {
     ///
     /// # Errors
     /// [`SessionError::NameTaken`] while another process holds the name, [`SessionError::Config`] when the
-    /// margin leaves no time between two keep-alives, else what the registry or the record says.
+    /// margin leaves no time between two keep-alives, else the error of the registry or the record.
     pub async fn start(
         registry: Arc<dyn Registry>,
         record: NodeRecord,
@@ -129,17 +129,17 @@ impl NodeSession {
         self.shared.me.clone()
     }
 
-    /// What others see of this node.
+    /// This node's record, as others see it.
     #[must_use]
     pub fn record(&self) -> NodeRecord {
         self.shared.record().clone()
     }
 
-    /// Tells the others what this node now offers and how much it does. Nothing is written when nothing has changed.
+    /// Publishes what this node offers and its load. Writes nothing when nothing has changed.
     ///
     /// # Errors
-    /// What the registry says; [`RegistryError::Conflict`] when the session has ended. The next call tells it again.
-    pub async fn tell(&self, media: Vec<MediumSpace>, load: u64) -> Result<(), RegistryError> {
+    /// The registry's error; [`RegistryError::Conflict`] when the session has ended. The next call tries again.
+    pub async fn publish(&self, media: Vec<MediumSpace>, load: u64) -> Result<(), RegistryError> {
         let shared = &self.shared;
         let before = self.record();
         let record = NodeRecord { media, load, ..before.clone() };
@@ -152,16 +152,14 @@ impl NodeSession {
         Ok(())
     }
 
-    /// This session, and until when it certainly stands. A later session has another number.
-    ///
-    /// The time counts from before the keep-alive was *sent*, so that the registry, which counts from when it came, always ends
-    /// the lease later.
+    /// This session, and its guaranteed deadline. A later session has another number. The time counts from before the keep-alive
+    /// was *sent*; the registry counts from its arrival, so it always ends the lease later.
     #[must_use]
     pub fn leased(&self) -> watch::Receiver<SessionLease> {
         self.shared.lease.subscribe()
     }
 
-    /// Tells what becomes of the lease.
+    /// Notifies of changes of the lease's state.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<SessionState> {
         self.shared.state.subscribe()
@@ -173,21 +171,21 @@ impl NodeSession {
         self.shared.held().lease
     }
 
-    /// Whether the registry will know when this process ends.
+    /// Whether the registry will detect the end of this process.
     #[must_use]
     pub fn process_watch(&self) -> ProcessWatch {
         self.shared.held().watched
     }
 
-    /// The condition that this session still stands. Put it into every transaction that claims something: a
-    /// request that reaches the registry after this node was given up then changes nothing.
+    /// The condition that this session is still valid. Add it to every transaction that claims something: a request that reaches
+    /// the registry after the session's end then changes nothing.
     #[must_use]
     pub fn guard(&self) -> Compare {
         let expect = Expect::ModRevision(self.shared.held().revision);
         Compare { key: keys::session(&self.shared.me.node), expect }
     }
 
-    /// Joins again, with a new lease, as the same process. What hung on the old lease stays lost.
+    /// Joins again, with a new lease, as the same process. Keys of the old lease stay lost.
     ///
     /// # Errors
     /// As [`NodeSession::start`].
@@ -206,11 +204,10 @@ impl NodeSession {
         Ok(joined.lease)
     }
 
-    /// Leaves: ends the lease, so that the others need not wait for it to run out. All disks must have been
-    /// released before.
+    /// Leaves: ends the lease, so that the others need not wait for its expiry. The node must have released all disks.
     ///
     /// # Errors
-    /// What the registry says; the lease then runs out by itself.
+    /// The registry's error; the lease then expires.
     pub async fn leave(self) -> Result<(), RegistryError> {
         self.stop_keeper().await;
         self.shared.end_lease();
@@ -218,12 +215,12 @@ impl NodeSession {
         self.shared.registry.revoke(lease).await
     }
 
-    /// Returns when the keeper has really ended, so that it cannot touch the deadline any more.
+    /// Returns when the keeper has ended and can no longer change the deadline.
     async fn stop_keeper(&self) {
         let keeper = self.keeper().take();
         if let Some(keeper) = keeper {
             keeper.abort();
-            // Aborted or ended: there is nothing else to learn from it.
+            // Aborted or ended: no other result.
             let _ = keeper.await;
         }
     }
@@ -250,7 +247,7 @@ impl Shared {
         self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Whether the lease certainly stands.
+    /// Whether the lease is certainly valid.
     fn is_trusted(&self) -> bool {
         Nanos::now() < self.lease.borrow().until
     }
@@ -269,10 +266,10 @@ fn check(config: &SessionConfig) -> Result<(), SessionError> {
     if *ttl < MIN_TTL || *ttl > MAX_TTL {
         return Err(SessionError::Config(format!("a lease lives {MIN_TTL:?} to {MAX_TTL:?}, not {ttl:?}")));
     }
-    // The deadline must lie behind the next two keep-alives, or one that is late already costs the lease.
+    // The deadline must be after the next two keep-alives, or a single late one loses the lease.
     if *margin > *ttl / 3 {
         return Err(SessionError::Config(format!(
-            "a margin of {margin:?} is over a third of the lease's {ttl:?}"
+            "a margin of {margin:?} is more than a third of the lease's {ttl:?}"
         )));
     }
     Ok(())
@@ -291,7 +288,7 @@ async fn join(
             Ok((Held { lease, revision, watched }, SessionLease { number: lease.0, until }))
         }
         Err(error) => {
-            // A lease without a node is nobody's; if this fails too, it runs out by itself.
+            // Nothing uses a lease without a node; if the revocation fails too, it expires.
             let _ = registry.revoke(lease).await;
             Err(error)
         }
@@ -314,7 +311,7 @@ async fn put_node(
             Transaction::new().unchanged(key.clone(), entry.mod_revision)
         }
     };
-    // Watched before it is visible: whoever sees the node may rely on hearing of its end.
+    // Watched before it is visible: every observer of the node can rely on a report of its end.
     let watched = registry.register_process(&record.name, record.incarnation, lease).await?;
     let session = keys::session(&record.name);
     let put = transaction.put_leased(key, record.encode(), lease).put_leased(
@@ -331,13 +328,13 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     let mut pause = ttl / 3;
     loop {
         weir_task::sleep(pause).await;
-        if !shared.is_trusted() && !hears(&shared).await {
+        if !shared.is_trusted() && !receives_answers(&shared).await {
             shared.set_state(SessionState::Unconfirmed);
             pause = soon;
             continue;
         }
         let sent = Nanos::now();
-        // No longer than until the next attempt is due: a late answer to this one may be the last in time.
+        // At most until the next attempt is due: a late answer to this one may be the last in time.
         let answer = weir_task::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
         let error = match answer {
             Ok(Ok(granted)) => {
@@ -363,21 +360,20 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     }
 }
 
-/// Whether the registry's answers reach us. A node that the registry hears and that does not hear the registry must not keep
-/// its lease alive: it may not serve its disks, and nobody could take them over (P9).
-async fn hears(shared: &Shared) -> bool {
+/// Whether the registry's answers reach this node. A node whose requests arrive but that gets no answers must not keep its lease
+/// alive: it may not serve its disks, and no other node could take them over (P9).
+async fn receives_answers(shared: &Shared) -> bool {
     let key = keys::node(&shared.me.node);
     let question = shared.registry.get(&key);
     matches!(weir_task::timeout(shared.config.ttl / 3, question).await, Ok(Ok(_)))
 }
 
-/// The condition that the session of `process` is over: that no process has one under its name, or another one has.
-///
-/// A takeover carries it, so that it fails when the owner comes back before it commits. Elapsed time would prove nothing: a registry
-/// may let leases live longer than they were granted for.
+/// The condition that the session of `process` is over: no process has one under its name, or another process has. A takeover
+/// carries it and so fails when the owner comes back before the commit. Elapsed time proves nothing: a registry may extend leases
+/// beyond their time to live.
 ///
 /// # Errors
-/// What the registry says; [`RegistryError::Conflict`] while the session stands.
+/// The registry's error; [`RegistryError::Conflict`] while the session is valid.
 pub async fn session_over(registry: &dyn Registry, process: &NodeRef) -> Result<Compare, RegistryError> {
     let key = keys::session(&process.node);
     match registry.get(&key).await? {
@@ -389,11 +385,11 @@ pub async fn session_over(registry: &dyn Registry, process: &NodeRef) -> Result<
     }
 }
 
-/// Writes down, on an operator's word, that a process has ended. The operator has made sure of it (fencing,
-/// power off): owners are replaced on the strength of this.
+/// Records, on an operator's statement, that a process has ended. The operator must have ensured it (fencing, power off):
+/// takeovers rely on this.
 ///
 /// # Errors
-/// What the registry says, or that `node` is not a name.
+/// The registry's error, or an invalid name in `node`.
 pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<(), SessionError> {
     let record = StoppedRecord {
         node: node.clone(),
@@ -404,7 +400,7 @@ pub async fn declare_stopped(registry: &dyn Registry, node: &NodeRef) -> Result<
     record.check()?;
     let key = keys::stopped(node);
     match registry.transact(record.create(key)).await {
-        // It is known already.
+        // Already recorded.
         Ok(_) | Err(RegistryError::Conflict { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }

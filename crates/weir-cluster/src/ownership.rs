@@ -1,32 +1,29 @@
-//! Every change of a disk's configuration (P2, P3): who owns it, who holds its log, what is in effect.
+//! Every change of a disk's configuration (P2, P3): owner, replicas, effective mode.
 //!
-//! Pure functions from one [`DiskRecord`] to the next. Each raises the epoch by exactly one (except
-//! those that change nothing that a message is checked against). The result counts only
-//! once it has replaced the record it was computed from by compare-and-swap ([`crate::records::Record::replace`]),
-//! and nothing is acknowledged under it before that (P3).
-//!
-//! The configuration of a disk that has an owner is changed by that owner alone, until it is gone: nobody
-//! else can raise the epoch under a living owner and so fence it by accident.
+//! Pure functions from one [`DiskRecord`] to the next. Each raises the epoch by exactly one (except changes that no message is
+//! checked against). The result counts only once it has replaced the record it was computed from by compare-and-swap
+//! ([`crate::records::Record::replace`]), and nothing is acknowledged under it before that (P3). Only the owner changes the
+//! configuration of its disk, until it is gone: no other node can raise the epoch and fence a living owner by accident.
 
 use crate::records::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, NodeRef, Policy, Record};
 
-/// Why a change is not allowed, and what to do instead.
+/// Why a change is refused, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Somebody owns the disk.
+    /// The disk has an owner.
     #[error("{owner} owns the disk; let it release the disk, or take over when it is gone")]
     Owned {
-        /// Who.
+        /// The owner.
         owner: NodeRef,
     },
-    /// Nobody owns the disk.
-    #[error("nobody owns the disk; claim it instead")]
+    /// The disk has no owner.
+    #[error("the disk has no owner; claim it instead")]
     NotOwned,
     /// The caller is not, or no longer, the owner in this epoch: it must stop its I/O to the disk (P2).
-    #[error("the disk is {}'s in epoch {epoch}; stop all I/O to it and read the record again",
+    #[error("{} owns the disk in epoch {epoch}; stop all I/O to it and read the record again",
         .owner.as_ref().map_or_else(|| "nobody".into(), ToString::to_string))]
     Fenced {
-        /// Who owns the disk.
+        /// The owner.
         owner: Option<NodeRef>,
         /// The record's epoch.
         epoch: u64,
@@ -34,57 +31,57 @@ pub enum Refusal {
     /// The evidence is about another process than the owner.
     #[error("the evidence is about {about}, but {owner} owns the disk; read the record again")]
     OtherEvidence {
-        /// Whom the evidence is about.
+        /// The process in the evidence.
         about: NodeRef,
-        /// Who owns the disk.
+        /// The owner.
         owner: NodeRef,
     },
-    /// The owner may still be writing, and nothing would tell old writes from new ones.
+    /// The owner may still write, and old writes could not be distinguished from new ones.
     #[error("{owner} may still be writing; wait until it is known stopped or the fence grace has passed")]
     MayStillWrite {
-        /// Who owns the disk.
+        /// The owner.
         owner: NodeRef,
     },
     /// Only a process that holds a complete copy of the log may take over.
     #[error("{by} holds no complete copy of the log; one of the replicas has to take over: {}", list(.replicas))]
     NotAReplica {
-        /// Who asked.
+        /// The caller.
         by: NodeRef,
-        /// Who could.
+        /// The eligible processes.
         replicas: Vec<NodeRef>,
     },
-    /// Taking over would lose acknowledged writes.
+    /// A takeover would lose acknowledged writes.
     #[error(
         "the only copy of the log was on {owner}; bring it back, or accept the loss of what it had not destaged"
     )]
     OnlyCopyLost {
-        /// Who had it.
+        /// The holder of the copy.
         owner: NodeRef,
     },
-    /// The log holds what the backing does not.
+    /// The log has writes that the backing lacks.
     #[error("{bytes} bytes are dirty; destage them first")]
     StillDirty {
-        /// How much.
+        /// Dirty bytes.
         bytes: u64,
     },
-    /// The new replica set does not fit the mode or the requested policy (P1).
+    /// The new replica set violates the mode or the requested policy (P1).
     #[error("this replica set is not allowed: {reason}")]
     BadReplicas {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The new size does not fit.
+    /// The new size is invalid.
     #[error("this size is not allowed: {reason}")]
     BadSize {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Too many former owners may still have I/O under way.
+    /// Too many former owners may still have I/O in flight.
     #[error(
-        "{MAX_FORMER} former owners may still have I/O under way; wait for them, or declare the dead ones stopped"
+        "{MAX_FORMER} former owners may still have I/O in flight; wait for them, or declare the dead ones stopped"
     )]
     TooManyFormer,
-    /// The record is not one that these functions would have made.
+    /// These functions cannot have produced the record.
     #[error("{reason}; restore the record")]
     BadRecord {
         /// What is wrong with it.
@@ -96,38 +93,37 @@ fn list(nodes: &[NodeRef]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What is known of an owner that is gone.
+/// Certainty about an owner that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gone {
-    /// Its lease has ended. It may be stopped, cut off or slow, and go on any moment.
+    /// Its lease has ended. It may be stopped, cut off or slow, and may resume at any time.
     LeaseEnded,
-    /// Its lease ended so long ago that it has noticed and stopped by itself (its own deadline plus the
-    /// longest time that a request to the storage may take).
+    /// Its lease ended so long ago that it has stopped by itself (its deadline plus the longest time of a storage request).
     FenceGracePassed,
-    /// It is under `stopped/`.
+    /// It has a `stopped/` note.
     Stopped,
 }
 
 /// Evidence that an owner is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerGone {
-    /// Which process.
+    /// The process.
     pub owner: NodeRef,
-    /// What is known of it.
+    /// The certainty.
     pub how: Gone,
 }
 
-/// Who asks for a change that also makes sense on a disk without an owner.
+/// The caller of a change that is also valid on a disk without an owner.
 #[derive(Clone, Copy, Debug)]
 pub enum Caller<'a> {
-    /// The owner, in the epoch that it knows.
+    /// The owner, in its known epoch.
     Owner {
         /// The process.
         node: &'a NodeRef,
-        /// The epoch that it acts in.
+        /// Its epoch.
         epoch: u64,
     },
-    /// Somebody else; allowed only while nobody owns the disk.
+    /// Another caller; allowed only while the disk has no owner.
     Other,
 }
 
@@ -144,16 +140,13 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
     Ok(next)
 }
 
-/// Makes `by` the owner after the former owner has gone.
-///
-/// In write-back, any replica may, whatever the former owner does: the replicas refuse its epoch from
-/// now on, and nothing is acknowledged without them (P1, P2). The new owner's own copy of the log then counts
-/// as the owner's; until it has changed the replica set it must not acknowledge more than the mode says.
-/// In write-through nothing but time or certainty keeps the former owner off the backing: the new owner waits for that before it
-/// answers anything.
-/// The record keeps the former owner's set until that owner's right is proved over ([`silence_former`]).
-/// The owner's own node may, when it has started again and the log is on its flash. `write-back+0` is taken over by nobody
-/// else: that would lose acknowledged writes silently.
+/// Makes `by` the owner after the former owner has gone. In write-back, any replica may take over, whatever the former owner
+/// does: the replicas refuse its epoch from now on, and nothing is acknowledged without them (P1, P2). The new owner's copy of
+/// the log then counts as the owner's; until it has changed the replica set it must not acknowledge more than the mode allows. In
+/// write-through only time or certainty keeps the former owner off the backing: the new owner waits for it before it answers
+/// anything. The record keeps the former owner's set until its right is proved over ([`silence_former`]). The owner's node may
+/// take over when it has restarted and the log is on its flash. No other node takes over `write-back+0`: that would silently lose
+/// acknowledged writes.
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`], [`Refusal::OnlyCopyLost`],
@@ -168,7 +161,7 @@ pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Res
         Mode::WriteBack if !record.is_replica(by) => {
             return Err(Refusal::NotAReplica { by: by.clone(), replicas: record.replicas.clone() });
         }
-        // Nothing is answered before the former owner's right has ended, and the fence grace after that has passed.
+        // The new owner answers nothing before the former owner's right has ended and the fence grace has passed.
         Mode::WriteBack | Mode::WriteThrough => {}
     }
     let mut next = succeed(record, owner, by)?;
@@ -176,11 +169,9 @@ pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Res
     Ok(next)
 }
 
-/// Makes `to`, which holds a complete copy of the log, the owner, and the present owner a replica in its place: nothing
-/// needs to be destaged, and as many copies are left as before (P1).
-///
-/// The caller has stopped its destage, and ends all other I/O once this is committed; until it has said so under
-/// `released/`, it is a former owner like any other (P4).
+/// Swaps the owner with replica `to`, which has a complete copy of the log: nothing needs destaging, and the number of copies is
+/// unchanged (P1). The caller has stopped its destage, and ends all other I/O once this is committed; until it has written its
+/// `released/` note, it counts as a former owner (P4).
 ///
 /// # Errors
 /// [`Refusal::Fenced`], [`Refusal::NotAReplica`], [`Refusal::TooManyFormer`].
@@ -192,16 +183,16 @@ pub fn hand_over(
 ) -> Result<DiskRecord, Refusal> {
     check_owner(record, owner, epoch)?;
     let mut next = succeed(record, owner, to)?;
-    let Some(place) = next.replicas.iter_mut().find(|replica| record.counts(replica, to)) else {
+    let Some(replica_slot) = next.replicas.iter_mut().find(|replica| record.counts(replica, to)) else {
         return Err(Refusal::NotAReplica { by: to.clone(), replicas: record.replicas.clone() });
     };
-    *place = owner.clone();
+    *replica_slot = owner.clone();
     next.follower = None;
     Ok(next)
 }
 
-/// Strikes off a replica by its own node, which finds on its flash that it does not have that copy (any more): others need not
-/// wait for it. Only while the owner is gone; a living one finds out by itself and fills the copy anew.
+/// Removes a replica at its own node's request, when its flash no longer has that copy: others need not wait for it. Only while
+/// the owner is gone; a living owner detects it and fills the copy anew.
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`].
@@ -215,8 +206,8 @@ pub fn disclaim(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Resu
     Ok(next)
 }
 
-/// Makes `by` the owner although the log is lost with everybody who held it. Only on an operator's explicit
-/// command: what was acknowledged and not destaged is gone, and the backing is as of its last checkpoint (P5).
+/// Makes `by` the owner although all copies of the log are lost. Only on an operator's explicit command: writes that were
+/// acknowledged and not destaged are lost, and the backing is as of its last checkpoint (P5).
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::MayStillWrite`], [`Refusal::TooManyFormer`].
@@ -229,10 +220,9 @@ pub fn accept_loss(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> R
     Ok(next)
 }
 
-/// Sets the replica set and the mode, in one step (P3).
-///
-/// The caller has already given every node of `replicas` the complete live log, because from the commit on
-/// any of them may take over; and for [`Mode::WriteThrough`] it has destaged all of it (`dirty` is 0).
+/// Sets the replica set and the mode, in one step (P3). Every node of `replicas` must already have the complete live log, because
+/// from the commit on any of them may take over. For [`Mode::WriteThrough`] the caller must have destaged all of it (`dirty` is
+/// 0).
 ///
 /// # Errors
 /// [`Refusal::Fenced`], [`Refusal::StillDirty`], [`Refusal::BadReplicas`].
@@ -250,15 +240,15 @@ pub fn change_replicas(
     match mode {
         Mode::WriteThrough if dirty > 0 => return Err(Refusal::StillDirty { bytes: dirty }),
         Mode::WriteThrough if !replicas.is_empty() => {
-            return refuse("write-through has none; destage and give an empty set".into());
+            return refuse("write-through has no replicas; destage, then pass an empty set".into());
         }
         Mode::WriteBack if requested == Policy::WriteThrough => {
             return refuse("the requested policy is write-through; set another policy first".into());
         }
-        // One copy is write-back only for those who asked for just that (P1: never fewer, never silently).
+        // A single copy is write-back only when the policy requests it (P1: never fewer, never silently).
         Mode::WriteBack if replicas.is_empty() && requested != Policy::WriteBack(0) => {
             return refuse(format!(
-                "{requested} needs a replica; without one, destage and fall to write-through"
+                "{requested} needs a replica; without one, destage and fall back to write-through"
             ));
         }
         Mode::WriteThrough | Mode::WriteBack => {}
@@ -266,12 +256,12 @@ pub fn change_replicas(
     if replicas.len() > MAX_REPLICAS {
         return refuse(format!("at most {MAX_REPLICAS}, not {}", replicas.len()));
     }
-    for (place, replica) in replicas.iter().enumerate() {
+    for (index, replica) in replicas.iter().enumerate() {
         if replica.node == owner.node {
             return refuse(format!("{replica} is the owner's own node and would fail with it"));
         }
-        if replicas[..place].iter().any(|earlier| earlier.node == replica.node) {
-            return refuse(format!("{} is in it twice", replica.node));
+        if replicas[..index].iter().any(|earlier| earlier.node == replica.node) {
+            return refuse(format!("{} occurs twice", replica.node));
         }
     }
     let mut next = next(record)?;
@@ -281,11 +271,11 @@ pub fn change_replicas(
     Ok(next)
 }
 
-/// Sets the requested policy. What is in effect changes later, by [`change_replicas`].
+/// Sets the requested policy. [`change_replicas`] changes the effective policy later.
 ///
 /// # Errors
-/// [`Refusal::Fenced`] when the caller is not the owner, [`Refusal::Owned`] when it need not be one but the
-/// disk has one: ask that one.
+/// [`Refusal::Fenced`] when the caller is not the owner; [`Refusal::Owned`] when another caller acts on an owned disk: ask the
+/// owner.
 pub fn set_policy(record: &DiskRecord, caller: Caller<'_>, policy: Policy) -> Result<DiskRecord, Refusal> {
     check_caller(record, caller)?;
     if policy.replicas() > MAX_REPLICAS {
@@ -298,7 +288,7 @@ pub fn set_policy(record: &DiskRecord, caller: Caller<'_>, policy: Policy) -> Re
     Ok(next)
 }
 
-/// Sets the size, in bytes. The caller has already grown the backing. A disk never shrinks: its guest has data there.
+/// Sets the size, in bytes. The caller must have grown the backing. A disk never shrinks: its guest has data there.
 ///
 /// # Errors
 /// As [`set_policy`], and [`Refusal::BadSize`].
@@ -310,7 +300,7 @@ pub fn resize(record: &DiskRecord, caller: Caller<'_>, size: u64) -> Result<Disk
         return Err(Refusal::BadSize { reason });
     }
     if size < record.size {
-        let reason = format!("{size} is less than the disk has, {}; that would cut off data", record.size);
+        let reason = format!("{size} is less than the disk's {}; shrinking would cut off data", record.size);
         return Err(Refusal::BadSize { reason });
     }
     let mut next = next(record)?;
@@ -318,7 +308,7 @@ pub fn resize(record: &DiskRecord, caller: Caller<'_>, size: u64) -> Result<Disk
     Ok(next)
 }
 
-/// Closes the disk cleanly: no owner, no replicas, nothing in a log, no I/O of the owner under way.
+/// Closes the disk cleanly: no owner, no replicas, an empty log, no I/O of the owner in flight.
 ///
 /// # Errors
 /// [`Refusal::Fenced`], [`Refusal::StillDirty`].
@@ -335,9 +325,8 @@ pub fn release(record: &DiskRecord, owner: &NodeRef, epoch: u64, dirty: u64) -> 
     Ok(next)
 }
 
-/// Strikes off a former owner that is now known to have no I/O under way: it is under `stopped/` (and the
-/// kernel of its machine is done with it) or under `released/`. Changes neither owner nor replica set, so the
-/// epoch stays.
+/// Removes a former owner that has no I/O in flight: it has a `stopped/` note (and the kernel of its machine is done with it) or
+/// a `released/` note. Changes neither owner nor replica set, so the epoch is unchanged.
 ///
 /// # Errors
 /// [`Refusal::Fenced`].
@@ -353,8 +342,8 @@ pub fn forget_former(
     Ok(next)
 }
 
-/// Notes that a former owner's right is over: enough members of its set are sealed, and their last grants have ended; or its end is
-/// proved. Its I/O may still be under way. The epoch stays.
+/// Records that a former owner's right is over: enough members of its set are sealed and their last grants have ended, or its end
+/// is proved. Its I/O may still be in flight. The epoch is unchanged.
 ///
 /// # Errors
 /// [`Refusal::Fenced`].
@@ -370,8 +359,8 @@ pub fn silence_former(
     Ok(next)
 }
 
-/// Chooses the guards of a disk without replicas. The epoch stays: no message is checked against them, and the owner asks the
-/// guards that were and those that are to be until this is committed.
+/// Sets the guards of a disk without replicas. The epoch is unchanged: no message is checked against them, and the owner asks
+/// both the old and the new guards until this is committed.
 ///
 /// # Errors
 /// [`Refusal::Fenced`]; [`Refusal::BadReplicas`] when the disk has replicas, which guard it themselves.
@@ -388,7 +377,7 @@ pub fn set_guards(
     Ok(DiskRecord { guards: guards.to_vec(), ..record.clone() })
 }
 
-/// A new epoch for the same owner, with nothing else changed: what it had asked for and heard nothing of can no longer be committed.
+/// A new epoch for the same owner, otherwise unchanged: its earlier requests with unknown outcome can no longer be committed.
 ///
 /// # Errors
 /// [`Refusal::Fenced`].
@@ -397,11 +386,11 @@ pub fn renew(record: &DiskRecord, owner: &NodeRef, epoch: u64) -> Result<DiskRec
     next(record)
 }
 
-/// Lets clients on another node use the disk before it is there, or nobody any more. Changes neither owner nor replica set, so
-/// the epoch stays.
+/// Sets or clears the follower: clients on that node may use the disk before it moves there. Changes neither owner nor replica
+/// set, so the epoch is unchanged.
 ///
 /// # Errors
-/// [`Refusal::Fenced`]; [`Refusal::Owned`] when the owner would follow itself.
+/// [`Refusal::Fenced`]; [`Refusal::Owned`] when the follower is the owner.
 pub fn set_follower(
     record: &DiskRecord,
     owner: &NodeRef,
@@ -419,7 +408,7 @@ pub fn set_follower(
 fn next(record: &DiskRecord) -> Result<DiskRecord, Refusal> {
     record.check().map_err(|error| Refusal::BadRecord { reason: error.to_string() })?;
     let mut next = record.clone();
-    let exhausted = || Refusal::BadRecord { reason: "no process has ever reached the last epoch".into() };
+    let exhausted = || Refusal::BadRecord { reason: "the epoch counter is exhausted".into() };
     next.epoch = record.epoch.checked_add(1).ok_or_else(exhausted)?;
     Ok(next)
 }
@@ -427,7 +416,7 @@ fn next(record: &DiskRecord) -> Result<DiskRecord, Refusal> {
 /// The next record, with `by` as the owner and `owner` among the former ones.
 fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRecord, Refusal> {
     let mut next = next(record)?;
-    // What it was granted in an earlier tenure ended when it owned the disk anew.
+    // Its grants of an earlier tenure ended when it owned the disk again.
     next.former.retain(|former| former.node != *owner);
     if next.former.len() >= MAX_FORMER {
         return Err(Refusal::TooManyFormer);
@@ -436,7 +425,7 @@ fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRec
     next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch, set });
     next.owner = Some(by.clone());
     next.guards.clear();
-    // Its guest may be there already, and has to get to the disk wherever that is now.
+    // Its guest may already run there, and needs the disk wherever it is now.
     next.follower = next.follower.filter(|follower| follower.node != by.node);
     Ok(next)
 }

@@ -1,18 +1,19 @@
-//! Who takes over and where replicas go. Every node that sees the same nodes computes the same answer, so
-//! that they seldom race; when they do, compare-and-swap decides.
+//! Chooses successors, replicas and guards. Nodes with the same view compute the same answer, so they seldom race; when they do,
+//! compare-and-swap decides.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Places, Policy};
+use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Spread};
 use crate::right::MAX_GUARDS;
 
-/// The nodes whose lease stands, by name.
+/// The nodes with a valid lease, by name.
 pub type Live = BTreeMap<String, NodeRecord>;
 
-/// Who should take `record` over: in write-back the first replica whose copy is there (in the same process, or on the same
-/// flash), before all others one whose node still offers the disk's medium, then the owner's own node when its copy has come back with its flash; in write-through any live node, a different one for each disk. `None` while the owner is alive, when there is
-/// no owner, and when nobody may.
+/// The successor for `record`. In write-back: the first replica whose copy exists (in the same process, or on the same flash),
+/// preferably on a node that still offers the disk's medium; then the owner's node when its copy has come back with its flash. In
+/// write-through: any live node, a different one for each disk. `None` while the owner is alive, without an owner, and without a
+/// candidate.
 #[must_use]
 pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
     let owner = record.owner.as_ref()?;
@@ -26,11 +27,11 @@ pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
     match record.mode {
         Mode::WriteBack => {
             let holders = || record.replicas.iter().filter_map(holder);
-            // One whose medium has failed could only drain the log.
+            // A node whose medium has failed could only drain the log.
             let keeps = |node: &NodeRef| live.get(&node.node).is_some_and(|node| node.offers(record.medium));
             holders().find(keeps).or_else(|| holders().next()).or_else(|| holder(owner))
         }
-        // One without room could not open it. When nobody has any, somebody has to say so.
+        // A node without room could not open it. When no node has room, one has to report it.
         Mode::WriteThrough => live
             .values()
             .max_by_key(|node| (node.has_room(record.medium), weight(&record.name, &node.name)))
@@ -38,12 +39,10 @@ pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
     }
 }
 
-/// Live nodes for the replicas that `record` is short of, best first, when `owner` owns it and the nodes of `present` are its
-/// replicas already: never one of those or of `exclude`, nor one without room for a log on the disk's medium.
-///
-/// Other fault domains than the owner's and each other's come first as long as there are any, then who keeps fewer logs, then
-/// whom the disk's name falls to. A strict policy gets nodes on the side of the owner's fault domain where it is short of
-/// them, or none.
+/// Live nodes for the missing replicas of `record`, best first, given its `owner` and its `present` replicas: never one of
+/// `present` or `exclude`, nor a node without room for a log on the disk's medium. Order: fault domains other than the owner's
+/// and each other's, then fewer logs, then the hash of the disk's name. A strict policy gets nodes inside or outside the owner's
+/// fault domain as it needs them, or none.
 #[must_use]
 pub fn choose_replicas(
     record: &DiskRecord,
@@ -68,8 +67,8 @@ pub fn choose_replicas(
     chosen
 }
 
-/// The guards of a disk without replicas that `owner` owns: those that it has and that live, then nodes of other fault domains than
-/// the owner's and each other's, then whom the disk's name falls to. Fewer than [`MAX_GUARDS`] where there are fewer nodes.
+/// The guards of a disk without replicas that `owner` owns: its live guards first, then nodes of fault domains other than the
+/// owner's and each other's, then by the hash of the disk's name. Fewer than [`MAX_GUARDS`] if there are fewer nodes.
 #[must_use]
 pub fn choose_guards(record: &DiskRecord, owner: &str, live: &Live) -> Vec<String> {
     let present = record.guards.iter().filter(|guard| *guard != owner && live.contains_key(*guard));
@@ -86,7 +85,7 @@ pub fn choose_guards(record: &DiskRecord, owner: &str, live: &Live) -> Vec<Strin
     guards
 }
 
-/// The best of `candidates`, which are sorted, for one more place in `set`.
+/// The best of the sorted `candidates` to add to `set`.
 fn next_best(
     policy: Policy,
     owner: &str,
@@ -102,7 +101,7 @@ fn next_best(
         Policy::WriteBack(wanted) if set.len() >= usize::from(wanted) => None,
         Policy::WriteBack(_) => elsewhere().or((!candidates.is_empty()).then_some(0)),
         Policy::Strict(wanted) => {
-            let (home, has) = (home?, places(owner, set.iter().copied(), live));
+            let (home, has) = (home?, spread(owner, set.iter().copied(), live));
             let beyond = || candidates.iter().position(|node| node.fault_domain != home);
             let within = || candidates.iter().position(|node| node.fault_domain == home);
             let outside = (has.outside < wanted.outside).then(|| elsewhere().or_else(beyond)).flatten();
@@ -111,8 +110,8 @@ fn next_best(
     }
 }
 
-/// Which replicas a strict policy does not want where they are, seen from `owner`: to be replaced by others. Of too many on one
-/// side, the last go. Who is not alive counts for nothing: it is lost, not misplaced.
+/// The replicas in the wrong fault domain for a strict policy, seen from `owner`: to be replaced. Of too many on one side, the
+/// last ones. A dead node is lost, not misplaced.
 #[must_use]
 pub fn misplaced<'a>(policy: Policy, owner: &str, replicas: &'a [NodeRef], live: &Live) -> Vec<&'a str> {
     let Policy::Strict(wanted) = policy else { return Vec::new() };
@@ -130,13 +129,13 @@ pub fn misplaced<'a>(policy: Policy, owner: &str, replicas: &'a [NodeRef], live:
     replicas.iter().filter(is_surplus).map(|replica| &*replica.node).collect()
 }
 
-/// Where `nodes` are, seen from `owner`; those that are not alive are nowhere.
+/// Counts `nodes` inside and outside the fault domain of `owner`; dead ones do not count.
 #[must_use]
-pub fn places<'a>(owner: &str, nodes: impl IntoIterator<Item = &'a str>, live: &Live) -> Places {
+pub fn spread<'a>(owner: &str, nodes: impl IntoIterator<Item = &'a str>, live: &Live) -> Spread {
     let sides = nodes.into_iter().filter_map(|node| is_inside(owner, node, live));
-    sides.fold(Places::default(), |places, inside| match inside {
-        true => Places { inside: places.inside.saturating_add(1), ..places },
-        false => Places { outside: places.outside.saturating_add(1), ..places },
+    sides.fold(Spread::default(), |spread, inside| match inside {
+        true => Spread { inside: spread.inside.saturating_add(1), ..spread },
+        false => Spread { outside: spread.outside.saturating_add(1), ..spread },
     })
 }
 
@@ -149,16 +148,16 @@ fn domain<'a>(node: &str, live: &'a Live) -> Option<&'a str> {
     live.get(node).map(|record| &*record.fault_domain)
 }
 
-/// Loads that count as equal: 0, 1, 2–3, 4–7, …. What a node tells is seconds old. When a node dies, many disks look for a
-/// replica at once, and must not all run to the one that had a log less than the others.
+/// Loads that count as equal: 0, 1, 2–3, 4–7, …. Published loads are seconds old. When a node dies, many disks choose a replica
+/// at once and must not all choose the node with one log fewer.
 fn load_class(load: u64) -> u32 {
     u64::BITS - load.leading_zeros()
 }
 
-/// Rendezvous hashing: when a node comes or goes, only the disks that it wins or had won move.
+/// Rendezvous hashing: when a node joins or leaves, only the disks that it wins or had won move.
 fn weight<'a>(disk: &str, node: &'a str) -> (u64, &'a str) {
-    // FNV-1a, then a finalizer, because FNV alone hardly mixes the last bytes into the high bits. Written out
-    // because all nodes, of whatever build, must agree.
+    // FNV-1a, then a finalizer, because FNV alone hardly mixes the last bytes into the high bits. Own code because nodes of all
+    // builds must agree.
     let bytes = disk.bytes().chain([0]).chain(node.bytes());
     let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -211,7 +210,7 @@ mod tests {
             let domains: BTreeSet<_> = two.iter().map(|node| &*live[&node.node].fault_domain).collect();
             assert_eq!(domains, BTreeSet::from(["r2", "r3"]), "{two:?}");
             let one = choose_replicas(&disk, "a", &owned(&["c"]), &[], &live);
-            assert_eq!(names(&one), ["d"], "a third domain before one that has a replica");
+            assert_eq!(names(&one), ["d"], "a third domain before one with a replica");
             let rest = choose_replicas(&disk, "a", &[], &owned(&["c", "e"]), &live);
             assert_eq!(names(&rest), ["d", "b"], "then the owner's own domain");
         }
@@ -227,17 +226,17 @@ mod tests {
         let guards = choose_guards(&disk, "a", &all);
         assert!(guards.len() == 3 && guards.contains(&"d".into()), "{guards:?}");
         assert_eq!(
-            places("a", guards.iter().map(String::as_str), &all).outside,
+            spread("a", guards.iter().map(String::as_str), &all).outside,
             3 - u8::from(guards.contains(&"b".into()) || guards.contains(&"f".into()))
         );
         disk.guards = owned(&["b", "f", "gone"]);
-        assert_eq!(choose_guards(&disk, "a", &all)[..2], owned(&["b", "f"]), "who is there stays");
+        assert_eq!(choose_guards(&disk, "a", &all)[..2], owned(&["b", "f"]), "live guards stay");
         assert_eq!(choose_guards(&disk, "b", &live(&[("b", "r1"), ("a", "r1")])), ["a"]);
         assert!(choose_guards(&disk, "b", &live(&[("b", "r1")])).is_empty());
     }
 
     #[test]
-    fn strict_policies_get_their_places_or_nothing() {
+    fn strict_policies_get_matching_nodes_or_none() {
         let live = live(&[("a", "r1"), ("b", "r1"), ("c", "r2"), ("d", "r2")]);
         let chosen = |policy: &str, present: &[&str], exclude: &[&str]| {
             let disk = disk("x", policy.parse().unwrap());
@@ -248,7 +247,7 @@ mod tests {
         };
         assert_eq!(chosen("write-back+1in", &[], &[]), "b");
         assert_eq!(chosen("write-back+2in", &[], &[]), "b", "as many as there are");
-        assert_eq!(chosen("write-back+1in", &["c"], &[]), "b", "who is in the wrong place does not count");
+        assert_eq!(chosen("write-back+1in", &["c"], &[]), "b", "a misplaced replica does not count");
         assert_eq!(chosen("write-back+1in", &[], &["b"]), "");
         assert_eq!(chosen("write-back+2out", &[], &[]), "cd");
         assert_eq!(chosen("write-back+2out", &["c"], &["b"]), "d");
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_in_the_wrong_place_are_known_from_the_new_owner() {
+    fn misplaced_replicas_are_judged_from_the_new_owner() {
         let live = live(&[("a", "r1"), ("b", "r2"), ("c", "r2"), ("d", "r3")]);
         let seen = |policy: &str, owner: &str, replicas: &[&str]| {
             let replicas: Vec<NodeRef> = replicas.iter().map(|name| NodeRef::new(*name, 1)).collect();
@@ -271,13 +270,13 @@ mod tests {
         assert_eq!(
             seen("write-back+1in+1out", "b", &["gone", "c"]),
             "",
-            "who is gone is lost, not misplaced"
+            "a dead node is lost, not misplaced"
         );
-        assert_eq!(seen("write-back+2", "b", &["c", "a"]), "", "anywhere is anywhere");
+        assert_eq!(seen("write-back+2", "b", &["c", "a"]), "", "no placement required");
     }
 
     #[test]
-    fn who_has_lost_the_medium_takes_over_last() {
+    fn a_node_that_lost_the_medium_takes_over_last() {
         let mut live = live(&[("b", "r1"), ("c", "r1")]);
         let space = |medium| MediumSpace { medium, bytes: 100, free: 50, log: 10 };
         for node in ["b", "c"] {
@@ -292,7 +291,7 @@ mod tests {
         live.get_mut("b").unwrap().media.pop();
         assert_eq!(next(&live), "c", "b's flash has failed");
         live.get_mut("c").unwrap().media.pop();
-        assert_eq!(next(&live), "b", "nobody is better");
+        assert_eq!(next(&live), "b", "no better candidate");
     }
 
     #[test]
@@ -314,7 +313,7 @@ mod tests {
             assert_eq!(first(&disk, &live), best);
         }
         disk.medium = Medium::Flash;
-        assert_eq!(first(&disk, &live), "", "nobody has flash");
+        assert_eq!(first(&disk, &live), "", "no node has flash");
     }
 
     #[test]
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_room_takes_over_only_when_nobody_has() {
+    fn a_node_without_room_takes_over_only_as_the_last_resort() {
         let mut nodes = live(&[("b", "1"), ("c", "1"), ("d", "1")]);
         let mut disk = disk("x", Policy::WriteThrough);
         (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);

@@ -1,4 +1,4 @@
-//! A copy of one kind of record, kept up to date by a watch.
+//! A local copy of one kind of record, updated by a watch.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -14,11 +14,11 @@ use crate::registry::{Change, Entry, Registry, RegistryError, Watch};
 /// Pause before listing again after the registry was away.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What a [`View`] shows: each readable record by its key without the prefix.
+/// The content of a [`View`]: each readable record by its key without the prefix.
 #[derive(Clone, Debug)]
 pub struct Records<R> {
     readable: BTreeMap<String, R>,
-    /// What was put at which revision, readable or not.
+    /// The revision of each key, readable or not.
     puts: BTreeMap<String, Put>,
 }
 
@@ -31,18 +31,18 @@ struct Put {
 /// A record under its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<R> {
-    /// There is none.
+    /// No record.
     Nothing,
-    /// There is one that this Weir cannot read.
+    /// A record that this build cannot read.
     Unreadable {
-        /// The revision at which it was put.
+        /// Its revision.
         revision: u64,
-        /// What is wrong with it.
+        /// The error.
         error: RecordError,
     },
-    /// This one.
+    /// A readable record.
     Record {
-        /// The revision at which it was put.
+        /// Its revision.
         revision: u64,
         /// The record.
         record: R,
@@ -50,7 +50,7 @@ pub enum Seen<R> {
 }
 
 impl<R> Seen<R> {
-    /// The revision at which it was put.
+    /// Its revision.
     #[must_use]
     pub fn revision(&self) -> Option<u64> {
         match self {
@@ -73,7 +73,7 @@ impl<R: Record> Records<R> {
         Records { readable: BTreeMap::new(), puts: BTreeMap::new() }
     }
 
-    /// What there is under a key without the prefix.
+    /// The record under a key without the prefix.
     #[must_use]
     pub fn seen(&self, name: &str) -> Seen<R> {
         match (self.puts.get(name), self.readable.get(name)) {
@@ -87,13 +87,13 @@ impl<R: Record> Records<R> {
         }
     }
 
-    /// Whether there is anything under a key without the prefix, readable or not.
+    /// Whether a key without the prefix exists, readable or not.
     #[must_use]
     pub fn exists(&self, name: &str) -> bool {
         self.puts.contains_key(name)
     }
 
-    /// Whether there is something that this Weir cannot read.
+    /// Whether the record is unreadable for this build.
     #[must_use]
     pub fn is_unreadable(&self, name: &str) -> bool {
         self.puts.get(name).is_some_and(|put| put.error.is_some())
@@ -126,8 +126,8 @@ impl<R: Record> Records<R> {
     }
 }
 
-/// A copy of all records under a prefix. It lags behind the registry by the way of a message; while the
-/// registry is away it shows what was known last. It ends when it is dropped.
+/// A copy of all records under a prefix. It lags behind the registry by one message; while the registry is away it shows the last
+/// known state. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct View<R> {
     records: watch::Receiver<Arc<Records<R>>>,
@@ -138,7 +138,7 @@ impl<R: Record> View<R> {
     /// Lists `prefix` (one of [`crate::records::keys`]) and follows it from there.
     ///
     /// # Errors
-    /// Any error of the registry at the first listing; later ones are waited out.
+    /// Any error of the registry at the first listing; later errors are retried.
     pub async fn start(registry: Arc<dyn Registry>, prefix: &str) -> Result<View<R>, RegistryError> {
         let mut follower = Follower { registry, prefix: prefix.to_owned(), records: Records::new() };
         let watch = follower.list().await?;
@@ -147,13 +147,13 @@ impl<R: Record> View<R> {
         Ok(View { records, task })
     }
 
-    /// The records as they are known now.
+    /// The current records.
     #[must_use]
     pub fn now(&self) -> Arc<Records<R>> {
         self.records.borrow().clone()
     }
 
-    /// Tells when the records change. Several changes in a row may be seen as one.
+    /// Notifies of changes. Several changes may be merged into one notification.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<Arc<Records<R>>> {
         self.records.clone()

@@ -1,4 +1,4 @@
-//! Nodes that join, stay, lose touch and come back.
+//! Nodes that join, stay, lose contact and come back.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -54,7 +54,7 @@ async fn a_session_keeps_its_deadline_ahead_and_its_name_to_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_lease_is_told_and_guards_refuse_what_comes_late() {
+async fn a_lost_lease_is_reported_and_guards_refuse_late_changes() {
     let machine = Machine::start().await;
     let registry = machine.client();
     let session = NodeSession::start(Arc::clone(&registry), node("a", 1), config(900)).await.unwrap();
@@ -62,20 +62,23 @@ async fn a_lost_lease_is_told_and_guards_refuse_what_comes_late() {
     registry.transact(free.create(keys::disk("d"))).await.unwrap();
     let entry = registry.get("disks/d").await.unwrap().unwrap();
     let claim = claim_free(&free, &session.node_ref()).unwrap().replace(&entry).when(session.guard());
-    // Somebody ends the lease from outside.
+    // Revoke the lease from outside.
     registry.revoke(session.lease()).await.unwrap();
     let mut state = session.state();
     let lost = state.wait_for(|state| *state == SessionState::Lost);
-    tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never told").unwrap();
+    tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never reported").unwrap();
     let before = *session.leased().borrow();
     assert_eq!(before.until, Nanos(0));
     assert!(matches!(registry.transact(claim).await, Err(RegistryError::Conflict { .. })));
     let over = session_over(&*registry, &session.node_ref()).await.unwrap();
     session.register_again().await.unwrap();
     assert_ne!(session.leased().borrow().number, before.number, "another session");
-    assert!(session_over(&*registry, &session.node_ref()).await.is_err(), "it stands");
+    assert!(session_over(&*registry, &session.node_ref()).await.is_err(), "the session is valid");
     let late = registry.transact(Transaction::new().put("k", "1").when(over)).await;
-    assert!(matches!(late, Err(RegistryError::Conflict { .. })), "a takeover that looked before: {late:?}");
+    assert!(
+        matches!(late, Err(RegistryError::Conflict { .. })),
+        "a takeover with an outdated condition: {late:?}"
+    );
     assert!(session_over(&*registry, &NodeRef::new("a", 7)).await.is_ok(), "of another process");
     assert_eq!(*session.state().borrow(), SessionState::Held);
     assert!(session.leased().borrow().until > Nanos::now());
@@ -84,28 +87,28 @@ async fn a_lost_lease_is_told_and_guards_refuse_what_comes_late() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_node_offers_is_told_and_breaks_no_guard() {
+async fn publishing_breaks_no_guard() {
     let machine = Machine::start().await;
     let registry = machine.client();
     let session = NodeSession::start(Arc::clone(&registry), node("a", 1), config(30_000)).await.unwrap();
     let guard = session.guard();
     let told = async || registry.get(&keys::node("a")).await.unwrap().unwrap();
     let before = told().await;
-    session.tell(Vec::new(), 0).await.unwrap();
+    session.publish(Vec::new(), 0).await.unwrap();
     assert_eq!(told().await, before, "nothing has changed, so nothing is written");
     let space = MediumSpace { medium: Medium::Ram, bytes: 9, free: 4, log: 2 };
-    session.tell(vec![space], 3).await.unwrap();
+    session.publish(vec![space], 3).await.unwrap();
     let record = NodeRecord::of(&told().await).unwrap();
     assert_eq!((record.media.as_slice(), record.load), (&[space][..], 3));
     assert_eq!((record.clone(), told().await.lease), (session.record(), Some(session.lease())));
-    // A claim that was under way while the node told something counts.
+    // A claim in flight while the node publishes is valid.
     registry.transact(Transaction::new().put("k", "1").when(guard.clone())).await.unwrap();
     registry.revoke(session.lease()).await.unwrap();
-    let error = session.tell(vec![space], 4).await.unwrap_err();
+    let error = session.publish(vec![space], 4).await.unwrap_err();
     assert!(matches!(error, RegistryError::Conflict { .. } | RegistryError::LeaseExpired { .. }), "{error}");
     assert!(registry.transact(Transaction::new().put("k", "2").when(guard)).await.is_err());
-    assert_eq!(registry.get(&keys::node("a")).await.unwrap(), None, "who was given up is not put back");
-    // Who joins again tells the others what it told last.
+    assert_eq!(registry.get(&keys::node("a")).await.unwrap(), None, "an expired node is not written back");
+    // A node that joins again publishes its last state.
     session.register_again().await.unwrap();
     assert_eq!(NodeRecord::of(&told().await).unwrap(), record);
 }
@@ -129,13 +132,13 @@ async fn while_the_registry_is_away_the_lease_is_unconfirmed_and_then_held_again
     machine.restart().await;
     wait(SessionState::Held).await;
     assert!(session.leased().borrow().until > Nanos::now());
-    assert!(view.now().contains_key("a"), "what was known last is shown meanwhile");
+    assert!(view.now().contains_key("a"), "the view shows the last known state");
     state.mark_unchanged();
 }
 
-/// Its requests arrive, the answers do not: the registry must find it gone, or nobody could take its disks over (P9).
+/// Its requests arrive, the answers do not: its lease must end, or no node could take its disks over (P9).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_does_not_hear_the_registry_loses_its_lease() {
+async fn a_node_without_answers_of_the_registry_loses_its_lease() {
     let machine = Machine::start().await;
     let socket = machine.socket().with_extension("relay");
     let (deaf, hears) = tokio::sync::watch::channel(true);
@@ -148,10 +151,10 @@ async fn a_node_that_does_not_hear_the_registry_loses_its_lease() {
     deaf.send_replace(true);
     let mut state = session.state();
     let lost = state.wait_for(|state| *state == SessionState::Lost);
-    tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never told").unwrap();
+    tokio::time::timeout(Duration::from_secs(10), lost).await.expect("never reported").unwrap();
 }
 
-/// Forwards one connection. Answers wait while the node does not hear.
+/// Forwards one connection. Holds answers back while `hears` is false.
 async fn relay(listener: UnixListener, registry: PathBuf, mut hears: tokio::sync::watch::Receiver<bool>) {
     let (node, registry) = (listener.accept().await.unwrap().0, UnixStream::connect(registry).await.unwrap());
     let ((mut asks, mut hear), (mut answers, mut take)) = (node.into_split(), registry.into_split());
@@ -175,7 +178,7 @@ async fn the_live_nodes_are_followed_also_over_restarts() {
     machine.restart().await;
     a.leave().await.unwrap();
     eventually("one has left", || async { view.now().keys().eq(["b"]) }).await;
-    // A record of the future is not shown, and does not take the others with it.
+    // A record of a newer version is not shown, and does not affect the others.
     let bad = Transaction::new().put("nodes/c", "{\"v\":99}").put("nodes/b", b.record().encode());
     machine.client().transact(bad).await.unwrap();
     let _d = NodeSession::start(machine.client(), node("d", 1), config(30_000)).await.unwrap();
@@ -199,7 +202,7 @@ async fn events_are_ordered_and_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn notes_that_no_disk_asks_for_are_pruned() {
+async fn notes_that_no_disk_needs_are_pruned() {
     let machine = Machine::start().await;
     let registry = machine.embedded();
     let (dead, other) = (NodeRef::new("a", 1), NodeRef::new("a", 2));
@@ -212,5 +215,5 @@ async fn notes_that_no_disk_asks_for_are_pruned() {
     assert!(registry.get(&keys::stopped(&dead)).await.unwrap().is_some());
     registry.transact(Transaction::new().put("disks/e", "{\"v\":9}")).await.unwrap();
     declare_stopped(&registry, &other).await.unwrap();
-    assert_eq!(prune_notes(&registry).await.unwrap(), 0, "an unreadable disk may ask for anything");
+    assert_eq!(prune_notes(&registry).await.unwrap(), 0, "an unreadable disk may need any note");
 }

@@ -1,4 +1,4 @@
-//! Random walks over every change of a disk's configuration, beside a plain model of what must hold.
+//! Random walks over all changes of a disk's configuration, checked against a simple model.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use weir_cluster::ownership::*;
 use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy, Record, Source};
 use weir_cluster::right::GrantSet;
 
-/// Something that somebody tries. Numbers name nodes; some attempts are right, most are not.
+/// An attempted change. Numbers name nodes; some attempts are valid, most are not.
 #[derive(Clone, Debug)]
 enum Attempt {
     Claim(u64),
@@ -48,7 +48,7 @@ enum Attempt {
     Forget {
         by: u64,
     },
-    /// The process of this node ends and starts again.
+    /// The process of this node restarts.
     Restart(u64),
 }
 
@@ -140,7 +140,7 @@ impl Walk {
         }
     }
 
-    /// What must hold between a record and its successor, whatever was tried.
+    /// Invariants between a record and its successor, for every attempt.
     fn check(&mut self, attempt: &Attempt, next: &DiskRecord) {
         let old = &self.record;
         next.check().unwrap();
@@ -162,7 +162,7 @@ impl Walk {
             Attempt::AcceptLoss { how, .. } => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
             Attempt::HandOver { by, lag, to } => {
                 assert_eq!((owner_before, *lag), (Some(&self.node(*by)), 0), "only the owner");
-                assert!(old.replicas.contains(&self.node(*to)), "only to who has the whole log");
+                assert!(old.replicas.contains(&self.node(*to)), "only to a holder of the whole log");
                 assert_eq!(next.owner, Some(self.node(*to)));
                 assert!(next.replicas.contains(&self.node(*by)), "its copy stays one");
                 assert_eq!(
@@ -192,7 +192,7 @@ impl Walk {
             }
         }
         assert_eq!(next.epoch, old.epoch + 1, "each change raises the epoch by exactly one");
-        // Who lost the disk without having released it is remembered until somebody strikes it off (P4).
+        // An owner that lost the disk without releasing it stays recorded until it is removed (P4).
         if let Some(owner) = owner_before
             && next.owner.as_ref() != Some(owner)
             && !matches!(attempt, Attempt::Release { .. })
@@ -213,10 +213,10 @@ proptest! {
         let record = disk(Policy::WriteBack(count));
         let mut walk = Walk { record, incarnations: [1; 4] };
         for attempt in attempts {
-            // A refusal changes nothing: there is no next record at all.
+            // A refusal returns no record.
             if let Ok(next) = walk.try_it(&attempt) {
                 walk.check(&attempt, &next);
-                // What is stored is what is read.
+                // The record survives encoding.
                 prop_assert_eq!(&DiskRecord::decode(&next.encode()).unwrap(), &next);
                 walk.record = next;
             }
@@ -229,16 +229,16 @@ fn gone(node: &NodeRef, how: Gone) -> OwnerGone {
 }
 
 #[test]
-fn the_life_of_a_write_back_disk() {
+fn the_life_cycle_of_a_write_back_disk() {
     let [a, b, c] = ["a", "b", "c"].map(|name| NodeRef::new(name, 1));
     let owned = claim_free(&disk(Policy::WriteBack(2)), &a).unwrap();
     assert_eq!((owned.effective(), owned.epoch), (Policy::WriteThrough, 1));
     let two = change_replicas(&owned, &a, 1, &[b.clone(), c.clone()], Mode::WriteBack, 0).unwrap();
     assert_eq!(two.effective(), Policy::WriteBack(2));
-    // The owner's lease is enough in write-back: the replicas refuse it from now on.
+    // The lease's end is sufficient in write-back: the replicas refuse the owner from now on.
     let taken = take_over(&two, &b, &gone(&a, Gone::LeaseEnded)).unwrap();
     assert_eq!((taken.owner.as_ref(), &*taken.replicas, taken.epoch), (Some(&b), &[c.clone()][..], 3));
-    // The takeover keeps the set by whose grants the former owner may still be in its right.
+    // The takeover keeps the set whose grants may still uphold the former owner's right.
     let set = GrantSet::Replicas(vec!["b".into(), "c".into()]);
     let former = FormerOwner { node: a.clone(), epoch: 2, set: Some(set) };
     assert_eq!(taken.former, std::slice::from_ref(&former));
@@ -249,7 +249,7 @@ fn the_life_of_a_write_back_disk() {
     assert_eq!(fenced, Refusal::Fenced { owner: Some(b.clone()), epoch: 3 });
     let late = take_over(&taken, &c, &gone(&a, Gone::Stopped)).unwrap_err();
     assert_eq!(late, Refusal::OtherEvidence { about: a.clone(), owner: b.clone() });
-    // The next owner after that keeps both former ones in mind.
+    // The next owner keeps both former owners in the record.
     let again = take_over(&taken, &c, &gone(&b, Gone::LeaseEnded)).unwrap();
     assert_eq!(again.former.len(), 2);
     assert_eq!(again.effective(), Policy::WriteBack(0));
@@ -297,9 +297,9 @@ fn the_last_epoch_and_broken_records_are_refused() {
     assert!(matches!(claim_free(&broken, &a), Err(Refusal::BadRecord { .. })));
 }
 
-/// Following ends with the owner that allowed it, and changes nothing that a message is checked against.
+/// Following ends with the owner that allowed it, and does not change the epoch.
 #[test]
-fn a_follower_is_named_by_the_owner_and_forgotten_with_it() {
+fn the_owner_sets_the_follower_and_a_move_clears_it() {
     let (a, b) = (NodeRef::new("a", 1), NodeRef::new("b", 1));
     let owned = claim_free(&disk(Policy::WriteBack(1)), &a).unwrap();
     let owned =
@@ -319,7 +319,7 @@ fn a_follower_is_named_by_the_owner_and_forgotten_with_it() {
     let taken = take_over(&followed, &b, &gone).unwrap();
     let released = release(&followed, &a, epoch, 0).unwrap();
     assert!([moved, taken, released].iter().all(|next| next.follower.is_none()));
-    // Who is followed may die, and another take over: the guest is on its way to b all the same.
+    // The owner may die and another node take over: the guest still moves to b.
     let c = NodeRef::new("c", 1);
     let elsewhere = [b.clone(), c.clone()];
     let wider = change_replicas(&followed, &a, epoch, &elsewhere, Mode::WriteBack, 0).unwrap();
@@ -327,6 +327,6 @@ fn a_follower_is_named_by_the_owner_and_forgotten_with_it() {
     assert_eq!(
         hand_over(&wider, &a, wider.epoch, &c).unwrap().follower,
         None,
-        "somebody has decided otherwise"
+        "the disk was moved elsewhere"
     );
 }

@@ -1,4 +1,4 @@
-//! The choice of replicas against an oracle that tries every set of nodes.
+//! The choice of replicas, compared with an oracle that tries every set of nodes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -6,8 +6,8 @@ mod common;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use weir_cluster::placement::{Live, choose_replicas, misplaced, places};
-use weir_cluster::records::{DiskRecord, Medium, MediumSpace, NodeRef, Places, Policy, Source};
+use weir_cluster::placement::{Live, choose_replicas, misplaced, spread};
+use weir_cluster::records::{DiskRecord, Medium, MediumSpace, NodeRef, Policy, Source, Spread};
 
 /// The owner, in every case.
 const OWNER: &str = "n0";
@@ -20,7 +20,7 @@ struct Case {
     exclude: Vec<String>,
 }
 
-/// Up to seven nodes in up to three fault domains, some full, some busy; some hold the log already, some are not wanted.
+/// Up to seven nodes in up to three fault domains, some full, some busy; some already hold the log, some are excluded.
 fn case() -> impl Strategy<Value = Case> {
     let node = (0_u8..3, prop::bool::weighted(0.8), 0_u64..6, 0_u8..6);
     let policy = prop::sample::select(Policy::all().collect::<Vec<_>>());
@@ -59,7 +59,7 @@ impl Case {
         all.map(|node| self.domain(node)).collect::<BTreeSet<_>>().len()
     }
 
-    /// Whether these may be added, by the letter of the policy.
+    /// Whether the policy allows adding these.
     fn may_add(&self, added: &[String]) -> bool {
         let is_free = |name: &String| {
             name != OWNER
@@ -75,7 +75,7 @@ impl Case {
             Policy::WriteBack(most) => {
                 added.len() + self.present.len() <= usize::from(most).max(self.present.len())
             }
-            Policy::Strict(Places { inside, outside }) => {
+            Policy::Strict(Spread { inside, outside }) => {
                 new <= usize::from(inside).saturating_sub(here)
                     && added.len() - new <= usize::from(outside).saturating_sub(self.present.len() - here)
             }
@@ -113,7 +113,7 @@ proptest! {
         prop_assert_eq!(case.domains(&with(&case.present, &chosen)), spread, "over as many domains");
     }
 
-    /// Whoever could have come first and is in as good a place is at least as busy, to the nearest power of two.
+    /// Every other candidate in an equally good fault domain is at least as busy, to the nearest power of two.
     #[test]
     fn the_first_is_the_least_busy_of_the_best(case in case()) {
         let chosen = case.chosen();
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_chosen_is_never_misplaced_and_completes_the_set(case in case()) {
+    fn chosen_nodes_are_never_misplaced_and_complete_the_set(case in case()) {
         let added = case.chosen();
         let processes = |names: &[String]| names.iter().map(|name| NodeRef::new(name.as_str(), 1)).collect::<Vec<_>>();
         let (before, after) = (processes(&case.present), processes(&with(&case.present, &added)));
@@ -141,7 +141,7 @@ proptest! {
         prop_assert_eq!(&wrong, &misplaced(case.policy, OWNER, &after, &case.live));
         if let Policy::Strict(wanted) = case.policy {
             let right = after.iter().map(|node| node.node.as_str()).filter(|node| !wrong.contains(node));
-            let has = places(OWNER, right, &case.live);
+            let has = spread(OWNER, right, &case.live);
             prop_assert!(has.inside <= wanted.inside && has.outside <= wanted.outside);
         }
     }

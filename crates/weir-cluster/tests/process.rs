@@ -1,6 +1,5 @@
-//! A process that has ended is known at once; one that merely stands still is not taken for dead.
-//!
-//! The tests start this very binary again; `be_a_node` is what the children do.
+//! The end of a process is reported at once; a paused process does not count as ended.
+//! The tests start this binary again; the children run `be_a_node`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,7 +16,7 @@ use weir_cluster::registry::{ProcessWatch, Registry};
 const SOCKET: &str = "WEIR_TEST_SOCKET";
 const TTL: &str = "WEIR_TEST_TTL_MS";
 
-/// Not a test: the life of a child process.
+/// Not a test: the main function of a child process.
 #[test]
 #[ignore = "run by the other tests as a child process"]
 fn be_a_node() {
@@ -28,12 +27,12 @@ fn be_a_node() {
         let config = SessionConfig { ttl, margin: ttl / 4 };
         let session = NodeSession::start(client(socket.as_ref()), node("child", 5), config).await.unwrap();
         assert_eq!(session.process_watch(), ProcessWatch::Watched);
-        // Longer than any test; a child whose parent died must not stay for ever.
+        // Longer than any test; a child must not outlive its dead parent for ever.
         tokio::time::sleep(Duration::from_secs(120)).await;
     });
 }
 
-/// A child that is killed and reaped with the test that made it.
+/// A child process; killed and reaped on drop.
 struct Node(Child);
 
 impl Node {
@@ -71,7 +70,7 @@ fn stopped() -> String {
 async fn a_killed_process_is_reported_at_once() {
     let machine = Machine::start().await;
     let registry = machine.embedded();
-    // A lease so long that only the process's end can be what is noticed.
+    // A lease so long that only the process's end can be the cause.
     let child = Node::start(&machine, Duration::from_secs(600)).await;
     assert!(registry.get(&stopped()).await.unwrap().is_none());
     let before = registry.list("").await.unwrap().revision;
@@ -82,7 +81,7 @@ async fn a_killed_process_is_reported_at_once() {
     let note = registry.get(&stopped()).await.unwrap().unwrap();
     let note = StoppedRecord::of(&note).unwrap();
     assert_eq!((note.how, note.machine), (StoppedHow::ProcessEnded, weir_cluster::Machine::here()));
-    // Its node vanished at the same revision: nobody ever sees the one without the other.
+    // Its node was removed at the same revision: no observer sees one without the other.
     let after = registry.list("").await.unwrap();
     assert_eq!((after.revision, after.entries.len()), (before + 1, 1));
 }
@@ -96,7 +95,7 @@ async fn a_stopped_process_loses_its_lease_but_is_not_reported() {
     let gone = || async { registry.get("nodes/child").await.unwrap().is_none() };
     eventually("its lease ends", gone).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(registry.get(&stopped()).await.unwrap().is_none(), "it may go on any moment");
+    assert!(registry.get(&stopped()).await.unwrap().is_none(), "it may resume at any time");
     child.signal(Signal::KILL);
     eventually("its end is reported", || async { registry.get(&stopped()).await.unwrap().is_some() }).await;
 }
@@ -111,9 +110,9 @@ async fn a_closed_connection_is_not_the_end_of_a_process() {
     drop(first);
     let second = machine.client();
     tokio::time::sleep(Duration::from_millis(800)).await;
-    assert!(second.keep_alive(lease).await.is_err(), "only the lease tells");
+    assert!(second.keep_alive(lease).await.is_err(), "only the lease shows it");
     assert!(registry.list(keys::STOPPED).await.unwrap().entries.is_empty());
-    // The same process with a new lease is welcome; another one under its name is not.
+    // The same process may register with a new lease; another one under its name may not.
     let lease = second.grant(Duration::from_secs(9)).await.unwrap();
     assert_eq!(second.register_process("self", 9, lease).await, Ok(ProcessWatch::Watched));
     let _child = Node::start(&machine, Duration::from_secs(9)).await;
@@ -122,7 +121,7 @@ async fn a_closed_connection_is_not_the_end_of_a_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_server_still_watches_and_finds_who_ended_meanwhile() {
+async fn a_restarted_server_resumes_watches_and_reports_ended_processes() {
     let mut machine = Machine::start().await;
     let child = Node::start(&machine, Duration::from_secs(600)).await;
     machine.restart().await;

@@ -103,7 +103,7 @@ async fn a_watch_sees_every_change_once_and_in_order_across_restarts() {
     let writer = machine.client();
     let writing = tokio::spawn(async move {
         for number in 0..CHANGES {
-            // Compare-and-swap makes trying again safe when an answer is lost.
+            // Compare-and-swap makes a retry safe when an answer is lost.
             let key = format!("w/{number}");
             let both = Transaction::new()
                 .absent(&*key)
@@ -143,7 +143,7 @@ async fn a_watch_sees_every_change_once_and_in_order_across_restarts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_falls_too_far_behind_is_told_to_list_again() {
+async fn a_watcher_too_far_behind_has_to_list_again() {
     let machine = Machine::start().await;
     let registry = machine.embedded();
     let mut slow = registry.watch("k", 0).await.unwrap();
@@ -163,13 +163,13 @@ async fn who_falls_too_far_behind_is_told_to_list_again() {
     assert!((1000..=1100).contains(&received), "{received}");
     let old = machine.client().watch("k", 1).await.unwrap_err();
     assert!(matches!(old, RegistryError::Compacted { oldest: 905 }), "{old}");
-    // Somebody else's noise does not cost a quiet watcher its place.
+    // Changes under other prefixes do not cut off a quiet watcher.
     registry.transact(Transaction::new().put("other/1", "")).await.unwrap();
     assert_eq!(next(&mut quiet).await.unwrap().change.key(), "other/1");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quiet_watch_resumes_over_more_changes_than_are_remembered() {
+async fn a_quiet_watch_resumes_over_more_changes_than_the_history_has() {
     let mut machine = Machine::start().await;
     let client = machine.client();
     let mut quiet = client.watch("other/", 0).await.unwrap();
@@ -184,7 +184,7 @@ async fn a_quiet_watch_resumes_over_more_changes_than_are_remembered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_vanish_with_their_lease_and_live_as_long_as_it_is_kept() {
+async fn keys_live_as_long_as_their_lease() {
     let machine = Machine::start().await;
     let client = machine.client();
     let ttl = Duration::from_millis(400);
@@ -248,7 +248,7 @@ async fn without_a_server_calls_fail_in_time_and_work_again_later() {
     assert_eq!(
         client.get("k").await.unwrap(),
         None,
-        "what was given up before it was sent is not done later"
+        "a call that timed out before it was sent is not executed later"
     );
 }
 
@@ -261,7 +261,7 @@ async fn one_file_and_one_socket_have_one_server() {
     let elsewhere = Embedded::open(&other.path().join("r")).unwrap();
     let refused = Server::start(&machine.socket(), elsewhere.clone()).await.unwrap_err();
     assert!(refused.to_string().contains("another server"), "{refused}");
-    // A socket that a killed server left behind is in nobody's way.
+    // A killed server's socket is replaced.
     machine.stop().await;
     drop(std::os::unix::net::UnixListener::bind(machine.socket()).unwrap());
     let _server = Server::start(&machine.socket(), elsewhere).await.unwrap();
@@ -275,11 +275,11 @@ async fn a_damaged_file_is_reported_not_served() {
     machine.client().transact(Transaction::new().put("k", &*value)).await.unwrap();
     machine.stop().await;
     let mut bytes = std::fs::read(machine.file()).unwrap();
-    let places: Vec<usize> =
+    let offsets: Vec<usize> =
         bytes.windows(value.len()).enumerate().filter(|(_, w)| *w == value).map(|(at, _)| at).collect();
-    assert!(!places.is_empty());
-    for place in places {
-        bytes[place + 1500] ^= 1;
+    assert!(!offsets.is_empty());
+    for offset in offsets {
+        bytes[offset + 1500] ^= 1;
     }
     std::fs::write(machine.file(), bytes).unwrap();
     let error = Embedded::open(&machine.file()).unwrap_err();

@@ -1,4 +1,4 @@
-//! What the registry's socket does with clients that do not speak its protocol.
+//! The registry's socket and clients that violate its protocol.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -31,7 +31,7 @@ async fn ended(stream: &mut UnixStream) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_request_is_refused_clearly_and_the_connection_closed() {
+async fn a_malformed_request_is_refused_and_the_connection_closed() {
     let machine = Machine::start().await;
     let junk: [&[u8]; 6] = [
         b"",
@@ -69,7 +69,7 @@ async fn an_unknown_request_is_answered_and_the_next_one_served() {
     );
     let second = receive(&mut stream).await;
     assert_eq!((&second["id"], &second["answer"]["entry"]), (&8.into(), &serde_json::Value::Null));
-    // Limits hold for those too who do not use our client.
+    // Limits also hold for other clients.
     let long = "k".repeat(2000);
     stream
         .write_all(&frame(format!("{{\"id\":9,\"request\":{{\"get\":{{\"key\":\"{long}\"}}}}}}").as_bytes()))
@@ -94,7 +94,7 @@ async fn an_oversized_frame_is_refused_by_its_length_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_frames_and_clients_that_never_read_harm_nobody() {
+async fn half_frames_and_clients_that_never_read_affect_no_other_client() {
     let machine = Machine::start().await;
     let mut half = UnixStream::connect(machine.socket()).await.unwrap();
     half.write_all(&frame(b"{\"id\":1}")[..6]).await.unwrap();
@@ -108,7 +108,7 @@ async fn half_frames_and_clients_that_never_read_harm_nobody() {
             deaf.write_all(&frame(get.as_bytes())).await.unwrap();
         }
     };
-    // It is held back by its own unread answers, soon.
+    // Its own unread answers soon block it.
     assert!(tokio::time::timeout(Duration::from_millis(700), asking).await.is_err());
     assert_eq!(client.list("").await.unwrap().revision, 1);
 }

@@ -6,7 +6,7 @@ use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, OwnerGone, Refusal};
 use weir_cluster::placement::{self, Live};
 use weir_cluster::records::{
-    DiskRecord, FormerOwner, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Places, Policy, Source,
+    DiskRecord, FormerOwner, Medium, MediumSpace, Mode, NodeRecord, NodeRef, Policy, Source, Spread,
 };
 
 use crate::scale::{BLOCK, BLOCKS, NODES, Process, name, node_of};
@@ -62,12 +62,12 @@ impl Racks {
         (rng.u8(..4) == 0).then(|| Racks { of, inside: rng.bool() })
     }
 
-    fn places(self, copies: usize) -> Places {
+    fn spread(self, copies: usize) -> Spread {
         match (copies, self.inside) {
-            (1, true) => Places { inside: 1, outside: 0 },
-            (1, false) => Places { inside: 0, outside: 1 },
-            (_, true) => Places { inside: 1, outside: 1 },
-            (_, false) => Places { inside: 0, outside: 2 },
+            (1, true) => Spread { inside: 1, outside: 0 },
+            (1, false) => Spread { inside: 0, outside: 1 },
+            (_, true) => Spread { inside: 1, outside: 1 },
+            (_, false) => Spread { inside: 0, outside: 2 },
         }
     }
 }
@@ -75,7 +75,7 @@ impl Racks {
 fn policy(wanted: Option<usize>, racks: Option<Racks>) -> Policy {
     match (wanted, racks) {
         (None, _) => Policy::WriteThrough,
-        (Some(copies @ 1..), Some(racks)) => Policy::Strict(racks.places(copies)),
+        (Some(copies @ 1..), Some(racks)) => Policy::Strict(racks.spread(copies)),
         (Some(copies), _) => Policy::WriteBack(copies as u8),
     }
 }

@@ -18,9 +18,9 @@ const CHANGES: TableDefinition<u64, &[u8]> = TableDefinition::new("changes");
 const LEASES: TableDefinition<u64, u64> = TableDefinition::new("leases");
 /// The counters, by name.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
-/// What a lease gets on top of its full time when the file is opened: clients have to find the way back first.
+/// Added to a lease's full time when the file is opened: clients need time to reconnect.
 const REOPEN_GRACE: Duration = Duration::from_secs(2);
-/// The layout of this file. A newer one is refused, not guessed at.
+/// The format version of this file. A newer one is refused.
 const FORMAT: u64 = 1;
 
 pub(super) struct File {
@@ -30,12 +30,12 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Opens or makes the file and reads all of it.
+    /// Opens or creates the file and reads all of it.
     pub fn open(path: &Path) -> Result<(File, State), RegistryError> {
         let setup = |error: &dyn std::fmt::Display| RegistryError::Setup {
             reason: format!("cannot open the registry's file {}: {error}", path.display()),
         };
-        // Made here and not by redb, so that it is never readable by others. Whoever can read it knows the cluster.
+        // Created here and not by redb, so that other users can never read it. Its content describes the cluster.
         let open =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         drop(open.map_err(|error| setup(&error))?);
@@ -76,7 +76,7 @@ impl File {
         Ok(state)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "leases are counted from when the file is opened")]
+    #[expect(clippy::disallowed_methods, reason = "leases count from the opening of the file")]
     fn load_into(&self, state: &mut State) -> Result<(), Failure> {
         let read = self.database.begin_read()?;
         let counters = read.open_table(COUNTERS)?;
@@ -85,7 +85,7 @@ impl File {
         let format = counter("format")?;
         if format != FORMAT {
             let reason =
-                format!("the registry's file has format {format}, this version of Weir knows {FORMAT}");
+                format!("the registry's file has format {format}, this version of Weir supports {FORMAT}");
             return Err(Failure::Registry(RegistryError::Setup { reason }));
         }
         state.revision = counter("revision")?;
@@ -111,7 +111,7 @@ impl File {
         Ok(())
     }
 
-    /// Makes everything unsaved durable, in one commit.
+    /// Makes all unsaved changes durable, in one commit.
     pub fn save(&mut self, state: &mut State) -> Result<(), RegistryError> {
         if state.unsaved.is_empty() {
             return Ok(());
@@ -175,7 +175,7 @@ fn corrupt(reason: String) -> RegistryError {
     RegistryError::Corrupt { reason }
 }
 
-/// `checksum ‖ body`; the checksum also covers the key, so that a value found under another key is noticed.
+/// `checksum ‖ body`; the checksum also covers the key, so that a value under another key is detected.
 fn seal(key: &[u8], body: &[u8]) -> Vec<u8> {
     let checksum = crc32c::crc32c_append(crc32c::crc32c(key), body);
     [&checksum.to_le_bytes()[..], body].concat()

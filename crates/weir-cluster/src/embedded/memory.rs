@@ -1,5 +1,5 @@
-//! The state of the embedded registry without its file and its thread, for simulations: whoever has it says what time it is, and
-//! when watchers hear of a change.
+//! The state of the embedded registry without its file and its thread, for simulations: the caller supplies the time, and decides
+//! when watchers receive changes.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use crate::registry::{
     check_key, check_prefix,
 };
 
-/// A registry whose time is given. All calls answer at once.
+/// A registry with caller-supplied time. All calls return at once.
 #[derive(Debug)]
 pub struct Memory {
     state: State,
-    /// What time 0 is; only differences matter.
+    /// The instant of time 0; only differences matter.
     origin: Instant,
 }
 
@@ -81,7 +81,7 @@ impl Memory {
         self.state.grant(ttl, now)
     }
 
-    /// Lets a lease live for its full time again.
+    /// Extends a lease to its full time again.
     ///
     /// # Errors
     /// It has ended.
@@ -96,7 +96,7 @@ impl Memory {
         self.state.unsaved = Default::default();
     }
 
-    /// The process that lives under `lease` has ended, and the registry has seen it.
+    /// The registry has seen the end of the process under `lease`.
     pub fn end_process(&mut self, lease: LeaseId, node: NodeRef, now: Nanos) {
         let key = keys::stopped(&node);
         let (how, time_unix_ms) = (StoppedHow::ProcessEnded, now.0 / 1_000_000);
@@ -105,8 +105,8 @@ impl Memory {
         self.state.unsaved = Default::default();
     }
 
-    /// Ends the leases whose time is up; or, when the registry stood still meanwhile and could not hear anybody, gives them their
-    /// full time again.
+    /// Ends expired leases. If the registry was paused and could not receive keep-alives, extends them to their full time
+    /// instead.
     pub fn expire(&mut self, now: Nanos, stalled: bool) -> Vec<LeaseId> {
         let now = self.instant(now);
         let over = self.state.expire(now, stalled);
@@ -129,7 +129,7 @@ impl Memory {
         self.state.revision
     }
 
-    /// A watch of what changes under `prefix` after a revision; what its receiver hears, [`Feed::bring_up`] decides.
+    /// A watch of changes under `prefix` after a revision; [`Feed::deliver`] sends them to the receiver.
     ///
     /// # Errors
     /// The prefix is malformed, or the changes are no longer known.
@@ -148,14 +148,15 @@ impl Default for Memory {
 }
 
 impl Feed {
-    /// Whether there is something that the receiver has not heard of.
+    /// Whether the receiver has yet to receive changes.
     #[must_use]
     pub fn is_behind(&self, registry: &Memory) -> bool {
         self.seen < registry.state.revision
     }
 
-    /// Tells the receiver all that has happened by now. Whether it still listens; if it was away for too long, it has to list again.
-    pub fn bring_up(&mut self, registry: &Memory) -> bool {
+    /// Sends all changes so far to the receiver. Returns whether it still listens; after too long an absence it has to list
+    /// again.
+    pub fn deliver(&mut self, registry: &Memory) -> bool {
         let missed = match registry.state.since(&self.prefix, self.seen) {
             Ok(missed) => missed,
             Err(error) => {

@@ -1,9 +1,7 @@
-//! The registry of a single machine: one durable file, one thread that owns it.
-//!
-//! The thread takes whatever commands have arrived, applies them in order to the state in memory, makes
-//! their changes durable in *one* commit of the file, and only then answers them and tells the watchers:
-//! what anybody has seen survives a power cut. The limits (P10) are the constants below and in
-//! [`crate::registry`].
+//! The registry of a single machine: one durable file, one thread that owns it. The thread takes all commands that have arrived,
+//! applies them in order to the state in memory, makes their changes durable in *one* commit of the file, and only then answers
+//! them and notifies the watchers: everything that a client has seen survives a power cut. The limits (P10) are the constants
+//! below and in [`crate::registry`].
 
 mod file;
 mod memory;
@@ -34,7 +32,7 @@ pub const MAX_WATCHES: usize = 1024;
 pub const HISTORY: usize = 4096;
 /// Bytes of keys and values in these.
 pub const HISTORY_BYTES: usize = 16 << 20;
-/// Commands that wait for the thread before callers are held back.
+/// Commands that wait for the thread before callers block.
 const QUEUE: usize = 1024;
 
 /// A handle to the embedded registry; clones share it. The file is closed with the last handle.
@@ -44,12 +42,12 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Opens the file at `path`, or makes it (mode 0600). Leases in it get their full time again and
-    /// a little more: longer than promised is always safe, shorter never.
+    /// Opens the file at `path`, or creates it (mode 0600). Its leases get their full time again and a little more: a longer
+    /// lease is always safe, a shorter one never.
     ///
     /// # Errors
     /// [`RegistryError::Setup`] when the file cannot be used (also when another process has it open, or
-    /// outside a tokio runtime), [`RegistryError::Corrupt`] when its content does not check.
+    /// outside a tokio runtime), [`RegistryError::Corrupt`] when its content fails verification.
     pub fn open(path: &Path) -> Result<Embedded, RegistryError> {
         let setup = |reason: String| RegistryError::Setup { reason };
         let runtime = tokio::runtime::Handle::try_current()
@@ -75,7 +73,7 @@ impl Embedded {
         }
     }
 
-    /// Ends `lease` and makes `ops`, at one revision: what the end of a process is (see [`crate::remote`]).
+    /// Ends `lease` and applies `ops`, at one revision: records the end of a process (see [`crate::remote`]).
     pub(crate) async fn end_process(&self, lease: LeaseId, ops: Vec<Op>) -> Result<Committed, RegistryError> {
         let transaction = Transaction { compares: Vec::new(), ops };
         transaction.check()?;
@@ -131,7 +129,7 @@ impl Registry for Embedded {
         Box::pin(self.call(move |reply| Command::Revoke { lease, reply }))
     }
 
-    /// The registry lives in the calling process and ends with it: nobody is left to tell of its end.
+    /// The registry lives in the calling process and ends with it, so it cannot report the process's end.
     fn register_process<'a>(&'a self, _: &'a str, _: u64, lease: LeaseId) -> Pending<'a, ProcessWatch> {
         Box::pin(async move {
             self.keep_alive(lease).await?;

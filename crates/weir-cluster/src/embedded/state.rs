@@ -1,4 +1,4 @@
-//! The registry's state in memory and every rule of it. No I/O; the time is given.
+//! The registry's state in memory and all its rules. No I/O; the caller supplies the time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -10,7 +10,7 @@ use crate::registry::{
     Transaction,
 };
 
-/// A lease: how long it lives, until when, and what hangs on it.
+/// A lease: its time to live, its deadline, and its keys.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub ttl: Duration,
@@ -18,11 +18,11 @@ pub(super) struct Lease {
     pub keys: BTreeSet<String>,
 }
 
-/// What has changed since the last commit and must reach the file before anybody is answered.
+/// Changes since the last commit; the file must have them before any caller gets an answer.
 #[derive(Debug, Default)]
 pub(super) struct Unsaved {
     pub batches: Vec<Batch>,
-    /// Leases that came (with their time to live) or went.
+    /// Leases granted (with their time to live) or ended.
     pub leases: Vec<(LeaseId, Option<Duration>)>,
 }
 
@@ -34,11 +34,11 @@ impl Unsaved {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Of the last change.
+    /// The revision of the last change.
     pub revision: u64,
     /// The number of the last lease granted.
     pub last_lease: u64,
-    /// Changes up to here are no longer known one by one.
+    /// Changes up to this revision are no longer in the history.
     pub floor: u64,
     pub entries: BTreeMap<String, Entry>,
     pub leases: BTreeMap<LeaseId, Lease>,
@@ -49,7 +49,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Puts back an entry that the file holds.
+    /// Restores an entry from the file.
     pub fn restore_entry(&mut self, entry: Entry) {
         self.data_bytes += size(&entry);
         if let Some(lease) = entry.lease.and_then(|id| self.leases.get_mut(&id)) {
@@ -58,7 +58,7 @@ impl State {
         self.entries.insert(entry.key.clone(), entry);
     }
 
-    /// Puts back a transaction that the file holds, in the order of revisions.
+    /// Restores a transaction from the file, in the order of revisions.
     pub fn restore_history(&mut self, batch: Batch) {
         self.history_bytes += batch.changes.iter().map(change_size).sum::<usize>();
         self.history.push_back(batch);
@@ -95,7 +95,7 @@ impl State {
         }
     }
 
-    /// Everything that can refuse the operations, before the first of them is made.
+    /// All checks that can refuse the operations, before the first is applied.
     fn check_ops(&self, ops: &[Op]) -> Result<(), RegistryError> {
         let (mut keys, mut bytes) = (self.entries.len(), self.data_bytes);
         for op in ops {
@@ -111,7 +111,7 @@ impl State {
                 }
             }
         }
-        // What makes it smaller is always welcome, also when an older version allowed more.
+        // Operations that shrink the registry are always allowed, even if an older version allowed more data.
         if (keys > MAX_KEYS && keys > self.entries.len()) || (bytes > MAX_DATA && bytes > self.data_bytes) {
             let reason = format!("it holds at most {MAX_KEYS} keys and {MAX_DATA} bytes; delete some");
             return Err(RegistryError::Full { reason });
@@ -119,7 +119,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes changes that cannot fail any more, all at one new revision (none, if nothing changes).
+    /// Applies checked changes, all at one new revision (none, if nothing changes).
     fn apply(&mut self, ops: Vec<Op>) {
         let revision = self.revision + 1;
         let mut changes = Vec::new();
@@ -143,11 +143,11 @@ impl State {
         }
         if !changes.is_empty() {
             self.revision = revision;
-            self.remember(Batch { revision, changes });
+            self.add_to_history(Batch { revision, changes });
         }
     }
 
-    fn remember(&mut self, batch: Batch) {
+    fn add_to_history(&mut self, batch: Batch) {
         self.unsaved.batches.push(batch.clone());
         self.restore_history(batch);
         while self.history.len() > HISTORY || self.history_bytes > HISTORY_BYTES {
@@ -157,9 +157,9 @@ impl State {
         }
     }
 
-    /// What a watch that has seen everything up to `after` has missed under `prefix`.
+    /// The changes under `prefix` after revision `after`.
     pub fn since(&self, prefix: &str, after: u64) -> Result<Vec<Batch>, RegistryError> {
-        // A revision from the future is one of another registry's: the file was set up anew.
+        // A revision from the future belongs to another registry: the file was recreated.
         if after < self.floor || after > self.revision {
             return Err(RegistryError::Compacted { oldest: self.floor + 1 });
         }
@@ -195,7 +195,7 @@ impl State {
         self.end_process(id, Vec::new());
     }
 
-    /// Ends a lease and makes `ops` at the same revision.
+    /// Ends a lease and applies `ops` at the same revision.
     pub fn end_process(&mut self, id: LeaseId, mut ops: Vec<Op>) -> Committed {
         if let Some(lease) = self.leases.remove(&id) {
             self.unsaved.leases.push((id, None));
@@ -207,8 +207,8 @@ impl State {
         Committed { revision: self.revision }
     }
 
-    /// Ends the leases whose time is up. `stalled` says that this process stood still meanwhile and could
-    /// not have heard anybody: then they get their full time again instead.
+    /// Ends expired leases. `stalled` means that this process was paused and could not receive keep-alives: then they get their
+    /// full time again instead.
     pub fn expire(&mut self, now: Instant, stalled: bool) -> Vec<LeaseId> {
         let over = self.leases.iter().filter(|(_, lease)| lease.deadline <= now).map(|(id, _)| *id);
         let over: Vec<LeaseId> = over.collect();
@@ -258,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_makes_no_revision() {
+    fn a_transaction_without_change_makes_no_revision() {
         let mut state = State::default();
         assert_eq!(state.transact(Transaction::new().delete("a")).unwrap().revision, 0);
         assert!(state.unsaved.is_empty());
     }
 
     #[test]
-    fn keys_leave_with_their_lease_and_with_no_other() {
+    fn keys_end_with_their_own_lease() {
         let (mut state, now) = (State::default(), Instant::now());
         let (short, long) = (MIN_TTL, Duration::from_secs(9));
         let (a, b) = (state.grant(short, now).unwrap(), state.grant(long, now).unwrap());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_that_stood_still_ends_no_lease() {
+    fn a_paused_registry_ends_no_lease() {
         let (mut state, now) = (State::default(), Instant::now());
         let lease = state.grant(MIN_TTL, now).unwrap();
         let late = now + Duration::from_secs(60);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn history_is_bounded_and_says_so() {
+    fn history_is_bounded_and_reports_it() {
         let mut state = State::default();
         for count in 0..HISTORY + 10 {
             state.transact(Transaction::new().put("k", count.to_string())).unwrap();
@@ -301,6 +301,9 @@ mod tests {
         assert_eq!(state.since("", 9), Err(RegistryError::Compacted { oldest: 11 }));
         assert_eq!(state.since("", 10).unwrap().len(), HISTORY);
         assert_eq!(state.since("other", 10).unwrap().len(), 0);
-        assert!(state.since("", state.revision + 1).is_err(), "the future is another registry's");
+        assert!(
+            state.since("", state.revision + 1).is_err(),
+            "a future revision belongs to another registry"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that owns the registry, and the timer that reminds it of leases.
+//! The thread that owns the registry, and the timer that expires leases.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::registry::{
     Batch, Committed, Delivery, Entry, LeaseId, Listing, RegistryError, Transaction, Watch, WatchSink,
 };
 
-/// Commands made durable by one commit of the file.
+/// Most commands in one commit of the file.
 const GROUP: usize = 256;
-/// A lease timer that fires this late means that the whole process stood still (stopped, swapped out,
-/// suspended). Nobody could keep a lease alive in that time, so nobody must lose one for it.
+/// A lease timer that fires this late means that the whole process was paused (stopped, swapped out, suspended). No client could
+/// keep a lease alive meanwhile, so none must expire.
 const STALL: Duration = Duration::from_millis(500);
 /// Watchers without a change of their own hear how far the registry is, so that one that was away for
 /// a while resumes from there and not from a revision long forgotten.
@@ -86,7 +86,7 @@ impl Worker {
                 answer(&sound);
             }
             match &sound {
-                Ok(()) => self.tell_watchers(),
+                Ok(()) => self.notify_watchers(),
                 Err(error) => {
                     tracing::error!(%error, "the registry's file failed; restart the registry");
                     self.watchers.clear();
@@ -98,14 +98,14 @@ impl Worker {
             if let Some(done) = closing {
                 drop(queue);
                 drop(self);
-                // Nobody may be waiting any more; the file is closed all the same.
+                // The caller may have gone; the file is closed nevertheless.
                 let _ = done.send(());
                 return;
             }
         }
     }
 
-    // The one place that reads the clock for the state, which is given it.
+    // The only clock read for the state.
     #[expect(
         clippy::disallowed_methods,
         reason = "this thread drives the state; tokio's timer needs an Instant"
@@ -150,21 +150,21 @@ impl Worker {
                     tracing::info!(%lease, "lease expired");
                 }
             }
-            // Taken care of by the caller.
+            // The caller handles these.
             Command::Close { .. } => {}
         }
     }
 
     fn answer<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, RegistryError>) {
         self.answers.push(Box::new(move |sound| {
-            // Who does not wait any more does not want to know.
+            // The caller no longer waits.
             let _ = reply.send(sound.clone().and(result));
         }));
     }
 
     fn watch(&mut self, prefix: String, after: u64) -> Result<Watch, RegistryError> {
         let mut missed = self.state.since(&prefix, after)?;
-        // The watcher then knows that it is up to date, however long nothing happens under its prefix.
+        // Shows the watcher that it is up to date, even without changes under its prefix.
         missed.push(Batch { revision: self.state.revision, changes: Vec::new() });
         self.watchers.retain(|watcher| !watcher.sink.is_abandoned());
         if self.watchers.len() >= MAX_WATCHES {
@@ -177,7 +177,7 @@ impl Worker {
         Ok(watch)
     }
 
-    fn tell_watchers(&mut self) {
+    fn notify_watchers(&mut self) {
         let batches = &self.state.unsaved.batches;
         self.watchers.retain_mut(|watcher| {
             let seen = watcher.seen;

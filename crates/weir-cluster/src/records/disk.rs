@@ -1,4 +1,4 @@
-//! The record of a disk: its place, its policy and its configuration (owner, epoch, replica set).
+//! The record of a disk: its location, its policy and its configuration (owner, epoch, replica set).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::right::{GrantSet, MAX_GUARDS};
 
 /// Most replicas of a write log.
 pub const MAX_REPLICAS: usize = 2;
-/// Most former owners of which it is not yet known that their I/O has come to an end.
+/// Most former owners whose I/O may not have ended yet.
 pub const MAX_FORMER: usize = 16;
 
 /// How writes are acknowledged (P1).
@@ -23,21 +23,20 @@ pub enum Policy {
     WriteThrough,
     /// From the owner's log and this many replicas (0, 1 or 2), in other fault domains where there are any.
     WriteBack(u8),
-    /// From the owner's log and replicas in these places and no others, 1 or 2 in all. Written
-    /// `write-back+1in+1out`.
-    Strict(Places),
+    /// From the owner's log and replicas with exactly this spread, 1 or 2 in all. Written `write-back+1in+1out`.
+    Strict(Spread),
 }
 
-/// How many replicas are on which side of the edge of the owner's fault domain.
+/// Number of replicas inside and outside the owner's fault domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Places {
+pub struct Spread {
     /// In the owner's fault domain.
     pub inside: u8,
     /// In other fault domains.
     pub outside: u8,
 }
 
-impl fmt::Display for Places {
+impl fmt::Display for Spread {
     /// `1in`, `2out`, `1in+1out`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [(self.inside, "in"), (self.outside, "out")];
@@ -48,26 +47,26 @@ impl fmt::Display for Places {
 }
 
 impl Policy {
-    /// Replicas that the policy asks for.
+    /// Number of replicas.
     #[must_use]
     pub const fn replicas(self) -> usize {
         match self {
             Policy::WriteThrough => 0,
             Policy::WriteBack(count) => count as usize,
-            Policy::Strict(Places { inside, outside }) => inside as usize + outside as usize,
+            Policy::Strict(Spread { inside, outside }) => inside as usize + outside as usize,
         }
     }
 
-    /// Whether nothing else than what it names will do.
+    /// Whether the spread over fault domains is mandatory.
     #[must_use]
     pub const fn is_strict(self) -> bool {
         matches!(self, Policy::Strict(_))
     }
 
-    /// Every policy that there is.
+    /// All policies.
     pub fn all() -> impl Iterator<Item = Policy> {
-        let places = [(1, 0), (2, 0), (0, 1), (0, 2), (1, 1)];
-        let strict = places.map(|(inside, outside)| Policy::Strict(Places { inside, outside }));
+        let spreads = [(1, 0), (2, 0), (0, 1), (0, 2), (1, 1)];
+        let strict = spreads.map(|(inside, outside)| Policy::Strict(Spread { inside, outside }));
         [Policy::WriteThrough].into_iter().chain((0..=2).map(Policy::WriteBack)).chain(strict)
     }
 }
@@ -77,7 +76,7 @@ impl fmt::Display for Policy {
         match self {
             Policy::WriteThrough => f.write_str("write-through"),
             Policy::WriteBack(count) => write!(f, "write-back+{count}"),
-            Policy::Strict(places) => write!(f, "write-back+{places}"),
+            Policy::Strict(spread) => write!(f, "write-back+{spread}"),
         }
     }
 }
@@ -112,13 +111,13 @@ impl From<Policy> for String {
     }
 }
 
-/// Where a disk's data is.
+/// The location of a disk's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
     /// A file in the volume.
     File {
-        /// Its name in the volume; itself a name as of [`check_name`].
+        /// Its name in the volume, valid by [`check_name`].
         name: String,
     },
     /// A block device.
@@ -128,11 +127,11 @@ pub enum Source {
     },
 }
 
-/// Where an accelerator keeps data.
+/// The medium of a write log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Medium {
-    /// Memory: gone with the process.
+    /// Memory: lost with the process.
     #[default]
     Ram,
     /// A preallocated file or block device: outlives the process.
@@ -169,30 +168,30 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What is in effect, beside what was requested.
+/// The effective mode, as opposed to the requested policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Writes are acknowledged from the backing; the log holds nothing that the backing does not.
+    /// The backing acknowledges writes; the log has no write that the backing lacks.
     WriteThrough,
-    /// Writes are acknowledged from the owner's log and those of all replicas.
+    /// The logs of the owner and all replicas acknowledge writes.
     WriteBack,
 }
 
-/// Who owned the disk and may still have I/O to its backing under way (P4).
+/// A former owner that may still have I/O to the backing in flight (P4).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormerOwner {
     /// The process.
     pub node: NodeRef,
     /// The last epoch in which it owned the disk.
     pub epoch: u64,
-    /// The set whose grants may keep it in its right still; absent once that right is proved over.
+    /// The set whose grants may still uphold its right; absent once that right is proved over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<GrantSet>,
 }
 
 impl FormerOwner {
-    /// One whose right is over.
+    /// A former owner whose right is over.
     #[must_use]
     pub fn silent(node: NodeRef, epoch: u64) -> FormerOwner {
         FormerOwner { node, epoch, set: None }
@@ -204,13 +203,13 @@ impl FormerOwner {
 pub struct DiskRecord {
     /// The disk's name.
     pub name: String,
-    /// Drawn at random when the disk was made: tells it from an earlier one of its name, whose log may still be at rest
-    /// somewhere. 0 for a disk of a Weir that knew no flash.
+    /// Random, set at creation: distinguishes the disk from an earlier one of its name, whose log may still be on some flash. 0
+    /// for a disk of a Weir version without flash.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
     /// The volume it is in.
     pub volume: String,
-    /// Where in it.
+    /// Its location in the volume.
     pub source: Source,
     /// Bytes, a multiple of `logical_block`.
     pub size: u64,
@@ -218,34 +217,33 @@ pub struct DiskRecord {
     pub logical_block: u32,
     /// The policy that was requested; for the one in effect see [`DiskRecord::effective`].
     pub policy: Policy,
-    /// Where its log is kept.
+    /// The medium of its log.
     #[serde(default)]
     pub medium: Medium,
-    /// Who may write, if anybody (P2).
+    /// The process that may write, if any (P2).
     pub owner: Option<NodeRef>,
     /// Grows by one with each change of the configuration.
     pub epoch: u64,
     /// The processes that hold a complete copy of the log, in the order in which they would take over.
-    ///
-    /// Processes and not nodes: a node that started again has lost its copy in RAM.
+    /// Processes and not nodes: a restarted node has lost its copy in RAM.
     pub replicas: Vec<NodeRef>,
-    /// The nodes whose grants keep the owner in its right while the registry is away, if there are no replicas to do it.
+    /// The nodes whose grants uphold the owner's right while the registry is away, for a disk without replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<String>,
-    /// What is in effect.
+    /// The effective mode.
     pub mode: Mode,
-    /// Former owners that may still have I/O under way, oldest first. One that is under `stopped/` or
-    /// `released/` is struck off by the owner ([`crate::ownership::forget_former`]).
+    /// Former owners that may still have I/O in flight, oldest first. The owner removes one with a `stopped/` or `released/` note
+    /// ([`crate::ownership::forget_former`]).
     #[serde(default)]
     pub former: Vec<FormerOwner>,
-    /// The process whose clients may use the disk before it is there: their first write moves it. Outlives a takeover by
-    /// somebody else, and ends when the disk is moved or closed.
+    /// The process whose clients may use the disk before it moves there: their first write moves it. Survives a takeover by
+    /// another node, and ends when the disk is moved or closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follower: Option<NodeRef>,
 }
 
 impl DiskRecord {
-    /// The record of a disk that nobody has opened yet.
+    /// The record of a disk that was never opened.
     #[must_use]
     pub fn new(
         name: &str,
@@ -274,17 +272,17 @@ impl DiskRecord {
         }
     }
 
-    /// The policy in effect; where the replicas are, [`crate::placement::places`] knows.
+    /// The effective policy; for the replicas' fault domains see [`crate::placement::spread`].
     #[must_use]
     pub fn effective(&self) -> Policy {
         match self.mode {
             Mode::WriteThrough => Policy::WriteThrough,
-            // At most MAX_REPLICAS, which `check` holds.
+            // At most MAX_REPLICAS, ensured by `check`.
             Mode::WriteBack => Policy::WriteBack(u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)),
         }
     }
 
-    /// The set whose grants keep the owner in its right while the registry is away.
+    /// The set whose grants uphold the owner's right while the registry is away.
     #[must_use]
     pub fn grant_set(&self) -> GrantSet {
         match self.replicas.is_empty() {
@@ -293,15 +291,15 @@ impl DiskRecord {
         }
     }
 
-    /// Whether `process` has the copy of the log that is counted under `named`: it is that process, or, when the log is on
-    /// flash, it has that process's flash.
+    /// Whether `process` has the copy of the log recorded for `named`: it is that process, or, for a log on flash, it has that
+    /// process's flash.
     #[must_use]
     pub fn counts(&self, named: &NodeRef, process: &NodeRef) -> bool {
         let same_flash = named.node == process.node && named.flash.is_some() && named.flash == process.flash;
         named == process || (self.medium == Medium::Flash && same_flash)
     }
 
-    /// Whether `process` has the copy of one of the replicas.
+    /// Whether `process` has a replica's copy.
     #[must_use]
     pub fn is_replica(&self, process: &NodeRef) -> bool {
         self.replicas.iter().any(|replica| self.counts(replica, process))
@@ -340,12 +338,12 @@ impl DiskRecord {
         }
         if self.policy.replicas() > MAX_REPLICAS {
             return Some(format!(
-                "its policy asks for {} replicas, more than {MAX_REPLICAS}",
+                "its policy requests {} replicas, more than {MAX_REPLICAS}",
                 self.policy.replicas()
             ));
         }
         if self.policy.is_strict() && self.policy.replicas() == 0 {
-            return Some("its policy asks for replicas in certain places, and for none".into());
+            return Some("its policy sets a spread over fault domains without replicas".into());
         }
         let owner = self.owner.iter().map(|owner| &*owner.node);
         let mut nodes = BTreeSet::new();
@@ -355,7 +353,7 @@ impl DiskRecord {
         if let Some(follower) = &self.follower
             && self.owner.as_ref().is_none_or(|owner| owner.node == follower.node)
         {
-            return Some("it is followed by its owner, or without one".into());
+            return Some("its follower is its owner, or it has no owner".into());
         }
         match (self.mode, &self.owner) {
             (Mode::WriteThrough, _) if !self.replicas.is_empty() => {
@@ -411,7 +409,7 @@ mod tests {
     fn policies_parse_what_they_print() {
         let all: Vec<String> = Policy::all().map(|policy| policy.to_string()).collect();
         let plain = ["write-through", "write-back+0", "write-back+1", "write-back+2"];
-        let strict = ["1in", "2in", "1out", "2out", "1in+1out"].map(|places| format!("write-back+{places}"));
+        let strict = ["1in", "2in", "1out", "2out", "1in+1out"].map(|spread| format!("write-back+{spread}"));
         assert_eq!(all, [plain.map(str::to_owned).as_slice(), strict.as_slice()].concat());
         for policy in Policy::all() {
             assert_eq!(policy.to_string().parse(), Ok(policy));
@@ -450,7 +448,7 @@ mod tests {
         assert_eq!(disk.effective(), Policy::WriteBack(1));
     }
 
-    /// As the first Weir wrote it. What came later is left out as long as it says nothing.
+    /// As the first version of Weir wrote it. Later fields are omitted at their defaults.
     const FIRST: &str = r#"{"v":1,"name":"d","volume":"v","source":{"file":{"name":"d.img"}},"size":1048576,"logical_block":512,"policy":"write-back+1","medium":"ram","owner":{"node":"a","incarnation":7},"epoch":3,"replicas":[{"node":"b","incarnation":8}],"mode":"write-back","former":[]}"#;
 
     #[test]
@@ -459,7 +457,7 @@ mod tests {
         assert_eq!(String::from_utf8(disk.encode()).unwrap(), FIRST);
         let older = FIRST.replace(r#""medium":"ram","#, "").replace(r#","former":[]"#, "");
         assert_eq!(DiskRecord::decode(older.as_bytes()).unwrap(), disk);
-        disk.policy = Policy::Strict(Places { inside: 1, outside: 1 });
+        disk.policy = Policy::Strict(Spread { inside: 1, outside: 1 });
         (disk.medium, disk.follower) = (Medium::Flash, Some(NodeRef::new("c", 9)));
         let text = String::from_utf8(disk.encode()).unwrap();
         assert!(text.contains(r#""policy":"write-back+1in+1out","medium":"flash""#), "{text}");
@@ -480,8 +478,8 @@ mod tests {
                 (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
                 disk.follower = Some(NodeRef::new("a", 2));
             },
-            |disk| disk.policy = Policy::Strict(Places::default()),
-            |disk| disk.policy = Policy::Strict(Places { inside: 2, outside: 1 }),
+            |disk| disk.policy = Policy::Strict(Spread::default()),
+            |disk| disk.policy = Policy::Strict(Spread { inside: 2, outside: 1 }),
             |disk| disk.size = 0,
             |disk| disk.size = 513,
             |disk| disk.logical_block = 1024,

@@ -2,9 +2,9 @@
 
 use super::NodeRef;
 
-/// All [`super::NodeRecord`]s of nodes whose lease stands.
+/// All [`super::NodeRecord`]s of nodes with a valid lease.
 pub const NODES: &str = "nodes/";
-/// One key for each node whose lease stands, put when it joined and never changed. See [`session`].
+/// One key for each node with a valid lease, written when it joined and never changed. See [`session`].
 pub const SESSIONS: &str = "sessions/";
 /// All [`super::VolumeRecord`]s.
 pub const VOLUMES: &str = "volumes/";
@@ -14,13 +14,13 @@ pub const DISKS: &str = "disks/";
 pub const STOPPED: &str = "stopped/";
 /// All [`super::ReleasedRecord`]s.
 pub const RELEASED: &str = "released/";
-/// All [`super::EventRecord`]s, in the order in which they happened.
+/// All [`super::EventRecord`]s, in chronological order.
 pub const EVENTS: &str = "events/";
 /// All [`super::UnfinishedRecord`]s.
 pub const UNFINISHED: &str = "unfinished/";
 /// One key for each node that has been asked to stop, under its lease. See [`stopping`].
 pub const STOPPING: &str = "stopping/";
-/// The processes that the registry's server watches; nobody else's business.
+/// The processes that the registry's server watches; private to it.
 pub const PROCESSES: &str = "processes/";
 
 /// `nodes/<name>`.
@@ -29,8 +29,8 @@ pub fn node(name: &str) -> String {
     format!("{NODES}{name}")
 }
 
-/// `sessions/<name>`: stands and falls with the node's session. Beside `nodes/<name>`, because a node changes that whenever it has
-/// something new to tell, and a claim must depend on the session alone.
+/// `sessions/<name>`: exists as long as the node's session. Separate from `nodes/<name>`, because a node updates that with its
+/// load, and a claim must depend on the session alone.
 #[must_use]
 pub fn session(name: &str) -> String {
     format!("{SESSIONS}{name}")
@@ -60,7 +60,7 @@ pub fn unfinished(disk: &str) -> String {
     format!("{UNFINISHED}{disk}")
 }
 
-/// `stopping/<node>/<incarnation>`: nobody is to count on what this process holds.
+/// `stopping/<node>/<incarnation>`: no node may rely on this process's data.
 #[must_use]
 pub fn stopping(node: &NodeRef) -> String {
     format!("{STOPPING}{}/{}", node.node, node.incarnation)
@@ -78,8 +78,8 @@ pub fn process(name: &str, incarnation: u64) -> String {
     format!("{PROCESSES}{name}/{incarnation}")
 }
 
-/// `events/<time>-<node>-<incarnation>-<number>`: in the order of time over all nodes, and unique because
-/// each process numbers its own.
+/// `events/<time>-<node>-<incarnation>-<number>`: in chronological order over all nodes, and unique because each process numbers
+/// its own.
 #[must_use]
 pub fn event(time_unix_ms: u64, node: &NodeRef, number: u64) -> String {
     format!("{EVENTS}{time_unix_ms:013x}-{}-{:x}-{number:08x}", node.node, node.incarnation)

@@ -1,4 +1,4 @@
-//! What the registry holds under which key: JSON with a version, checked when it is read.
+//! The registry's records: versioned JSON, verified when read.
 
 mod disk;
 pub mod keys;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::registry::{Entry, Op, Transaction};
 
 pub use disk::{
-    DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Places, Policy, Source,
+    DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Policy, Source, Spread,
 };
 pub use node::{
     EventRecord, MediumSpace, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow, StoppedRecord,
@@ -25,20 +25,20 @@ pub const MAX_NAME: usize = 64;
 /// Why a record cannot be read or must not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Written by a newer Weir.
-    #[error("the {kind} record has version {found}, this Weir knows up to {VERSION}; upgrade this node")]
+    /// Written by a newer version of Weir.
+    #[error("the {kind} record has version {found}, this build supports up to {VERSION}; upgrade this node")]
     TooNew {
-        /// What kind of record.
+        /// The kind of record.
         kind: &'static str,
         /// Its version.
         found: u64,
     },
-    /// Not such a record at all.
+    /// Not a record of this kind.
     #[error("not a {kind} record: {reason}; delete the key or restore it")]
     Malformed {
-        /// What kind of record it should be.
+        /// The expected kind of record.
         kind: &'static str,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A name that cannot be part of a key.
@@ -46,15 +46,15 @@ pub enum RecordError {
         "{name:?} is not a name: use 1 to {MAX_NAME} letters, digits, '-', '_', '.', not starting with '.' or '-'"
     )]
     BadName {
-        /// What was given.
+        /// The given name.
         name: String,
     },
     /// The record contradicts itself.
     #[error("the {kind} record contradicts itself: {reason}")]
     Contradiction {
-        /// What kind of record.
+        /// The kind of record.
         kind: &'static str,
-        /// In what.
+        /// The contradiction.
         reason: String,
     },
 }
@@ -73,10 +73,10 @@ struct Versioned<'a, R> {
 
 /// A typed value of the registry.
 pub trait Record: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {
-    /// The word for it in messages.
+    /// Its name in messages.
     const KIND: &'static str;
 
-    /// What the types alone do not say.
+    /// Checks rules that the types do not express.
     ///
     /// # Errors
     /// [`RecordError::BadName`] or [`RecordError::Contradiction`].
@@ -97,7 +97,7 @@ pub trait Record: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {
     fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
         let malformed =
             |error: serde_json::Error| RecordError::Malformed { kind: Self::KIND, reason: error.to_string() };
-        // The version first: a newer record may well not parse, and that is then not its fault.
+        // The version first: a newer record may not parse, and the error must name the version.
         let Version { v } = serde_json::from_slice(bytes).map_err(malformed)?;
         if v > VERSION {
             return Err(RecordError::TooNew { kind: Self::KIND, found: v });
@@ -120,13 +120,13 @@ pub trait Record: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {
         Op::Put { key: key.into(), value: self.encode(), lease: None }
     }
 
-    /// A transaction that makes this record unless the key exists.
+    /// A transaction that creates this record unless the key exists.
     fn create(&self, key: impl Into<String>) -> Transaction {
         let key = key.into();
         Transaction::new().absent(key.clone()).put(key, self.encode())
     }
 
-    /// A transaction that puts this record in the place of `entry`, unless that has changed (P3).
+    /// A transaction that replaces `entry` by this record, unless `entry` has changed (P3).
     fn replace(&self, entry: &Entry) -> Transaction {
         Transaction::new()
             .unchanged(entry.key.clone(), entry.mod_revision)
@@ -142,7 +142,7 @@ pub fn check_name(name: &str) -> Result<(), RecordError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > MAX_NAME || name.starts_with(['.', '-']) || !name.bytes().all(allowed)
     {
-        // Cut, so that a name from outside cannot flood the log.
+        // Truncated, so that a name from outside cannot flood the log.
         return Err(RecordError::BadName { name: name.chars().take(MAX_NAME + 1).collect() });
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Records of nodes, volumes and what happens to them.
+//! Records of nodes, volumes and events.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -11,10 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::{Medium, Record, RecordError, check_name};
 use crate::machine::Machine;
 
-/// One process of a node. A node that starts again is the same node and another process: what the former
-/// one had in RAM, and what it was allowed to do, is gone. What it had on flash is not ([`DiskRecord::counts`]).
-///
-/// Two are equal when they name the same process, whatever is known of its flash.
+/// One process of a node. A restarted node is the same node and another process: the former one's RAM and rights are gone, its
+/// flash remains ([`DiskRecord::counts`]). Two are equal when they name the same process, whatever their flash identity.
 ///
 /// [`DiskRecord::counts`]: super::DiskRecord::counts
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,7 +21,7 @@ pub struct NodeRef {
     pub node: String,
     /// Unique for each start of a process of that node.
     pub incarnation: u64,
-    /// Identity of the flash medium that the process has.
+    /// Identity of the process's flash medium.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash: Option<u64>,
 }
@@ -78,71 +76,70 @@ impl fmt::Display for NodeRef {
     }
 }
 
-/// `nodes/<name>`: a node whose lease stands.
+/// `nodes/<name>`: a node with a valid lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     /// The node's name.
     pub name: String,
-    /// Which process of the node this is.
+    /// The incarnation of the node's process.
     pub incarnation: u64,
-    /// Identity of its flash medium, if it has one: stays the same when the node starts again.
+    /// Identity of its flash medium, if any: unchanged by a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash: Option<u64>,
-    /// Where it takes messages of its peers.
+    /// Address for messages of its peers.
     pub peer_address: SocketAddr,
-    /// Where it exports disks by NBD over TCP, if it does.
+    /// Address of its NBD export over TCP, if any.
     pub nbd_tcp: Option<SocketAddr>,
-    /// The Unix socket where it exports disks by NBD.
+    /// The Unix socket of its NBD export.
     pub nbd_unix: PathBuf,
     /// The Unix socket of its API.
     pub api: PathBuf,
-    /// What it shares the fate of (rack, chassis, feed).
+    /// Its fault domain (rack, chassis, feed).
     pub fault_domain: String,
-    /// The media on which it keeps logs, each at most once. Empty in the record of a Weir that does not tell.
+    /// Its media for logs, each at most once. Empty in the record of an older version of Weir.
     #[serde(default)]
     pub media: Vec<MediumSpace>,
-    /// Logs that it keeps: one for each disk that it owns, one for each copy of another owner's log.
-    ///
-    /// Each of them costs about the same room, and a share of the node's network and processor for as long as it lasts. Bytes per
-    /// second would say more about this moment and nothing about the next, and placements would run after them.
+    /// Number of its logs: one for each disk that it owns, one for each copy of another owner's log. Each costs about the same
+    /// space, and a share of the node's network and processor. Bytes per second would describe only the current moment, and
+    /// placement would chase it.
     #[serde(default)]
     pub load: u64,
 }
 
-/// What a node offers on one medium.
+/// A node's space on one medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediumSpace {
-    /// Which.
+    /// The medium.
     pub medium: Medium,
     /// Bytes for write logs, its own and copies of others'.
     pub bytes: u64,
-    /// Bytes of that which no log occupies.
+    /// Free bytes of that.
     pub free: u64,
-    /// Bytes that one more log takes.
+    /// Bytes of one more log.
     pub log: u64,
 }
 
 impl NodeRecord {
-    /// The process that the record is of.
+    /// The record's process.
     #[must_use]
     pub fn node_ref(&self) -> NodeRef {
         NodeRef::new(&*self.name, self.incarnation).with_flash(self.flash)
     }
 
-    /// What the node offers on `medium`; `None` when it does not have it, or does not tell.
+    /// The node's space on `medium`; `None` when it lacks it or does not report it.
     #[must_use]
     pub fn space(&self, medium: Medium) -> Option<&MediumSpace> {
         self.media.iter().find(|space| space.medium == medium)
     }
 
-    /// Whether the node keeps logs on `medium` at all.
+    /// Whether the node supports logs on `medium`.
     #[must_use]
     pub fn offers(&self, medium: Medium) -> bool {
-        // Who does not tell is of a version that knew memory only.
+        // A node that does not report is of a version with memory only.
         self.space(medium).is_some() || (self.media.is_empty() && medium == Medium::Ram)
     }
 
-    /// Whether one more log fits on `medium`. Who does not tell how much is left may have it.
+    /// Whether one more log fits on `medium`. True for a node that does not report its space.
     #[must_use]
     pub fn has_room(&self, medium: Medium) -> bool {
         self.space(medium).map_or(self.offers(medium), |space| space.free >= space.log)
@@ -155,18 +152,18 @@ impl Record for NodeRecord {
     fn check(&self) -> Result<(), RecordError> {
         check_name(&self.name)?;
         check_name(&self.fault_domain)?;
-        let twice = |(place, space): (usize, &MediumSpace)| {
-            self.media[..place].iter().any(|earlier| earlier.medium == space.medium)
+        let twice = |(index, space): (usize, &MediumSpace)| {
+            self.media[..index].iter().any(|earlier| earlier.medium == space.medium)
         };
         if self.media.iter().enumerate().any(twice) {
-            let reason = "it offers a medium twice".to_owned();
+            let reason = "it lists a medium twice".to_owned();
             return Err(RecordError::Contradiction { kind: Self::KIND, reason });
         }
         Ok(())
     }
 }
 
-/// What a volume is made of.
+/// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -180,11 +177,11 @@ pub enum VolumeKind {
 pub struct VolumeRecord {
     /// The volume's name.
     pub name: String,
-    /// What it is made of.
+    /// Its kind.
     pub kind: VolumeKind,
     /// The directory.
     pub path: PathBuf,
-    /// What is written in the directory, so that a node on which it is not mounted does not take another one for it.
+    /// The identity stored in the directory, so that a node detects an unmounted or different one.
     pub id: u64,
 }
 
@@ -201,28 +198,27 @@ impl Record for VolumeRecord {
     }
 }
 
-/// How it is known that a process has ended.
+/// The source of the knowledge that a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoppedHow {
     /// The registry's server saw it end.
     ProcessEnded,
-    /// An operator says so, who made sure (fencing, power off).
+    /// An operator's statement, after ensuring it (fencing, power off).
     Operator,
 }
 
-/// `stopped/<node>/<incarnation>`: this process has ended and will send nothing any more.
-///
-/// Requests that it had handed to its kernel may still reach the storage if the *machine* runs on. On that machine one can look.
+/// `stopped/<node>/<incarnation>`: this process has ended and will send nothing more. Requests that it submitted to its kernel
+/// may still reach the storage while the *machine* runs. Processes on that machine can check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoppedRecord {
     /// The process.
     pub node: NodeRef,
-    /// How that is known.
+    /// The source of that knowledge.
     pub how: StoppedHow,
-    /// When it was written, in milliseconds since 1970.
+    /// Time of writing, in milliseconds since 1970.
     pub time_unix_ms: u64,
-    /// Where it ran. Absent where nobody knows, and from an earlier Weir.
+    /// Its machine. Absent if unknown, and from an earlier version of Weir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
 }
@@ -235,7 +231,7 @@ impl Record for StoppedRecord {
     }
 }
 
-/// `released/<disk>/<epoch>/<node>`: a former owner was refused, and has no I/O to the disk under way any more.
+/// `released/<disk>/<epoch>/<node>`: a former owner was refused, and has no more I/O to the disk in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedRecord {
     /// The disk.
@@ -244,7 +240,7 @@ pub struct ReleasedRecord {
     pub epoch: u64,
     /// The process.
     pub node: NodeRef,
-    /// When it was written, in milliseconds since 1970.
+    /// Time of writing, in milliseconds since 1970.
     pub time_unix_ms: u64,
 }
 
@@ -257,27 +253,27 @@ impl Record for ReleasedRecord {
     }
 }
 
-/// What a process is doing with a disk's file.
+/// The operation of a process on a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// Making it; the disk's record follows.
+    /// Creating it; the disk's record follows.
     Making,
-    /// Removing it; the disk's record is gone.
+    /// Deleting it; the disk's record is gone.
     Removing,
 }
 
-/// `unfinished/<disk>`: a process makes or removes the file of a disk that has no record. Where that process has ended, the file
-/// is nobody's.
+/// `unfinished/<disk>`: a process creates or deletes the file of a disk without a record. After that process's end the file is
+/// orphaned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfinishedRecord {
     /// The disk.
     pub disk: String,
     /// The volume with the file, which has the disk's name.
     pub volume: String,
-    /// What is being done.
+    /// The operation.
     pub step: Step,
-    /// Who does it.
+    /// The process.
     pub by: NodeRef,
 }
 
@@ -291,18 +287,18 @@ impl Record for UnfinishedRecord {
     }
 }
 
-/// `events/…`: something that an operator may want to know.
+/// `events/…`: an event for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// When it happened, in milliseconds since 1970, by the clock of `node`.
+    /// Time of the event, in milliseconds since 1970, by the clock of `node`.
     pub time_unix_ms: u64,
-    /// The node that saw it.
+    /// The reporting node.
     pub node: String,
-    /// What kind of thing happened, one word (`takeover`, `lease-lost`, …).
+    /// The kind of event, one word (`takeover`, `lease-lost`, …).
     pub kind: String,
-    /// What it happened to: a disk, a volume, a node.
+    /// The subject: a disk, a volume, a node.
     pub subject: String,
-    /// In a sentence.
+    /// A sentence.
     pub text: String,
 }
 
@@ -319,7 +315,7 @@ mod tests {
     const BEFORE_MEDIA: &str = r#"{"v":1,"name":"a","incarnation":7,"peer_address":"127.0.0.1:7420","nbd_tcp":null,"nbd_unix":"/n","api":"/a","fault_domain":"r1"}"#;
 
     #[test]
-    fn a_record_without_media_is_of_a_node_with_memory() {
+    fn a_record_without_media_means_memory_only() {
         let old = NodeRecord::decode(BEFORE_MEDIA.as_bytes()).unwrap();
         assert_eq!((old.media.as_slice(), old.load), (&[][..], 0));
         assert!(old.has_room(Medium::Ram) && !old.offers(Medium::Flash) && !old.has_room(Medium::Flash));
@@ -327,7 +323,7 @@ mod tests {
 
     /// As an earlier Weir writes it, and as this one does.
     #[test]
-    fn where_a_process_ran_may_be_unknown() {
+    fn the_machine_of_a_process_may_be_unknown() {
         let old = br#"{"v":1,"node":{"node":"a","incarnation":7},"how":"process-ended","time_unix_ms":5}"#;
         let mut record = StoppedRecord::decode(old).unwrap();
         assert_eq!((&record.machine, record.encode().as_slice()), (&None, &old[..]));

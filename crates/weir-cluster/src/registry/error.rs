@@ -1,4 +1,4 @@
-//! What a registry can answer instead of a result, and what to do about it.
+//! Errors of a registry, and the remedy for each.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,71 +7,71 @@ use super::{Entry, LeaseId};
 /// What the caller has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegistryErrorKind {
-    /// Try again later; after a change, read first, because it may have been made.
+    /// Try again later; after a change, read first, because the change may have happened.
     Retry,
-    /// Somebody was faster: read again and decide again.
+    /// Another change came first: read again and decide again.
     Conflict,
-    /// Get a new lease and re-establish what hung on the old one.
+    /// Get a new lease and re-create the keys of the old one.
     NewLease,
     /// Changes were missed: list again, then watch from there.
     ListAgain,
-    /// The call is at fault and will fail each time.
+    /// The call is wrong and will always fail.
     Caller,
-    /// A person has to look.
+    /// An operator has to act.
     Operator,
 }
 
-/// Why a registry did not do what it was asked.
+/// Why a call to the registry failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum RegistryError {
     /// The registry cannot be reached or does not answer in time.
     #[error("the registry is unavailable ({reason}); try again, and read before repeating a change")]
     Unavailable {
-        /// What was seen.
+        /// The observed cause.
         reason: String,
     },
     /// A condition of the transaction did not hold; nothing was changed.
     #[error("another change came first; read again and decide again")]
     Conflict {
-        /// Those of the compared keys that exist, as they are now.
+        /// The current entries of the compared keys that exist.
         current: Vec<Entry>,
     },
     /// The lease has expired, was revoked or never existed.
     #[error("lease {lease} has ended; grant a new one and register again")]
     LeaseExpired {
-        /// The lease that was named.
+        /// The lease of the call.
         lease: LeaseId,
     },
-    /// The asked-for changes are no longer, or not, known one by one.
+    /// The history no longer has the requested changes.
     #[error("the changes before revision {oldest} are no longer known; list again and watch from there")]
     Compacted {
-        /// The oldest change that is still known.
+        /// The oldest change in the history.
         oldest: u64,
     },
     /// The call breaks a rule or a limit.
     #[error("malformed request: {reason}")]
     Malformed {
-        /// Which one.
+        /// The rule or limit.
         reason: String,
     },
-    /// A bound of the registry is reached (P10).
+    /// A limit of the registry is reached (P10).
     #[error("the registry is full: {reason}")]
     Full {
-        /// Which bound, and what makes room.
+        /// The limit, and the remedy.
         reason: String,
     },
-    /// Stored data does not check (P11).
+    /// Stored data fails verification (P11).
     #[error(
         "the registry's data is damaged: {reason}; restore the file from a copy or set the cluster up again"
     )]
     Corrupt {
-        /// What does not check.
+        /// The failed verification.
         reason: String,
     },
     /// The registry's file or socket cannot be used at all.
     #[error("{reason}")]
     Setup {
-        /// What was tried and what the system said.
+        /// The operation and the system's error.
         reason: String,
     },
 }

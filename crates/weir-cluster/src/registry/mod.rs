@@ -1,4 +1,4 @@
-//! The interface of a registry, shaped after etcd's so that etcd can stand behind it.
+//! The interface of a registry, modelled on etcd's so that etcd can implement it.
 
 mod error;
 pub(crate) mod value;
@@ -30,10 +30,10 @@ pub const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Transactions that a watcher may fall behind before it gets [`RegistryError::Compacted`].
 pub const WATCH_QUEUE: usize = 1024;
 
-/// What every method of [`Registry`] returns: a boxed future, so that the trait stays object-safe.
+/// The result of every method of [`Registry`]: a boxed future, so that the trait is object-safe.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T, RegistryError>> + Send + 'a>>;
 
-/// Names a lease. Never 0, never used twice.
+/// The id of a lease. Never 0, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseId(pub u64);
@@ -44,7 +44,7 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// One key and what it holds.
+/// One key and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The key, at most [`MAX_KEY`] bytes.
@@ -52,9 +52,9 @@ pub struct Entry {
     /// The value, at most [`MAX_VALUE`] bytes.
     #[serde(with = "value")]
     pub value: Vec<u8>,
-    /// The revision of the registry at which this value was put.
+    /// The registry's revision of this value.
     pub mod_revision: u64,
-    /// The lease that the key vanishes with.
+    /// The key's lease; the key ends with it.
     pub lease: Option<LeaseId>,
 }
 
@@ -63,14 +63,14 @@ pub struct Entry {
 pub struct Listing {
     /// In the order of the keys' bytes.
     pub entries: Vec<Entry>,
-    /// The revision that the listing shows. A watch after it misses nothing.
+    /// The revision of the listing. A watch after it misses nothing.
     pub revision: u64,
 }
 
-/// What a compared key must look like for the transaction to happen.
+/// The required state of a compared key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Expect {
-    /// There is no such key.
+    /// The key does not exist.
     Absent,
     /// The key was last put at this revision.
     ModRevision(u64),
@@ -79,9 +79,9 @@ pub enum Expect {
 /// One condition of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compare {
-    /// The key looked at.
+    /// The compared key.
     pub key: String,
-    /// What it must look like.
+    /// Its required state.
     pub expect: Expect,
 }
 
@@ -95,10 +95,10 @@ pub enum Op {
         /// Its new value.
         #[serde(with = "value")]
         value: Vec<u8>,
-        /// The lease it vanishes with; replaces any earlier one.
+        /// Its lease; replaces any earlier one.
         lease: Option<LeaseId>,
     },
-    /// Removes a key. It is no error if there is none.
+    /// Removes a key. A missing key is no error.
     Delete {
         /// The key.
         key: String,
@@ -106,7 +106,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The key that is changed.
+    /// The changed key.
     #[must_use]
     pub fn key(&self) -> &str {
         match self {
@@ -115,29 +115,29 @@ impl Op {
     }
 }
 
-/// Changes that happen together, at one revision, or not at all. No key may be changed twice.
+/// Atomic changes at one revision. Must not change a key twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transaction {
-    /// All must hold.
+    /// Conditions; all must hold.
     pub compares: Vec<Compare>,
-    /// What is changed.
+    /// The changes.
     pub ops: Vec<Op>,
 }
 
 impl Transaction {
-    /// A transaction that does nothing yet.
+    /// An empty transaction.
     #[must_use]
     pub fn new() -> Transaction {
         Transaction::default()
     }
 
-    /// Demands that `key` does not exist.
+    /// Requires that `key` does not exist.
     #[must_use]
     pub fn absent(self, key: impl Into<String>) -> Transaction {
         self.when(Compare { key: key.into(), expect: Expect::Absent })
     }
 
-    /// Demands that `key` was last put at `mod_revision`.
+    /// Requires that `key` was last put at `mod_revision`.
     #[must_use]
     pub fn unchanged(self, key: impl Into<String>, mod_revision: u64) -> Transaction {
         self.when(Compare { key: key.into(), expect: Expect::ModRevision(mod_revision) })
@@ -171,7 +171,7 @@ impl Transaction {
         self
     }
 
-    /// Checks the limits, before the transaction goes anywhere.
+    /// Checks the limits, before the transaction is sent.
     pub(crate) fn check(&self) -> Result<(), RegistryError> {
         let malformed = |reason: String| Err(RegistryError::Malformed { reason });
         if self.compares.len() > MAX_TRANSACTION || self.ops.len() > MAX_TRANSACTION {
@@ -228,27 +228,25 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// A transaction that has happened and is durable.
+/// A committed, durable transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
-    /// The revision of its changes; the current one when it changed nothing.
+    /// The revision of its changes; the current one if it changed nothing.
     pub revision: u64,
 }
 
-/// Whether somebody can tell when this process ends.
+/// Whether the registry can detect this process's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessWatch {
-    /// The registry sees the process: its end revokes the lease at once and is written under `stopped/`.
+    /// The registry watches the process: its end revokes the lease at once and is recorded under `stopped/`.
     Watched,
-    /// The registry cannot see the process; the lease alone tells of it.
+    /// The registry cannot watch the process; only the lease shows its state.
     NotWatched,
 }
 
-/// Where the cluster keeps what all nodes must agree on.
-///
-/// All methods may be called from many tasks at once. Reads see every change that was committed before
-/// they were called. [`RegistryError::Unavailable`] from a changing call leaves open whether the change
-/// was made: read before trying again (a compare-and-swap makes trying again safe).
+/// The store of the state that all nodes must agree on. Many tasks may call all methods at once. A read sees every change
+/// committed before the call. After [`RegistryError::Unavailable`] from a changing call the change may or may not have happened:
+/// read before a retry (a compare-and-swap makes a retry safe).
 pub trait Registry: Send + Sync {
     /// One key, or `None`.
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>>;
@@ -259,22 +257,21 @@ pub trait Registry: Send + Sync {
     /// Makes all changes if all conditions hold, else none ([`RegistryError::Conflict`]).
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed>;
 
-    /// Every change under `prefix` with a revision above `after_revision`, once and in order.
-    ///
-    /// With [`Listing::revision`] nothing is missed. [`RegistryError::Compacted`], here or later from
-    /// [`Watch::next`], means that the changes in between are no longer known: list again.
+    /// Every change under `prefix` with a revision above `after_revision`, once and in order. With [`Listing::revision`] no
+    /// change is missed. [`RegistryError::Compacted`], here or later from [`Watch::next`], means that the history lacks the
+    /// changes in between: list again.
     fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch>;
 
     /// A new lease that lives for `ttl` ([`MIN_TTL`] to [`MAX_TTL`]).
     fn grant(&self, ttl: Duration) -> Pending<'_, LeaseId>;
 
-    /// Lets the lease live for its full time again; returns that time.
+    /// Extends the lease to its full time again; returns that time.
     fn keep_alive(&self, lease: LeaseId) -> Pending<'_, Duration>;
 
-    /// Ends the lease; its keys vanish. It is no error if it has ended.
+    /// Ends the lease and removes its keys. An ended lease is no error.
     fn revoke(&self, lease: LeaseId) -> Pending<'_, ()>;
 
-    /// Says that the calling process is `incarnation` of node `name` and lives under `lease`.
+    /// Registers the calling process as `incarnation` of node `name` under `lease`.
     fn register_process<'a>(
         &'a self,
         name: &'a str,

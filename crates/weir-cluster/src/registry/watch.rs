@@ -1,4 +1,4 @@
-//! The two ends of a watch: who delivers never waits, who receives never misses a change unnoticed.
+//! The two ends of a watch: the sender never waits, the receiver never misses a change unnoticed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use crate::remote::Client;
 
 use super::{Entry, RegistryError, WATCH_QUEUE};
 
-/// What happened to a key.
+/// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     /// It was set.
@@ -33,17 +33,17 @@ impl Change {
     }
 }
 
-/// One change, as a watcher sees it. Changes of one transaction share a revision.
+/// One change for a watcher. Changes of one transaction share a revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchEvent {
-    /// The revision of the registry that the change made.
+    /// The registry's revision of the change.
     pub revision: u64,
-    /// What changed.
+    /// The change.
     pub change: Change,
 }
 
-/// The changes of one revision. Kept together so that a watch that resumes never repeats or loses a part
-/// of a transaction. Without changes it says that nothing happened up to `revision`.
+/// The changes of one revision. Kept together so that a resumed watch never repeats or loses a part of a transaction. An empty
+/// batch means no changes up to `revision`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Batch {
     pub revision: u64,
@@ -65,7 +65,7 @@ pub struct Watch {
     backlog: VecDeque<WatchEvent>,
     batches: mpsc::Receiver<Batch>,
     end: Arc<OnceLock<RegistryError>>,
-    /// The client that feeds the watch: it must live as long, also when its other users are done with it.
+    /// The client that feeds the watch: it must live as long as the watch.
     feeder: Option<Client>,
 }
 
@@ -92,7 +92,7 @@ impl Watch {
         }
     }
 
-    /// The next batch, for passing on. Not to be mixed with [`Watch::next`].
+    /// The next batch, for forwarding. Do not mix with [`Watch::next`].
     pub(crate) async fn next_batch(&mut self) -> Result<Batch, RegistryError> {
         match self.batches.recv().await {
             Some(batch) => Ok(batch),
@@ -103,12 +103,12 @@ impl Watch {
     }
 }
 
-/// What became of a delivery.
+/// The result of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// It is in the watcher's queue.
     Queued,
-    /// The watcher does not want any more, or is too slow and has been told so. Forget it.
+    /// The watcher has ended, or is too slow and was cut off. Drop it.
     Gone,
 }
 
@@ -124,7 +124,7 @@ impl WatchSink {
     pub fn open(past: Vec<Batch>) -> (WatchSink, Watch) {
         let (sender, batches) = mpsc::channel(WATCH_QUEUE + past.len());
         for batch in past {
-            // The queue was made large enough for all of them.
+            // The queue is large enough for all of them.
             let _ = sender.try_send(batch);
         }
         let end = Arc::new(OnceLock::new());
@@ -132,8 +132,8 @@ impl WatchSink {
         (WatchSink { batches: sender, end }, watch)
     }
 
-    /// Queues a batch without ever waiting. A watcher whose queue is full is cut off (P10): what it has
-    /// queued it still gets, then [`RegistryError::Compacted`].
+    /// Queues a batch without waiting. A watcher with a full queue is cut off (P10): it still gets its queued batches, then
+    /// [`RegistryError::Compacted`].
     pub fn deliver(&self, batch: Batch) -> Delivery {
         let oldest = batch.revision;
         match self.batches.try_send(batch) {
@@ -146,12 +146,12 @@ impl WatchSink {
         }
     }
 
-    /// Says why the watch ends; the caller then drops the sink. The first reason stands.
+    /// Sets the reason for the watch's end; the caller then drops the sink. The first reason counts.
     pub fn close(&self, reason: RegistryError) {
         let _ = self.end.set(reason);
     }
 
-    /// Whether nobody listens any more.
+    /// Whether the receiver was dropped.
     pub fn is_abandoned(&self) -> bool {
         self.batches.is_closed()
     }

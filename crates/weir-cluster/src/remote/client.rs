@@ -1,4 +1,4 @@
-//! The registry on the other side of a Unix socket.
+//! The client of a registry on a Unix socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::registry::{
     WatchSink, check_key, check_prefix,
 };
 
-/// Calls that wait for the link before callers are held back.
+/// Calls that wait for the link before callers block.
 const QUEUE: usize = 256;
 
-/// How patient a [`Client`] is.
+/// Time limits of a [`Client`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
     /// After this long without an answer a call fails with [`RegistryError::Unavailable`] (P9).
     pub request_timeout: Duration,
     /// Pause before the first attempt to connect again; doubles with each failure.
     pub backoff_min: Duration,
-    /// Longest pause. Well below the time to live of a lease, so that one survives a restart of the server.
+    /// Longest pause. Well below the time to live of a lease, so that leases survive a restart of the server.
     pub backoff_max: Duration,
 }
 
@@ -36,8 +36,8 @@ impl Default for ClientConfig {
     }
 }
 
-/// A client of a [`super::Server`]; clones share one connection. It connects again by itself; calls wait for
-/// that within their time, and watches resume where they were. The connection ends with the last clone and the last watch.
+/// A client of a [`super::Server`]; clones share one connection. It reconnects automatically; calls wait for that within their
+/// timeout, and watches resume at their position. The connection ends with the last clone and the last watch.
 #[derive(Clone, Debug)]
 pub struct Client {
     path: PathBuf,
@@ -46,7 +46,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server at `path`, which need not be there yet. Must be called in a tokio runtime.
+    /// A client of the server at `path`, which need not exist yet. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// [`RegistryError::Setup`] outside a tokio runtime.
@@ -71,20 +71,20 @@ impl Client {
             Answer::Error(error) => Err(error),
             answer => take(answer).ok_or_else(|| {
                 RegistryError::malformed(
-                    "the server answered something else than it was asked; use one version of Weir",
+                    "the server's answer does not match the request; use the same version of Weir",
                 )
             }),
         }
     }
 
-    /// Waits for the answer, but not for ever.
+    /// Waits for the answer, up to the timeout.
     async fn send<T>(
         &self,
         command: Command,
         answer: oneshot::Receiver<Result<T, RegistryError>>,
     ) -> Result<T, RegistryError> {
         let exchange = async {
-            // Both fail only when the link's task has gone, with its runtime.
+            // Both fail only when the link's task has ended with its runtime.
             let gone = || RegistryError::unavailable("the client was shut down");
             self.commands.send(command).await.map_err(|_| gone())?;
             answer.await.unwrap_or_else(|_| Err(gone()))

@@ -1,4 +1,4 @@
-//! One client of the registry's socket, seen from the server.
+//! The server's side of one client connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use super::protocol::{Answer, AnswerFrame, IdOnly, NO_REQUEST, Request, RequestF
 use crate::embedded::Embedded;
 use crate::registry::{Listing, Registry, RegistryError, Watch};
 
-/// Requests of one connection that are worked on at a time. Further ones stay in the socket.
+/// Most requests of one connection in progress. Further ones stay in the socket.
 const IN_FLIGHT: usize = 64;
-/// Watches of one connection at a time.
+/// Most watches of one connection.
 const WATCHES: usize = 128;
-/// Answers that wait for a slow client before work for it stops.
+/// Most queued answers for a slow client before its requests wait.
 const ANSWERS: usize = 64;
-/// How long a connection that is being closed may take its last answers.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time limit for sending the last answers of a closing connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of keys and values in one part of a listing. The largest entry fits beside it in a frame.
 const LISTING_PART: usize = 1 << 20;
 
@@ -42,11 +42,11 @@ pub(super) async fn serve(stream: UnixStream, registry: Embedded, processes: Pro
     let mut writing = std::pin::pin!(write_frames(write, queue));
     tokio::select! {
         () = connection.serve_requests(FrameReader::new(read)) => {
-            // What has been answered still goes out, also why the connection is closed. A client that
-            // does not read it, or has gone, cannot hold anything up for longer.
-            let _ = tokio::time::timeout(LAST_WORDS, writing).await;
+            // Queued answers are still sent, including the reason for closing. A client that does not read, or has gone, delays
+            // this no longer than the timeout.
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, writing).await;
         }
-        // The client does not read any more: nobody is left to work for.
+        // The client no longer reads: stop working for it.
         _ = &mut writing => {}
     }
 }
@@ -57,7 +57,7 @@ impl Connection {
         let mut work = JoinSet::new();
         let mut watches: HashMap<u64, AbortHandle> = HashMap::new();
         loop {
-            let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+            let permit = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
             while work.try_join_next().is_some() {}
             let frame = match frames.next().await {
                 Ok(frame) => frame,
@@ -93,7 +93,7 @@ impl Connection {
                     let connection = self.clone();
                     work.spawn(async move {
                         connection.handle(id, request).await;
-                        drop(place);
+                        drop(permit);
                     });
                 }
             }
@@ -124,7 +124,7 @@ impl Connection {
         self.answer(id, answer).await;
     }
 
-    /// The last answer to the request; `None` when all has been said.
+    /// The last answer to the request; `None` when all answers were sent.
     async fn ask(&self, id: u64, request: Request) -> Result<Option<Answer>, RegistryError> {
         let registry = &self.registry;
         Ok(Some(match request {
@@ -148,7 +148,7 @@ impl Connection {
                 let watched = self.processes.register(self.peer.as_deref(), name, incarnation, lease).await?;
                 Answer::Process(watched)
             }
-            // Taken care of where the watches are.
+            // Handled with the watches.
             Request::Watch { .. } | Request::Unwatch { .. } => return Ok(None),
         }))
     }
@@ -173,16 +173,16 @@ impl Connection {
         let error = match self.registry.watch(&prefix, after_revision).await {
             Ok(watch) => {
                 self.answer(id, Answer::Watching).await;
-                self.pass_on(id, watch).await
+                self.forward(id, watch).await
             }
             Err(error) => error,
         };
         self.answer(id, Answer::Error(error)).await;
     }
 
-    /// Passes changes on until there are no more. A client that is too slow fills its queue of answers,
-    /// then the watch's own, and is then told to list again.
-    async fn pass_on(&self, id: u64, mut watch: Watch) -> RegistryError {
+    /// Forwards changes until the watch ends. A slow client fills its queue of answers, then the watch's, and then has to list
+    /// again.
+    async fn forward(&self, id: u64, mut watch: Watch) -> RegistryError {
         loop {
             match watch.next_batch().await {
                 Ok(batch) => self.answer(id, Answer::Changes(batch)).await,
@@ -192,7 +192,7 @@ impl Connection {
     }
 }
 
-/// The request in a frame, or what is wrong with it and, if that can be told, whose request it was.
+/// The request in a frame, or the error with the request's id if known.
 fn parse(frame: &[u8]) -> Result<RequestFrame, (Option<u64>, String)> {
     let error = match serde_json::from_slice::<RequestFrame>(frame) {
         Ok(request) if request.id != NO_REQUEST => return Ok(request),

@@ -12,22 +12,22 @@ const BATCH: usize = 256 << 10;
 /// Why no frame came.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
-    /// The other side has closed between two frames.
+    /// The peer closed between two frames.
     #[error("the other side closed the connection")]
     Closed,
-    /// The other side has closed within a frame, or the socket failed.
+    /// The peer closed within a frame, or the socket failed.
     #[error("the connection broke: {0}")]
     Broken(std::io::Error),
-    /// Whatever this is, it is not our protocol, or somebody wants our memory.
+    /// Not this protocol, or an attempt to exhaust memory.
     #[error("a frame of {0} bytes is over the limit of {MAX_FRAME}")]
     TooLong(usize),
 }
 
-/// Takes frames from a stream. Memory grows with the bytes that arrive, not with what a length claims.
+/// Reads frames from a stream. Memory grows with the bytes that arrive, not with an announced length.
 pub(super) struct FrameReader<R> {
     stream: R,
     bytes: Vec<u8>,
-    /// Bytes at the front that belong to frames already taken.
+    /// Bytes at the front of frames already returned.
     taken: usize,
 }
 
@@ -36,7 +36,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         FrameReader { stream, bytes: Vec::new(), taken: 0 }
     }
 
-    /// The next frame's JSON. May be dropped while it waits without losing anything.
+    /// The next frame's JSON. Cancel safe.
     pub async fn next(&mut self) -> Result<&[u8], FrameError> {
         loop {
             if let Some(length) = self.complete()? {
@@ -55,7 +55,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The length of the next frame, if all of it is here.
+    /// The length of the next frame, if complete.
     fn complete(&self) -> Result<Option<usize>, FrameError> {
         let rest = &self.bytes[self.taken..];
         let Some((length, body)) = rest.split_first_chunk::<4>() else { return Ok(None) };
@@ -77,7 +77,7 @@ pub(super) fn encode(message: &impl Serialize) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// Takes frames from whatever queue and writes all that wait in one go.
+/// Takes frames from a queue and writes all waiting ones in one batch.
 pub(super) async fn write_frames<W: AsyncWrite + Unpin>(
     mut stream: W,
     mut frames: impl FrameQueue,

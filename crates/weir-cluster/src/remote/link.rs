@@ -1,4 +1,4 @@
-//! The client's one connection: connects, pipelines calls, spreads the changes of watches, connects again.
+//! The client's connection: connects, pipelines calls, distributes changes to watches, reconnects.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use super::frame::{FrameReader, encode, write_frames};
 use super::protocol::{Answer, AnswerFrame, NO_REQUEST, Request, RequestFrame};
 use crate::registry::{Batch, Delivery, Entry, RegistryError, WatchSink};
 
-/// Calls under way at a time. It also bounds what waits to be written, so that the writer's queue needs no
-/// bound of its own: one that could block would stop us from reading, and the server from answering.
+/// Most calls in flight. Also bounds the data to write, so that the writer's queue needs no bound: a blocking queue would stop
+/// the link from reading, and then the server from answering.
 const IN_FLIGHT: usize = 256;
 
 pub(super) type Ready = oneshot::Sender<Result<(), RegistryError>>;
 
-/// What the link is asked.
+/// A command to the link.
 #[derive(Debug)]
 pub(super) enum Command {
     Call { request: Request, reply: oneshot::Sender<Result<Answer, RegistryError>> },
@@ -33,18 +33,18 @@ struct Call {
 
 struct Following {
     prefix: String,
-    /// Everything up to here has been delivered; from here it resumes.
+    /// Everything up to this revision was delivered; the watch resumes here.
     seen: u64,
     sink: WatchSink,
-    /// Who waits to hear that the watch has begun.
+    /// Notified when the watch has begun.
     ready: Option<Ready>,
 }
 
-/// Why a conversation ended.
+/// Why a connection ended.
 enum End {
-    /// The connection is lost; another will do.
+    /// The connection is lost; reconnect.
     Lost(String),
-    /// There are no clients any more.
+    /// All clients were dropped.
     Unused,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Link {
     calls: HashMap<u64, Call>,
     watches: HashMap<u64, Following>,
     last_id: u64,
-    /// The present connection has answered something.
+    /// The current connection has answered at least once.
     answered: bool,
 }
 
@@ -98,11 +98,11 @@ impl Link {
         }
     }
 
-    /// Changes that were under way may or may not have been made; only their callers can find out.
+    /// Fails changes in flight: they may or may not have happened, and only their callers can find out.
     fn give_up_changes(&mut self, reason: &str) {
         let lost = |call: &Call| !call.request.may_repeat() || call.reply.is_closed();
         for (_, call) in self.calls.extract_if(|_, call| lost(call)) {
-            // Who does not wait any more does not want to know.
+            // The caller no longer waits.
             let _ = call.reply.send(Err(RegistryError::unavailable(reason)));
         }
         self.watches.retain(|_, watch| !watch.sink.is_abandoned());
@@ -139,7 +139,7 @@ impl Link {
         }
     }
 
-    /// Asks again, on a new connection, what has not been answered, and goes on with the watches.
+    /// Repeats unanswered calls on a new connection, and resumes the watches.
     fn resume(&mut self, outgoing: &Outgoing) {
         for (_, call) in std::mem::take(&mut self.calls) {
             self.begin_call(call, outgoing);
@@ -151,7 +151,7 @@ impl Link {
 
     fn take_command(&mut self, command: Command, outgoing: &Outgoing) {
         match command {
-            // A caller whose time has run out has been told so: asking now would surprise it.
+            // The caller has timed out: do not send its call now.
             Command::Call { reply, .. } if reply.is_closed() => {}
             Command::Call { request, reply } => {
                 self.begin_call(Call { request, parts: Vec::new(), reply }, outgoing);
@@ -172,7 +172,7 @@ impl Link {
                 self.calls.insert(id, call);
             }
             Err(error) => {
-                // Who does not wait any more does not want to know.
+                // The caller no longer waits.
                 let _ = call.reply.send(Err(error));
             }
         }
@@ -193,8 +193,7 @@ impl Link {
         let id = self.last_id;
         let frame = encode(&RequestFrame { id, request })
             .ok_or_else(|| RegistryError::malformed("the request is longer than a frame"))?;
-        // A send fails only when the writer has ended; the conversation then ends too, and what was asked is
-        // asked again or given up.
+        // A send fails only when the writer has ended; the connection then ends too, and its calls are repeated or failed.
         let _ = outgoing.send(frame);
         Ok(id)
     }
@@ -222,7 +221,7 @@ impl Link {
             }
             answer => answer,
         };
-        // Who does not wait any more does not want to know.
+        // The caller no longer waits.
         let _ = call.reply.send(Ok(answer));
         Ok(())
     }
@@ -232,18 +231,18 @@ impl Link {
         match answer {
             Answer::Watching => {
                 if let Some(ready) = watch.ready.take() {
-                    // Who does not wait any more has dropped the watch too; its first change finds that out.
+                    // A caller that no longer waits has dropped the watch; its first change detects that.
                     let _ = ready.send(Ok(()));
                 }
             }
             Answer::Changes(batch) => {
                 if watch.take(batch) == Delivery::Gone {
                     self.watches.remove(&id);
-                    // Without an entry in `calls` its answer is ignored. It is short: it always fits.
+                    // Without an entry in `calls` its answer is ignored. It is short and always fits.
                     let _ = self.send(Request::Unwatch { watch: id }, outgoing);
                 }
             }
-            // The server is going away. The watch goes on with the next one.
+            // The server is stopping. The watch resumes with the next one.
             Answer::Error(RegistryError::Unavailable { reason }) if watch.ready.is_none() => {
                 return Err(reason);
             }
@@ -269,7 +268,7 @@ impl Following {
 
     fn end(self, error: RegistryError) {
         match self.ready {
-            // Who does not wait any more does not want to know.
+            // The caller no longer waits.
             Some(ready) => drop(ready.send(Err(error))),
             None => self.sink.close(error),
         }

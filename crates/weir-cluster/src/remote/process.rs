@@ -1,9 +1,7 @@
-//! The end of a process is a fact, and a server on the same machine can know it.
-//!
-//! A closed connection proves nothing (the client may reconnect), a silent one proves nothing (the process
-//! may be stopped and go on later, with writes in its hands). A pidfd that becomes readable does: no thread
-//! of that process will run again. Requests that it had handed to the kernel before may still reach the
-//! storage; who takes over must order its own I/O behind them (P4), and is told where to look for them.
+//! Detects the end of processes on the server's machine. A closed connection proves nothing (the client may reconnect), and
+//! neither does a silent one (the process may be stopped and resume later, with pending writes). A readable pidfd is proof: no
+//! thread of that process will run again. Requests that it submitted to the kernel may still reach the storage; a successor must
+//! order its I/O after them (P4), and the `stopped/` note names the machine to check.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,13 +24,12 @@ pub const MAX_PROCESSES: usize = 1024;
 /// The process at the other end of a connection.
 pub(super) struct Peer {
     pid: Pid,
-    /// Opened when the connection came, so that the number cannot have passed to another process since
-    /// without that being noticed.
+    /// Opened when the connection arrived, so that reuse of the pid by another process is detected.
     pidfd: std::os::fd::OwnedFd,
 }
 
 impl Peer {
-    /// `None` when the process is out of sight (another machine's or namespace's) or already gone.
+    /// `None` when the process is not visible (another machine or namespace) or has ended.
     pub fn of(stream: &UnixStream) -> Option<Peer> {
         let pid = Pid::from_raw(stream.peer_cred().ok()?.pid()?)?;
         let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
@@ -40,17 +37,17 @@ impl Peer {
     }
 }
 
-/// A watched process as the registry remembers it, for the next server.
+/// The registry's record of a watched process, for the next server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ProcessRecord {
     name: String,
     incarnation: u64,
     lease: LeaseId,
     pid: i32,
-    /// Clock ticks from boot to the process's start: with the pid and the boot it names a process for good.
+    /// Clock ticks from boot to the process's start: with the pid and the boot id it identifies a process uniquely.
     start_ticks: u64,
     boot: String,
-    /// The filesystem at the process's `/dev`. Absent in what an earlier Weir has written.
+    /// The filesystem at the process's `/dev`. Absent in records of an earlier version of Weir.
     #[serde(default)]
     devices: Option<u64>,
 }
@@ -105,7 +102,7 @@ impl Processes {
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Takes up the watches of a former server, and reports what ended while there was none.
+    /// Resumes the watches of a former server, and reports processes that ended meanwhile.
     pub async fn resume(&self) -> Result<(), RegistryError> {
         let boot = boot_id();
         for entry in self.registry.list(keys::PROCESSES).await?.entries {
@@ -116,13 +113,13 @@ impl Processes {
                     continue;
                 }
             };
-            // The descriptor first, then the question whose it is: then the answer stays true.
+            // Open the descriptor first, then check its process: the result then stays valid.
             let pidfd = Pid::from_raw(record.pid).map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
             let alive =
                 boot.as_ref() == Some(&record.boot) && start_ticks(record.pid) == Some(record.start_ticks);
             match pidfd {
                 Some(Ok(pidfd)) if alive => self.watch(record, pidfd)?,
-                // No boot id, no knowledge: only the lease can tell then.
+                // Without a boot id only the lease shows the process's state.
                 _ if boot.is_none() => {}
                 _ => self.ended(&record).await?,
             }
@@ -130,7 +127,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Watches the peer from now on. Again with a new lease when the old one was lost.
+    /// Watches the peer from now on. Call again with a new lease when the old one was lost.
     pub async fn register(
         &self,
         peer: Option<&Peer>,
@@ -147,7 +144,7 @@ impl Processes {
         let devices = Machine::of_process(pid).map(|machine| machine.devices);
         let record = ProcessRecord { name, incarnation, lease, pid, start_ticks, boot, devices };
         self.check(&record)?;
-        // Remembered first: a server that dies in between leaves a record that its successor checks.
+        // Recorded first: if the server dies in between, its successor checks the record.
         let remember = Transaction::new().put(record.key(), record.encode());
         self.registry.transact(remember).await?;
         let pidfd = peer.pidfd.try_clone().map_err(|error| RegistryError::unavailable(error.to_string()))?;
@@ -171,7 +168,7 @@ impl Processes {
     }
 
     fn watch(&self, record: ProcessRecord, pidfd: std::os::fd::OwnedFd) -> Result<(), RegistryError> {
-        // SAFETY: an `OwnedFd` always is the same open descriptor, and the `AsyncFd` owns it to its end.
+        // SAFETY: an `OwnedFd` is always the same open descriptor, and the `AsyncFd` owns it until its end.
         let pidfd =
             unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }.map_err(|error| {
                 RegistryError::unavailable(format!("cannot watch process {}: {error}", record.pid))
@@ -179,7 +176,7 @@ impl Processes {
         let (registry, table, watched) = (self.registry.clone(), Arc::downgrade(&self.table), record.clone());
         let task = tokio::spawn(async move {
             let readable = pidfd.readable().await.map(drop);
-            // A task does not keep the table alive: with the server's last handle to it, all watching ends.
+            // A task does not keep the table alive: all watches end with the server's last handle.
             let Some(table) = table.upgrade() else { return };
             match readable {
                 Ok(()) => Processes { registry, table }.report(&watched).await,
@@ -197,13 +194,13 @@ impl Processes {
 
     async fn report(&self, record: &ProcessRecord) {
         if let Err(error) = self.ended(record).await {
-            // The record of the process stays, and the next server looks again.
+            // The record of the process stays, and the next server checks it.
             tracing::error!(%error, node = record.name, "cannot record the end of process {}", record.pid);
         }
         self.table().0.remove(&(record.name.clone(), record.incarnation));
     }
 
-    /// Writes down that the process has ended, and ends its lease, at one revision.
+    /// Records the end of the process and ends its lease, at one revision.
     async fn ended(&self, record: &ProcessRecord) -> Result<(), RegistryError> {
         tracing::info!(
             node = record.name,
@@ -226,7 +223,7 @@ impl Processes {
     }
 }
 
-/// When the process started (field 22 of its `stat`; the name before it may hold anything but is in brackets).
+/// The start time of the process (field 22 of its `stat`; the name before it may contain anything but is in parentheses).
 fn start_ticks(pid: i32) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);

@@ -1,11 +1,11 @@
-//! What is said on the registry's socket. Requests carry an id; answers carry it back, in any order, and
-//! the batches of a watch carry the id of the request that began it.
+//! Messages on the registry's socket. Requests carry an id; answers return it, in any order, and the batches of a watch carry the
+//! id of the request that began it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::registry::{Batch, Committed, Entry, LeaseId, ProcessWatch, RegistryError, Transaction};
 
-/// The id of answers to what could not even be taken for a request.
+/// The id of answers to malformed requests.
 pub(super) const NO_REQUEST: u64 = 0;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// Whether asking twice does no harm, so that it may be asked again after a connection broke.
+    /// Whether the request is idempotent, so that it may be repeated after a connection broke.
     pub fn may_repeat(&self) -> bool {
         !matches!(self, Request::Transact { .. })
     }
@@ -85,7 +85,7 @@ pub(super) enum Answer {
     Error(RegistryError),
 }
 
-/// Just enough of a request that does not parse to answer the right one.
+/// The id of a request that does not parse, to answer it.
 #[derive(Deserialize)]
 pub(super) struct IdOnly {
     pub id: u64,

@@ -25,9 +25,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path` (mode 0600) and serves `registry`. Replaces a socket that a former server left.
-    /// Processes that were registered with a former server of this registry and have ended since are
-    /// reported as stopped before the first client is served.
+    /// Listens at `path` (mode 0600) and serves `registry`. Replaces a former server's socket. Reports processes of a former
+    /// server that have ended since as stopped, before it serves the first client.
     ///
     /// # Errors
     /// [`RegistryError::Setup`] when the socket cannot be made, or when another server answers at `path`.
@@ -41,13 +40,13 @@ impl Server {
         Ok(Server { path: path.to_owned(), registry, task })
     }
 
-    /// Where it listens.
+    /// The socket's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The registry that is served.
+    /// The registry.
     #[must_use]
     pub fn registry(&self) -> &Embedded {
         &self.registry
@@ -56,7 +55,7 @@ impl Server {
     /// Closes every connection, the socket and the registry's file.
     pub async fn stop(mut self) {
         self.task.abort();
-        // Aborted: there is nothing else to learn from it.
+        // Aborted: no other result.
         let _ = (&mut self.task).await;
         self.registry.clone().close().await;
     }
@@ -65,13 +64,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
-        // Somebody may have removed it already.
+        // It may already be removed.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Makes the socket under another name, restricts it, and only then gives it its name: there is no moment
-/// at which others could connect.
+/// Creates the socket under another name, restricts it, and then renames it: other users can never connect.
 async fn listen(path: &Path) -> std::io::Result<UnixListener> {
     if UnixStream::connect(path).await.is_ok() {
         return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another server answers there"));
@@ -79,7 +77,7 @@ async fn listen(path: &Path) -> std::io::Result<UnixListener> {
     let mut making = path.as_os_str().to_owned();
     making.push(format!(".{}", std::process::id()));
     let making = PathBuf::from(making);
-    // Left by a crash between the steps below; usually not there.
+    // Left by a crash between the steps below; usually absent.
     let _ = std::fs::remove_file(&making);
     let listener = UnixListener::bind(&making)?;
     std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o600))?;
@@ -92,18 +90,18 @@ async fn accept(listener: UnixListener, registry: Embedded, processes: Processes
     // Dropped with this task; ends every connection.
     let mut connections = JoinSet::new();
     loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+        let permit = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
                 let serving = connection::serve(stream, registry.clone(), processes.clone());
                 connections.spawn(async move {
                     serving.await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
-                // Out of descriptors, most likely: they come back when others close theirs.
+                // Probably out of descriptors: retry when other connections have closed.
                 tracing::warn!(%error, "cannot accept a connection to the registry");
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             }

@@ -1,4 +1,4 @@
-//! A member's side of the right to serve: which owners it has granted what, and what it has sealed. No clock, no I/O.
+//! A member's side of the right to serve: its grants and seals. No clock, no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use weir_block::Nanos;
 
 use super::planted::{Bug, Planted};
 
-/// An owner may be this many epochs ahead of the record that this node knows: its own changes are news here for a moment. A
-/// number beyond is not believed, or a forged one would make this node refuse everybody for good.
+/// An owner may be this many epochs ahead of this node's copy of the record, which lags behind. A larger number is refused, or a
+/// forged one would make this node refuse every owner for good.
 pub const EPOCH_LEAD: u64 = 16;
 
-/// Why a member does not grant, or seal.
+/// Why a member refuses a grant or a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantRefusal {
-    /// The epoch is over: this one is still answered (P2).
-    #[error("epoch {floor} is the lowest that is still answered")]
+    /// The epoch is over (P2).
+    #[error("the epoch is over; the lowest valid epoch is {floor}")]
     Over {
-        /// The floor.
+        /// The lowest valid epoch.
         floor: u64,
     },
-    /// This node knows no such epoch of the disk: it has not read the record since its start, or the number is wrong.
+    /// This node does not know the disk's epoch: it has not read the record since its start, or the number is wrong.
     #[error("this node knows the disk's record only up to epoch {known}")]
     Unknown {
         /// The record's epoch, as read since the start; 0 if there is none.
         known: u64,
     },
-    /// The grant that is asked for is longer than the cluster allows.
+    /// The requested grant is longer than the cluster allows.
     #[error("a grant lasts at most {longest:?}; use the same lease.ttl on all nodes")]
     TooLong {
         /// Longest grant.
@@ -37,7 +37,7 @@ pub enum GrantRefusal {
 /// One disk's grants.
 #[derive(Clone, Copy, Debug, Default)]
 struct Granted {
-    /// The lowest epoch that is still answered. Never falls.
+    /// The lowest valid epoch. Never falls.
     floor: u64,
     /// When the last grant ends, by this node's clock.
     until: Nanos,
@@ -53,10 +53,8 @@ impl Granted {
     }
 }
 
-/// All grants that one process has given.
-///
-/// They are kept in memory. A process that starts has forgotten those of its predecessor, so its start counts as a grant of the
-/// longest time that was just given to each disk; and it answers no epoch below the one that it has read since.
+/// All grants of one process. Kept in memory. A new process does not know its predecessor's grants, so its start counts as a
+/// longest grant to each disk; and it refuses epochs below the one that it has read since.
 #[derive(Clone, Debug)]
 pub struct Grants {
     started: Nanos,
@@ -66,23 +64,22 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// A process that has started at `started`, in a cluster whose grants last at most `longest`.
+    /// For a process started at `started`, in a cluster whose grants last at most `longest`.
     #[must_use]
     pub fn new(started: Nanos, longest: Duration) -> Grants {
         Grants { started, longest, disks: BTreeMap::new(), planted: Planted::default() }
     }
 
-    /// Plants a bug, so that the checks can show that they find it.
+    /// Plants a bug, to show that the checks find it.
     #[cfg(feature = "planted-bugs")]
     pub fn plant(&mut self, planted: Planted) {
         self.planted = planted;
     }
 
-    /// The owner in `epoch` asks for a grant of `length`. `known` is the epoch of the record, by a linearizable read that was sent
-    /// since the start.
+    /// Grants `length` to the owner in `epoch`. `known` is the record's epoch, by a linearizable read sent since the start.
     ///
     /// # Errors
-    /// The owner is over, or not known here.
+    /// The epoch is over, or unknown here.
     pub fn renew(
         &mut self,
         now: Nanos,
@@ -99,11 +96,10 @@ impl Grants {
         Ok(())
     }
 
-    /// The owner in `epoch`, which has been committed, ends all earlier ones: returns when the last grant that they may count on
-    /// ends, by this node's clock.
+    /// Ends all epochs before the committed `epoch`: returns when their last grant ends, by this node's clock.
     ///
     /// # Errors
-    /// The epoch is over, or not known here.
+    /// The epoch is over, or unknown here.
     pub fn seal(
         &mut self,
         now: Nanos,
@@ -112,7 +108,7 @@ impl Grants {
         known: Option<u64>,
     ) -> Result<Nanos, GrantRefusal> {
         let start = if self.planted.has(Bug::NoStartWait) { Nanos(0) } else { self.started + self.longest };
-        // What was granted in this very epoch is the sealing owner's own.
+        // Grants of this epoch belong to the sealing owner.
         let granted = self.admit(disk, epoch, known)?;
         Ok(granted.below.max(start).max(now))
     }
@@ -132,12 +128,12 @@ impl Grants {
         Ok(granted)
     }
 
-    /// Forgets disks that are not `kept` any more and whose grants have ended.
+    /// Drops disks that are not `kept` and whose grants have ended.
     pub fn forget(&mut self, now: Nanos, kept: impl Fn(&str) -> bool) {
         self.disks.retain(|disk, granted| kept(disk) || granted.until > now);
     }
 
-    /// The lowest epoch of a disk that is still answered.
+    /// The lowest valid epoch of a disk.
     #[must_use]
     pub fn floor(&self, disk: &str) -> u64 {
         self.disks.get(disk).map_or(0, |granted| granted.floor)
@@ -163,7 +159,7 @@ mod tests {
         assert_eq!(grants.renew(at(12), "d", 3, LONG, Some(3)), Err(GrantRefusal::Over { floor: 4 }));
         assert_eq!(grants.renew(at(12), "d", 4, LONG, Some(4)), Ok(()), "the new owner");
         assert_eq!(grants.seal(at(13), "d", 4, Some(4)), Ok(at(15)), "asked again");
-        assert_eq!(grants.seal(at(13), "d", 5, Some(5)), Ok(at(17)), "the next one waits for it");
+        assert_eq!(grants.seal(at(13), "d", 5, Some(5)), Ok(at(17)), "the next owner waits for it");
         assert_eq!(grants.seal(at(13), "d", 4, Some(5)), Err(GrantRefusal::Over { floor: 5 }));
     }
 
@@ -175,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_granted_before_the_record_was_read() {
+    fn no_grant_before_the_record_was_read() {
         let mut grants = Grants::new(START, LONG);
         assert_eq!(grants.renew(at(1), "d", 3, LONG, None), Err(GrantRefusal::Unknown { known: 0 }));
         assert_eq!(grants.renew(at(1), "d", 3, LONG, Some(4)), Err(GrantRefusal::Over { floor: 4 }));
     }
 
     #[test]
-    fn a_number_out_of_the_blue_lifts_no_floor() {
+    fn an_implausible_epoch_does_not_raise_the_floor() {
         let mut grants = Grants::new(START, LONG);
         let refused = Err(GrantRefusal::Unknown { known: 3 });
         assert_eq!(grants.renew(at(1), "d", u64::MAX, LONG, Some(3)), refused);

@@ -1,18 +1,14 @@
-//! The right to serve a disk: until when its owner may answer, and hand anything to the backing (P2, P4, P12).
-//!
-//! A right belongs to one disk in one tenure of an owner. Two legs keep it alive, and either is enough:
+//! The right to serve a disk: until when its owner may answer requests and submit I/O to the backing (P2, P4, P12).
+//! A right belongs to one disk in one tenure of an owner. Two legs uphold it, and either is sufficient:
 //!
 //! - the *registry leg*: the node's session in the registry. A session counts for a disk only after a linearizable read of the
-//!   disk's record, sent since the session began, has confirmed the owner. A session that ended may have been followed by a
-//!   takeover; a new one says nothing about that.
+//!   disk's record, sent since the session began, has confirmed the owner. A takeover may have followed an ended session; a new
+//!   session does not show that.
 //! - the *set leg*: grants of the committed set's members ([`GrantSet`]), and of those of every set whose proposal is in doubt.
-//!   The registry is not asked, so it may be away (P12).
-//!
-//! Both legs count from when the owner *sent* the question. A takeover is committed only while the owner's session is absent
-//! (registry leg over), then seals members of every former set and waits until the last grant that they gave has ended
-//! (set leg over). [`Grants`] is the members' side.
-//!
-//! [`Right`] decides; it reads no clock and sends nothing. The node publishes [`Right::until`] to the disk's shard.
+//!   This leg does not use the registry, which may be away (P12). Both legs count from when the owner *sent* the request. A
+//!   takeover is committed only while the owner's session is absent (registry leg over), then seals members of every former set
+//!   and waits until the last grant that they gave has ended (set leg over). [`Grants`] is the members' side. [`Right`] only
+//!   decides: it reads no clock and sends nothing. The node publishes [`Right::until`] to the disk's shard.
 
 mod grants;
 pub mod planted;
@@ -27,68 +23,68 @@ pub use grants::{EPOCH_LEAD, GrantRefusal, Grants};
 use planted::{Bug, Planted};
 pub use set::{GrantSet, MAX_GUARDS};
 
-/// A node's session in the registry, as the node itself may count on it.
+/// A node's session in the registry, as far as the node may rely on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionLease {
-    /// Tells sessions apart; 0 is none.
+    /// The session's number; 0 is none.
     pub number: u64,
-    /// Until when it certainly stands, with the margin taken off. 0: not at all.
+    /// Its guaranteed deadline, less the margin. 0: none.
     pub until: Nanos,
 }
 
-/// How long grants last.
+/// Durations of grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantTimes {
-    /// A grant lasts so long from when the member gives it.
+    /// Duration from when the member gives the grant.
     pub length: Duration,
-    /// The owner stops counting on it so much earlier, because clocks run at different speeds.
+    /// The owner stops relying on it this much earlier, to allow for clock drift.
     pub margin: Duration,
 }
 
-/// What bears on an owner's right.
+/// An event that affects an owner's right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The node's session is this one.
+    /// The node has this session.
     Session(SessionLease),
     /// A linearizable read of the record, sent when `session` was the node's session, names this process as the owner in `epoch`.
     Confirmed {
-        /// Its number.
+        /// The session's number.
         session: u64,
         /// The record's epoch.
         epoch: u64,
     },
-    /// A change of the record that makes this the set is about to be sent: until it is known what became of it, both count.
+    /// The owner is about to send a change of the record to this set: until its outcome is known, both sets count.
     Proposed(GrantSet),
-    /// The record has this set, in this epoch: by a change of this owner's, or by a read of a later revision than all that it has
-    /// heard of before. A record that is as it was before says nothing about what is in doubt.
+    /// The record has this set in this epoch: by a change of this owner, or by a read of a later revision than any before. An
+    /// unchanged record does not resolve a doubt.
     Committed {
         /// The record's epoch.
         epoch: u64,
         /// The set.
         set: GrantSet,
     },
-    /// What was proposed is certainly not committed, and will not be.
+    /// The proposal certainly did not commit, and will not.
     NotCommitted,
-    /// A member has granted what was asked for in `epoch` at `sent`; the answer came at `received`.
+    /// A member has granted a request sent at `sent` in `epoch`; the answer came at `received`.
     Granted {
         /// The member.
         member: String,
-        /// The epoch in the question.
+        /// The request's epoch.
         epoch: u64,
-        /// When the question was sent.
+        /// When the request was sent.
         sent: Nanos,
         /// When the answer came.
         received: Nanos,
     },
-    /// The change that gives the disk to another node is about to be sent.
+    /// The owner is about to send the change that gives the disk to another node.
     HandingOver,
-    /// This process certainly keeps the disk: the change was refused, or an epoch of its own has been committed behind it.
+    /// This process certainly keeps the disk: the change was refused, or a later epoch of its own has been committed.
     Kept,
     /// Another process owns the disk.
     Ended,
 }
 
-/// Where an owner is in its tenure.
+/// The phase of an owner's tenure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tenure {
     Serving,
@@ -99,7 +95,7 @@ enum Tenure {
 /// One owner's right to one disk.
 #[derive(Clone, Debug)]
 pub struct Right {
-    /// The first epoch of this tenure: a grant of an earlier one was given to somebody else, or to a former self.
+    /// The first epoch of this tenure: an earlier grant belongs to another owner or an earlier tenure.
     since: u64,
     epoch: u64,
     times: GrantTimes,
@@ -114,7 +110,7 @@ pub struct Right {
 }
 
 impl Right {
-    /// The right of an owner that the record, read while `session` stood, names in `epoch` with this set.
+    /// The right of the owner in `epoch` with `set`, by a record read during `session`.
     #[must_use]
     pub fn new(epoch: u64, set: GrantSet, session: SessionLease, times: GrantTimes) -> Right {
         Right {
@@ -137,12 +133,12 @@ impl Right {
         self.planted = planted;
     }
 
-    /// Takes an event into account. Returns until when the right lasts now.
+    /// Applies an event. Returns the right's new deadline.
     pub fn step(&mut self, event: Event) -> Nanos {
         match event {
             Event::Session(lease) => self.session = lease,
             Event::Confirmed { session, epoch } => {
-                // A read that was overtaken by a change of our own says nothing that the change did not.
+                // A read older than our own change adds nothing.
                 if epoch >= self.since {
                     self.confirmed = session;
                 }
@@ -153,7 +149,7 @@ impl Right {
                 }
             }
             Event::Committed { epoch, set } => {
-                // A change of guards keeps the epoch, so the record as it was does not show that it will not commit.
+                // A change of guards keeps the epoch, so an unchanged record does not show that it will not commit.
                 let is_news = epoch > self.epoch || set != self.committed;
                 if epoch >= self.epoch && is_news {
                     (self.epoch, self.committed) = (epoch, set);
@@ -187,12 +183,12 @@ impl Right {
         self.grants.retain(|member, _| asked.contains(member));
     }
 
-    /// The members that are to be asked for grants. Some may come twice.
+    /// The members to ask for grants. May contain duplicates.
     pub fn asks(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.committed).chain(&self.doubtful).flat_map(|set| set.members())
     }
 
-    /// The epoch in which they are asked.
+    /// The epoch of the requests.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
@@ -204,13 +200,13 @@ impl Right {
         self.since
     }
 
-    /// Whether the node has a session that does not count for this disk until the record is read again.
+    /// Whether the node's session needs a read of the record before it counts for this disk.
     #[must_use]
     pub fn lacks_confirmation(&self) -> bool {
         self.tenure != Tenure::Ended && self.session.number != self.confirmed && self.session.number != 0
     }
 
-    /// Until when the disk may be served.
+    /// Until when the owner may serve the disk.
     #[must_use]
     pub fn until(&self) -> Nanos {
         match self.tenure {

@@ -1,21 +1,21 @@
-//! Bugs that the simulator plants in the right to serve, to show that its checks find them. One for each rule.
+//! Bugs that the simulator plants in the right to serve, to show that its checks find them. Each disables one rule.
 
-/// A rule that is switched off.
+/// A disabled rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// A new session counts for a disk before the record was read (rule 2).
+    /// A new session counts for a disk before the record was read.
     TrustNewSession,
-    /// A set whose proposal is in doubt is not asked (rule 2).
+    /// The owner does not ask a set whose proposal is in doubt.
     ForgetDoubtfulSet,
-    /// A grant counts from when its answer came instead of from when it was asked for (rule 2).
+    /// A grant counts from its answer instead of from its request.
     CountFromReceipt,
-    /// Nothing is left for clocks that run at different speeds (rule 1).
+    /// No margin for clock drift.
     NoDriftMargin,
-    /// The owner goes on serving while it hands the disk over (rule 6).
+    /// The owner continues to serve while it hands the disk over.
     ServeWhileHandingOver,
-    /// A process that starts does not count as having given a grant (rule 5).
+    /// The start of a process does not count as a grant.
     NoStartWait,
-    /// A member goes on granting an epoch that it has sealed (rule 5).
+    /// A member continues to grant an epoch that it has sealed.
     FloorFalls,
 }
 
@@ -46,7 +46,7 @@ impl Bug {
     }
 }
 
-/// The bug that is planted in a core, if there is one.
+/// The planted bug, if any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Planted(#[cfg(feature = "planted-bugs")] Option<Bug>);
 

@@ -1,4 +1,4 @@
-//! Whose grants keep an owner in its right, and whose seals end it.
+//! The nodes whose grants uphold an owner's right, and whose seals end it.
 
 use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
@@ -6,10 +6,8 @@ use weir_block::Nanos;
 /// Most guards of a disk.
 pub const MAX_GUARDS: usize = 3;
 
-/// The nodes whose grants keep the owner of a disk in its right while the registry is away.
-///
-/// Nodes and not processes: a process that starts counts as having just given a grant ([`super::Grants`]), so it may stand in
-/// for the one before it.
+/// The nodes whose grants uphold an owner's right while the registry is away. Nodes and not processes: the start of a process
+/// counts as a grant ([`super::Grants`]), so it can replace its predecessor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GrantSet {
@@ -29,7 +27,7 @@ impl GrantSet {
         }
     }
 
-    /// How many of the members must grant.
+    /// Number of members that must grant.
     #[must_use]
     pub fn grants_needed(&self) -> usize {
         match self {
@@ -38,16 +36,14 @@ impl GrantSet {
         }
     }
 
-    /// How many members a takeover seals, so that too few are left for a grant of the whole set.
-    ///
-    /// A majority of grants with *one* seal is unsafe: the other two go on granting.
+    /// Number of members that a takeover seals, so that too few remain to uphold the right.
+    /// A majority of grants with *one* seal is unsafe: the other two continue to grant.
     #[must_use]
     pub fn seals_needed(&self) -> usize {
         self.members().len() + 1 - self.grants_needed()
     }
 
-    /// Until when the set keeps the owner in its right, if each member's grant lasts as long as `grant` says. An empty set
-    /// grants nothing.
+    /// Until when the set upholds the owner's right, given the end of each member's grant. An empty set grants nothing.
     #[must_use]
     pub fn granted_until(&self, grant: impl Fn(&str) -> Nanos) -> Nanos {
         let mut ends: Vec<Nanos> = self.members().iter().map(|member| grant(member)).collect();
@@ -58,8 +54,8 @@ impl GrantSet {
         }
     }
 
-    /// When the set certainly keeps nobody in the former right any more, if the sealed members' last grants end as `sealed` says.
-    /// `None`: too few are sealed. An empty set has never kept anybody.
+    /// When the former right is certainly over, given the ends of the sealed members' last grants. `None`: too few are sealed. An
+    /// empty set never upheld a right.
     #[must_use]
     pub fn over_at(&self, sealed: impl Fn(&str) -> Option<Nanos>) -> Option<Nanos> {
         if self.members().is_empty() {
@@ -79,7 +75,7 @@ mod tests {
         ["b", "c", "d"][..count].iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// For each set and each way in which members' last grants end: what seals prove over is never before what grants allow.
+    /// For each set and all ends of last grants: seals never prove a right over before its grants end.
     #[test]
     fn seals_never_prove_over_what_grants_still_allow() {
         let sets = (0..=3).map(|count| GrantSet::Guards(names(count)));
@@ -95,7 +91,7 @@ mod tests {
                         let index = set.members().iter().position(|name| name == member).expect("a member");
                         sealed & 1 << index != 0
                     };
-                    // Who is not sealed may go on granting for ever.
+                    // An unsealed member may continue to grant for ever.
                     let allowed = set
                         .granted_until(|member| if is_sealed(member) { last(member) } else { Nanos::NEVER });
                     let over = set.over_at(|member| is_sealed(member).then(|| last(member)));

@@ -40,14 +40,18 @@ fn a_new_session_counts_once_the_record_was_read_since() {
     assert_eq!(right.step(Event::Session(lease(2, 40))), Nanos(0));
     assert!(right.lacks_confirmation());
     assert_eq!(right.step(granted("b", 20)), at(24), "alive by a grant");
-    assert_eq!(right.step(Event::Confirmed { session: 1, epoch: 3 }), at(24), "a read from before it began");
-    assert_eq!(right.step(Event::Confirmed { session: 2, epoch: 2 }), at(24), "of another tenure");
+    assert_eq!(
+        right.step(Event::Confirmed { session: 1, epoch: 3 }),
+        at(24),
+        "a read from before the session"
+    );
+    assert_eq!(right.step(Event::Confirmed { session: 2, epoch: 2 }), at(24), "a read of another tenure");
     assert_eq!(right.step(Event::Confirmed { session: 2, epoch: 3 }), at(40));
     assert!(!right.lacks_confirmation());
 }
 
 #[test]
-fn a_set_in_doubt_is_needed_as_well() {
+fn a_set_in_doubt_must_also_grant() {
     let mut right = right(replicas(&["b"]));
     right.step(granted("b", 20));
     assert_eq!(right.step(Event::Proposed(replicas(&["c"]))), at(10));
@@ -59,9 +63,9 @@ fn a_set_in_doubt_is_needed_as_well() {
     assert_eq!(right.step(Event::NotCommitted), at(23));
 }
 
-/// The change of guards may still commit: then its set is the one that a takeover seals.
+/// The change of guards may still commit: a takeover would then seal the new set.
 #[test]
-fn a_record_that_is_as_it_was_ends_no_doubt() {
+fn an_unchanged_record_does_not_resolve_a_doubt() {
     let mut right = right(replicas(&["b"]));
     right.step(granted("b", 20));
     right.step(Event::Proposed(replicas(&["c"])));
@@ -88,5 +92,5 @@ fn a_grant_of_an_earlier_tenure_does_not_count() {
     let mut right = Right::new(7, replicas(&["b"]), lease(1, 10), TIMES);
     assert_eq!(right.step(granted("b", 20)), at(10));
     let now = Event::Granted { member: "x".into(), epoch: 7, sent: at(20), received: at(20) };
-    assert_eq!(right.step(now), at(10), "nor does a stranger's");
+    assert_eq!(right.step(now), at(10), "nor does a non-member's");
 }

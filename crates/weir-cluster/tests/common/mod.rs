@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Test helpers.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ pub async fn next(watch: &mut Watch) -> Result<WatchEvent, RegistryError> {
     tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("no event came")
 }
 
-/// Waits for a condition, and tells how long it took.
+/// Waits for a condition; returns how long it took.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> Duration {
     let start = Instant::now();
     while !holds().await {

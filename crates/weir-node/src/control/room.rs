@@ -54,8 +54,10 @@ pub async fn keep_told(node: Arc<Node>) {
     loop {
         looks.tick().await;
         let logs = node.shards.status().await;
-        if let Err(error) =
-            node.session.tell(media(&node.config.resources, node.flash.as_deref(), &logs), load(&logs)).await
+        if let Err(error) = node
+            .session
+            .publish(media(&node.config.resources, node.flash.as_deref(), &logs), load(&logs))
+            .await
         {
             tracing::debug!(%error, "what this node offers is told later");
         }

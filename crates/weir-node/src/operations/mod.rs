@@ -11,7 +11,7 @@ use weir_cluster::events::Events;
 use weir_cluster::ownership;
 use weir_cluster::placement;
 use weir_cluster::records::{
-    DiskRecord, Medium, NodeRef, Places, Policy, Record, Source, VolumeKind, VolumeRecord, check_name, keys,
+    DiskRecord, Medium, NodeRef, Policy, Record, Source, Spread, VolumeKind, VolumeRecord, check_name, keys,
 };
 use weir_cluster::registry::RegistryError;
 use weir_volume::DirVolume;
@@ -225,9 +225,9 @@ impl Operations {
             }
             _ => Vec::new(),
         };
-        let places = record.owner.as_ref().map_or_else(Places::default, |owner| {
+        let spread = record.owner.as_ref().map_or_else(Spread::default, |owner| {
             let replicas = record.replicas.iter().map(|replica| &*replica.node);
-            placement::places(&owner.node, replicas, &self.node.world.nodes.now())
+            placement::spread(&owner.node, replicas, &self.node.world.nodes.now())
         });
         DiskView {
             name: record.name.clone(),
@@ -236,13 +236,13 @@ impl Operations {
             allocated: None,
             logical_block: record.logical_block,
             requested: record.policy.to_string(),
-            effective: record.owner.as_ref().map(|_| effective(record, places)).unwrap_or_default(),
+            effective: record.owner.as_ref().map(|_| effective(record, spread)).unwrap_or_default(),
             medium: record.medium,
             owner: record.owner.as_ref().map(|owner| owner.node.clone()),
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
-            inside: places.inside,
-            outside: places.outside,
+            inside: spread.inside,
+            outside: spread.outside,
             follower: record.follower.as_ref().map(|follower| follower.node.clone()),
             state,
             reason,
@@ -543,11 +543,11 @@ fn parse_policy(text: &str) -> Answer<Policy> {
     text.parse().map_err(invalid)
 }
 
-/// The effective policy, in the form in which one was requested: who asked for places wants to know of places.
-fn effective(record: &DiskRecord, places: Places) -> String {
-    let all_up = usize::from(places.inside) + usize::from(places.outside) == record.replicas.len();
+/// The effective policy, in the form in which one was requested: a strict request is answered with the actual spread.
+fn effective(record: &DiskRecord, spread: Spread) -> String {
+    let all_up = usize::from(spread.inside) + usize::from(spread.outside) == record.replicas.len();
     match record.effective() {
-        Policy::WriteBack(1..) if record.policy.is_strict() && all_up => Policy::Strict(places).to_string(),
+        Policy::WriteBack(1..) if record.policy.is_strict() && all_up => Policy::Strict(spread).to_string(),
         plain => plain.to_string(),
     }
 }

@@ -369,7 +369,7 @@ impl Cluster {
         }
         let Service { memory, followers, .. } = &mut self.registry;
         let goes_on =
-            alive && followers.get_mut(&number).is_some_and(|follower| follower.feed.bring_up(memory));
+            alive && followers.get_mut(&number).is_some_and(|follower| follower.feed.deliver(memory));
         if !goes_on {
             followers.remove(&number);
         }
