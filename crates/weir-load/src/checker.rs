@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use weir_block::Nanos;
 
-use crate::generator::{Io, spread};
+use crate::generator::spread;
+use crate::io::Io;
 use crate::summary::Verification;
 use crate::tally::IoKind;
 use crate::verify::{Atomicity, History, Initial, Layout, LayoutError, Record};

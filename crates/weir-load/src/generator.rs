@@ -12,22 +12,10 @@ use weir_block::Nanos;
 
 use crate::arrivals::Pace;
 use crate::bits::BitSet;
+use crate::io::Io;
 use crate::plan::Plan;
 use crate::tally::{IoKind, Tally};
 use crate::workload::{Span, Workload, WorkloadError};
-
-/// One request that is to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Io {
-    /// Names the request until [`Generator::complete`]: below the queue depth, and free for engines to index by.
-    pub slot: u32,
-    /// Read, write or flush.
-    pub kind: IoKind,
-    /// Bytes from the start of the target; 0 for a flush.
-    pub offset: u64,
-    /// Bytes; 0 for a flush.
-    pub length: u32,
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {

@@ -7,9 +7,10 @@ use weir_block::Nanos;
 use weir_nbd::client::{Connection, Options};
 
 use crate::checker::Checker;
-use crate::engine::{Done, Engine, FileEngine, FileOptions, IoEngine, NbdEngine, PsyncEngine};
+use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, PsyncEngine};
 use crate::error::LoadError;
-use crate::generator::Io;
+use crate::io::Io;
+use crate::io_engine::IoEngine;
 use crate::monitor::Monitor;
 use crate::size::Size;
 use crate::summary::Verification;

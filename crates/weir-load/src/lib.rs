@@ -4,8 +4,7 @@
 //! counts what came of it without doing any I/O, an [`engine::Engine`] moves the bytes: to nothing, to a file or
 //! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
 //! together and returns a [`summary::Summary`]; [`run::run_steady`] goes on until the target has settled, and
-//! [`prefill::prefill`] comes before. [`report`] writes summaries for other programs and compares them, [`jobfile`]
-//! reads workloads from fio's job files. [`profile`] watches what a live disk is asked for, and makes loads of it.
+//! [`prefill::prefill`] comes before. [`report`] writes summaries for other programs and compares them.
 //!
 //! [`submitters`] plays several threads that issue one sequence.
 //!
@@ -25,13 +24,14 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod generator;
-pub mod jobfile;
+pub mod io;
+pub mod io_engine;
+pub mod job;
 pub mod judge;
 mod monitor;
 pub mod pattern;
 mod plan;
 pub mod prefill;
-pub mod profile;
 pub mod report;
 pub mod run;
 pub mod size;
@@ -44,11 +44,12 @@ pub mod timeline;
 pub mod verify;
 pub mod verifying;
 pub mod workload;
-mod zipf;
+pub mod zipf;
 
 pub use arrivals::Arrivals;
-pub use engine::{IoEngine, LayerLoad};
+pub use engine::LayerLoad;
 pub use error::LoadError;
+pub use io_engine::IoEngine;
 pub use pattern::{BlockMix, Pattern};
 pub use run::{Monitor, run, run_keeping};
 pub use size::Size;

@@ -1,11 +1,22 @@
 //! How others watch a load, and end it.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::profile::Profiler;
+use weir_block::Observe;
+
 use crate::tally::Tally;
+
+/// Sees every request of a load.
+pub(crate) struct Observer(pub(crate) Arc<Mutex<dyn Observe + Send>>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}
 
 /// Lets others watch a load and end it early.
 #[derive(Debug, Default)]
@@ -16,8 +27,8 @@ pub struct Monitor {
     pub(crate) asked: AtomicU32,
     /// By thread.
     handed_in: Mutex<Vec<Tally>>,
-    /// Told of every request of all threads.
-    pub(crate) profiler: Option<Arc<Mutex<Profiler>>>,
+    /// Sees every request of all threads.
+    pub(crate) observer: Option<Observer>,
     /// Where a verifying load records what it writes.
     pub(crate) record: Option<PathBuf>,
 }
@@ -29,11 +40,11 @@ impl Monitor {
         Monitor::default()
     }
 
-    /// As [`Monitor::new`], and `profiler` is told of every request that is made, the warm-up's included. The threads of a
-    /// load (and of others with the same profiler) take turns for that, so this is for loads whose rate is known.
+    /// As [`Monitor::new`], and `observer` sees every request that is made, the warm-up's included. The threads of a
+    /// load (and of others with the same observer) share its lock, so this is for loads whose rate is known.
     #[must_use]
-    pub fn profiling(profiler: Arc<Mutex<Profiler>>) -> Monitor {
-        Monitor { profiler: Some(profiler), ..Monitor::default() }
+    pub fn observed_by(observer: Arc<Mutex<dyn Observe + Send>>) -> Monitor {
+        Monitor { observer: Some(Observer(observer)), ..Monitor::default() }
     }
 
     /// As [`Monitor::new`], and a verifying load keeps its history in a new file at `path`, so that others can judge by it

@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use weir_block::{Nanos, Observe};
+use weir_block::Nanos;
 use weir_nbd::client::{Connection, Options};
 
 use crate::checker::{self, Checker};
 use crate::cpu;
 use crate::data::Data;
 use crate::device::{Counters, DeviceBytes};
-use crate::engine::{Done, Engine, FileEngine, FileOptions, IoEngine, NbdEngine, NullEngine, PsyncEngine};
+use crate::engine::{Done, Engine, FileEngine, FileOptions, NbdEngine, NullEngine, PsyncEngine};
 use crate::error::LoadError;
 use crate::generator::Generator;
+use crate::io_engine::IoEngine;
 use crate::judge::Pass;
 pub use crate::monitor::Monitor;
 use crate::steady::{SteadyState, WINDOW};
@@ -373,11 +374,11 @@ impl<E: Engine> Lane<'_, E> {
                 return Ok(());
             }
             let Lane { engine, generator, checker, data, .. } = self;
-            let profiler = self.job.monitor.profiler.as_ref();
-            let mut profiler = profiler.map(|it| it.lock().unwrap_or_else(PoisonError::into_inner));
+            let observer = self.job.monitor.observer.as_ref();
+            let mut observer = observer.map(|it| it.0.lock().unwrap_or_else(PoisonError::into_inner));
             generator.issue(now, |io| {
-                if let Some(profiler) = &mut profiler {
-                    profiler.observe(now, io.kind.request(), io.offset, io.length.into());
+                if let Some(observer) = &mut observer {
+                    observer.observe(now, io.kind.request(), io.offset, io.length.into());
                 }
                 match (&mut *checker, io.kind) {
                     (Some(checker), _) => checker.before(io, engine.buffer(io.slot, io.length)),
@@ -388,7 +389,7 @@ impl<E: Engine> Lane<'_, E> {
                 }
                 engine.queue(io);
             });
-            drop(profiler);
+            drop(observer);
             if self.generator.in_flight() == 0 && self.generator.exhausted(now) {
                 return Ok(());
             }

@@ -11,8 +11,8 @@ use std::str::FromStr;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
 
-use crate::engine::IoEngine;
 use crate::error::LoadError;
+use crate::io_engine::IoEngine;
 use crate::size::{Size, format_size, parse_size};
 use crate::workload::Workload;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::arrivals::Arrivals;
-use crate::engine::IoEngine;
+use crate::io_engine::IoEngine;
 use crate::pattern::{BlockMix, Pattern, PatternError};
 use crate::size::{Size, format_size};
 

@@ -14,7 +14,7 @@ const GROWTH: u64 = 64;
 
 /// Draws ranks 0, 1, … in proportion to `1 / (rank + 1)^theta`.
 #[derive(Debug)]
-pub(crate) struct Zipf {
+pub struct Zipf {
     entries: Vec<Entry>,
     scatter: Scatter,
 }
@@ -31,6 +31,7 @@ struct Entry {
 
 impl Zipf {
     /// For ranks below `count` (at least 1), with the exponent in thousandths.
+    #[must_use]
     pub fn new(count: u64, theta_milli: u32) -> Zipf {
         let theta = f64::from(theta_milli) / 1000.0;
         let mut entries = Vec::new();
@@ -66,7 +67,8 @@ impl Zipf {
 
 /// Sum of `1 / (rank + 1)^theta` over `width` ranks from `first` on. Runs lie so far out that the integral from
 /// half before to half behind is the sum to one part in a million.
-pub(crate) fn weight(first: u64, width: u64, theta: f64) -> f64 {
+#[must_use]
+pub fn weight(first: u64, width: u64, theta: f64) -> f64 {
     let rank = (first + 1) as f64;
     if width == 1 {
         return rank.powf(-theta);

@@ -13,8 +13,8 @@
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
-//! | `GET /v1/disks/NAME/profile` | `weir_load::profile::Profile`, since the disk was opened |
-//! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_load::profile::Profile`, when the time is over |
+//! | `GET /v1/disks/NAME/profile` | `weir_profile::Profile`, since the disk was opened |
+//! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
 //! | `GET /v1/events` | list of [`EventView`], oldest first |
 //! | `GET /metrics` | how the shards turn, in Prometheus' text format |

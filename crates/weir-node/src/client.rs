@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use weir_cluster::records::check_name;
-use weir_load::profile::Profile;
+use weir_profile::Profile;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,

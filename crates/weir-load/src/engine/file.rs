@@ -6,31 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::LoadError;
-
-/// Who reads and writes files and block devices. Other targets have an engine of their own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum IoEngine {
-    /// A ring of its own for each thread: many requests in flight, registered file and buffers.
-    #[default]
-    IoUring,
-    /// preadv2(2) and pwritev2(2): one request of a thread at a time, the plainest way there is.
-    Psync,
-}
-
-impl IoEngine {
-    /// `io_uring` or `psync`, as on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            IoEngine::IoUring => "io_uring",
-            IoEngine::Psync => "psync",
-        }
-    }
-}
 
 /// How a file or device is opened.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,8 @@ use weir_block::{Buffer, Completion, Layer, LayerInfo, Nanos, Outcome, Payload, 
 use crate::checker::{self, Checker};
 use crate::data::Data;
 use crate::error::LoadError;
-use crate::generator::{Generator, Io};
+use crate::generator::Generator;
+use crate::io::Io;
 use crate::submitters::{HOLD, Submitters};
 use crate::summary::Summary;
 use crate::tally::IoKind;

@@ -9,7 +9,7 @@ mod uring;
 
 use weir_block::Nanos;
 
-pub use self::file::{FileOptions, IoEngine};
+pub use self::file::FileOptions;
 pub use self::layer::LayerLoad;
 pub use self::nbd::NbdEngine;
 pub use self::null::NullEngine;
@@ -18,7 +18,7 @@ pub use self::uring::FileEngine;
 pub use weir_nbd::client::Done;
 
 use crate::error::LoadError;
-use crate::generator::Io;
+use crate::io::Io;
 
 /// A target, open for one thread.
 pub trait Engine {

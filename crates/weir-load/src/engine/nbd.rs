@@ -5,7 +5,7 @@ use weir_nbd::client::{CommandFlags, Connection, NbdCommand, errno_text};
 
 use super::{Done, Engine};
 use crate::error::LoadError;
-use crate::generator::Io;
+use crate::io::Io;
 use crate::tally::IoKind;
 
 /// One connection to an export; its slots are the generator's.

@@ -4,7 +4,7 @@ use weir_block::Nanos;
 
 use super::{Done, Engine, rest};
 use crate::error::LoadError;
-use crate::generator::Io;
+use crate::io::Io;
 
 /// The engine without a target.
 #[derive(Debug, Default)]

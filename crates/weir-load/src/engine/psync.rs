@@ -10,7 +10,7 @@ use weir_block::{Buffer, BufferPool, Nanos};
 use super::file::{FileOptions, SHORT, errno_text, open};
 use super::{Done, Engine, rest};
 use crate::error::LoadError;
-use crate::generator::Io;
+use crate::io::Io;
 use crate::tally::IoKind;
 
 /// A file or device that is read and written in place. Its thread sleeps in the kernel while a request is under way.

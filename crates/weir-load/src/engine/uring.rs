@@ -12,7 +12,7 @@ use weir_block::{Nanos, Region};
 use super::file::{FileOptions, SHORT, check_polling, errno_text, open};
 use super::{Done, Engine, rest};
 use crate::error::LoadError;
-use crate::generator::Io;
+use crate::io::Io;
 use crate::tally::IoKind;
 
 /// After so many requests what was queued is submitted, and the rest of the batch with the wait: the device works on the

@@ -2,14 +2,12 @@
 
 pub mod compare;
 mod csv;
-mod fio;
 mod interval;
 mod prometheus;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::csv::to_csv;
-pub use self::fio::to_fio_json;
 pub use self::interval::Interval;
 pub use self::prometheus::to_prometheus;
 

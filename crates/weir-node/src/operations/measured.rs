@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_cluster::records::NodeRef;
-use weir_load::profile::Profile;
+use weir_profile::Profile;
 
 use super::{Answer, Operations};
 use crate::api::{ApiError, ApiErrorKind, MeterView, RecordProfile, RunLoad};

@@ -9,8 +9,8 @@ use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, NoMemory};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
-use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
+use weir_profile::Profile;
 use weir_volume::BackingOptions;
 
 use super::load::RunningLoad;

@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus, Former};
 use weir_block::{LayerMeter, Stream};
 use weir_export::nbd;
-use weir_load::profile::Profile;
 use weir_load::{Summary, Workload};
+use weir_profile::Profile;
 use weir_volume::{Mark, Trace};
 
 /// How a disk comes to this node.

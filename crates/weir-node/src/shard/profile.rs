@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_block::{Nanos, Observe, RequestKind};
-use weir_load::profile::{Profile, Profiler, Settings};
+use weir_profile::{Profile, Profiler, Settings};
 
 use super::answer;
 

@@ -11,13 +11,14 @@ pub use watch::with_progress;
 
 use std::path::Path;
 
-use weir_load::jobfile;
-use weir_load::profile::export::parse_bench;
+use weir_formats::fio::read_jobs;
+use weir_load::job::Job;
 use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_load::{Access, Arrivals, IoEngine};
+use weir_profile::replay::parse_bench;
 
 use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, Global, Output};
 use crate::cluster::owner_of;
@@ -115,12 +116,12 @@ fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<O
     // What `weir profile export --format bench` wrote is JSON; no job file of fio begins like that.
     let jobs = match text.trim_start().starts_with('{') {
         true => parse_bench(&text).map_err(|error| Failure::usage(named(&error)))?,
-        false => jobfile::parse(&text).map_err(|error| Failure::usage(named(&error)))?,
+        false => read_jobs(&text).map_err(|error| Failure::usage(named(&error)))?,
     };
     let mut groups: Vec<Vec<watch::Job>> = Vec::new();
     for job in jobs {
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
-        let jobfile::Job { name, target, workload, group } = job;
+        let Job { name, target, workload, group } = job;
         let (destroy, prefill) = (arguments.destroy, !arguments.no_prefill);
         groups[group as usize].push(watch::Job {
             name: Some(name),

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use weir_load::report::{Report, to_csv, to_fio_json, to_prometheus};
+use weir_formats::fio;
+use weir_load::report::{Report, to_csv, to_prometheus};
 use weir_load::summary::{KindSummary, Latency, LatencyFrom, Summary, format_latency};
 
 use crate::cli::BenchFormat;
@@ -31,7 +32,7 @@ pub fn print(format: BenchFormat, summaries: &[Summary]) -> Result<(), Failure> 
             .try_for_each(|summary| say(&serde_json::to_string(summary).map_err(Failure::failed)?)),
         BenchFormat::Csv => say(to_csv(summaries).trim_end()),
         BenchFormat::Prom => say(to_prometheus(summaries).trim_end()),
-        BenchFormat::Fio => json(&to_fio_json(summaries, time_of_day().as_secs_f64())),
+        BenchFormat::Fio => json(&fio::to_json(summaries, time_of_day().as_secs_f64())),
     }
 }
 

@@ -10,13 +10,13 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
 use weir_load::prefill::{Prefill, prefill};
-use weir_load::profile::Profiler;
 use weir_load::report::Interval;
 use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
 use weir_load::summary::{Summary, format_latency};
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
 use weir_load::workload::Workload;
+use weir_profile::Profiler;
 
 use crate::cli::BenchFormat;
 use crate::failure::Failure;
@@ -129,7 +129,10 @@ fn start(
     sender: Sender<(usize, Result<Summary, Broken>)>,
 ) -> Result<Running, Failure> {
     let monitor = match (&job.profiler, &job.history) {
-        (Some(profiler), _) => Monitor::profiling(Arc::clone(profiler)),
+        (Some(profiler), _) => {
+            let profiler = Arc::clone(profiler);
+            Monitor::observed_by(profiler)
+        }
         (None, Some(path)) => Monitor::recording(path),
         (None, None) => Monitor::new(),
     };

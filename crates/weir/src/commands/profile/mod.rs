@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
+use weir_formats::fio::write_jobs;
+use weir_formats::trace::import;
 use weir_load::Target;
-use weir_load::profile::export::export;
-use weir_load::profile::import::import;
-use weir_load::profile::{Profile, Summary};
 use weir_node::units::Period;
+use weir_profile::replay::{Export, export};
+use weir_profile::{Profile, ProfileSummary};
 
 use super::bench::with_progress;
 use super::budget;
@@ -127,7 +128,7 @@ pub enum ExportFormat {
 struct Shown<'a> {
     #[serde(flatten)]
     profile: &'a Profile,
-    summary: Summary,
+    summary: ProfileSummary,
 }
 
 /// Carries out a `weir profile` command.
@@ -150,7 +151,7 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
                     exported.notes.iter().for_each(|note| eprintln!("note: {note}"));
                     say(&exported.to_bench())
                 }
-                ExportFormat::Fio => say(exported.to_fio(&profile.source).trim_end()),
+                ExportFormat::Fio => say(fio_jobs(&exported, &profile.source).trim_end()),
             }
         }
         ProfileCommand::Replay { source, target, length, destroy } => {
@@ -168,6 +169,13 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
             show(global, &profile)
         }
     }
+}
+
+/// A job file of fio that says where it comes from.
+fn fio_jobs(exported: &Export, source: &str) -> String {
+    let mut comments = vec![format!("what `weir profile` saw of {source}")];
+    comments.extend_from_slice(&exported.notes);
+    write_jobs(&exported.jobs, &comments)
 }
 
 fn read(trace: &Path) -> std::io::Result<Vec<u8>> {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use serde::Serialize;
 use weir_block::Nanos;
 use weir_load::Target;
-use weir_load::jobfile::Job;
+use weir_load::job::Job;
 use weir_load::prefill::prefill;
-use weir_load::profile::compare::{Row, compare};
-use weir_load::profile::export::{Export, export};
-use weir_load::profile::{Profile, Profiler, Settings};
 use weir_load::run::Monitor;
 use weir_load::summary::Summary;
 use weir_load::workload::{Access, Workload};
+use weir_profile::compare::{Row, compare};
+use weir_profile::replay::{Export, export};
+use weir_profile::{Profile, Profiler, Settings};
 
 use crate::cli::{BenchFormat, Output};
 use crate::commands::bench::watch;

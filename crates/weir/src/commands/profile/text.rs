@@ -1,8 +1,8 @@
 //! A profile for people: small tables and lines.
 
-use weir_load::profile::buckets::Spread;
-use weir_load::profile::{Class, Direction, Hour, KindProfile, Profile};
 use weir_node::units::about;
+use weir_profile::buckets::Spread;
+use weir_profile::{Class, Direction, Hour, KindProfile, Profile};
 
 use crate::output::{list, table};
 

@@ -6,8 +6,8 @@
 //! taken for a stretch of time that begins with an empty cache, so that first uses count as they did when they were
 //! watched. Each candidate gets as many places as it needs for the working set; the one whose curve is closest wins.
 
-use crate::pattern::Pattern;
-use crate::zipf::weight;
+use weir_load::pattern::Pattern;
+use weir_load::zipf::weight;
 
 /// Exponents that are tried, in thousandths: 50 apart.
 const STEEPEST: u32 = 2_500;
@@ -41,11 +41,11 @@ pub(super) struct Demand {
     pub requests: f64,
     /// Distinct places that they used.
     pub used: f64,
-    /// Places that there are at most.
+    /// Classifier that there are at most.
     pub most: u64,
     /// Blocks of a place, as far as requests use them.
     pub blocks: f64,
-    /// Places that a request reaches over, at least 1: requests can be longer than places are apart.
+    /// Classifier that a request reaches over, at least 1: requests can be longer than places are apart.
     pub reach: f64,
     /// Other blocks that come into a cache with each request.
     pub others: f64,
@@ -101,7 +101,7 @@ fn places_for(pattern: Pattern, demand: &Demand) -> u64 {
     low
 }
 
-/// Places that are used equally often: how many, and how likely a request uses each. Requests that reach over several
+/// Classifier that are used equally often: how many, and how likely a request uses each. Requests that reach over several
 /// places use `reach` of them.
 fn runs(pattern: Pattern, places: u64, reach: f64) -> Vec<(f64, f64)> {
     let count = places as f64;
@@ -220,7 +220,7 @@ mod tests {
         // 2,000 places, 30,000 requests, a cache of 200 places: by chance and by formula.
         let (places, requests, cache) = (2_000u64, 30_000u64, 200usize);
         let pattern = Pattern::Zipf { theta_milli: 900 };
-        let table = crate::zipf::Zipf::new(places, 900);
+        let table = weir_load::zipf::Zipf::new(places, 900);
         let mut random = fastrand::Rng::with_seed(6);
         let (mut list, mut hits) = (Vec::new(), 0u64);
         for _ in 0..requests {

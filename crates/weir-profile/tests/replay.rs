@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use weir_block::{Nanos, Observe, RequestKind};
-use weir_load::jobfile::{self, Job};
-use weir_load::profile::compare::{Row, compare};
-use weir_load::profile::export::{Export, export, parse_bench};
-use weir_load::profile::{Profile, Profiler, Settings, rehearse};
+use weir_formats::fio::{read_jobs, write_jobs};
+use weir_load::job::Job;
 use weir_load::{Arrivals, Size, Target, Workload};
+use weir_profile::compare::{Row, compare};
+use weir_profile::replay::{Export, export, parse_bench, rehearse};
+use weir_profile::{Profile, Profiler, Settings};
 
 const DISK: u64 = 4 << 30;
 
@@ -99,7 +100,7 @@ fn steps_come_back() {
         ("strided-read", "stride:64KiB")
     );
     assert_eq!(job.workload.arrivals, Arrivals::Fixed, "it came as if by a clock");
-    assert!(exported.to_fio("x").contains("\nrw=read:61440\n"));
+    assert!(write_jobs(&exported.jobs, &[]).contains("\nrw=read:61440\n"));
 }
 
 #[test]
@@ -129,8 +130,8 @@ fn documents_and_job_files_are_read_back() {
     let journal = job("write", "4k", "plain", 400, 4);
     let exported = export(&profile(&[pages, journal]), &target(), None).unwrap();
     assert_eq!(parse_bench(&exported.to_bench()).unwrap(), exported.jobs);
-    let text = exported.to_fio("disk\nx");
-    let jobs = jobfile::parse(&text).unwrap();
+    let text = write_jobs(&exported.jobs, &["disk\nx".into()]);
+    let jobs = read_jobs(&text).unwrap();
     assert_eq!(jobs.len(), exported.jobs.len());
     for (from_fio, job) in jobs.iter().zip(&exported.jobs) {
         assert_eq!(from_fio.workload.to_string(), job.workload.to_string(), "{text}");
@@ -176,7 +177,7 @@ fn damaged_numbers_and_slow_disks_make_no_harm() {
     odd.disk_bytes = Some(1 << 60);
     assert!(odd.hit_ratio(u64::MAX, None) <= 1.0 && odd.cache_for(0.5, None).is_none_or(|bytes| bytes > 0));
     if let Ok(exported) = export(&odd, &target(), None) {
-        assert!(!exported.to_fio("x").is_empty() && !exported.to_bench().is_empty());
+        assert!(!write_jobs(&exported.jobs, &exported.notes).is_empty() && !exported.to_bench().is_empty());
     }
     odd.disk_bytes = Some(0);
     let _ = export(&odd, &target(), None);

@@ -3,7 +3,7 @@
 
 use weir_block::RequestKind;
 
-use super::{ImportError, Trace, Traced, wrong_line};
+use super::requests::{ImportError, Trace, Traced, wrong_line};
 
 const SECTOR: u64 = 512;
 

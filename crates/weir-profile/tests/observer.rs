@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_block::{Nanos, Observe, RequestKind};
-use weir_load::profile::{BLOCK, Class, Direction, Profile, Profiler, Settings};
+use weir_profile::{BLOCK, Class, Direction, Profile, Profiler, Settings};
 
 #[derive(Clone, Copy, Debug)]
 struct Request {

@@ -1,30 +1,33 @@
-//! Loads that ask for about what a profile shows: for `weir bench`, and as a job file of fio.
+//! Loads that ask for about what a profile shows.
 //!
 //! Reads and writes, random and sequential ones, are a job each, with their own rate and mix of sizes. The random ones get
 //! the distribution whose miss-ratio curve and working set are closest: one for both, so that writes hit what reads read,
 //! or one for each, whatever a rehearsal finds closer. What this cannot reproduce is said in [`Export::notes`].
 
-use std::fmt::Write as _;
+mod area;
+mod fit;
+mod rehearse;
+mod share;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::BLOCK;
-use super::area::Area;
-use super::record::{Class, Direction, Part, Profile};
-use super::{Settings, rehearse};
-use crate::arrivals::Arrivals;
-use crate::jobfile::Job;
-use crate::pattern::{BlockMix, Pattern};
-use crate::size::Size;
-use crate::target::Target;
-use crate::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
+use weir_load::arrivals::Arrivals;
+use weir_load::job::Job;
+use weir_load::pattern::{BlockMix, Pattern};
+use weir_load::size::Size;
+use weir_load::target::Target;
+use weir_load::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
+
+use self::area::Area;
+pub use self::rehearse::rehearse;
+use self::share::{SMALLEST_PART, Share, shares, stride};
+use crate::observer::Settings;
+use crate::record::{BLOCK, Class, Direction, Part, Profile};
 
 /// Number of the layout of [`Jobs`].
 const JOBS_VERSION: u32 = 1;
-
-/// Parts with less than this share of the requests are not worth a job; their requests are made at random places.
-const SMALLEST_PART: f64 = 0.005;
 
 /// Requests that may wait for their answers.
 const DEPTH: u32 = 64;
@@ -92,14 +95,6 @@ pub enum ExportError {
         /// Why.
         error: String,
     },
-}
-
-/// What was asked for of one direction in one way.
-pub(super) struct Share {
-    pub direction: Direction,
-    class: Class,
-    requests: f64,
-    pub part: Part,
 }
 
 /// Makes a load of `profile` for `target`, as long as was watched or for `runtime`.
@@ -211,46 +206,6 @@ fn distance(profile: &Profile, jobs: &[Job]) -> Option<f64> {
     let absorbed = caches.map(|log| (profile.absorbed_by_bytes(log) - heard.absorbed_by_bytes(log)).abs());
     let absorbed = absorbed.iter().sum::<f64>() / caches.len() as f64;
     Some((off(None) + off(Some(Direction::Read)) + off(Some(Direction::Write)) + absorbed) / 4.0)
-}
-
-/// The parts that get a job. Small ones, and steps that are not regular enough, go to the random requests of their direction.
-fn shares(profile: &Profile) -> Vec<Share> {
-    let all = profile.requests() as f64;
-    let mut shares = Vec::new();
-    for direction in Direction::ALL {
-        let kind = profile.kind(direction);
-        let mut random = Share {
-            direction,
-            class: Class::Random,
-            requests: kind.random.requests as f64,
-            part: kind.random.clone(),
-        };
-        for class in [Class::Sequential, Class::Strided] {
-            let part = kind.part(class).clone();
-            let requests = part.requests as f64;
-            let fits = class == Class::Sequential || stride(profile, direction).is_some();
-            if requests >= all * SMALLEST_PART && fits {
-                shares.push(Share { direction, class, requests, part });
-            } else {
-                random.requests += requests;
-                random.part.sizes.add(&part.sizes);
-            }
-        }
-        if random.requests >= all * SMALLEST_PART {
-            shares.push(random);
-        }
-    }
-    shares
-}
-
-/// The step of most strided requests, if the load can make it: forward, and a multiple of the one size.
-fn stride(profile: &Profile, direction: Direction) -> Option<(u64, u64)> {
-    let kind = profile.kind(direction);
-    let &(distance, count) = kind.strides.first()?;
-    let &(size, of_size) = kind.strided.sizes.0.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let distance = u64::try_from(distance).ok().filter(|&distance| distance > 0)?;
-    let most = kind.strided.requests as f64 * 0.5;
-    (count as f64 >= most && of_size >= most && distance.is_multiple_of(size)).then_some((distance, size))
 }
 
 /// What all jobs have in common.
@@ -402,80 +357,6 @@ impl Export {
         let jobs = Jobs { version: JOBS_VERSION, jobs: self.jobs.iter().map(named).collect() };
         serde_json::to_string_pretty(&jobs).expect("workloads have no keys that JSON lacks")
     }
-
-    /// A job file of fio.
-    #[must_use]
-    pub fn to_fio(&self, source: &str) -> String {
-        let mut text = format!("; what `weir profile` saw of {}\n", source.replace(['\n', '\r'], " "));
-        for note in &self.notes {
-            let _ = writeln!(text, "; {note}");
-        }
-        text.push_str("[global]\ndirect=1\nnorandommap\nrandrepeat=1\n");
-        if let Some(job) = self.jobs.first() {
-            text.push_str(&match &job.target {
-                Target::Null { .. } => "ioengine=null\n".to_owned(),
-                Target::Path(path) => format!("ioengine=libaio\nfilename={}\n", path.display()),
-                Target::Nbd(uri) => format!("ioengine=nbd\nuri={uri}\n"),
-            });
-        }
-        for job in &self.jobs {
-            fio_section(&mut text, job);
-        }
-        text
-    }
-}
-
-fn fio_section(text: &mut String, job: &Job) {
-    let Workload { access, pattern, block_size, .. } = job.workload;
-    let workload = &job.workload;
-    let mut line = |option: &str, value: &dyn std::fmt::Display| {
-        let _ = writeln!(text, "{option}={value}");
-    };
-    let step = match pattern {
-        Pattern::Stride { bytes } => format!(":{}", bytes.0 - block_size.0),
-        _ => String::new(),
-    };
-    line(&format!("\n[{}]\nrw", job.name), &format!("{access}{step}"));
-    match &workload.mix {
-        None => line("bs", &block_size.0),
-        Some(mix) => {
-            let shares = mix.shares().iter().map(|(size, percent)| format!("{}/{percent}", size.0));
-            line("bssplit", &shares.collect::<Vec<_>>().join(":"));
-        }
-    }
-    if let Some(unit) = workload.alignment {
-        line("blockalign", &unit.0);
-    }
-    match pattern {
-        Pattern::Zipf { .. } => line("random_distribution", &pattern),
-        Pattern::Hot { requests, range } => {
-            let zones = format!("zoned:{requests}/{range}:{}/{}", 100 - requests, 100 - range);
-            line("random_distribution", &zones);
-        }
-        _ => {}
-    }
-    if workload.offset.0 > 0 {
-        line("offset", &workload.offset.0);
-    }
-    if let Some(size) = workload.size {
-        line("size", &size.0);
-    }
-    line("iodepth", &workload.queue_depth);
-    if let Some(rate) = workload.rate {
-        line("rate_iops", &rate);
-        line("rate_process", &if workload.arrivals == Arrivals::Poisson { "poisson" } else { "linear" });
-    }
-    if let Some(runtime) = workload.runtime {
-        line("runtime", &format!("{}ms", runtime.as_millis()));
-        line("time_based", &1);
-    }
-    if let Some(bytes) = workload.bytes {
-        line("io_size", &bytes.0);
-    }
-    if let Some(writes) = workload.flush_every {
-        line("fdatasync", &writes);
-    }
-    line("randseed", &workload.seed);
 }
 
 /// Reads what [`Export::to_bench`] wrote.
@@ -490,7 +371,7 @@ pub fn parse_bench(text: &str) -> Result<Vec<Job>, ExportError> {
     let job = |NamedWorkload { name, target, workload }: NamedWorkload| {
         let wrong = |error: String| ExportError::Job { name: name.clone(), error };
         workload.validate().map_err(|error| wrong(error.to_string()))?;
-        let target = target.parse().map_err(|error: crate::LoadError| wrong(error.to_string()))?;
+        let target = target.parse().map_err(|error: weir_load::LoadError| wrong(error.to_string()))?;
         Ok(Job { name, target, workload, group: 0 })
     };
     jobs.jobs.into_iter().map(job).collect()

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use weir_load::report::to_fio_json;
+use weir_formats::fio::to_json;
 use weir_load::summary::Summary;
 use weir_load::tally::{IoKind, Tally};
 use weir_load::workload::{Access, Workload};
@@ -53,7 +53,7 @@ fn percentiles_and_layout_are_those_of_fio() {
     }
     let workload = Workload { access: Access::RandRw { read_percent: 50 }, ..Workload::default() };
     let summary = Summary::new("disk", "psync", &workload, &tally, Duration::from_secs(1));
-    let ours = to_fio_json(&[summary], 0.0);
+    let ours = to_json(&[summary], 0.0);
     let mut worst = 0.0_f64;
     for kind in ["read", "write"] {
         let [theirs, ours] = [&theirs, &ours].map(|result| &result["jobs"][0][kind]["clat_ns"]);
@@ -81,7 +81,7 @@ fn percentiles_and_layout_are_those_of_fio() {
     assert!(foreign == ["/total_err"], "we have and fio has not: {foreign:?}");
 }
 
-/// What only fio knows of its run; the top of `report::fio` says so.
+/// What only fio knows of its run; the top of `fio::json` says so.
 fn not_measured(path: &str) -> bool {
     const OTHERS: [&str; 11] = [
         "/job options",

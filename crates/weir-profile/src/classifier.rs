@@ -20,7 +20,7 @@ pub(super) const RUNS: Scale = Scale::new(0, 20);
 /// A request is *sequential* when it begins where one of the last streams ended, and *strided* when its distance from the
 /// request before it is that request's distance from the one before that. Everything else is *random*.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct Classifier {
     /// Where each stream ended; `u64::MAX` where there is none.
     ends: [u64; STREAMS],
     /// Requests of each stream.
@@ -37,9 +37,9 @@ pub(super) struct Places {
     alignments: [u64; ALIGNMENTS],
 }
 
-impl Places {
-    pub fn new() -> Places {
-        Places {
+impl Classifier {
+    pub fn new() -> Classifier {
+        Classifier {
             ends: [u64::MAX; STREAMS],
             lengths: [0; STREAMS],
             active: 0,
@@ -125,58 +125,58 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn classes(places: &mut Places, requests: impl IntoIterator<Item = (u64, u64)>) -> [usize; 3] {
+    fn classes(classifier: &mut Classifier, requests: impl IntoIterator<Item = (u64, u64)>) -> [usize; 3] {
         let mut of = [0; 3];
         for (offset, length) in requests {
-            of[places.classify(offset, length) as usize] += 1;
+            of[classifier.classify(offset, length) as usize] += 1;
         }
         of
     }
 
     #[test]
     fn streams_side_by_side_are_sequential() {
-        let mut places = Places::new();
+        let mut classifier = Classifier::new();
         let requests =
             (0..100).flat_map(|step| (0..8).map(move |stream| (stream * (1 << 30) + step * 4096, 4096)));
-        let [random, sequential, _] = classes(&mut places, requests);
+        let [random, sequential, _] = classes(&mut classifier, requests);
         assert!(random <= 8 && sequential == 99 * 8, "{random} {sequential}");
-        let runs = places.runs();
+        let runs = classifier.runs();
         assert_eq!(runs[RUNS.bucket(100)], 8, "{runs:?}");
     }
 
     #[test]
     fn a_stream_among_random_requests_is_kept() {
         let mut random = fastrand::Rng::with_seed(1);
-        let mut places = Places::new();
+        let mut classifier = Classifier::new();
         let requests = (0..1_000u64).flat_map(|step| {
             let mut four = vec![(step * 65_536, 65_536)];
             four.extend((0..3).map(|_| (random.u64(1 << 20..1 << 28) * 4096, 4096)));
             four
         });
-        let [random, sequential, strided] = classes(&mut places, requests.collect::<Vec<_>>());
+        let [random, sequential, strided] = classes(&mut classifier, requests.collect::<Vec<_>>());
         assert_eq!((random, sequential, strided), (3_001, 999, 0));
     }
 
     #[test]
     fn strides_are_found_and_named() {
-        let mut places = Places::new();
+        let mut classifier = Classifier::new();
         let forward = (0..500u64).map(|step| (step * 65_536, 4096));
         let backward = (0..300u64).map(|step| ((1 << 40) - step * 8192, 4096));
-        let [random, _, strided] = classes(&mut places, forward.chain(backward));
+        let [random, _, strided] = classes(&mut classifier, forward.chain(backward));
         assert_eq!((random, strided), (4, 796));
-        assert_eq!(places.strides()[..2], [(65_536, 498), (-8_192, 298)]);
-        assert_eq!(places.alignments().iter().sum::<u64>(), 4);
+        assert_eq!(classifier.strides()[..2], [(65_536, 498), (-8_192, 298)]);
+        assert_eq!(classifier.alignments().iter().sum::<u64>(), 4);
     }
 
     proptest! {
         /// The slow way: remember the end of every stream there ever was.
         #[test]
         fn nothing_sequential_is_missed_with_few_streams(picks in proptest::collection::vec(0usize..6, 1..400)) {
-            let mut places = Places::new();
+            let mut classifier = Classifier::new();
             let mut ends: Vec<u64> = (0..6).map(|stream| stream << 32).collect();
             let mut begun = [false; 6];
             for pick in picks {
-                let class = places.classify(ends[pick], 4096);
+                let class = classifier.classify(ends[pick], 4096);
                 ends[pick] += 4096;
                 prop_assert_eq!(class == Class::Sequential, begun[pick]);
                 begun[pick] = true;

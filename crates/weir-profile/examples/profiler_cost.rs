@@ -1,5 +1,5 @@
 //! What the profiler costs for each request, in nanoseconds of one processor:
-//! `cargo run --release -p weir-load --example profiler_cost`.
+//! `cargo run --release -p weir-profile --example profiler_cost`.
 //!
 //! 100,000 requests a second for 30 seconds of imagined time, in four shapes; the time that making the requests takes is
 //! measured by itself and taken off. 100 ns are 1 % of a processor for 100,000 requests a second.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use weir_block::{Nanos, Observe, RequestKind};
 use weir_load::cpu::of_this_thread;
-use weir_load::profile::{Profiler, Settings};
+use weir_profile::{Profiler, Settings};
 
 const REQUESTS: u64 = 3_000_000;
 

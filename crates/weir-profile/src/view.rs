@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::BLOCK;
 use super::buckets::Spread;
-use super::record::{Class, Direction, KindProfile, Part, Profile};
+use super::record::{BLOCK, Class, Direction, KindProfile, Part, Profile};
 use super::reuse::DISTANCES;
 
 /// Hit ratios, in percent, for which a cache size is named.
@@ -18,7 +17,7 @@ pub const COALESCING_SECONDS: [u64; 6] = [1, 5, 15, 60, 300, 1800];
 
 /// The figures that people look at first, for JSON beside the profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct ProfileSummary {
     /// Requests for data of a second; absent when the times are not known.
     pub iops: Option<f64>,
     /// MiB of a second; absent when the times are not known.
@@ -159,11 +158,11 @@ impl Profile {
 
     /// The figures that people look at first.
     #[must_use]
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> ProfileSummary {
         let timed = |value: f64| (self.seconds > 0.0).then_some(value);
         let percent = |share: f64| share * 100.0;
         let mean = |kind: &KindProfile| share(kind.bytes() as f64, kind.requests() as f64);
-        Summary {
+        ProfileSummary {
             iops: self.iops(),
             mib_per_second: timed(self.bytes() as f64 / 1_048_576.0 / self.seconds),
             read_percent: percent(self.read_share()),
@@ -197,7 +196,7 @@ fn share(part: f64, whole: f64) -> f64 {
 
 /// SHARDS with its adjustment: what the sample lacks of the exact number of references, or has too many, are references to
 /// few, often used blocks, and those hit in every cache (FAST 2015, section 3.3).
-pub(super) fn hit_ratio<'a>(parts: impl Iterator<Item = &'a Part>, blocks: f64) -> f64 {
+pub(crate) fn hit_ratio<'a>(parts: impl Iterator<Item = &'a Part>, blocks: f64) -> f64 {
     let (mut exact, mut hits) = (0.0, 0.0);
     for part in parts {
         exact += part.blocks as f64;

@@ -13,25 +13,13 @@
 
 use std::time::Duration;
 
-use crate::arrivals::Arrivals;
-use crate::engine::IoEngine;
-use crate::pattern::{BlockMix, Pattern};
-use crate::size::{Size, parse_size};
-use crate::target::Target;
-use crate::workload::{Access, Workload, WorkloadError};
-
-/// One job of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
-    /// The section's name; of several equal sequential jobs (`numjobs`) with a number.
-    pub name: String,
-    /// What it is aimed at.
-    pub target: Target,
-    /// What it asks for.
-    pub workload: Workload,
-    /// Jobs of one group run at once, the groups one after the other (`stonewall`); counted from 0.
-    pub group: u32,
-}
+use weir_load::arrivals::Arrivals;
+use weir_load::io_engine::IoEngine;
+use weir_load::job::Job;
+use weir_load::pattern::{BlockMix, Pattern};
+use weir_load::size::{Size, parse_size};
+use weir_load::target::Target;
+use weir_load::workload::{Access, Workload, WorkloadError};
 
 /// What is wrong with a job file.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +78,7 @@ pub enum JobFileError {
         /// Which.
         name: String,
         /// Why.
-        error: Box<crate::error::LoadError>,
+        error: Box<weir_load::error::LoadError>,
     },
 }
 
@@ -147,7 +135,7 @@ impl Default for Section {
 ///
 /// # Errors
 /// The first thing that is malformed, or all options that are not supported.
-pub fn parse(text: &str) -> Result<Vec<Job>, JobFileError> {
+pub fn read_jobs(text: &str) -> Result<Vec<Job>, JobFileError> {
     let mut global = Section::default();
     let mut sections: Vec<(String, Section)> = Vec::new();
     let mut current: Option<String> = None;
@@ -430,7 +418,7 @@ mod tests {
                     filename=/dev/sdz\ngroup_reporting\n\n[mixed]\nrw=randrw\nrwmixread=70\nnumjobs=4\nrate_iops=1000\n\
                     rate_process=poisson\nrandom_distribution=zipf:1.1\nramp_time=500ms\n\n[seq]\nstonewall\nrw=write\n\
                     bssplit=64k/30:1m/70\nsize=1g\nnumjobs=2\ntime_based=0\n";
-        let jobs = parse(text).unwrap();
+        let jobs = read_jobs(text).unwrap();
         let names: Vec<(&str, u32)> = jobs.iter().map(|job| (job.name.as_str(), job.group)).collect();
         assert_eq!(names, [("mixed", 0), ("seq.0", 1), ("seq.1", 1)]);
         let expected = Workload {
@@ -457,7 +445,7 @@ mod tests {
         for (engine, depth) in
             [("", 1), ("ioengine=psync\n", 1), ("ioengine=libaio\n", 8), ("ioengine=null\n", 8)]
         {
-            let jobs = parse(&format!("[a]\n{engine}filename=x\nsize=1m\niodepth=8\n")).unwrap();
+            let jobs = read_jobs(&format!("[a]\n{engine}filename=x\nsize=1m\niodepth=8\n")).unwrap();
             assert_eq!(jobs[0].workload.queue_depth, depth, "{engine}");
             assert_eq!(jobs[0].workload.engine == IoEngine::Psync, depth == 1, "{engine}");
         }
@@ -466,7 +454,7 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_named_with_its_line() {
         let text = "[a]\nfilename=x\nsize=1m\nrw=randtrim\nzonemode=zbd\ndirect=0\nioengine=rados\n";
-        let said = parse(text).unwrap_err().to_string();
+        let said = read_jobs(text).unwrap_err().to_string();
         for word in
             ["rw=randtrim (line 4)", "zonemode=zbd (line 5)", "direct=0 (line 6)", "ioengine=rados (line 7)"]
         {
@@ -494,7 +482,7 @@ mod tests {
             ("[a]\niodepth=-1\n", "line 2"),
             ("[a]\nioengine=nbd\nuri=nbd+unix:///x\nsize=1m\n", "socket="),
         ] {
-            let said = parse(text).unwrap_err().to_string();
+            let said = read_jobs(text).unwrap_err().to_string();
             assert!(said.contains(hint), "{text:?}: {said}");
         }
     }
@@ -502,7 +490,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_is_a_panic(text in "(\\[?[a-z]{0,6}\\]?=?[0-9a-z/:,%]{0,8}\n){0,12}") {
-            let _ = parse(&text);
+            let _ = read_jobs(&text);
         }
 
         #[test]
@@ -511,7 +499,7 @@ mod tests {
                 "filename", "rw", "rwmixread", "bs", "bssplit", "ba", "iodepth", "numjobs", "runtime", "size", "offset",
                 "rate_iops", "random_distribution", "randseed", "uri", "io_size",
             ][which];
-            let _ = parse(&format!("[a]\nfilename=x\nruntime=1\nrw=randrw\n{option}={value}\n"));
+            let _ = read_jobs(&format!("[a]\nfilename=x\nruntime=1\nrw=randrw\n{option}={value}\n"));
         }
     }
 }

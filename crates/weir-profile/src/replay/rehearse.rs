@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use weir_block::{Nanos, Observe};
 
-use super::{Profile, Profiler, Settings};
-use crate::generator::Generator;
-use crate::jobfile::Job;
-use crate::workload::WorkloadError;
+use weir_load::generator::Generator;
+use weir_load::job::Job;
+use weir_load::workload::WorkloadError;
+
+use crate::observer::{Profiler, Settings};
+use crate::record::Profile;
 
 /// What requests cost where nothing else decides when they come.
 const STEP: Duration = Duration::from_micros(1);

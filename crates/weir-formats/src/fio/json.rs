@@ -6,8 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::summary::{Buckets, KindSummary, Latency, Summary};
-use crate::tally::IoKind;
+use weir_load::summary::{Buckets, KindSummary, Latency, Summary};
+use weir_load::tally::IoKind;
 
 /// The percentiles that fio lists by default.
 const PERCENTILES: [f64; 17] =
@@ -18,7 +18,7 @@ const BINS: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
 /// The jobs in fio's layout; `seconds` is the time of the end, in seconds since 1970.
 #[must_use]
-pub fn to_fio_json(jobs: &[Summary], seconds: f64) -> Value {
+pub fn to_json(jobs: &[Summary], seconds: f64) -> Value {
     json!({
         "fio version": concat!("weir-", env!("CARGO_PKG_VERSION")),
         "timestamp": seconds as u64,
@@ -140,11 +140,25 @@ fn bins(all: &[&Buckets], factor: u64, is_last: bool) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::summary;
+    use std::time::Duration;
+    use weir_load::tally::Tally;
+    use weir_load::workload::Workload;
+
+    /// 1000 reads of 1 to 1000 µs, and 500 writes of twice that.
+    fn summary() -> Summary {
+        let mut tally = Tally::default();
+        for latency in 1..=1000 {
+            tally.count(IoKind::Read, 4096, latency * 1000, true);
+            if latency % 2 == 0 {
+                tally.count(IoKind::Write, 4096, latency * 2000, true);
+            }
+        }
+        Summary::new("a \"disk\"", "nbd", &Workload::default(), &tally, Duration::from_secs(1))
+    }
 
     #[test]
     fn the_bins_hold_every_request_once() {
-        let value = to_fio_json(&[summary(1)], 0.0);
+        let value = to_json(&[summary()], 0.0);
         let job = &value["jobs"][0];
         let sum: f64 = ["latency_ns", "latency_us", "latency_ms"]
             .iter()

@@ -4,7 +4,7 @@
 
 use weir_block::RequestKind;
 
-use super::{ImportError, Trace, Traced};
+use super::requests::{ImportError, Trace, Traced};
 
 const SECTOR: u64 = 512;
 

@@ -3,7 +3,7 @@
 
 use weir_block::RequestKind;
 
-use super::{ImportError, Trace, Traced, wrong_line};
+use super::requests::{ImportError, Trace, Traced, wrong_line};
 
 pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
     let mut lines = (1..).zip(text.lines());

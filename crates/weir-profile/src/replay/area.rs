@@ -1,12 +1,12 @@
 //! Where the random requests of a load go.
 
-use super::BLOCK;
-use super::export::Share;
+use weir_load::size::Size;
+use weir_load::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
+
 use super::fit::{Demand, Fit, fit};
-use super::record::{Class, Direction, Part, Profile};
-use super::view::hit_ratio;
-use crate::size::Size;
-use crate::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
+use super::share::Share;
+use crate::record::{BLOCK, Class, Direction, Part, Profile};
+use crate::view::hit_ratio;
 
 /// Random offsets are multiples of the largest power of two that this share of them are multiples of.
 const ALIGNED: f64 = 0.95;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use super::buckets::Scale;
-use super::record::{Class, Direction};
+use super::record::{Class, Direction, POINTS};
 use super::stack::Stack;
 
 /// Stack distances, in blocks: 3 % wide.
@@ -17,9 +17,6 @@ pub(super) const WRITTEN: Scale = Scale::new(4, 40);
 
 /// Milliseconds since a block was written: 6 % wide.
 pub(super) const AGES: Scale = Scale::new(4, 40);
-
-/// Points of the working set over time that are kept: the last ones.
-pub(super) const POINTS: usize = 240;
 
 /// The sample does not sink below so many blocks for the sake of processor time: too few say nothing.
 const FEWEST: usize = 512;

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use weir_block::{Nanos, Observe, RequestKind};
 
-use super::BLOCK;
 use super::arrivals::{BURSTS, GAPS, Times};
 use super::buckets::{Scale, Spread, hundredths};
-use super::places::{ALIGNMENTS, Places, RUNS};
+use super::classifier::{ALIGNMENTS, Classifier, RUNS};
 use super::record::{
-    Arrival, Class, Curve, Direction, Hour, KindProfile, Part, Profile, Reuse, Sampling, VERSION, WorkingSet,
-    WriteBack,
+    Arrival, BLOCK, Class, Curve, Direction, Hour, KindProfile, Part, Profile, Reuse, Sampling, VERSION,
+    WorkingSet, WriteBack,
 };
 use super::reuse::{AGES, DISTANCES, Distances, Sampler, WRITTEN};
 
@@ -51,7 +50,7 @@ struct Counts {
 /// The requests of one direction.
 #[derive(Debug)]
 struct Kind {
-    places: Places,
+    classifier: Classifier,
     counts: [Counts; Class::COUNT],
     exact: [Box<[u64; EXACT]>; Class::COUNT],
     large: [Box<[u64; SECTORS.buckets()]>; Class::COUNT],
@@ -60,7 +59,7 @@ struct Kind {
 impl Kind {
     fn new() -> Kind {
         Kind {
-            places: Places::new(),
+            classifier: Classifier::new(),
             counts: [Counts::default(); Class::COUNT],
             exact: std::array::from_fn(|_| Box::new([0; EXACT])),
             large: std::array::from_fn(|_| Box::new([0; SECTORS.buckets()])),
@@ -112,7 +111,7 @@ impl Profiler {
         self.times.data(direction == Direction::Read, length);
         let now = self.times.last;
         let kind = &mut self.kinds[direction as usize];
-        let class = kind.places.classify(offset, length);
+        let class = kind.classifier.classify(offset, length);
         let first = offset / BLOCK;
         let blocks = (offset.saturating_add(length - 1)) / BLOCK - first + 1;
         let counts = &mut kind.counts[class as usize];
@@ -187,9 +186,9 @@ impl Profiler {
             random: part(Class::Random),
             sequential: part(Class::Sequential),
             strided: part(Class::Strided),
-            runs: RUNS.list(&kind.places.runs().map(|count| count as f64)),
-            strides: kind.places.strides(),
-            alignments: alignments(&kind.places.alignments()),
+            runs: RUNS.list(&kind.classifier.runs().map(|count| count as f64)),
+            strides: kind.classifier.strides(),
+            alignments: alignments(&kind.classifier.alignments()),
         }
     }
 

@@ -7,6 +7,12 @@ use super::buckets::{MOST, Spread, is_amount};
 /// Number of the layout; a reader that knows another one says so and does not guess.
 pub const VERSION: u32 = 1;
 
+/// Bytes of a block: the unit of reuse, of the working set and of the curves.
+pub const BLOCK: u64 = 4096;
+
+/// Points of the working set over time that are kept: the last ones.
+pub(crate) const POINTS: usize = 240;
+
 /// No disk is larger, in bytes: 1 EiB.
 const LARGEST_DISK: u64 = 1 << 60;
 
@@ -446,7 +452,7 @@ impl Profile {
             set.over_time.clone_from(&theirs.over_time);
             set.interval_seconds = theirs.interval_seconds;
         }
-        let surplus = set.over_time.len().saturating_sub(super::reuse::POINTS);
+        let surplus = set.over_time.len().saturating_sub(POINTS);
         set.over_time.drain(..surplus);
         set.skipped += surplus as u64;
         self.sampling.rate = self.sampling.rate.min(later.sampling.rate);

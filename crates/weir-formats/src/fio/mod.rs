@@ -1,0 +1,9 @@
+//! fio: its job files, and its results.
+
+mod json;
+mod read_jobs;
+mod write_jobs;
+
+pub use json::to_json;
+pub use read_jobs::{JobFileError, read_jobs};
+pub use write_jobs::write_jobs;
