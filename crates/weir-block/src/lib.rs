@@ -14,6 +14,7 @@ pub mod reactor;
 pub mod region;
 pub mod request;
 pub mod sim;
+pub mod size;
 pub mod socket;
 
 pub use buffer::{Buffer, BufferPool};

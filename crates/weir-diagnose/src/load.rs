@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use weir_block::size::Size;
 use weir_load::run::{Monitor, run};
-use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::tally::IoKind;
 use weir_load::workload::{Access, Workload};

@@ -15,6 +15,7 @@ use common::{BLOCK, Bench, DISK, SIZE, SOON, alone, during, program, seed};
 use support::filesystem::SmallFilesystem;
 use support::{await_some, run};
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::{Lab, LabConfig};
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Progress, Settings, VerifyingLoad};
@@ -22,7 +23,6 @@ use weir_load::workload::Span;
 use weir_nbd::Uri;
 use weir_nbd::client::{NbdClient, NbdError};
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
-use weir_node::units::Size;
 
 const MIB: u64 = 1 << 20;
 

@@ -8,11 +8,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{alone, program};
+use weir_block::size::Size;
 use weir_lab::fault::confusion::{self, Case, Judged, Plant, Programs};
 use weir_lab::fault::orders::Order;
 use weir_lab::fault::stack::{DISK, Stack};
 use weir_lab::fault::{At, Faults, LinkFaults};
-use weir_load::{Access, Size, Workload};
+use weir_load::{Access, Workload};
 use weir_node::api::RunLoad;
 use weir_node::shard::messages::LoadLayer;
 

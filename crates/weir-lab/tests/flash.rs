@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Bench, DISK, alone, during, new_history, seed};
+use weir_block::size::Size;
 use weir_lab::{LabConfig, LabFlash};
 use weir_node::api::Export;
-use weir_node::units::Size;
 
 /// Long enough that the tests' load is dirty for the most part.
 const LOAD: Duration = Duration::from_millis(1500);

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use common::{BLOCK, Bench, DISK, SIZE, alone, during, new_history, seed};
+use weir_block::size::Size;
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, REGISTRY};
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
 use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium};
-use weir_node::units::Size;
 
 fn uri(bench: &Bench) -> Uri {
     bench.wait(|view| !view.uris.is_empty()).uris[0].parse().unwrap()

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Bench, DISK, alone, during, new_history, seed};
+use weir_block::size::Size;
 use weir_load::verifying::VerifyingLoad;
 use weir_node::api::{ApiErrorKind, CreateDisk, Export, Medium, NodeView};
-use weir_node::units::Size;
 
 fn create(bench: &Bench, name: &str, medium: Medium) -> Result<(), weir_node::api::ApiError> {
     let wanted = CreateDisk {

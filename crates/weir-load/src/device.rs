@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use weir_block::size::format_size;
 
-use crate::size::format_size;
 use crate::target::Target;
 
 /// Unit of the kernel's counters, whatever the device's own is (Documentation/block/stat.rst).

@@ -3,10 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use weir_block::size::Size;
 use weir_nbd::UriError;
 use weir_nbd::client::NbdError;
 
-use crate::size::Size;
 use crate::verify::{HistoryError, LayoutError};
 use crate::workload::WorkloadError;
 

@@ -97,7 +97,7 @@ impl Generator {
         let block_size = workload.block_size.0;
         let blocks = span.length / block_size;
         if blocks == 0 {
-            let range = crate::size::Size(span.length);
+            let range = weir_block::size::Size(span.length);
             return Err(WorkloadError::TooSmall {
                 range,
                 threads: workload.threads,
@@ -327,9 +327,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::size::Size;
     use crate::workload::Access;
     use proptest::prelude::*;
+    use weir_block::size::Size;
 
     const BLOCK: u64 = 4096;
 

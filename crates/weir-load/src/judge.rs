@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_nbd::client::{Connection, Options};
 
 use crate::checker::Checker;
@@ -12,7 +13,6 @@ use crate::error::LoadError;
 use crate::io::Io;
 use crate::io_engine::IoEngine;
 use crate::monitor::Monitor;
-use crate::size::Size;
 use crate::summary::Verification;
 use crate::tally::IoKind;
 use crate::target::Target;

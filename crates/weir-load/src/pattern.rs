@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::size::{Size, parse_size};
+use weir_block::size::{Size, parse_size};
 
 /// Largest exponent of a Zipf distribution, in thousandths.
 const STEEPEST: u32 = 5_000;
@@ -59,10 +59,10 @@ pub enum PatternError {
     Hot(String),
     /// A distance that is not a size.
     #[error("stride:{0}")]
-    Stride(crate::size::SizeError),
+    Stride(weir_block::size::SizeError),
     /// A block size that is not a size.
     #[error(transparent)]
-    Size(#[from] crate::size::SizeError),
+    Size(#[from] weir_block::size::SizeError),
     /// A share that is not a percentage, or a mix whose shares do not add up.
     #[error(
         "`{0}` is not a mix of block sizes: use <size>:<percent>,… with whole percentages that add up to 100, as in 4k:60,64k:40"
@@ -233,7 +233,7 @@ mod tests {
             ("zipf:nan", "0.001 to 5"),
             ("hot:90", "hot:90/10"),
             ("hot:100/1", "1 to 99"),
-            ("stride:1.5k", "whole number"),
+            ("stride:1.3", "whole number"),
             ("stride", "stride:<size>"),
         ] {
             let error = text.parse::<Pattern>().unwrap_err().to_string();
@@ -252,6 +252,7 @@ mod tests {
             let error = text.parse::<BlockMix>().unwrap_err().to_string();
             assert!(error.contains("4k:60,64k:40"), "{text}: {error}");
         }
-        assert!("4KB".parse::<BlockMix>().unwrap_err().to_string().contains("KiB"));
+        assert_eq!("4KB".parse::<BlockMix>().unwrap().largest(), Size(4000));
+        assert!("4x".parse::<BlockMix>().unwrap_err().to_string().contains("KiB"));
     }
 }

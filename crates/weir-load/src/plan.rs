@@ -228,9 +228,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::size::Size;
     use crate::workload::Access;
     use proptest::prelude::*;
+    use weir_block::size::Size;
 
     const BLOCK: u64 = 4096;
 

@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use weir_block::size::{Size, format_size};
 use weir_nbd::client::NbdClient;
 
 use crate::error::LoadError;
 use crate::run::{Monitor, run};
-use crate::size::{Size, format_size};
 use crate::target::Target;
 use crate::workload::{Access, SECTOR, Span, Workload};
 

@@ -444,8 +444,8 @@ impl<E: Engine> Lane<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::size::Size;
     use crate::workload::Access;
+    use weir_block::size::Size;
 
     fn short(access: Access) -> Workload {
         Workload { access, runtime: Some(Duration::from_millis(200)), ..Workload::default() }

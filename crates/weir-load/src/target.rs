@@ -8,12 +8,12 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use weir_block::size::{Size, format_size, parse_size};
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
 
 use crate::error::LoadError;
 use crate::io_engine::IoEngine;
-use crate::size::{Size, format_size, parse_size};
 use crate::workload::Workload;
 
 /// Size of the null target when none is given.

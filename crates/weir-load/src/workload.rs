@@ -5,11 +5,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use weir_block::size::{Size, format_size};
 
 use crate::arrivals::Arrivals;
 use crate::io_engine::IoEngine;
 use crate::pattern::{BlockMix, Pattern, PatternError};
-use crate::size::{Size, format_size};
 
 /// Smallest unit of offsets and lengths, in bytes.
 pub const SECTOR: u32 = 512;

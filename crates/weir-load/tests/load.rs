@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::Place;
+use weir_block::size::Size;
 use weir_load::run::{Monitor, run};
-use weir_load::size::Size;
 use weir_load::tally::IoKind;
 use weir_load::target::Target;
 use weir_load::verify::{Atomicity, Fault, History, Initial, Layout};

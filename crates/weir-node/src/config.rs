@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weir_accel::AccelConfig;
+use weir_block::size::{Size, as_text};
 use weir_cluster::records::check_name;
 
-use crate::units::{Period, Size};
+use crate::units::Period;
 
 /// The example file: every key, its meaning and its default.
 pub const EXAMPLE: &str = include_str!("weir.toml");
@@ -109,10 +110,13 @@ pub struct ResourcesConfig {
     /// Threads for I/O.
     pub shards: usize,
     /// Memory for requests under way, per shard.
+    #[serde(with = "as_text")]
     pub buffers: Size,
     /// Memory for one disk's write log.
+    #[serde(with = "as_text")]
     pub log: Size,
     /// Memory for all write logs together, of disks owned here and copies of others'.
+    #[serde(with = "as_text")]
     pub logs: Size,
     /// Longest busy-poll before a thread blocks, in microseconds; 0: it blocks at once.
     pub busy_poll_us: u32,
@@ -126,6 +130,7 @@ pub struct FlashConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// Size of the file when it is made.
+    #[serde(with = "as_text")]
     pub size: Size,
 }
 

@@ -1,15 +1,10 @@
-//! Sizes and periods as people write them in a configuration: `64 MiB`, `1.5 s`.
+//! Periods as people write them: `1.5 s`. (Sizes: [`weir_block::size`].)
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use weir_load::size::{SizeError, format_size, parse_size};
-
-/// A number of bytes, kept as text: `64 MiB`. What can be written is [`parse_size`]'s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Size(pub u64);
 
 /// A stretch of time, kept as text: `250 ms`, `5 s`, `2 min`, `1 h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,19 +31,6 @@ fn parse_period(text: &str) -> Option<u64> {
     let thousandths = whole.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(fraction)?;
     let product = thousandths.checked_mul(*factor)?;
     product.is_multiple_of(1000).then_some(product / 1000)
-}
-
-impl FromStr for Size {
-    type Err = SizeError;
-    fn from_str(text: &str) -> Result<Size, SizeError> {
-        parse_size(text).map(Size)
-    }
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format_size(self.0))
-    }
 }
 
 impl FromStr for Period {
@@ -79,22 +61,17 @@ pub fn about(bytes: u64) -> String {
     }
 }
 
-macro_rules! as_text {
-    ($type:ty) => {
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-            }
-        }
-    };
+impl Serialize for Period {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
-as_text!(Size);
-as_text!(Period);
+
+impl<'de> Deserialize<'de> for Period {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Period, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -121,7 +98,6 @@ mod tests {
             assert_eq!(period.to_string().parse(), Ok(period));
         }
         assert_eq!(Period(Duration::from_millis(1500)).to_string(), "1500 ms");
-        assert_eq!("64 MiB".parse::<Size>().map(|size| size.to_string()), Ok("64MiB".to_owned()));
         assert_eq!(about(1_503_238_553), "1.4 GiB");
         assert_eq!(about(512), "512 B");
     }

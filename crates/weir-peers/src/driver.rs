@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_load::cpu;
 use weir_load::run::{Monitor, run};
-use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;

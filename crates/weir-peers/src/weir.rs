@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::{Lab, LabConfig, LabFlash};
 use weir_load::run::{Monitor, run};
-use weir_load::size::Size;
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
 use weir_nbd::Uri;

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use weir_block::size::Size;
 use weir_block::{Nanos, Observe, RequestKind};
 use weir_formats::fio::{read_jobs, write_jobs};
 use weir_load::job::Job;
-use weir_load::{Arrivals, Size, Target, Workload};
+use weir_load::{Arrivals, Target, Workload};
 use weir_profile::compare::{Row, compare};
 use weir_profile::replay::{Export, export, parse_bench, rehearse};
 use weir_profile::{Profile, Profiler, Settings};

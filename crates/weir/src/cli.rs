@@ -8,7 +8,8 @@ mod verify;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use weir_node::units::{Period, Size};
+use weir_block::size::{Size, parse_size_above_zero};
+use weir_node::units::Period;
 
 use crate::commands::profile::{self, ProfileCommand};
 
@@ -194,7 +195,7 @@ pub enum LabCommand {
         #[arg(long, default_value = "2 s", value_name = "TIME")]
         lease: Period,
         /// Memory for each write log; not less than 64MiB.
-        #[arg(long, default_value = "64MiB", value_name = "SIZE")]
+        #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_size_above_zero, allow_negative_numbers = true)]
         log: Size,
     },
     /// What each node is doing.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use weir_load::size::parse_size;
+use weir_block::size::parse_size;
 
 use super::{Parsed, cell, mix};
 use crate::cell::{Direction, Pattern};

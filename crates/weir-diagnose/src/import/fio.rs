@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use weir_load::size::parse_size;
+use weir_block::size::parse_size;
 use weir_load::summary::Buckets;
 
 use super::{Parsed, cell, mix};

@@ -13,11 +13,11 @@
 
 use std::time::Duration;
 
+use weir_block::size::{Size, parse_size};
 use weir_load::arrivals::Arrivals;
 use weir_load::io_engine::IoEngine;
 use weir_load::job::Job;
 use weir_load::pattern::{BlockMix, Pattern};
-use weir_load::size::{Size, parse_size};
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload, WorkloadError};
 

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use weir_block::size::Size;
 use weir_node::api::{CreateDisk, CreateVolume, Export, Medium};
 use weir_node::client::Client;
-use weir_node::units::Size;
 
 use super::board::At;
 use super::orders::{self, Order};

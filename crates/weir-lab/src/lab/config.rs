@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_node::config::{
     ApiConfig, Config, FlashConfig, LeaseConfig, LimitsConfig, NbdConfig, PeersConfig, RegistryConfig,
     ResourcesConfig,
 };
-use weir_node::units::{Period, Size};
+use weir_node::units::Period;
 
 use super::LabNode;
 use super::start::{registry_socket, relay_socket};

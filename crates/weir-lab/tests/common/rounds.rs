@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use weir_block::size::Size;
 use weir_lab::{LabConfig, LabFlash};
 use weir_load::verify::History;
 use weir_load::verifying::VerifyingLoad;
 use weir_node::api::Medium;
-use weir_node::units::Size;
 
 use super::{Bench, DISK, alone, new_history, seed};
 

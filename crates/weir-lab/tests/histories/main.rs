@@ -15,11 +15,11 @@ use common::{Bench, DISK, alone, seed};
 use support::clients::{Clients, Habit, Recorded, Recorder};
 use weather::Weather;
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::LabFlash;
 use weir_lab::history::{Action, History, Judgement, Operation};
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::units::Size;
 
 #[path = "../common/mod.rs"]
 mod common;

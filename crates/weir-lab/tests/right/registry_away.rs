@@ -5,12 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::{LabFlash, REGISTRY};
 use weir_load::verify::{Atomicity, History};
 use weir_load::verifying::{Settings, VerifyingLoad};
 use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, DiskView, Export, Medium};
-use weir_node::units::Size;
 
 use super::{TTL, soak};
 use crate::common::{Bench, SIZE, SOON, alone, new_history, seed};

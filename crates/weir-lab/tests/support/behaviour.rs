@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::LabConfig;
 use weir_nbd::Uri;
 use weir_node::api::DiskView;
 use weir_node::config::{LeaseConfig, PeersConfig, ResourcesConfig};
-use weir_node::units::Size;
 
 use super::await_some;
 use super::filesystem::{SmallFilesystem, Throttle};

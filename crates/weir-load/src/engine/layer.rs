@@ -206,7 +206,7 @@ fn check(name: &str, workload: &Workload, info: &LayerInfo) -> Result<(), LoadEr
     workload.validate()?;
     let (minimum, maximum) = (u64::from(info.logical_block), u64::from(info.max_transfer));
     if !workload.fits(minimum, maximum) {
-        use crate::size::Size;
+        use weir_block::size::Size;
         let (minimum, maximum) = (Size(minimum), Size(maximum));
         return Err(LoadError::BlockSize {
             target: name.into(),
@@ -256,8 +256,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::size::Size;
     use crate::workload::Access;
+    use weir_block::size::Size;
     use weir_block::{Event, IoError, LayerMeter, ReactorConfig, RequestKind};
 
     /// A disk in memory that holds back each answer until the next advance, and takes four requests at a time.

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use weir_block::size::Size;
+
 use super::layout::Layout;
 use super::stamp::{SECTOR, Sector, read_sector, stamp, sum_of_bodies};
-use crate::size::Size;
 
 /// What blocks hold before they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Which blocks a verified range consists of. A block keeps its place and size for the whole history.
 
+use weir_block::size::Size;
+
 use crate::generator::spread;
-use crate::size::Size;
 use crate::workload::Span;
 
 /// All blocks inside one region have the same size, in a mixed layout.

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use weir_accel::flash::FlashDevice;
+use weir_block::size::Size;
 use weir_cluster::records::{Medium, MediumSpace};
 
 use super::node::Node;
 use crate::config::ResourcesConfig;
 use crate::shard::messages::DiskStatus;
-use crate::units::{Size, about};
+use crate::units::about;
 
 /// Pause between two looks at what has changed; nothing is written more often than this.
 const PAUSE: Duration = Duration::from_secs(3);

@@ -1,6 +1,6 @@
 //! Where the random requests of a load go.
 
-use weir_load::size::Size;
+use weir_block::size::Size;
 use weir_load::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
 
 use super::fit::{Demand, Fit, fit};

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use weir_block::size::Size;
 use weir_load::arrivals::Arrivals;
 use weir_load::job::Job;
 use weir_load::pattern::{BlockMix, Pattern};
-use weir_load::size::Size;
 use weir_load::target::Target;
 use weir_load::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
 

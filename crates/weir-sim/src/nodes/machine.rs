@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use weir_block::sim::{Death, End, ProcessId, SetTime, VirtualClock, World};
+use weir_block::size::Size;
 use weir_block::{Engine, Nanos, Reactor, ReactorConfig, Waker};
 use weir_cluster::records::{NodeRecord, NodeRef, Policy};
 use weir_cluster::registry::Registry;
@@ -21,7 +22,7 @@ use weir_node::shard::health::Health;
 use weir_node::shard::messages::Notice;
 use weir_node::shard::{ShardConfig, Turned, Turning};
 use weir_node::stack::Plain;
-use weir_node::units::{Period, Size};
+use weir_node::units::Period;
 
 use super::network::{Wire, Wires, address};
 use super::registry::{DISK, Line};

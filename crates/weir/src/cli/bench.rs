@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::shard::messages::LoadLayer;
-use weir_node::units::{Period, Size};
+use weir_node::units::Period;
 
 use super::verify::{self, VerifyArgs};
 
@@ -148,7 +149,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATTERN", default_value = "plain")]
     pub pattern: weir_load::Pattern,
     /// Random offsets are multiples of this; default: the smallest block size.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero, allow_negative_numbers = true)]
     pub align: Option<Size>,
     /// Requests in flight per thread, 1 to 4096; default: 32, with engine psync 1.
     #[arg(long = "qd", value_name = "DEPTH")]
@@ -176,13 +177,13 @@ pub struct BenchArgs {
     #[arg(long, default_value = "1 s")]
     pub warmup: Period,
     /// First byte of the range.
-    #[arg(long, default_value = "0")]
+    #[arg(long, default_value = "0", allow_negative_numbers = true)]
     pub offset: Size,
     /// Bytes of the range; default: up to the end.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_size_above_zero, allow_negative_numbers = true)]
     pub size: Option<Size>,
     /// End when so many bytes were asked for, if that is before the runtime's end.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero, allow_negative_numbers = true)]
     pub bytes: Option<Size>,
     /// Requests per second over all threads, with an open-loop clock: a late request counts from when it was due. Default: as
     /// many as the target takes.

@@ -1,8 +1,8 @@
 //! `weir disk`
 
 use clap::Subcommand;
+use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::api::Medium;
-use weir_node::units::Size;
 
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
@@ -14,7 +14,7 @@ pub enum DiskCommand {
         #[arg(long)]
         volume: String,
         /// Size, for example 20GiB.
-        #[arg(long)]
+        #[arg(long, value_parser = parse_size_above_zero, allow_negative_numbers = true)]
         size: Size,
         /// When a write is answered: write-through, once the storage has it; write-back+N, once the write logs of the owner and of
         /// N = 0, 1 or 2 other nodes have it, in other fault domains where there are any. Strict forms say where the
@@ -90,6 +90,7 @@ pub enum DiskCommand {
         /// Its name.
         name: String,
         /// The new size; not less than now.
+        #[arg(value_parser = parse_size_above_zero, allow_negative_numbers = true)]
         size: Size,
     },
     /// Delete a disk and everything on it.

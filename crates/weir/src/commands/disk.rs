@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use weir_block::size::Size;
 use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export, Moved};
 use weir_node::shard::messages::DiskStatus;
-use weir_node::units::{Period, Size, about};
+use weir_node::units::{Period, about};
 
 use crate::cli::{DiskCommand, Global};
 use crate::cluster::{any_node, owner_of};

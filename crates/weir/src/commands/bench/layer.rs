@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use weir_block::size::Size;
 use weir_block::{Nanos, RequestKind};
 use weir_load::report::Interval;
-use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::tally::{IoKind, Tally};
 use weir_load::{Access, Workload};

@@ -13,7 +13,6 @@ use std::path::Path;
 
 use weir_formats::fio::read_jobs;
 use weir_load::job::Job;
-use weir_load::size::Size;
 use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
@@ -158,16 +157,16 @@ fn workload(arguments: &BenchArgs) -> Workload {
         pattern: arguments.pattern,
         block_size: arguments.block_sizes.largest(),
         mix: (arguments.block_sizes.shares().len() > 1).then(|| arguments.block_sizes.clone()),
-        alignment: arguments.align.map(|size| Size(size.0)),
+        alignment: arguments.align,
         queue_depth: arguments.depth.unwrap_or(if is_psync { 1 } else { 32 }),
         engine: if is_psync { IoEngine::Psync } else { IoEngine::IoUring },
         poll: arguments.poll,
         threads: arguments.threads,
         runtime: Some(arguments.runtime.0),
-        bytes: arguments.bytes.map(|size| Size(size.0)),
+        bytes: arguments.bytes,
         warmup: arguments.warmup.0,
-        offset: Size(arguments.offset.0),
-        size: arguments.size.map(|size| Size(size.0)),
+        offset: arguments.offset,
+        size: arguments.size,
         rate: arguments.rate,
         arrivals: if arguments.poisson { Arrivals::Poisson } else { Arrivals::Fixed },
         seed: arguments.seed,

@@ -8,9 +8,9 @@ mod steps;
 use std::path::{Path, PathBuf};
 
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::{Lab, LabConfig};
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
-use weir_node::units::Size;
 
 use super::diagnose::{Settings, diagnose};
 use crate::cli::DemoArgs;
