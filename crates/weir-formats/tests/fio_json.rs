@@ -14,15 +14,15 @@ use weir_load::workload::{Access, Workload};
 
 /// A mixed load by fio on a file, with the log of every latency: its JSON, and (nanoseconds, is a write).
 fn fio() -> (Value, Vec<(u64, bool)>) {
-    let place = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let output = Command::new("fio")
-        .current_dir(place.path())
+        .current_dir(dir.path())
         .args(["--name=job", "--filename=disk", "--size=16m", "--rw=randrw", "--bs=4k", "--ioengine=psync"])
         .args(["--number_ios=4000", "--write_lat_log=log", "--log_avg_msec=0", "--output-format=json"])
         .output()
         .expect("the tests need fio");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let log = std::fs::read_to_string(place.path().join("log_clat.1.log")).unwrap();
+    let log = std::fs::read_to_string(dir.path().join("log_clat.1.log")).unwrap();
     let entry = |line: &str| {
         let mut cells = line.split(',').map(str::trim);
         let latency = cells.nth(1).unwrap().parse().unwrap();

@@ -107,7 +107,7 @@ impl Buckets {
         let mut levels = THIN_LEVELS.into_iter().peekable();
         let mut thin = Buckets::default();
         let (mut seen, mut joined) = (0u64, 0u64);
-        for (place, &(latency, count)) in self.0.iter().enumerate() {
+        for (index, &(latency, count)) in self.0.iter().enumerate() {
             seen += count;
             joined += count;
             let mut reached = false;
@@ -115,7 +115,7 @@ impl Buckets {
                 reached = true;
             }
             // The ends are kept: the shortest, the longest, and where the longest begins.
-            if reached || place == 0 || place + 1 >= last {
+            if reached || index == 0 || index + 1 >= last {
                 thin.0.push((latency, joined));
                 joined = 0;
             }

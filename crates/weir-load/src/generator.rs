@@ -427,7 +427,7 @@ mod tests {
                     if flying.is_empty() {
                         break;
                     }
-                    // Another number is answered each time, so that plan and queue end in different places.
+                    // Another number is answered each time, so that plan and queue end at different requests.
                     for io in flying.drain(..flying.len().min(1 + issued % 37)) {
                         one.complete(io.slot, Nanos(1), true);
                         all.complete(io.slot, Nanos(1), true);

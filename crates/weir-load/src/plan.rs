@@ -1,6 +1,6 @@
-//! What the next requests will be: places, lengths and kinds, planned in batches.
+//! What the next requests will be: offsets, lengths and kinds, planned in batches.
 //!
-//! The workload is looked at once for each batch, not for each request: every kind of place has a loop of its own,
+//! The workload is looked at once for each batch, not for each request: every pattern has a loop of its own,
 //! and what does not vary (one block size, only reads) is filled in when the load begins and never again. No
 //! floats, locks or allocations; only a sequence that threads share is an atomic counter, taken one at a time.
 
@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Plan {
     random: fastrand::Rng,
-    places: Places,
+    positions: Positions,
     /// By hundredths of the requests; `None` when all have the same length.
     mix: Option<Box<[u32; 100]>>,
     read_percent: u8,
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
 
 /// Where requests go: bytes from the start of the span.
 #[derive(Debug)]
-enum Places {
+enum Positions {
     Uniform {
         count: u64,
         unit: u64,
@@ -41,14 +41,14 @@ enum Places {
         table: Zipf,
         unit: u64,
     },
-    /// The first `hot` of `count` places get `percent` of a hundred requests.
+    /// The first `hot` of `count` positions get `percent` of a hundred requests.
     Hot {
         percent: u8,
         hot: u64,
         count: u64,
         unit: u64,
     },
-    /// The next request's place, and where the span ends.
+    /// The next request's offset, and where the span ends.
     Sequential {
         next: u64,
         end: u64,
@@ -75,7 +75,7 @@ impl Plan {
         let read_percent = workload.access.read_percent();
         Plan {
             random,
-            places: Places::new(workload, span),
+            positions: Positions::new(workload, span),
             mix: workload.mix.as_ref().map(|mix| {
                 let each = mix.shares().iter();
                 let lengths: Vec<u32> = each
@@ -94,7 +94,7 @@ impl Plan {
 
     /// Takes part in a sequence that threads have in common; nothing for other patterns.
     pub fn share(&mut self, common: &Arc<AtomicU64>) {
-        if let Places::Shared { taken, .. } = &mut self.places {
+        if let Positions::Shared { taken, .. } = &mut self.positions {
             *taken = Arc::clone(common);
         }
     }
@@ -149,72 +149,72 @@ impl Plan {
                 false => IoKind::Write,
             });
         }
-        self.end = self.places.fill(&mut self.random, &self.lengths, &mut self.offsets);
+        self.end = self.positions.fill(&mut self.random, &self.lengths, &mut self.offsets);
     }
 }
 
-impl Places {
-    fn new(workload: &Workload, span: Span) -> Places {
+impl Positions {
+    fn new(workload: &Workload, span: Span) -> Positions {
         let unit = workload.unit().0;
-        // A request of any length fits at every place.
+        // A request of any length fits at every position.
         let count = (span.length - workload.block_size.0) / unit + 1;
         if !workload.access.is_random() {
             return match workload.pattern {
-                Pattern::Shared => Places::Shared {
+                Pattern::Shared => Positions::Shared {
                     taken: Arc::default(),
                     end: span.length,
                     passes: workload.runtime.is_some() || workload.bytes.is_some(),
                 },
                 Pattern::Stride { bytes } => {
-                    Places::Stride { next: 0, sweep: 0, step: (bytes.0 / unit).min(count), count, unit }
+                    Positions::Stride { next: 0, sweep: 0, step: (bytes.0 / unit).min(count), count, unit }
                 }
-                _ => Places::Sequential { next: 0, end: span.length },
+                _ => Positions::Sequential { next: 0, end: span.length },
             };
         }
         match workload.pattern {
-            Pattern::Zipf { theta_milli } => Places::Zipf { table: Zipf::new(count, theta_milli), unit },
-            // With a single place there is nothing to be cold.
+            Pattern::Zipf { theta_milli } => Positions::Zipf { table: Zipf::new(count, theta_milli), unit },
+            // With a single position there is nothing to be cold.
             Pattern::Hot { requests, range } if count > 1 => {
                 let hot = (u128::from(count) * u128::from(range) / 100) as u64;
-                Places::Hot { percent: requests, hot: hot.max(1), count, unit }
+                Positions::Hot { percent: requests, hot: hot.max(1), count, unit }
             }
-            _ => Places::Uniform { count, unit },
+            _ => Positions::Uniform { count, unit },
         }
     }
 
-    /// Fills in the next places and says how many they are.
+    /// Fills in the next positions and says how many they are.
     fn fill(&mut self, random: &mut fastrand::Rng, lengths: &[u32], offsets: &mut [u64; BATCH]) -> usize {
         match self {
-            Places::Uniform { count, unit } => offsets.fill_with(|| random.u64(0..*count) * *unit),
-            Places::Zipf { table, unit } => offsets.fill_with(|| table.draw(random) * *unit),
-            Places::Hot { percent, hot, count, unit } => offsets.fill_with(|| {
+            Positions::Uniform { count, unit } => offsets.fill_with(|| random.u64(0..*count) * *unit),
+            Positions::Zipf { table, unit } => offsets.fill_with(|| table.draw(random) * *unit),
+            Positions::Hot { percent, hot, count, unit } => offsets.fill_with(|| {
                 let among = if random.u8(0..100) < *percent { 0..*hot } else { *hot..*count };
                 random.u64(among) * *unit
             }),
-            Places::Sequential { next, end } => {
+            Positions::Sequential { next, end } => {
                 for (offset, &length) in offsets.iter_mut().zip(lengths) {
                     let length = u64::from(length);
                     *offset = if *next + length > *end { 0 } else { *next };
                     *next = *offset + length;
                 }
             }
-            Places::Stride { next, sweep, step, count, unit } => offsets.fill_with(|| {
-                let place = *next;
+            Positions::Stride { next, sweep, step, count, unit } => offsets.fill_with(|| {
+                let position = *next;
                 *next += *step;
                 if *next >= *count {
                     *sweep = if *sweep + 1 == *step { 0 } else { *sweep + 1 };
                     *next = *sweep;
                 }
-                place * *unit
+                position * *unit
             }),
-            Places::Shared { taken, end, passes } => {
+            Positions::Shared { taken, end, passes } => {
                 let length = u64::from(lengths[0]);
-                let place = taken.fetch_add(length, Ordering::Relaxed);
-                if !*passes && place + length > *end {
+                let position = taken.fetch_add(length, Ordering::Relaxed);
+                if !*passes && position + length > *end {
                     return 0;
                 }
                 // What would lie across the end lies flush with it.
-                offsets[0] = (place % *end).min(*end - length);
+                offsets[0] = (position % *end).min(*end - length);
                 return 1;
             }
         }

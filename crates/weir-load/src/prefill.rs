@@ -133,11 +133,11 @@ fn zeroes<E>(
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
 ) -> Result<Option<String>, E> {
     let mut piece = vec![0; SAMPLE.min(range.length) as usize];
-    let places = range.length / piece.len() as u64;
-    let samples = SAMPLES.min(places);
+    let pieces = range.length / piece.len() as u64;
+    let samples = SAMPLES.min(pieces);
     for sample in 0..samples {
-        let place = (u128::from(places) * u128::from(sample) / u128::from(samples)) as u64;
-        let at = range.offset + place * piece.len() as u64;
+        let index = (u128::from(pieces) * u128::from(sample) / u128::from(samples)) as u64;
+        let at = range.offset + index * piece.len() as u64;
         read(at, &mut piece)?;
         if piece.iter().all(|&byte| byte == 0) {
             return Ok(Some(format!("all zeroes at byte {at}, as if it was never written")));

@@ -114,8 +114,8 @@ impl Recorder {
         let old = std::mem::take(&mut self.slots);
         let first = self.first >> 1;
         for (number, slot) in (self.first..).zip(old) {
-            let place = ((number >> 1) - first) as usize;
-            match self.slots.get_mut(place) {
+            let index = ((number >> 1) - first) as usize;
+            match self.slots.get_mut(index) {
                 Some(whole) => add(whole, &slot),
                 None => self.slots.push(slot),
             }
@@ -159,8 +159,8 @@ impl Recorder {
                     self.slots.splice(0..0, std::iter::repeat_n([0; BUCKETS], missing));
                     self.first = first;
                     self.slots.resize((last - first) as usize, [0; BUCKETS]);
-                    let place = (other.first - first) as usize;
-                    self.slots[place..].iter_mut().zip(&other.slots).for_each(|(mine, slot)| add(mine, slot));
+                    let index = (other.first - first) as usize;
+                    self.slots[index..].iter_mut().zip(&other.slots).for_each(|(mine, slot)| add(mine, slot));
                     self.open_until = Nanos(last.saturating_mul(1 << self.shift));
                     return;
                 }
@@ -214,7 +214,7 @@ pub struct Timeline {
 pub struct Slot(pub u32, pub Vec<u64>);
 
 impl Slot {
-    /// Buckets and the requests in them. Places outside the buckets, in a document from elsewhere, are left out.
+    /// Buckets and the requests in them. Indexes outside the buckets, in a document from elsewhere, are left out.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, u64)> {
         let counts = (self.0 as usize..BUCKETS).zip(self.1.iter().copied());
         counts.filter(|(_, count)| *count > 0)
@@ -302,9 +302,9 @@ mod tests {
         assert!((SLOTS / 2..=SLOTS).contains(&timeline.slots.len()), "{timeline:?}");
         assert_eq!((timeline.measured_from_ns, timeline.end_ns), (100 * MS, 1000 * MS));
         // Each slot but the first and the last has what its length says.
-        for (place, slot) in timeline.slots.iter().enumerate() {
-            let (from, to) = timeline.span(place);
-            assert!(slot.ios().abs_diff((to - from) / MS) <= 1, "{place}: {from}..{to} {slot:?}");
+        for (index, slot) in timeline.slots.iter().enumerate() {
+            let (from, to) = timeline.span(index);
+            assert!(slot.ios().abs_diff((to - from) / MS) <= 1, "{index}: {from}..{to} {slot:?}");
             assert!(slot.buckets().all(|(at, _)| at == bucket(50_000)));
         }
         assert_eq!((timeline.span(0).0, timeline.span(timeline.slots.len() - 1).1), (0, 1000 * MS));

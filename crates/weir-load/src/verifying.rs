@@ -127,7 +127,7 @@ impl Progress {
 }
 
 /// Says where the export is: called before every attempt to connect, with the number of the attempt since the
-/// break (from 0). `None` means that there is no place at present; it is asked again.
+/// break (from 0). `None`: no server has it at present; it is asked again.
 pub type Locate = Box<dyn FnMut(u64) -> Option<Uri> + Send>;
 
 /// The load. One thread, one connection at a time.

@@ -447,8 +447,8 @@ impl Workload {
     /// Whether all requests are made of blocks of `minimum` bytes and none is larger than `maximum`.
     #[must_use]
     pub fn fits(&self, minimum: u64, maximum: u64) -> bool {
-        let mut places = self.sizes().chain([self.unit(), self.offset]);
-        places.all(|size| size.0.is_multiple_of(minimum)) && self.block_size.0 <= maximum
+        let mut values = self.sizes().chain([self.unit(), self.offset]);
+        values.all(|size| size.0.is_multiple_of(minimum)) && self.block_size.0 <= maximum
     }
 
     /// The range that each thread works on, for a target of `target` bytes.

@@ -50,7 +50,7 @@ impl Zipf {
     /// The block of a rank that is drawn.
     #[inline]
     pub fn draw(&self, random: &mut fastrand::Rng) -> u64 {
-        self.scatter.place(self.rank(random))
+        self.scatter.position(self.rank(random))
     }
 
     #[inline]
@@ -120,7 +120,7 @@ impl Scatter {
     }
 
     #[inline]
-    fn place(self, rank: u64) -> u64 {
+    fn position(self, rank: u64) -> u64 {
         // The odd constants are those of SplitMix64 (Steele et al. 2014).
         let mut at = rank;
         loop {
@@ -179,9 +179,9 @@ mod tests {
         #[test]
         fn every_rank_has_a_block_of_its_own(count in 1u64..5_000) {
             let scatter = Scatter::new(count);
-            let mut places: Vec<u64> = (0..count).map(|rank| scatter.place(rank)).collect();
-            places.sort_unstable();
-            prop_assert_eq!(places, (0..count).collect::<Vec<_>>());
+            let mut positions: Vec<u64> = (0..count).map(|rank| scatter.position(rank)).collect();
+            positions.sort_unstable();
+            prop_assert_eq!(positions, (0..count).collect::<Vec<_>>());
         }
     }
 

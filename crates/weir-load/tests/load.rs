@@ -8,7 +8,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::Place;
+use common::TestDir;
 use weir_block::size::Size;
 use weir_load::run::{Monitor, run};
 use weir_load::tally::IoKind;
@@ -34,8 +34,8 @@ fn located(at: &Arc<Mutex<Option<Uri>>>) -> Box<dyn FnMut(u64) -> Option<Uri> + 
 
 #[test]
 fn a_bench_over_nbd_counts_and_verifies() {
-    let place = Place::new();
-    let server = place.nbdkit("memory", &["memory", "16M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("memory", &["memory", "16M"]);
     let target = Target::Nbd(server.uri.clone());
     for (access, block_size, threads) in [
         (Access::RandRw { read_percent: 50 }, 4096, 2),
@@ -64,9 +64,9 @@ fn a_bench_over_nbd_counts_and_verifies() {
 
 #[test]
 fn failing_requests_are_counted_and_named() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let server =
-        place.nbdkit("errors", &["--filter=error", "memory", "16M", "error-pread=ENOSPC", "error-rate=50%"]);
+        dir.nbdkit("errors", &["--filter=error", "memory", "16M", "error-pread=ENOSPC", "error-rate=50%"]);
     let workload = Workload { runtime: Some(Duration::from_millis(200)), ..Workload::default() };
     let summary = run(&Target::Nbd(server.uri.clone()), &workload, false, &Monitor::new()).unwrap();
     let read = summary.kind(IoKind::Read).unwrap();
@@ -77,10 +77,10 @@ fn failing_requests_are_counted_and_named() {
 
 #[test]
 fn acknowledged_writes_survive_crashes_of_an_honest_server() {
-    let place = Place::new();
-    let file = place.file("disk", 16 * MIB);
+    let dir = TestDir::new();
+    let file = dir.file("disk", 16 * MIB);
     let arguments = ["file", file.to_str().unwrap()];
-    let server = place.nbdkit("socket", &arguments);
+    let server = dir.nbdkit("socket", &arguments);
     let at = Arc::new(Mutex::new(Some(server.uri.clone())));
     // The page cache survives the process; the kernel may cut a killed process's write between pages.
     let settings = Settings { atomicity: Atomicity::Sector, ..Settings::default() };
@@ -99,7 +99,7 @@ fn acknowledged_writes_survive_crashes_of_an_honest_server() {
         *at.lock().unwrap() = None;
         server.take().unwrap().kill();
         std::thread::sleep(Duration::from_millis(100));
-        let next = place.nbdkit("socket", &arguments);
+        let next = dir.nbdkit("socket", &arguments);
         *at.lock().unwrap() = Some(next.uri.clone());
         server = Some(next);
     }
@@ -115,7 +115,7 @@ fn acknowledged_writes_survive_crashes_of_an_honest_server() {
     assert!(writes >= progress.acknowledged() + progress.unknown());
 
     // Another process checks: it has only the file of the history.
-    let saved = place.path("history");
+    let saved = dir.path("history");
     load.into_history().save(&saved).unwrap();
     let mut checker = VerifyingLoad::new(History::load(&saved).unwrap(), settings, located(&at));
     assert_eq!(checker.check_all().unwrap().mismatches, 0);
@@ -123,14 +123,14 @@ fn acknowledged_writes_survive_crashes_of_an_honest_server() {
 
 #[test]
 fn a_server_that_forgets_is_caught() {
-    let place = Place::new();
-    let server = place.nbdkit("memory", &["memory", "16M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("memory", &["memory", "16M"]);
     let at = Arc::new(Mutex::new(Some(server.uri.clone())));
     let mut load = VerifyingLoad::new(history(2), Settings::default(), located(&at));
     load.run(Duration::from_millis(300)).unwrap();
     assert_eq!(load.check_all().unwrap().mismatches, 0);
     server.kill();
-    let amnesiac = place.nbdkit("memory", &["memory", "16M"]);
+    let amnesiac = dir.nbdkit("memory", &["memory", "16M"]);
     *at.lock().unwrap() = Some(amnesiac.uri.clone());
     let (written, _) = load.history().written();
     let pass = load.check_all().unwrap();
@@ -140,8 +140,8 @@ fn a_server_that_forgets_is_caught() {
 
 #[test]
 fn one_stale_sector_among_many_blocks_is_found() {
-    let place = Place::new();
-    let server = place.nbdkit("memory", &["memory", "16M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("memory", &["memory", "16M"]);
     let at = Arc::new(Mutex::new(Some(server.uri.clone())));
     let settings = Settings { read_percent: 0, ..Settings::default() };
     let mut load = VerifyingLoad::new(history(3), settings, located(&at));
@@ -179,10 +179,10 @@ fn an_export_that_stays_away_ends_the_load() {
 
 #[test]
 fn flushes_reach_the_server_as_often_as_counted() {
-    let place = Place::new();
-    let log = place.path("log");
+    let dir = TestDir::new();
+    let log = dir.path("log");
     let file = format!("logfile={}", log.display());
-    let server = place.nbdkit("logged", &["--filter=log", "memory", "16M", &file]);
+    let server = dir.nbdkit("logged", &["--filter=log", "memory", "16M", &file]);
     let workload = Workload {
         access: Access::Write,
         runtime: None,
@@ -201,8 +201,8 @@ fn flushes_reach_the_server_as_often_as_counted() {
 
 #[test]
 fn a_file_gets_unique_data_as_compressible_as_asked() {
-    let place = Place::new();
-    let path = place.file("disk", 4 * MIB);
+    let dir = TestDir::new();
+    let path = dir.file("disk", 4 * MIB);
     let workload = Workload {
         access: Access::Write,
         block_size: Size(64 << 10),

@@ -9,7 +9,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Place, Server};
+use common::{Server, TestDir};
 use weir_load::arrivals::Arrivals;
 use weir_load::run::{Monitor, run};
 use weir_load::summary::{LatencyFrom, Summary};
@@ -37,8 +37,8 @@ fn with_stalls(server: &Server, workload: &Workload) -> Summary {
 
 #[test]
 fn a_stall_is_seen_from_the_intended_start() {
-    let place = Place::new();
-    let server = place.nbdkit("memory", &["memory", "64M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("memory", &["memory", "64M"]);
     let closed = Workload { runtime: Some(Duration::from_millis(500)), ..Workload::default() };
     let target = Target::Nbd(server.uri.clone());
     let capacity = run(&target, &closed, false, &Monitor::new()).unwrap().iops();
@@ -63,8 +63,8 @@ fn a_stall_is_seen_from_the_intended_start() {
 
 #[test]
 fn a_rate_beyond_the_target_is_said() {
-    let place = Place::new();
-    let server = place.nbdkit("slow", &["--filter=delay", "memory", "1M", "rdelay=10ms"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("slow", &["--filter=delay", "memory", "1M", "rdelay=10ms"]);
     let workload = Workload {
         rate: Some(5_000),
         queue_depth: 4,

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use common::{Place, Server};
+use common::{Server, TestDir};
 use weir_block::{Extent, ExtentState, Nanos};
 use weir_nbd::Uri;
 use weir_nbd::client::{Answer, CommandFlags, NbdClient, NbdCommand, NbdError, Options};
@@ -46,8 +46,8 @@ fn exercise(server: &Server, structured_replies: bool) {
 
 #[test]
 fn nbdkit_memory_over_unix_and_tcp() {
-    let place = Place::new();
-    for server in [place.nbdkit("memory", &["memory", "16M"]), place.nbdkit_tcp(&["memory", "16M"])] {
+    let dir = TestDir::new();
+    for server in [dir.nbdkit("memory", &["memory", "16M"]), dir.nbdkit_tcp(&["memory", "16M"])] {
         exercise(&server, true);
         exercise(&server, false);
     }
@@ -55,10 +55,9 @@ fn nbdkit_memory_over_unix_and_tcp() {
 
 #[test]
 fn nbdkit_file_and_qemu_nbd() {
-    let place = Place::new();
-    let (first, second) = (place.file("first", 16 * MIB), place.file("second", 16 * MIB));
-    for server in [place.nbdkit("file", &["file", first.to_str().unwrap()]), place.qemu_nbd("qemu", &second)]
-    {
+    let dir = TestDir::new();
+    let (first, second) = (dir.file("first", 16 * MIB), dir.file("second", 16 * MIB));
+    for server in [dir.nbdkit("file", &["file", first.to_str().unwrap()]), dir.qemu_nbd("qemu", &second)] {
         exercise(&server, true);
         exercise(&server, false);
     }
@@ -66,8 +65,8 @@ fn nbdkit_file_and_qemu_nbd() {
 
 #[test]
 fn pipelined_requests_are_answered_each() {
-    let place = Place::new();
-    let server = place.nbdkit("memory", &["memory", "16M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("memory", &["memory", "16M"]);
     let mut client = NbdClient::connect(&server.uri).unwrap();
     let mut waiting = HashSet::new();
     for block in 0..200u64 {
@@ -93,8 +92,8 @@ fn pipelined_requests_are_answered_each() {
 
 #[test]
 fn a_failed_request_leaves_the_connection_usable() {
-    let place = Place::new();
-    let server = place.nbdkit("memory", &["memory", "1M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("memory", &["memory", "1M"]);
     for structured_replies in [true, false] {
         let options = Options { structured_replies, ..Options::default() };
         let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
@@ -109,8 +108,8 @@ fn a_failed_request_leaves_the_connection_usable() {
 
 #[test]
 fn what_the_server_does_not_offer_is_said_at_once() {
-    let place = Place::new();
-    let server = place.nbdkit("readonly", &["-r", "--filter=nozero", "memory", "1M"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("readonly", &["-r", "--filter=nozero", "memory", "1M"]);
     let options = Options { structured_replies: false, ..Options::default() };
     let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
     assert!(client.export().is_read_only());
@@ -124,18 +123,18 @@ fn what_the_server_does_not_offer_is_said_at_once() {
 
 #[test]
 fn connecting_fails_in_words() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let text = |uri: &Uri, options: &Options| NbdClient::connect_with(uri, options).unwrap_err().to_string();
-    let missing = text(&Uri::unix(&place.path("none"), ""), &Options::default());
+    let missing = text(&Uri::unix(&dir.path("none"), ""), &Options::default());
     assert!(missing.contains("cannot connect") && missing.contains("none"), "{missing}");
     let refused = text(&Uri::tcp(common::free_port(), ""), &Options::default());
     assert!(refused.contains("refused"), "{refused}");
-    let server = place.qemu_nbd("qemu", &place.file("disk", MIB));
+    let server = dir.qemu_nbd("qemu", &dir.file("disk", MIB));
     let unknown = text(&Uri { export: "other".into(), ..server.uri.clone() }, &Options::default());
     assert!(unknown.contains("`other`") && unknown.contains("no such export"), "{unknown}");
-    let listener = UnixListener::bind(place.path("mute")).unwrap();
+    let listener = UnixListener::bind(dir.path("mute")).unwrap();
     let impatient = Options { connect_timeout: Duration::from_millis(100), ..Options::default() };
-    let mute = text(&Uri::unix(&place.path("mute"), ""), &impatient);
+    let mute = text(&Uri::unix(&dir.path("mute"), ""), &impatient);
     assert!(mute.contains("no answer to the handshake"), "{mute}");
     let chatter = std::thread::spawn(move || {
         let (_, _) = listener.accept().unwrap();
@@ -143,15 +142,15 @@ fn connecting_fails_in_words() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n").unwrap();
         stream
     });
-    let other = text(&Uri::unix(&place.path("mute"), ""), &impatient);
+    let other = text(&Uri::unix(&dir.path("mute"), ""), &impatient);
     assert!(other.contains("is this an NBD server?"), "{other}");
     drop(chatter.join().unwrap());
 }
 
 #[test]
 fn a_silent_server_is_given_up_and_a_dead_one_noticed() {
-    let place = Place::new();
-    let server = place.nbdkit("slow", &["--filter=delay", "memory", "1M", "rdelay=5"]);
+    let dir = TestDir::new();
+    let server = dir.nbdkit("slow", &["--filter=delay", "memory", "1M", "rdelay=5"]);
     let options = Options { timeout: Duration::from_millis(300), ..Options::default() };
     let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
     let start = Nanos::now();

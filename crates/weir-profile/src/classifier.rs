@@ -74,7 +74,7 @@ impl Classifier {
         Class::Random
     }
 
-    /// A new stream, in the place of one that has not gone on lately.
+    /// A new stream, in the slot of one that has not gone on lately.
     fn begin(&mut self, end: u64) {
         while (self.active >> self.cursor) & 1 == 1 {
             self.active &= !(1 << self.cursor);

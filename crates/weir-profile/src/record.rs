@@ -107,7 +107,7 @@ impl Part {
 /// The requests of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KindProfile {
-    /// Those at random places.
+    /// Those at random offsets.
     pub random: Part,
     /// Those where a stream had ended.
     pub sequential: Part,

@@ -47,7 +47,7 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
         let Some(kind) = kind(event.rwbs) else { continue };
         let (sector, sectors) = match event.rest[..] {
             [sector, "+", sectors, ..] => (sector.parse::<u64>().ok(), sectors.parse::<u64>().ok()),
-            // A flush has no place.
+            // A flush has no offset.
             _ if kind == RequestKind::Flush => (Some(0), Some(0)),
             _ => return Err(wrong("`<sector> + <sectors>` is expected after the action")),
         };

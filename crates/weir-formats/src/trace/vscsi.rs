@@ -1,6 +1,6 @@
 //! Binary traces of virtual SCSI disks, as the CloudPhysics traces are published: little-endian records of 32 bytes
 //! (version 1) or 40 bytes (version 2), each with the version in the upper byte of a 16-bit field. Times are in microseconds,
-//! places in sectors, lengths in bytes. Commands are those of SCSI (SBC-4).
+//! offsets in sectors, lengths in bytes. Commands are those of SCSI (SBC-4).
 
 use weir_block::RequestKind;
 
@@ -68,9 +68,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Trace, ImportError> {
             _ => continue,
         };
         let length = field(layout.length, 4);
-        let place = field(layout.sector, 8).checked_mul(SECTOR);
-        let place = place.filter(|place| place.checked_add(length).is_some());
-        let offset = place.ok_or_else(|| wrong(number, "the request ends beyond 16 EiB".into()))?;
+        let offset = field(layout.sector, 8).checked_mul(SECTOR);
+        let offset = offset.filter(|offset| offset.checked_add(length).is_some());
+        let offset = offset.ok_or_else(|| wrong(number, "the request ends beyond 16 EiB".into()))?;
         let at = field(layout.time, 8).checked_mul(1_000);
         let at = at.ok_or_else(|| wrong(number, "the time is not microseconds that can be".into()))?;
         if length > 0 || kind == RequestKind::Flush {

@@ -176,8 +176,8 @@ mod tests {
         fn damage_is_refused(seed in 0u64..4, at: prop::sample::Index, bit in 0u32..8, cut: prop::sample::Index) {
             let good = history(seed).encode();
             let mut damaged = good.clone();
-            let place = at.index(damaged.len());
-            damaged[place] ^= 1 << bit;
+            let index = at.index(damaged.len());
+            damaged[index] ^= 1 << bit;
             prop_assert!(History::decode(&damaged).is_err());
             prop_assert!(History::decode(&good[..cut.index(good.len())]).is_err());
         }

@@ -234,12 +234,12 @@ impl History {
         }
         let (mut first, mut oldest, mut block_sum) = (None, u32::MAX, 0);
         for (index, sector) in data.as_chunks::<SECTOR>().0.iter().enumerate() {
-            let place = span.offset + (index * SECTOR) as u64;
+            let sector_offset = span.offset + (index * SECTOR) as u64;
             let (version, sum) =
-                self.version_of(sector, place, versions).map_err(|fault| at(place, fault))?;
+                self.version_of(sector, sector_offset, versions).map_err(|fault| at(sector_offset, fault))?;
             let first = *first.get_or_insert(version);
             if version != first && atomicity == Atomicity::Block {
-                return Err(at(place, Fault::Torn { first, other: version }));
+                return Err(at(sector_offset, Fault::Torn { first, other: version }));
             }
             oldest = oldest.min(version);
             block_sum = sum;
@@ -256,13 +256,20 @@ impl History {
         sectors.any(|sector| matches!(read_sector(sector), Sector::Stamped { run, .. } if run == self.run))
     }
 
-    /// Version and block checksum of one sector of this run and place. Too new is found here, too old only when
+    /// Version and block checksum of one sector of this run and offset. Too new is found here, too old only when
     /// all sectors are known: a mix of old and new is torn, not stale.
-    fn version_of(&self, sector: &[u8; SECTOR], place: u64, versions: Versions) -> Result<(u32, u32), Fault> {
+    fn version_of(
+        &self,
+        sector: &[u8; SECTOR],
+        sector_offset: u64,
+        versions: Versions,
+    ) -> Result<(u32, u32), Fault> {
         match read_sector(sector) {
             Sector::Blank => Ok((0, 0)),
             Sector::Stamped { run, .. } if run != self.run => Err(Fault::Foreign { run: Some(run) }),
-            Sector::Stamped { offset, .. } if offset != place => Err(Fault::Misplaced { belongs_at: offset }),
+            Sector::Stamped { offset, .. } if offset != sector_offset => {
+                Err(Fault::Misplaced { belongs_at: offset })
+            }
             Sector::Stamped { version, .. } if version > versions.issued => {
                 Err(Fault::Unissued { found: version, issued: versions.issued })
             }

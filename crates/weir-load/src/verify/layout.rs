@@ -1,4 +1,4 @@
-//! Which blocks a verified range consists of. A block keeps its place and size for the whole history.
+//! Which blocks a verified range consists of. A block keeps its offset and size for the whole history.
 
 use weir_block::size::Size;
 

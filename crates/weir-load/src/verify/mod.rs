@@ -6,7 +6,7 @@
 //! torn from a misplaced one, and a foreign block from a corrupt one ([`Fault`]).
 //!
 //! The rule (P1, P4, P7): when nothing is in flight, a block holds its last acknowledged version, or one that
-//! was issued later and never answered; whole, in its place. What was once read stays (P7), so a read that
+//! was issued later and never answered; whole, at its offset. What was once read stays (P7), so a read that
 //! shows an unanswered version makes it the oldest that is allowed from then on.
 //!
 //! A [`Record`] is a history on disk that outlives the process which writes it.

@@ -162,14 +162,14 @@ impl Connection {
     /// # Panics
     /// When the slot is in flight.
     pub fn start(&mut self, slot: u32, command: NbdCommand) {
-        let place = &mut self.slots[slot as usize];
-        assert!(!place.busy, "slot {slot} is in flight");
+        let entry = &mut self.slots[slot as usize];
+        assert!(!entry.busy, "slot {slot} is in flight");
         if let NbdCommand::Write { length, .. } = command
-            && place.data.len() < length as usize
+            && entry.data.len() < length as usize
         {
-            place.data.resize(length as usize, 0);
+            entry.data.resize(length as usize, 0);
         }
-        place.begin(command);
+        entry.begin(command);
         self.in_flight += 1;
         self.batch.push(slot);
     }
@@ -254,9 +254,9 @@ impl Connection {
         };
         self.silence = Duration::ZERO;
         let before = done.len();
-        let placed = received.min(wanted);
-        self.decoder.data_arrived(placed, &mut self.slots, done).map_err(NbdError::Protocol)?;
-        self.filled += received - placed;
+        let direct_bytes = received.min(wanted);
+        self.decoder.data_arrived(direct_bytes, &mut self.slots, done).map_err(NbdError::Protocol)?;
+        self.filled += received - direct_bytes;
         let taken = self
             .decoder
             .feed(&self.inbox[..self.filled], &mut self.slots, done)

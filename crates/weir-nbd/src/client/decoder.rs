@@ -39,7 +39,7 @@ enum State {
     /// Inside the data of a read.
     Data {
         slot: u32,
-        /// Place in the slot's buffer.
+        /// Offset in the slot's buffer.
         at: usize,
         left: usize,
         /// The reply ends with this data.
@@ -99,7 +99,7 @@ impl Decoder {
         }
     }
 
-    /// `bytes` of data are in their place.
+    /// `bytes` of data are in the slot's buffer.
     pub fn data_arrived(
         &mut self,
         bytes: usize,
@@ -200,7 +200,7 @@ impl Decoder {
     ) -> Result<Parsed, &'static str> {
         let data = length.checked_sub(8).filter(|&data| data > 0).ok_or("a data chunk without data")?;
         let Some((offset, _)) = body.split_first_chunk::<8>() else { return Ok(Parsed::Short) };
-        let at = place(&slots[index as usize], u64::from_be_bytes(*offset), data)?;
+        let at = offset_in_buffer(&slots[index as usize], u64::from_be_bytes(*offset), data)?;
         self.state = State::Data { slot: index, at, left: data, last };
         Ok(Parsed::Taken(CHUNK + 8))
     }
@@ -225,14 +225,14 @@ fn hole(slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
     let malformed = "a hole chunk of the wrong length";
     let (offset, length) = body.split_first_chunk::<8>().ok_or(malformed)?;
     let length = u32::from_be_bytes(length.try_into().map_err(|_| malformed)?) as usize;
-    let at = place(slot, u64::from_be_bytes(*offset), length)?;
+    let at = offset_in_buffer(slot, u64::from_be_bytes(*offset), length)?;
     slot.data[at..at + length].fill(0);
     slot.arrived += length as u32;
     Ok(())
 }
 
 /// Where in the slot's buffer `length` bytes from `offset` of the export belong.
-fn place(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'static str> {
+fn offset_in_buffer(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'static str> {
     let NbdCommand::Read { offset: start, length: asked } = slot.command else {
         return Err("data in answer to a request that is not a read");
     };

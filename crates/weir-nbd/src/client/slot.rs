@@ -126,7 +126,7 @@ impl fmt::Display for NbdCommand {
     }
 }
 
-/// A place for one request and its data.
+/// Room for one request and its data.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub command: NbdCommand,

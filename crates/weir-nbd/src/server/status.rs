@@ -75,10 +75,10 @@ impl Descriptors<'_> {
         while run > 0 {
             let length = run.min(LONGEST);
             let descriptor = StatusDescriptor { length: (length as u32).into(), flags: flags.into() };
-            let Some(place) = self.out.get_mut(self.used..self.used + size_of::<StatusDescriptor>()) else {
+            let Some(room) = self.out.get_mut(self.used..self.used + size_of::<StatusDescriptor>()) else {
                 return false;
             };
-            place.copy_from_slice(descriptor.as_bytes());
+            room.copy_from_slice(descriptor.as_bytes());
             self.used += size_of::<StatusDescriptor>();
             run -= length;
         }

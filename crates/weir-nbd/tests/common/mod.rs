@@ -67,11 +67,11 @@ impl Drop for Server {
 }
 
 /// A directory for sockets and files.
-pub struct Place(tempfile::TempDir);
+pub struct TestDir(tempfile::TempDir);
 
-impl Place {
-    pub fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
+impl TestDir {
+    pub fn new() -> TestDir {
+        TestDir(tempfile::tempdir().unwrap())
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

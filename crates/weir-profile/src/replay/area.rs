@@ -15,7 +15,7 @@ const ALIGNED: f64 = 0.95;
 const SIZES: u32 = 32;
 const SMALLEST: f64 = 8.0;
 
-/// A range, and how its places are asked for.
+/// A range, and how its positions are asked for.
 pub(super) struct Area {
     fit: Fit,
     unit: u64,
@@ -29,7 +29,7 @@ impl Area {
         Area { fit: fit(&demand(profile, random, unit)), unit, start: start.next_multiple_of(unit) }
     }
 
-    /// Every job gets the same places, whatever its largest size: the distribution then means the same blocks.
+    /// Every job gets the same positions, whatever its largest size: the distribution then means the same blocks.
     pub fn workload(&self, share: &Share, base: Workload) -> Workload {
         Workload {
             access: match share.direction {
@@ -39,7 +39,7 @@ impl Area {
             pattern: self.fit.pattern,
             alignment: Some(Size(self.unit)),
             offset: Size(self.start),
-            size: Some(Size((self.fit.places - 1) * self.unit + base.block_size.0)),
+            size: Some(Size((self.fit.positions - 1) * self.unit + base.block_size.0)),
             ..base
         }
     }
@@ -55,8 +55,8 @@ fn alignment(profile: &Profile, direction: Direction) -> u64 {
             unit = power;
         }
     }
-    // Few places can all be multiples of more by chance: the most frequent size says what is meant. Reuse is a matter of
-    // blocks, so no place is smaller.
+    // Few positions can all be multiples of more by chance: the most frequent size says what is meant. Reuse is a matter of
+    // blocks, so no position is smaller.
     let sizes = &profile.kind(direction).random.sizes.0;
     let frequent = sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(BLOCK, |&(size, _)| size);
     unit.min(1 << frequent.trailing_zeros()).max(BLOCK)

@@ -4,7 +4,7 @@
 //! in it if it was used within a *characteristic time* T, where T is such that the blocks used within T fill the cache
 //! (Che, Tung and Wang, "Hierarchical Web caching systems: modeling, design and experimental results", 2002). Here it is
 //! taken for a stretch of time that begins with an empty cache, so that first uses count as they did when they were
-//! watched. Each candidate gets as many places as it needs for the working set; the one whose curve is closest wins.
+//! watched. Each candidate gets as many positions as it needs for the working set; the one whose curve is closest wins.
 
 use weir_load::pattern::Pattern;
 use weir_load::zipf::weight;
@@ -34,18 +34,18 @@ const MARGIN: f64 = 1e-4;
 /// Ranks that have a weight of their own; beyond, runs grow by 1/16.
 const EXACT: u64 = 64;
 
-/// What is to be reproduced: random requests, each for one of many places.
+/// What is to be reproduced: random requests, each for one of many positions.
 #[derive(Clone, Debug)]
 pub(super) struct Demand {
     /// Requests.
     pub requests: f64,
-    /// Distinct places that they used.
+    /// Distinct positions that they used.
     pub used: f64,
     /// Classifier that there are at most.
     pub most: u64,
-    /// Blocks of a place, as far as requests use them.
+    /// Blocks of a position, as far as requests use them.
     pub blocks: f64,
-    /// Classifier that a request reaches over, at least 1: requests can be longer than places are apart.
+    /// Positions that a request reaches over, at least 1: requests can be longer than positions are apart.
     pub reach: f64,
     /// Other blocks that come into a cache with each request.
     pub others: f64,
@@ -53,11 +53,11 @@ pub(super) struct Demand {
     pub curve: Vec<(f64, f64)>,
 }
 
-/// How the places are asked for.
+/// How the positions are asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Fit {
     pub pattern: Pattern,
-    pub places: u64,
+    pub positions: u64,
     /// Mean distance between the curves, 0 to 1.
     pub error: f64,
 }
@@ -79,18 +79,18 @@ pub(super) fn fit(demand: &Demand) -> Fit {
 }
 
 fn try_one(pattern: Pattern, demand: &Demand) -> Fit {
-    let places = places_for(pattern, demand);
-    let runs = runs(pattern, places, demand.reach);
+    let positions = positions_for(pattern, demand);
+    let runs = runs(pattern, positions, demand.reach);
     let points = characteristic(demand.requests).map(|time| point(&runs, time, demand));
     let points: Vec<(f64, f64)> = points.collect();
     let off: f64 = demand.curve.iter().map(|&(cache, hits)| (at(&points, cache) - hits).abs()).sum();
-    Fit { pattern, places, error: off / demand.curve.len().max(1) as f64 }
+    Fit { pattern, positions, error: off / demand.curve.len().max(1) as f64 }
 }
 
-/// The number of places of which as many are used as were.
-fn places_for(pattern: Pattern, demand: &Demand) -> u64 {
-    let used = |places: u64| {
-        let runs = runs(pattern, places, demand.reach);
+/// The number of positions of which as many are used as were.
+fn positions_for(pattern: Pattern, demand: &Demand) -> u64 {
+    let used = |positions: u64| {
+        let runs = runs(pattern, positions, demand.reach);
         runs.iter().map(|&(width, p)| width * -(-p * demand.requests).exp_m1()).sum::<f64>()
     };
     let (mut low, mut high) = ((demand.used as u64).clamp(1, demand.most), demand.most.max(1));
@@ -102,10 +102,10 @@ fn places_for(pattern: Pattern, demand: &Demand) -> u64 {
 }
 
 /// Classifier that are used equally often: how many, and how likely a request uses each. Requests that reach over several
-/// places use `reach` of them.
-fn runs(pattern: Pattern, places: u64, reach: f64) -> Vec<(f64, f64)> {
-    let count = places as f64;
-    let mut runs = starts(pattern, places);
+/// positions use `reach` of them.
+fn runs(pattern: Pattern, positions: u64, reach: f64) -> Vec<(f64, f64)> {
+    let count = positions as f64;
+    let mut runs = starts(pattern, positions);
     if !matches!(pattern, Pattern::Zipf { .. }) {
         // Neighbours are equally likely.
         runs.iter_mut().for_each(|run| run.1 *= reach);
@@ -114,7 +114,7 @@ fn runs(pattern: Pattern, places: u64, reach: f64) -> Vec<(f64, f64)> {
     if reach <= 1.0 {
         return runs;
     }
-    // Neighbours are not: a place is used with the most likely one of those that reach it, and with the rest evenly.
+    // Neighbours are not: a position is used with the most likely one of those that reach it, and with the rest evenly.
     let (mut room, mut rest) = (count / reach, 1.0);
     for run in &mut runs {
         let width = run.0.min(room);
@@ -127,15 +127,15 @@ fn runs(pattern: Pattern, places: u64, reach: f64) -> Vec<(f64, f64)> {
     runs
 }
 
-/// Where requests begin: places that are equally likely, and how likely each is.
-fn starts(pattern: Pattern, places: u64) -> Vec<(f64, f64)> {
-    let count = places as f64;
+/// Where requests begin: positions that are equally likely, and how likely each is.
+fn starts(pattern: Pattern, positions: u64) -> Vec<(f64, f64)> {
+    let count = positions as f64;
     match pattern {
         Pattern::Zipf { theta_milli } => {
             let theta = f64::from(theta_milli) / 1000.0;
             let (mut runs, mut first, mut total) = (Vec::new(), 0, 0.0);
-            while first < places {
-                let width = if first < EXACT { 1 } else { (first / 16).min(places - first) };
+            while first < positions {
+                let width = if first < EXACT { 1 } else { (first / 16).min(positions - first) };
                 let all = weight(first, width, theta);
                 total += all;
                 runs.push((width as f64, all / width as f64));
@@ -144,7 +144,7 @@ fn starts(pattern: Pattern, places: u64) -> Vec<(f64, f64)> {
             runs.iter_mut().for_each(|run| run.1 /= total);
             runs
         }
-        Pattern::Hot { requests, range } if places > 1 => {
+        Pattern::Hot { requests, range } if positions > 1 => {
             let hot = (count * f64::from(range) / 100.0).floor().max(1.0);
             let share = f64::from(requests) / 100.0;
             vec![(hot, share / hot), (count - hot, (1.0 - share) / (count - hot))]
@@ -159,7 +159,7 @@ fn characteristic(requests: f64) -> impl Iterator<Item = f64> {
     (0..=steps).map(move |step| requests.max(1.0).powf(f64::from(step) / f64::from(steps)))
 }
 
-/// Cache in blocks and share of hits for one characteristic time. A request at time t after the beginning finds a place
+/// Cache in blocks and share of hits for one characteristic time. A request at time t after the beginning finds a position
 /// that was used within the last min(T, t).
 fn point(runs: &[(f64, f64)], time: f64, demand: &Demand) -> (f64, f64) {
     let (mut cache, mut hits) = (0.0, 0.0);
@@ -191,11 +191,18 @@ mod tests {
     use super::*;
 
     /// What a distribution would have shown.
-    fn demand(pattern: Pattern, places: u64, requests: f64, reach: f64) -> Demand {
-        let runs = runs(pattern, places, reach);
+    fn demand(pattern: Pattern, positions: u64, requests: f64, reach: f64) -> Demand {
+        let runs = runs(pattern, positions, reach);
         let used = runs.iter().map(|&(width, p)| width * -(-p * requests).exp_m1()).sum();
-        let mut demand =
-            Demand { requests, used, most: places * 4, blocks: 2.0, reach, others: 0.1, curve: Vec::new() };
+        let mut demand = Demand {
+            requests,
+            used,
+            most: positions * 4,
+            blocks: 2.0,
+            reach,
+            others: 0.1,
+            curve: Vec::new(),
+        };
         demand.curve = characteristic(requests).skip(8).map(|time| point(&runs, time, &demand)).collect();
         demand
     }
@@ -204,39 +211,42 @@ mod tests {
     fn a_distribution_is_found_again() {
         for text in ["plain", "zipf:0.5", "zipf:0.95", "zipf:1.4", "hot:90/10", "hot:80/20"] {
             let pattern: Pattern = text.parse().unwrap();
-            for (places, requests, reach) in
+            for (positions, requests, reach) in
                 [(5_000, 200_000.0, 1.0), (200_000, 300_000.0, 1.0), (50_000, 60_000.0, 5.0)]
             {
-                let found = fit(&demand(pattern, places, requests, reach));
+                let found = fit(&demand(pattern, positions, requests, reach));
                 assert_eq!(found.pattern.to_string(), text, "{found:?}");
-                let off = (found.places as f64 / places as f64 - 1.0).abs();
-                assert!(off < 0.02 || (requests > 30.0 * places as f64 && off < 0.05), "{text}: {found:?}");
+                let off = (found.positions as f64 / positions as f64 - 1.0).abs();
+                assert!(
+                    off < 0.02 || (requests > 30.0 * positions as f64 && off < 0.05),
+                    "{text}: {found:?}"
+                );
             }
         }
     }
 
     #[test]
     fn hits_are_those_of_a_played_cache() {
-        // 2,000 places, 30,000 requests, a cache of 200 places: by chance and by formula.
-        let (places, requests, cache) = (2_000u64, 30_000u64, 200usize);
+        // 2,000 positions, 30,000 requests, a cache of 200 positions: by chance and by formula.
+        let (positions, requests, cache) = (2_000u64, 30_000u64, 200usize);
         let pattern = Pattern::Zipf { theta_milli: 900 };
-        let table = weir_load::zipf::Zipf::new(places, 900);
+        let table = weir_load::zipf::Zipf::new(positions, 900);
         let mut random = fastrand::Rng::with_seed(6);
         let (mut list, mut hits) = (Vec::new(), 0u64);
         for _ in 0..requests {
-            let place = table.draw(&mut random);
-            if let Some(at) = list.iter().position(|&other| other == place) {
+            let position = table.draw(&mut random);
+            if let Some(at) = list.iter().position(|&other| other == position) {
                 list.remove(at);
                 hits += 1;
             }
-            list.push(place);
+            list.push(position);
             if list.len() > cache {
                 list.remove(0);
             }
         }
-        let mut demand = demand(pattern, places, requests as f64, 1.0);
+        let mut demand = demand(pattern, positions, requests as f64, 1.0);
         (demand.blocks, demand.others) = (1.0, 0.0);
-        let runs = runs(pattern, places, 1.0);
+        let runs = runs(pattern, positions, 1.0);
         let points: Vec<_> =
             characteristic(demand.requests).map(|time| point(&runs, time, &demand)).collect();
         let (is, should) = (at(&points, cache as f64), hits as f64 / requests as f64);
@@ -254,6 +264,6 @@ mod tests {
             others: 0.0,
             curve: Vec::new(),
         };
-        assert_eq!((fit(&empty).pattern, fit(&empty).places), (Pattern::Plain, 1));
+        assert_eq!((fit(&empty).pattern, fit(&empty).positions), (Pattern::Plain, 1));
     }
 }
