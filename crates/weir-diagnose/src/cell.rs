@@ -103,7 +103,7 @@ impl fmt::Display for Shape {
             Pattern::Sequential => "sequential",
             Pattern::Random => "random",
         };
-        write!(f, "{} {pattern} ", crate::format::block_size(self.block_bytes))?;
+        write!(f, "{} {pattern} ", weir_report::format::block_size(self.block_bytes))?;
         match self.direction {
             Direction::Read => f.write_str("read")?,
             Direction::Write => f.write_str("write")?,

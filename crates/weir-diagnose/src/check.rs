@@ -8,8 +8,8 @@
 use serde::Serialize;
 
 use crate::cell::Cell;
-use crate::format;
 use crate::result::Measurement;
+use weir_report::format;
 
 /// The mean number in flight may exceed the queue depth by this share, for rounding, and by the part that
 /// I/Os which straddle the ends of the measured time can have in it.

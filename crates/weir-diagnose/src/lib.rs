@@ -11,9 +11,11 @@
 //! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
 //! - [`counters`]: what the operating system counted during a run.
 //! - [`stats`]: what repeats support saying about a ratio.
-//! - [`finding`]: medians and spread over the repeats, and the step from layer to layer, judged.
+//! - [`comparison`]: medians and spread over the repeats, and the step from layer to layer, judged.
 //! - [`verdict`]: the step that costs most, with a grade, in words that say only what the numbers support.
 //! - [`hypothesis`]: why it may cost that, and the run that decides.
+//! - [`finding`]: comparisons and verdict together.
+//! - [`reliability`]: whether a measurement as a whole can be relied on.
 //! - [`threshold`]: what a pipeline counts as a failure.
 //! - [`table`]: the findings for a terminal.
 //! - [`report`]: the findings as one HTML file that needs no network, as JSON and as JUnit; a load of `weir bench` likewise.
@@ -25,16 +27,17 @@
 
 pub mod cell;
 pub mod check;
+pub mod comparison;
 pub mod counters;
 pub mod environment;
 pub mod finding;
-pub mod format;
 pub mod hypothesis;
 pub mod import;
 mod json;
 pub mod live;
 pub mod load;
 pub mod plan;
+pub mod reliability;
 pub mod report;
 pub mod result;
 pub mod stats;
@@ -47,9 +50,10 @@ pub mod verdict;
 mod sample;
 
 pub use cell::{Cell, Direction, Pattern, Shape};
+pub use comparison::Judgement;
 pub use counters::Counters;
 pub use environment::Environment;
-pub use finding::{Findings, Judgement, find};
+pub use finding::{Findings, find};
 pub use import::{Import, ImportError};
 pub use plan::{Plan, PlanError, Progress, Start, Target, TargetError, measure};
 pub use result::{Diagnosis, DocumentError, LayerEntry, Measurement, Position, Row, RunOutcome};

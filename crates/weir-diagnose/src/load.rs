@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::cell::Shape;
     use crate::check::Kind;
-    use crate::finding::Why;
+    use crate::comparison::Why;
     use crate::plan::{Plan, Start, measure};
     use crate::result::RunOutcome;
     use crate::tier::Tier;
@@ -295,7 +295,7 @@ mod tests {
         let findings = finding::find(&diagnosis);
         let of_generator = [Kind::GeneratorIdle, Kind::TooFew].map(Why::Objection);
         let impossible: Vec<_> =
-            findings.unused.iter().filter(|unused| !of_generator.contains(&unused.why)).collect();
+            findings.compared.unused.iter().filter(|unused| !of_generator.contains(&unused.why)).collect();
         assert!(impossible.is_empty(), "{impossible:?}");
         assert!(crate::report::html(&diagnosis, &findings).unwrap().contains("file in RAM"));
         let text = diagnosis.to_json().unwrap();

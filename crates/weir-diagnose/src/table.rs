@@ -2,17 +2,15 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, Row, Table};
-
 use crate::cell::{Cell, Shape};
-use crate::finding::{Difference, Findings, Point, Quantity};
-use crate::format;
+use crate::comparison::{Difference, Point, Quantity};
+use crate::finding::Findings;
+use weir_report::format;
+use weir_report::text::Columns;
+
 use crate::result::{Diagnosis, Position};
 use crate::stats::PRACTICAL_MARGIN;
 use crate::verdict;
-
-/// A header line, lines between nothing, two spaces between columns: fits a terminal and pastes into a mail.
-const PRESET: &str = "     ──            ";
 
 /// Depths beside each other; more would not fit a terminal.
 const SIDE_BY_SIDE: usize = 2;
@@ -53,29 +51,19 @@ fn label(diagnosis: &Diagnosis, layer: usize) -> String {
 }
 
 fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String {
-    let mut table = Table::new();
-    table.load_preset(PRESET);
     let mut header = vec!["layer".to_owned()];
     for cell in cells {
         header.extend(headings(findings, cell));
     }
-    let columns = header.len();
-    table.set_header(header);
+    let mut table = Columns::new(header);
     for layer in diagnosis.layers_compared() {
         let mut line = vec![label(diagnosis, layer)];
         for cell in cells {
             line.extend(numbers(diagnosis, findings, layer, cell));
         }
-        table.add_row(Row::from(line));
+        table.push(line);
     }
-    for column in 0..columns {
-        if let Some(column_of_table) = table.column_mut(column) {
-            let alignment = if column == 0 { CellAlignment::Left } else { CellAlignment::Right };
-            column_of_table.set_cell_alignment(alignment);
-            column_of_table.set_padding((0, 2));
-        }
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    table.render(usize::MAX)
 }
 
 /// At depth 1 latency comes first, above it IOPS: what the cell is judged by.
@@ -85,22 +73,22 @@ fn headings(findings: &Findings, cell: &Cell) -> [String; 4] {
     } else {
         format!("QD {}", cell.queue_depth)
     };
-    match findings.quantity(cell) {
+    match findings.compared.quantity(cell) {
         Quantity::Latency => [format!("{depth} p50"), "±".into(), "p99".into(), "step".into()],
         Quantity::Iops => [format!("{depth} IOPS"), "±".into(), "MiB/s".into(), "step".into()],
     }
 }
 
 fn numbers(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> [String; 4] {
-    let Some(point) = findings.point(layer, cell) else {
-        let rejected = findings.is_rejected(diagnosis, layer, cell);
+    let Some(point) = findings.compared.point(layer, cell) else {
+        let rejected = findings.compared.is_rejected(diagnosis, layer, cell);
         let first = if rejected { "rejected" } else { "–" };
         return [first.to_owned(), String::new(), String::new(), String::new()];
     };
-    let step = findings.difference_to(layer, cell).map(step).unwrap_or_default();
+    let step = findings.compared.difference_to(layer, cell).map(step).unwrap_or_default();
     let spread = |relative: f64| if point.repeats > 1 { format::percent(relative) } else { "–".to_owned() };
     let Point { p50_ns, p99_ns, iops, mib_per_s, .. } = point;
-    match (findings.quantity(cell), p50_ns) {
+    match (findings.compared.quantity(cell), p50_ns) {
         (Quantity::Latency, Some(p50)) => [
             format::duration(p50.median),
             spread(p50.relative()),
@@ -157,7 +145,7 @@ fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {
 /// The rows that no finding rests on; repeats that fell for the same reason share a line.
 pub(crate) fn unused_lines(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
     let mut groups: Vec<(&str, Cell, &str, Vec<String>)> = Vec::new();
-    for unused in &findings.unused {
+    for unused in &findings.compared.unused {
         let Some(row) = diagnosis.rows.get(unused.row) else { continue };
         let same = |group: &&mut (&str, Cell, &str, Vec<String>)| {
             (group.0, group.1, group.2) == (row.layer.as_str(), row.cell, unused.reason.as_str())

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::finding::{Difference, Findings, Judgement};
-use crate::format;
+use crate::comparison::{Difference, Judgement};
+use crate::finding::Findings;
 use crate::result::Diagnosis;
 use crate::verdict::Grade;
+use weir_report::format;
 
 /// Losses below this factor are within the practical margin and cannot be asked for.
 const LEAST_LOSS: f64 = 1.0 + crate::stats::PRACTICAL_MARGIN;
@@ -91,11 +92,12 @@ impl Threshold {
             Threshold::Confirmed => of_grade(grade == Grade::Confirmed),
             Threshold::Inconclusive => of_grade(grade == Grade::Inconclusive),
             Threshold::Rejected => {
-                let (unused, rows) = (findings.unused.len(), diagnosis.rows.len());
+                let (unused, rows) = (findings.compared.unused.len(), diagnosis.rows.len());
                 (unused > 0).then(|| format!("{unused} of {rows} rows cannot be used ({self})"))
             }
             Threshold::Loss(_) => {
                 let worst = findings
+                    .compared
                     .steps
                     .iter()
                     .filter(|step| self.is_broken_by(step))

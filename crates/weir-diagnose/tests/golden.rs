@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use weir_diagnose::check::Kind;
-use weir_diagnose::finding::Why;
+use weir_diagnose::comparison::Why;
 use weir_diagnose::hypothesis::{Cause, Standing};
 use weir_diagnose::{Diagnosis, Findings, Grade, Import, Judgement, find, report, table};
 
@@ -24,7 +24,7 @@ fn with(rows: &str) -> (Diagnosis, Findings) {
 fn golden_a_row_that_cannot_be_is_rejected_and_the_number_that_could_be_is_proposed() {
     let (diagnosis, findings) = read(CLUSTER_SHARED_VOLUME);
     assert_eq!((diagnosis.layers.len(), diagnosis.cells.len(), diagnosis.rows.len()), (6, 4, 24));
-    let [rejected] = findings.unused.as_slice() else { panic!("{:?}", findings.unused) };
+    let [rejected] = findings.compared.unused.as_slice() else { panic!("{:?}", findings.compared.unused) };
     let row = &diagnosis.rows[rejected.row];
     assert_eq!(
         (row.layer.as_str(), row.cell.to_string()),
@@ -37,8 +37,8 @@ fn golden_a_row_that_cannot_be_is_rejected_and_the_number_that_could_be_is_propo
         "size × rate: 177,880 IOPS of 8K are 1390 MiB/s, but 138 MiB/s are given; 17,788 IOPS would agree (a digit too many)"
     );
     // Proposed, not used: the layer has no point there.
-    assert!(findings.point(5, &row.cell).is_none());
-    assert_eq!(findings.points.len(), 23);
+    assert!(findings.compared.point(5, &row.cell).is_none());
+    assert_eq!(findings.compared.points.len(), 23);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn golden_sequential_write_is_singled_out_from_the_file_share_upward() {
     assert!(verdict.evidence.iter().any(|line| line == upward), "{:#?}", verdict.evidence);
     for cell in diagnosis.cells.iter().filter(|cell| cell.to_string() != "8K sequential write, QD 8") {
         assert!(
-            findings.steps.iter().filter(|step| step.cell == *cell).all(|step| step.seems_even()),
+            findings.compared.steps.iter().filter(|step| step.cell == *cell).all(|step| step.seems_even()),
             "{cell}"
         );
     }
@@ -86,7 +86,11 @@ fn golden_single_published_numbers_are_likely_at_most_and_what_would_confirm_is_
     let (_, findings) = read(CLUSTER_SHARED_VOLUME);
     assert_eq!(findings.verdict.grade, Grade::Likely);
     assert!(
-        findings.steps.iter().all(|step| step.judgement == Judgement::Untested && step.interval.is_none())
+        findings
+            .compared
+            .steps
+            .iter()
+            .all(|step| step.judgement == Judgement::Untested && step.interval.is_none())
     );
     assert!(
         findings.verdict.would_change[0].contains("5 repeats on each side would confirm it or take it back")
@@ -123,10 +127,11 @@ fn golden_with_five_repeats_the_same_table_is_confirmed() {
     }
     let (_, findings) = with(&more);
     assert_eq!(findings.verdict.grade, Grade::Confirmed, "{:#?}", findings.verdict);
-    let random = |judgement| findings.steps.iter().filter(|step| step.judgement == judgement).count();
+    let random =
+        |judgement| findings.compared.steps.iter().filter(|step| step.judgement == judgement).count();
     // Three steps of sequential write are beyond the margin: two losses, one gain.
     assert_eq!((random(Judgement::Slower), random(Judgement::Faster)), (2, 1));
-    assert_eq!(random(Judgement::Same), findings.steps.len() - 3);
+    assert_eq!(random(Judgement::Same), findings.compared.steps.len() - 3);
 }
 
 #[test]

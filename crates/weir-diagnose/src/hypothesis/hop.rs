@@ -2,10 +2,11 @@
 //! log alone and the log with replicas is the hop and nothing else; the hop to a client, over a socket of the same
 //! machine, says what a hop costs at least.
 
+use super::model::{Ask, Cause, Hypothesis, Predicted, Standing};
 use super::processor::is_kept_away;
-use super::{Ask, Cause, Hypothesis, Predicted, Standing, View, small};
+use super::view::{View, small};
 use crate::cell::{Cell, Direction, Pattern, Shape};
-use crate::format;
+use weir_report::format;
 
 /// A hop that costs so many times one to a client is long.
 const LONG: f64 = 8.0;

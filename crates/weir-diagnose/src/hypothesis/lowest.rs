@@ -1,8 +1,9 @@
 //! The lowest layer by itself: no step shows what it costs, so it is asked with other sizes and on a smaller range.
 
-use super::{Cause, Hypothesis, Predicted, View, small};
+use super::model::{Cause, Hypothesis, Predicted};
+use super::view::{View, small};
 use crate::cell::{Cell, Direction, Pattern, Shape};
-use crate::format;
+use weir_report::format;
 
 /// Two rates in bytes may be the same plateau when they differ by less than this factor: those of small random and of large
 /// sequential requests are otherwise far apart.

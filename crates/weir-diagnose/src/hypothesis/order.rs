@@ -4,10 +4,11 @@
 //! sequential reads and random writes of the same size and depth cross the layer as before, the time is not spent
 //! in the layer: by Little's law it is spent below, where as many requests wait as before, each for longer.
 
-use super::{Ask, Cause, Hypothesis, Predicted, Standing, View};
+use super::model::{Ask, Cause, Hypothesis, Predicted, Standing};
+use super::view::View;
 use crate::cell::{Cell, Direction, Pattern, Shape};
-use crate::finding::Difference;
-use crate::format;
+use crate::comparison::Difference;
+use weir_report::format;
 
 /// Threads of the run that decides.
 const DECIDING_THREADS: u32 = 2;
@@ -35,7 +36,7 @@ pub(super) fn arrival_order(view: &View<'_>) -> Option<Hypothesis> {
     let sides = |cell: Cell| [loss.from, loss.to].map(|layer| view.missing(layer, cell));
     let asks: Vec<Ask> = others.into_iter().flat_map(sides).flatten().collect();
     if !asks.is_empty() {
-        let of_step = view.findings.steps.iter().filter(|step| (step.from, step.to) == (loss.from, loss.to));
+        let of_step = view.compared.steps.iter().filter(|step| (step.from, step.to) == (loss.from, loss.to));
         let others = of_step.filter(|step| !is_queued_sequential_write(&step.cell));
         let next = others.map(Difference::loss_factor).fold(1.0, f64::max);
         return (loss.loss_factor() >= WORTH_ASKING * next).then(|| ask_for_the_others(view, loss, asks));

@@ -1,9 +1,10 @@
 //! Processor time: who was ready to run and did not, by the scheduler's own count.
 
-use super::{Cause, Hypothesis, Predicted, View, small};
+use super::model::{Cause, Hypothesis, Predicted};
+use super::view::{View, small};
 use crate::Counters;
 use crate::cell::{Cell, Direction};
-use crate::format;
+use weir_report::format;
 
 /// A thread that waits for a processor for this share of the time is short of it.
 const SHORT: f64 = 0.3;

@@ -1,8 +1,9 @@
 //! One in flight: a layer that takes one request at a time gains nothing from a queue.
 
-use super::{Cause, Hypothesis, Predicted, View};
+use super::model::{Cause, Hypothesis, Predicted};
+use super::view::View;
 use crate::cell::{Cell, Pattern};
-use crate::format;
+use weir_report::format;
 
 /// A layer that does not gain this factor from a full queue gains nothing.
 const NO_GAIN: f64 = 1.3;

@@ -2,9 +2,10 @@
 //! each costs as much as a whole one. Unaligned, or too small: a write covers parts of the blocks below, and the rest of them
 //! must be read before they can be written.
 
-use super::{Cause, Hypothesis, Predicted, Standing, View};
+use super::model::{Cause, Hypothesis, Predicted, Standing};
+use super::view::View;
 use crate::cell::{Cell, Direction, Shape};
-use crate::format;
+use weir_report::format;
 
 /// Requests below for each above, from which on they are split.
 const SPLIT: f64 = 1.5;

@@ -4,8 +4,9 @@ use std::sync::atomic::AtomicBool;
 
 use super::lowest::SMALL_FOOTPRINT;
 use super::*;
+use crate::cell::{Cell, Direction, Pattern};
 use crate::plan::{Plan, Start, Target, TargetError, measure};
-use crate::result::Measurement;
+use crate::result::{Measurement, Position};
 use crate::tier::Tier;
 use crate::{Counters, Grade, find, sample};
 

@@ -1,11 +1,12 @@
 //! Device variance: the lowest layer does not do the same twice, so nothing above it can. It is looked at before all else:
 //! what other guesses compare is within the scatter.
 
+use super::model::{Ask, Cause, Hypothesis, Predicted};
 use super::processor::is_crowded;
-use super::{Ask, Cause, Hypothesis, Predicted, View, small};
+use super::view::{View, small};
 use crate::cell::{Cell, Direction};
-use crate::format;
 use crate::stats::LogSample;
+use weir_report::format;
 
 /// Repeats that differ by this much are more than unsteady: a standard deviation of the logarithm, so about a third of the
 /// rate up and down.
@@ -80,7 +81,7 @@ pub(super) fn is_wild(view: &View<'_>) -> bool {
 /// The middle one of the cells' deviations: a single run that was disturbed does not decide it.
 fn middle<'a>(view: &View<'_>, layer: usize, cells: impl Iterator<Item = &'a Cell>) -> Option<f64> {
     let mut deviations: Vec<f64> =
-        cells.filter_map(|cell| view.findings.point(layer, cell)?.deviation()).collect();
+        cells.filter_map(|cell| view.compared.point(layer, cell)?.deviation()).collect();
     deviations.sort_by(f64::total_cmp);
     // Of an even number the lower one: more than half must vary.
     (deviations.len() >= FEWEST_CELLS).then(|| deviations[(deviations.len() - 1) / 2])

@@ -39,7 +39,7 @@ fn a_hand_typed_table_becomes_rows() {
     assert!((row.mib_per_s.unwrap() - 1.47 / 1.048_576).abs() < 1e-9);
     assert!((row.mib_per_s_step - 0.01 / 1.048_576).abs() < 1e-9);
     assert_eq!(row.mean_ns, Some(22_300e3));
-    assert!(find(&diagnosis).unused.is_empty());
+    assert!(find(&diagnosis).compared.unused.is_empty());
     let text = diagnosis.to_json().unwrap();
     assert_eq!(Diagnosis::from_json(&text).unwrap(), diagnosis);
 }
@@ -91,7 +91,7 @@ fn fio_json_becomes_rows_that_pass_the_checks() {
     );
     assert_eq!((diagnosis.rows.len(), diagnosis.repeats), (6, 2));
     let findings = find(&diagnosis);
-    assert!(findings.unused.is_empty(), "{:?}", findings.unused);
+    assert!(findings.compared.unused.is_empty(), "{:?}", findings.compared.unused);
     let shallow = measured(&diagnosis.rows[2]);
     assert!(shallow.p50_ns.is_some() && shallow.p99_9_ns.is_some() && shallow.bytes.is_some());
     assert_eq!(diagnosis.environment.imported_from, ["a.json", "b.json"]);
@@ -146,7 +146,7 @@ fn diskspd_xml_becomes_rows_that_pass_the_checks() {
     let cells: Vec<String> = diagnosis.cells.iter().map(Cell::to_string).collect();
     assert_eq!(cells, ["8K sequential write, write-through, QD 8, 2 threads", "4K random 70/30, QD 32"]);
     let findings = find(&diagnosis);
-    assert!(findings.unused.is_empty(), "{:?}", findings.unused);
+    assert!(findings.compared.unused.is_empty(), "{:?}", findings.compared.unused);
     let row = measured(&diagnosis.rows[0]);
     assert_eq!((row.ios, row.bytes), (Some(8_230), Some(8_230 * 8192)));
     assert_eq!((row.mean_ns, row.p99_ns), (Some(9.734e6), Some(19.5e6)));
@@ -184,7 +184,7 @@ proptest! {
             }
             for import in [Import::default().layer("a", "f", &text), Import::default().csv("f", &text)] {
                 if let Ok(diagnosis) = import.and_then(|import| import.into_diagnosis("t", ["weir"])) {
-                    prop_assert!(find(&diagnosis).points.len() + find(&diagnosis).unused.len() > 0);
+                    prop_assert!(find(&diagnosis).compared.points.len() + find(&diagnosis).compared.unused.len() > 0);
                 }
             }
         }

@@ -12,14 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fastrand::Rng;
 
 use crate::cell::Cell;
+use crate::comparison::{Judgement, compare};
 use crate::counters::Counters;
 use crate::environment::Environment;
-use crate::finding::{Judgement, find};
+use crate::finding::find;
 use crate::hypothesis::Ask;
 use crate::result::{Diagnosis, LayerEntry, Measurement, Position, Row, RunOutcome, SCHEMA, check_layers};
-
-/// Repeats unless the caller says otherwise; with fewer nothing is called confirmed.
-pub const FEWEST_REPEATS: u32 = 5;
+use crate::verdict::FEWEST_REPEATS;
 
 /// Repeats at most; more is a mistake in an argument, not a measurement.
 pub const MOST_REPEATS: u32 = 1000;
@@ -305,7 +304,7 @@ fn second_stage(plan: &Plan, diagnosis: &Diagnosis, most: usize) -> Vec<Run> {
     let mut first = diagnosis.clone();
     first.rows.retain(|row| row.repeat <= plan.repeats);
     let mut cells: Vec<(Cell, Vec<usize>, u32)> = Vec::new();
-    for step in find(&first).steps.iter().filter(|step| step.judgement == Judgement::Inconclusive) {
+    for step in compare(&first).steps.iter().filter(|step| step.judgement == Judgement::Inconclusive) {
         let worth = |needed: &u32| *needed <= plan.repeats.saturating_mul(WORTH_REPEATING);
         let Some(needed) = step.repeats_needed.filter(worth) else { continue };
         let needed = needed.max(plan.repeats + FEWEST_MORE);

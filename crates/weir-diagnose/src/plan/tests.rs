@@ -194,7 +194,7 @@ fn scattered(share: f64, extra_runs: usize) -> Diagnosis {
 fn steps_that_cannot_be_told_get_more_repeats_and_others_do_not() {
     assert_eq!(scattered(0.002, usize::MAX).rows.len(), 80);
     let open = |diagnosis: &Diagnosis| {
-        let steps = find(diagnosis).steps;
+        let steps = find(diagnosis).compared.steps;
         steps.iter().filter(|step| step.judgement == Judgement::Inconclusive).count()
     };
     let (without, with) = (scattered(0.08, 0), scattered(0.08, usize::MAX));

@@ -2,12 +2,14 @@
 
 use weir_load::timeline::Timeline;
 
-use super::Group;
-use super::charts::Panel;
-use super::course::{self, Course};
-use super::distribution::{self, Distribution, Series};
+use weir_report::distribution::{self, Distribution, Series};
+use weir_report::over_time::{self, Course};
+use weir_report::panel::Panel;
+
+use super::course;
 use crate::cell::Cell;
-use crate::finding::{Findings, Quantity};
+use crate::comparison::Quantity;
+use crate::finding::Findings;
 use crate::result::{Diagnosis, Measurement, RunOutcome};
 
 /// Layers of a cell that are drawn over time: more would be a wall of pictures.
@@ -24,7 +26,7 @@ pub fn telling<'a>(
     quantity: Quantity,
     most: usize,
 ) -> Vec<&'a Cell> {
-    let cells = diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity);
+    let cells = diagnosis.cells.iter().filter(|cell| findings.compared.quantity(cell) == quantity);
     let mut ranked: Vec<(usize, &Cell)> = cells.enumerate().collect();
     let weighed = |cell| weight(findings, cell);
     ranked.sort_by(|(_, a), (_, b)| {
@@ -38,7 +40,7 @@ pub fn telling<'a>(
 
 /// Whether the named step is a loss there, and the greatest loss.
 fn weight(findings: &Findings, cell: &Cell) -> (bool, f64) {
-    let losses = || findings.steps.iter().filter(|step| step.cell == *cell && step.is_loss());
+    let losses = || findings.compared.steps.iter().filter(|step| step.cell == *cell && step.is_loss());
     let named = findings
         .verdict
         .step
@@ -55,7 +57,9 @@ fn usable<'a>(
 ) -> Vec<&'a Measurement> {
     let name = &diagnosis.layers[layer].name;
     let rows = diagnosis.rows.iter().enumerate().filter(|(place, row)| {
-        row.layer == *name && row.cell == *cell && findings.unused.iter().all(|unused| unused.row != *place)
+        row.layer == *name
+            && row.cell == *cell
+            && findings.compared.unused.iter().all(|unused| unused.row != *place)
     });
     let measured = rows.filter_map(|(_, row)| match &row.outcome {
         RunOutcome::Measured(measurement) => Some(measurement),
@@ -68,7 +72,7 @@ fn usable<'a>(
 pub fn distributions(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Panel> {
     let of_layer = |(layer, name), cell: &Cell| {
         let runs = usable(diagnosis, findings, layer, cell);
-        Series { name, latencies: Distribution::of(runs.iter().map(|run| &run.buckets_ns)) }
+        Series { name, latencies: Distribution::of(runs.iter().map(|run| &run.buckets_ns.0[..])) }
     };
     let panel = |cell: &&Cell| {
         let layers = diagnosis.chain().map(|(layer, entry)| (layer, entry.name.as_str()));
@@ -80,7 +84,7 @@ pub fn distributions(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]
 
 /// The layers on the way over time, a row of panels for each cell: the repeat in the middle of those that are usable, the
 /// others as thin lines.
-pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Group> {
+pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<(String, Vec<Panel>)> {
     let drawn = |cell: &&Cell| {
         let runs: Vec<(String, Vec<&Timeline>)> = ends_and_step(diagnosis, findings)
             .into_iter()
@@ -94,16 +98,17 @@ pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> V
                 (diagnosis.layers[layer].name.clone(), timelines)
             })
             .collect();
-        let courses: Vec<Course<'_>> = runs
+        let courses: Vec<Course> = runs
             .iter()
             .filter_map(|(title, timelines)| {
                 let (run, others) = timelines.split_first()?;
-                Some(Course { title: title.clone(), run, others: others.to_vec(), window: "measured" })
+                let others = others.iter().map(|other| course::of(other)).collect();
+                Some(Course { title: title.clone(), run: course::of(run), others, window: "measured" })
             })
             .collect();
-        Group { title: cell.to_string(), class: "three", panels: course::panels(&courses, THREE_IN_A_ROW) }
+        (cell.to_string(), over_time::panels(&courses, THREE_IN_A_ROW))
     };
-    cells.iter().map(drawn).filter(|group| !group.panels.is_empty()).collect()
+    cells.iter().map(drawn).filter(|(_, panels)| !panels.is_empty()).collect()
 }
 
 /// The layers on the way, from the bottom; of a long way the lowest one and the step that is named, or its ends.

@@ -4,85 +4,61 @@
 //! that nobody set a limit for. What cannot be told is skipped. (The form is that of the Ant task's `junitreport`,
 //! as CI systems read it.)
 
-use askama::Template;
+use weir_report::RenderError;
+use weir_report::junit::{Case, Document, Outcome, Suite};
 
-use crate::finding::{Difference, Findings, Judgement};
+use crate::comparison::{Difference, Judgement};
+use crate::finding::Findings;
 use crate::result::Diagnosis;
 use crate::threshold::Threshold;
-use crate::{table, verdict};
-
-#[derive(Template)]
-#[template(path = "junit.xml", escape = "html")]
-struct Page {
-    thresholds: Vec<Limit>,
-    broken: usize,
-    distrust: Option<String>,
-    steps: Vec<Case>,
-    failed_steps: usize,
-    skipped_steps: usize,
-    rows: Vec<String>,
-}
-
-struct Limit {
-    name: String,
-    failure: Option<String>,
-}
-
-struct Case {
-    class: String,
-    name: String,
-    failure: Option<String>,
-    skipped: Option<&'static str>,
-    said: String,
-}
+use crate::{reliability, table, verdict};
 
 /// The document, for the thresholds that were asked for.
 ///
 /// # Errors
-/// Never in practice: the template only fails when its output cannot be written, and it writes to memory.
+/// Never in practice: it is rendered to memory.
 pub fn junit(
     diagnosis: &Diagnosis,
     findings: &Findings,
     thresholds: &[Threshold],
-) -> Result<String, askama::Error> {
-    let limit = |threshold: &Threshold| Limit {
-        name: threshold.to_string(),
-        failure: threshold.broken(diagnosis, findings).map(printable),
+) -> Result<String, RenderError> {
+    let failed = |why: Option<String>| why.map_or(Outcome::Passed, Outcome::Failed);
+    let limit = |threshold: &Threshold| {
+        case("weir.diagnose.thresholds", threshold.to_string(), failed(threshold.broken(diagnosis, findings)))
     };
-    let limits: Vec<Limit> = thresholds.iter().map(limit).collect();
-    let steps: Vec<Case> = findings.steps.iter().map(|step| case(diagnosis, step, thresholds)).collect();
-    let page = Page {
-        broken: limits.iter().filter(|limit| limit.failure.is_some()).count(),
-        thresholds: limits,
-        distrust: verdict::distrust(diagnosis, findings).map(printable),
-        failed_steps: steps.iter().filter(|case| case.failure.is_some()).count(),
-        skipped_steps: steps.iter().filter(|case| case.failure.is_none() && case.skipped.is_some()).count(),
-        steps,
-        rows: table::unused_lines(diagnosis, findings).into_iter().map(printable).collect(),
-    };
-    page.render()
+    let trust = case(
+        "weir.diagnose.trust",
+        "the measurement can be relied on".to_owned(),
+        failed(reliability::distrust(diagnosis, findings)),
+    );
+    let row = |line| case("weir.diagnose.rows", line, Outcome::Skipped("not used".to_owned()));
+    let suite = |name: &str, cases| Suite { name: name.to_owned(), cases };
+    let steps = findings.compared.steps.iter().map(|step| of_step(diagnosis, step, thresholds)).collect();
+    let suites = vec![
+        suite("thresholds", thresholds.iter().map(limit).collect()),
+        suite("trust", vec![trust]),
+        suite("steps", steps),
+        suite("rows", table::unused_lines(diagnosis, findings).into_iter().map(row).collect()),
+    ];
+    Document { name: "weir diagnose".to_owned(), suites }.xml()
 }
 
-fn case(diagnosis: &Diagnosis, step: &Difference, thresholds: &[Threshold]) -> Case {
+fn case(class: &str, name: String, outcome: Outcome) -> Case {
+    Case { class: class.to_owned(), name, outcome, said: String::new() }
+}
+
+fn of_step(diagnosis: &Diagnosis, step: &Difference, thresholds: &[Threshold]) -> Case {
     let name = |layer: usize| &diagnosis.layers[layer].name;
     let said = verdict::describe(step);
     let broken = thresholds.iter().find(|threshold| threshold.is_broken_by(step));
-    Case {
-        class: printable(format!("weir.diagnose.{} to {}", name(step.from), name(step.to))),
-        name: step.cell.to_string(),
-        failure: broken.map(|threshold| format!("{said} ({threshold})")),
-        skipped: match step.judgement {
-            Judgement::Inconclusive => Some("cannot be told"),
-            Judgement::Untested => Some("a single run"),
-            Judgement::Slower | Judgement::Faster | Judgement::Same => None,
-        },
-        said,
-    }
-}
-
-/// XML 1.0 has no word for most control characters, not even an escaped one.
-fn printable(text: String) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    let outcome = match (broken, step.judgement) {
+        (Some(threshold), _) => Outcome::Failed(format!("{said} ({threshold})")),
+        (None, Judgement::Inconclusive) => Outcome::Skipped("cannot be told".to_owned()),
+        (None, Judgement::Untested) => Outcome::Skipped("a single run".to_owned()),
+        (None, Judgement::Slower | Judgement::Faster | Judgement::Same) => Outcome::Passed,
+    };
+    let class = format!("weir.diagnose.{} to {}", name(step.from), name(step.to));
+    Case { said, ..case(&class, step.cell.to_string(), outcome) }
 }
 
 #[cfg(test)]

@@ -1,93 +1,63 @@
 //! Every planned cell against the layer below, step by step: a heat map that is a table, so that it can be read aloud,
 //! scrolled on a small screen and copied. Marks and words carry what the colours say.
 
+use weir_report::page::{self, Group, Row, Table};
+
 use super::view::depth_title;
 use crate::cell::{Cell, Shape};
-use crate::finding::{Difference, Findings, Judgement};
+use crate::comparison::{Difference, Judgement};
+use crate::finding::Findings;
 use crate::result::Diagnosis;
-use crate::{format, table, verdict};
+use weir_report::format;
+
+use crate::{table, verdict};
 
 /// Factors from which on a tile has a stronger shade, either way.
 const SHADES: [f64; 4] = [1.05, 1.25, 2.0, 4.0];
 
-/// The whole heat map.
-pub struct Matrix {
-    /// From the bottom.
-    pub steps: Vec<Step>,
-    /// One for each shape of load.
-    pub rows: Vec<Line>,
-    /// Many columns: small tiles.
-    pub dense: bool,
-}
-
 /// Columns of roomy tiles that fit beside each other.
 const ROOMY: usize = 12;
 
-/// The columns of one step.
-pub struct Step {
-    /// The upper layer.
-    pub to: String,
-    /// `against backing`.
-    pub against: String,
-    /// `QD 1`, `QD 32`.
-    pub depths: Vec<String>,
-}
-
-/// The tiles of one shape.
-pub struct Line {
-    /// `4K random read`.
-    pub shape: String,
-    /// One for each depth of each step.
-    pub tiles: Vec<Tile>,
-}
-
-/// One cell in one step.
-pub struct Tile {
-    /// Colour, and hatching where nothing is shown.
-    pub class: String,
-    /// `▲`, `▼`, `=`; `△` and `▽` where it cannot be told.
-    pub mark: &'static str,
-    /// How many times slower or faster.
-    pub text: String,
-    /// The step in numbers, for a pointer.
-    pub tip: String,
-    /// The first of its step, set off from the step before.
-    pub begins: bool,
-}
-
 /// The heat map; `None` where there is no step.
-pub fn matrix(diagnosis: &Diagnosis, findings: &Findings) -> Option<Matrix> {
-    if findings.steps.is_empty() {
+pub fn matrix(diagnosis: &Diagnosis, findings: &Findings) -> Option<Table> {
+    if findings.compared.steps.is_empty() {
         return None;
     }
     let depths = depths(diagnosis);
     let names: Vec<String> = depths.iter().map(depth_title).collect();
     let layers: Vec<(usize, &str)> =
         diagnosis.chain().map(|(place, layer)| (place, layer.name.as_str())).collect();
-    let mut steps: Vec<Step> = layers
+    let mut steps: Vec<Group> = layers
         .windows(2)
-        .map(|pair| Step {
-            to: pair[1].1.to_owned(),
-            against: format!("against {}", pair[0].1),
-            depths: names.clone(),
+        .map(|pair| Group {
+            name: pair[1].1.to_owned(),
+            note: format!("against {}", pair[0].1),
+            columns: names.clone(),
         })
         .collect();
     let mut wanted: Vec<Wanted> = layers.iter().skip(1).map(|(layer, _)| Wanted::StepTo(*layer)).collect();
-    if let ([(_, lowest), .., (_, highest)], false) = (layers.as_slice(), findings.whole_way.is_empty()) {
-        let (to, against) = ("the whole way".to_owned(), format!("{highest} against {lowest}"));
-        steps.push(Step { to, against, depths: names });
+    if let ([(_, lowest), .., (_, highest)], false) =
+        (layers.as_slice(), findings.compared.whole_way.is_empty())
+    {
+        let (name, note) = ("the whole path".to_owned(), format!("{highest} against {lowest}"));
+        steps.push(Group { name, note, columns: names });
         wanted.push(Wanted::WholeWay);
     }
     let row = |shape: Shape| {
         let places = wanted.iter().flat_map(|wanted| depths.iter().map(move |depth| (wanted, depth)));
-        let tiles = places.enumerate().map(|(place, (wanted, depth))| Tile {
-            begins: place % depths.len() == 0,
+        let tiles = places.enumerate().map(|(index, (wanted, depth))| page::Cell {
+            begins: index % depths.len() == 0,
             ..tile(diagnosis, findings, wanted, &Cell { shape, ..*depth })
         });
-        Line { shape: shape.to_string(), tiles: tiles.collect() }
+        Row { name: shape.to_string(), cells: tiles.collect(), ..Row::default() }
     };
     let dense = wanted.len() * depths.len() > ROOMY;
-    Some(Matrix { rows: table::shapes(diagnosis).into_iter().map(row).collect(), dense, steps })
+    Some(Table {
+        class: if dense { "matrix dense" } else { "matrix" },
+        first: "load".to_owned(),
+        groups: steps,
+        rows: table::shapes(diagnosis).into_iter().map(row).collect(),
+    })
 }
 
 enum Wanted {
@@ -108,17 +78,19 @@ fn depths(diagnosis: &Diagnosis) -> Vec<Cell> {
     depths
 }
 
-fn tile(diagnosis: &Diagnosis, findings: &Findings, wanted: &Wanted, cell: &Cell) -> Tile {
+fn tile(diagnosis: &Diagnosis, findings: &Findings, wanted: &Wanted, cell: &Cell) -> page::Cell {
     let difference = match wanted {
-        Wanted::StepTo(layer) => findings.steps.iter().find(|step| step.to == *layer && step.cell == *cell),
-        Wanted::WholeWay => findings.whole_way.iter().find(|way| way.cell == *cell),
+        Wanted::StepTo(layer) => {
+            findings.compared.steps.iter().find(|step| step.to == *layer && step.cell == *cell)
+        }
+        Wanted::WholeWay => findings.compared.whole_way.iter().find(|way| way.cell == *cell),
     };
     let Some(difference) = difference else {
         let planned = diagnosis.cells.contains(cell);
         let (class, tip) =
             if planned { ("unknown", "no usable rows on both sides") } else { ("", "not planned") };
         let text = if planned { "–" } else { "" };
-        return Tile { class: class.into(), mark: "", text: text.into(), tip: tip.into(), begins: false };
+        return page::Cell { class: class.into(), mark: Some(""), tip: tip.into(), ..page::Cell::text(text) };
     };
     let factor = difference.loss_factor();
     let (mark, shown) = match difference.judgement {
@@ -133,12 +105,12 @@ fn tile(diagnosis: &Diagnosis, findings: &Findings, wanted: &Wanted, cell: &Cell
         0 => String::new(),
         _ => format!(" (against {})", diagnosis.layers[difference.from].name),
     };
-    Tile {
+    let factor_text = format::factor(factor.max(factor.recip())).replace('×', "") + "×";
+    page::Cell {
         class: format!("{}{hatched}", shade(factor)),
-        mark,
-        text: format::factor(factor.max(factor.recip())).replace('×', "") + "×",
+        mark: Some(mark),
         tip: format!("{}{below} {}", verdict::describe(difference), judgement(difference)),
-        begins: false,
+        ..page::Cell::text(factor_text)
     }
 }
 
@@ -173,24 +145,27 @@ mod tests {
         let diagnosis = sample::write_back();
         let matrix = matrix(&diagnosis, &find(&diagnosis)).unwrap();
         let steps: Vec<_> =
-            matrix.steps.iter().map(|step| (step.to.as_str(), step.against.as_str())).collect();
+            matrix.groups.iter().map(|step| (step.name.as_str(), step.note.as_str())).collect();
         assert_eq!(
             steps,
             [
                 ("accel write-back+1", "against backing"),
                 ("nbd export", "against accel write-back+1"),
-                ("the whole way", "nbd export against backing")
+                ("the whole path", "nbd export against backing")
             ]
         );
         assert_eq!(matrix.rows.len(), 4);
         let writes = &matrix.rows[2];
-        assert_eq!((writes.shape.as_str(), writes.tiles.len()), ("4K random write", 6));
+        assert_eq!((writes.name.as_str(), writes.cells.len()), ("4K random write", 6));
         // 90 µs at the backing, 38 µs at the accelerator, 92 µs at the export.
-        let read: Vec<_> =
-            writes.tiles.iter().map(|tile| (tile.class.as_str(), tile.mark, tile.text.as_str())).collect();
+        let read: Vec<_> = writes
+            .cells
+            .iter()
+            .map(|tile| (tile.class.as_str(), tile.mark.unwrap(), tile.lines[0].as_str()))
+            .collect();
         assert_eq!(read[0], ("fast3", "▼", "2.37×"));
         assert_eq!(read[2], ("slow3", "▲", "2.42×"));
-        assert!(writes.tiles[2].tip.contains("+54.0 µs") && writes.tiles[2].begins);
+        assert!(writes.cells[2].tip.contains("+54.0 µs") && writes.cells[2].begins);
     }
 
     #[test]
@@ -215,9 +190,9 @@ mod tests {
         let mut diagnosis = sample::write_back();
         diagnosis.rows.retain(|row| row.repeat == 1 && (row.layer != "backing" || row.cell.queue_depth == 1));
         let matrix = matrix(&diagnosis, &find(&diagnosis)).unwrap();
-        let tiles = &matrix.rows[1].tiles;
-        assert!(tiles[0].class.contains("hatched") && tiles[0].mark == "△", "{}", tiles[0].class);
-        assert_eq!((tiles[1].class.as_str(), tiles[1].text.as_str()), ("unknown", "–"));
+        let tiles = &matrix.rows[1].cells;
+        assert!(tiles[0].class.contains("hatched") && tiles[0].mark == Some("△"), "{}", tiles[0].class);
+        assert_eq!((tiles[1].class.as_str(), tiles[1].lines[0].as_str()), ("unknown", "–"));
         diagnosis.rows.clear();
         assert!(super::matrix(&diagnosis, &find(&diagnosis)).is_none());
     }

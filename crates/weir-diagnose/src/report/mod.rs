@@ -5,90 +5,32 @@
 //! It asks the network for nothing: style and drawings are inside it, there is no script, and its
 //! own content policy forbids to load anything.
 
-mod axis;
-mod bench;
+mod chart;
 mod charts;
 mod choice;
 mod course;
-mod distribution;
 mod junit;
+mod load;
 mod matrix;
-mod rounds;
 mod suspicions;
-mod svg;
 mod validity;
 mod view;
 
-pub use bench::loads;
 pub use junit::junit;
+pub use load::loads;
 
-use askama::Template;
 use serde::Serialize;
+use weir_report::RenderError;
+use weir_report::page::{Block, Key, Page, Section};
 
-use crate::finding::{Findings, Quantity};
+use crate::comparison::Quantity;
+use crate::environment::Environment;
+use crate::finding::Findings;
 use crate::json;
 use crate::result::Diagnosis;
-use crate::verdict::Grade;
-
-/// Everything that the template shows, in the words in which it shows it.
-#[derive(Template)]
-#[template(path = "report.html")]
-struct Page<'a> {
-    diagnosis: &'a Diagnosis,
-    findings: &'a Findings,
-    standing: &'static str,
-    figures: Vec<validity::Figure>,
-    against: Vec<String>,
-    chain: Vec<view::Stop<'a>>,
-    matrix: Option<matrix::Matrix>,
-    charts: Vec<Chart>,
-    suspicions: Vec<suspicions::Suspicion>,
-    tables: Vec<view::NumbersOfShape>,
-    unused: Vec<String>,
-    facts: Vec<(&'static str, String)>,
-    limits: Vec<String>,
-}
-
-/// A chart: one question, one panel for each load.
-struct Chart {
-    title: &'static str,
-    how_to_read: String,
-    legend: &'static [(&'static str, &'static str)],
-    groups: Vec<Group>,
-}
-
-impl Chart {
-    fn is_drawn(&self) -> bool {
-        self.groups.iter().any(|group| !group.panels.is_empty())
-    }
-}
-
-/// Panels that are compared with each other.
-struct Group {
-    /// Above them; may be empty.
-    title: String,
-    /// `two` or `three` in a row.
-    class: &'static str,
-    panels: Vec<charts::Panel>,
-}
-
-impl Group {
-    fn only(panels: Vec<charts::Panel>) -> Vec<Group> {
-        vec![Group { title: String::new(), class: "two", panels }]
-    }
-}
-
-/// The shades of a heat map over time, and the lines below it.
-const HEAT: &[(&str, &str)] = &[
-    ("heat0", "a few"),
-    ("heat1", "0.2 %"),
-    ("heat2", "2 %"),
-    ("heat3", "10 %"),
-    ("heat4", "30 %"),
-    ("heat5", "60 % of a moment’s answers and more"),
-    ("rate", "I/Os per second of this run"),
-    ("repeat", "of its repeats"),
-];
+use crate::table;
+use crate::verdict::{Grade, Verdict};
+use chart::{Chart, HEAT, Panels};
 
 /// Cells of a bar chart: small multiples, not a wall.
 const MOST_BARS: usize = 4;
@@ -102,28 +44,151 @@ const MOST_DISTRIBUTIONS: usize = 2;
 /// The report as one HTML document.
 ///
 /// # Errors
-/// Never in practice: the template only fails when its output cannot be written, and it writes to memory.
-pub fn html(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, askama::Error> {
+/// Never in practice: the page is rendered to memory.
+pub fn html(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, RenderError> {
+    let environment = &diagnosis.environment;
+    let imported = !environment.imported_from.is_empty();
+    let mut sections = vec![verdict(&findings.verdict), reliability(diagnosis, findings), path(diagnosis)];
+    sections.extend(against_below(diagnosis, findings));
+    sections.extend(all_charts(diagnosis, findings).into_iter().map(Chart::section));
+    sections.extend([hypotheses(findings), numbers(diagnosis, findings)]);
+    sections.extend(unused(diagnosis, findings));
+    sections.extend(closing(view::facts(diagnosis), environment, view::limits(diagnosis)));
+    let measured = if imported { "imported".to_owned() } else { format!("measured on {}", environment.node) };
     let page = Page {
-        diagnosis,
-        findings,
-        standing: match findings.verdict.grade {
-            Grade::Confirmed | Grade::Likely => "cost",
-            Grade::NoBottleneckFound => "even",
-            Grade::Inconclusive | Grade::GeneratorLimited => "unknown",
-        },
-        figures: validity::figures(diagnosis, findings),
-        against: validity::against(diagnosis, findings),
-        chain: view::chain(diagnosis),
-        matrix: matrix::matrix(diagnosis, findings),
-        charts: all_charts(diagnosis, findings),
-        suspicions: suspicions::suspicions(findings),
-        tables: view::numbers(diagnosis, findings),
-        unused: crate::table::unused_lines(diagnosis, findings),
-        facts: view::facts(diagnosis),
-        limits: view::limits(diagnosis),
+        title: format!("Layered measurement of {}", environment.disk),
+        eyebrow: "Weir · layered measurement".to_owned(),
+        heading: environment.disk.clone(),
+        byline: format!("{measured} · {}", environment.started()),
+        footer: format!(" · {} · every row is in the JSON file beside this one.", diagnosis.schema),
+        sections,
     };
-    page.render()
+    page.html()
+}
+
+fn verdict(verdict: &Verdict) -> Section {
+    let standing = match verdict.grade {
+        Grade::Confirmed | Grade::Likely => "cost",
+        Grade::NoBottleneckFound => "even",
+        Grade::Inconclusive | Grade::GeneratorLimited => "unknown",
+    };
+    let mut blocks = Vec::new();
+    if !verdict.evidence.is_empty() {
+        blocks.push(Block::List("", verdict.evidence.clone()));
+    }
+    if !verdict.would_change.is_empty() {
+        let improve = "To improve confidence".to_owned();
+        blocks.push(Block::Box("guess", improve, verdict.would_change.clone()));
+    }
+    Section {
+        class: format!("verdict {standing}"),
+        eyebrow: format!("Verdict · {}", verdict.grade),
+        heading: verdict.headline.clone(),
+        blocks,
+        ..Section::default()
+    }
+}
+
+fn reliability(diagnosis: &Diagnosis, findings: &Findings) -> Section {
+    let against = validity::against(diagnosis, findings);
+    let judged = if against.is_empty() {
+        Block::Note("Nothing was found that speaks against this measurement.".to_owned())
+    } else {
+        Block::Box("caution", "What speaks against this measurement".to_owned(), against)
+    };
+    Section {
+        class: "validity".to_owned(),
+        heading: "Reliability".to_owned(),
+        blocks: vec![Block::Figures(validity::figures(diagnosis, findings)), judged],
+        ..Section::default()
+    }
+}
+
+fn path(diagnosis: &Diagnosis) -> Section {
+    Section {
+        heading: "I/O path".to_owned(),
+        lead: "From the lowest layer up. The same load was put on each layer separately.".to_owned(),
+        blocks: vec![Block::Chain(view::chain(diagnosis))],
+        ..Section::default()
+    }
+}
+
+fn against_below(diagnosis: &Diagnosis, findings: &Findings) -> Option<Section> {
+    let colours = |colours: &[&'static str], meaning: &str| Key {
+        colours: colours.to_vec(),
+        meaning: meaning.to_owned(),
+    };
+    let legend = vec![
+        colours(&["slow4", "slow3", "slow2", "slow1"], "▲ slower (4×, 2×, 1.25×, 1.05× and more)"),
+        colours(&["even"], "= shown to be the same"),
+        colours(&["fast1", "fast2", "fast3", "fast4"], "▼ faster"),
+        colours(&["slow3 hatched"], "△ ▽ inconclusive, or a single run"),
+    ];
+    let table = matrix::matrix(diagnosis, findings)?;
+    Some(Section {
+        heading: "Each layer against the layer below".to_owned(),
+        lead: "How many times slower or faster a layer is than the layer below it: by median latency at queue depth 1, by \
+               IOPS at greater depth. The marks repeat what the colours say."
+            .to_owned(),
+        blocks: vec![Block::Legend(legend), Block::Table(table)],
+        ..Section::default()
+    })
+}
+
+fn hypotheses(findings: &Findings) -> Section {
+    let (lead, blocks) = if findings.verdict.hypotheses.is_empty() {
+        ("No number suggests a cause for a step, or for the latency of the lowest layer.", Vec::new())
+    } else {
+        let lead = "Why a step, or the lowest layer, may be slow. Each hypothesis predicts a number and names the run that \
+                    decides. A cause is named only when its run measured what was predicted.";
+        (lead, vec![Block::Table(suspicions::table(findings))])
+    };
+    Section { heading: "Hypotheses".to_owned(), lead: lead.to_owned(), blocks, ..Section::default() }
+}
+
+fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Section {
+    let tables = view::numbers(diagnosis, findings).into_iter();
+    Section {
+        heading: "Numbers".to_owned(),
+        lead: "Medians over the repeats; ± is the greatest distance of a repeat from the median. A step is the change from \
+               the layer below, with the factor's 95 % interval in brackets: “same” is shown to be within 5 %, “slower” and \
+               “faster” to be beyond it, “?” is neither. An alternative is compared with the layer that it replaces."
+            .to_owned(),
+        blocks: tables.flat_map(|(title, table)| [Block::Heading(title), Block::Table(table)]).collect(),
+        ..Section::default()
+    }
+}
+
+fn unused(diagnosis: &Diagnosis, findings: &Findings) -> Option<Section> {
+    let lines = table::unused_lines(diagnosis, findings);
+    (!lines.is_empty()).then(|| Section {
+        heading: "Unused rows".to_owned(),
+        lead: "The JSON file has them as they came; no finding rests on them. A number that would agree is a proposal."
+            .to_owned(),
+        blocks: vec![Block::List("plain", lines)],
+        ..Section::default()
+    })
+}
+
+/// The end of every report: the environment, the command that repeats it, and what it does not say.
+fn closing(
+    facts: Vec<(&'static str, String)>,
+    environment: &Environment,
+    limits: Vec<String>,
+) -> [Section; 2] {
+    let facts = facts.into_iter().map(|(word, fact)| (word.to_owned(), fact)).collect();
+    [
+        Section {
+            heading: "Environment, and how to repeat the measurement".to_owned(),
+            blocks: vec![Block::Facts(facts), Block::Command(environment.command.clone())],
+            ..Section::default()
+        },
+        Section {
+            heading: "What this report does not say".to_owned(),
+            blocks: vec![Block::List("limits", limits)],
+            ..Section::default()
+        },
+    ]
 }
 
 /// Rows and findings as one JSON document, indented; [`Diagnosis::from_json`] reads the rows back.
@@ -167,7 +232,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                 chosen(diagnosis, findings, Quantity::Latency, shallow.len())
             ),
             legend: STEPS,
-            groups: Group::only(charts::bars(diagnosis, findings, &waterfalls, Quantity::Latency)),
+            groups: Chart::only(charts::bars(diagnosis, findings, &waterfalls, Quantity::Latency)),
         },
         Chart {
             title: "What the way can carry",
@@ -177,7 +242,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                 chosen(diagnosis, findings, Quantity::Iops, deep.len())
             ),
             legend: &[],
-            groups: Group::only(charts::bars(diagnosis, findings, &deep, Quantity::Iops)),
+            groups: Chart::only(charts::bars(diagnosis, findings, &deep, Quantity::Iops)),
         },
         Chart {
             title: "How the latencies are spread",
@@ -186,7 +251,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                           to the right is slower."
                 .to_owned(),
             legend: &[],
-            groups: Group::only(choice::distributions(diagnosis, findings, &both(MOST_DISTRIBUTIONS))),
+            groups: Chart::only(choice::distributions(diagnosis, findings, &both(MOST_DISTRIBUTIONS))),
         },
         Chart {
             title: "How it went over time",
@@ -196,7 +261,10 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                           warm-up."
                 .to_owned(),
             legend: HEAT,
-            groups: choice::courses(diagnosis, findings, &both(1)),
+            groups: choice::courses(diagnosis, findings, &both(1))
+                .into_iter()
+                .map(|(title, panels)| Panels { title, class: "three", panels })
+                .collect(),
         },
         Chart {
             title: "How even it is",
@@ -204,7 +272,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                           hundred takes longer. The scale is logarithmic."
                 .to_owned(),
             legend: DEPTHS,
-            groups: Group::only(charts::dots(diagnosis, findings, &shapes)),
+            groups: Chart::only(charts::dots(diagnosis, findings, &shapes)),
         },
     ];
     charts.into_iter().filter(Chart::is_drawn).collect()
@@ -212,7 +280,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
 
 /// Says that not all cells are drawn.
 fn chosen(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity, drawn: usize) -> String {
-    let all = diagnosis.cells.iter().filter(|cell| findings.quantity(cell) == quantity).count();
+    let all = diagnosis.cells.iter().filter(|cell| findings.compared.quantity(cell) == quantity).count();
     if drawn == all {
         String::new()
     } else {
@@ -324,7 +392,7 @@ mod tests {
             let findings = find(&diagnosis);
             let charts = all_charts(&diagnosis, &findings);
             for panel in charts.iter().flat_map(|chart| &chart.groups).flat_map(|group| &group.panels) {
-                prop_assert!(svg::is_drawable(&panel.svg), "{}", panel.svg);
+                prop_assert!(weir_report::svg::is_drawable(&panel.svg), "{}", panel.svg);
             }
             prop_assert!(html(&diagnosis, &findings).is_ok());
         }

@@ -1,34 +1,36 @@
 //! What was suspected: the number that each suspicion predicted, and the number that its run measured.
 
 use crate::finding::Findings;
-use crate::format;
+use weir_report::format;
+use weir_report::page::{Cell, Group, Row, Table};
+
 use crate::hypothesis::{Hypothesis, Predicted, Standing};
 
 /// An end of a range from here on is none: no rate, time or share comes near it.
 const UNBOUNDED: f64 = 1e15;
 
 /// One suspicion.
-pub struct Suspicion {
+struct Suspicion {
     /// `✓ confirmed`, `✗ rejected`, `… open`.
-    pub standing: &'static str,
+    standing: &'static str,
     /// Its colour.
-    pub class: &'static str,
+    class: &'static str,
     /// The guess.
-    pub cause: String,
+    cause: String,
     /// What it rests on, and what follows from it.
-    pub grounds: Vec<String>,
+    grounds: Vec<String>,
     /// The run that decides.
-    pub run: String,
+    run: String,
     /// The number that must be seen.
-    pub predicted: String,
+    predicted: String,
     /// The numbers that count as that.
-    pub range: String,
+    range: String,
     /// What was seen.
-    pub measured: String,
+    measured: String,
 }
 
 /// All of them: the confirmed ones, the rejected ones, those that are open.
-pub fn suspicions(findings: &Findings) -> Vec<Suspicion> {
+fn suspicions(findings: &Findings) -> Vec<Suspicion> {
     let mut guesses: Vec<&Hypothesis> = findings.verdict.hypotheses.iter().collect();
     guesses.sort_by_key(|guess| match guess.standing {
         Standing::Supported => 0,
@@ -36,6 +38,28 @@ pub fn suspicions(findings: &Findings) -> Vec<Suspicion> {
         Standing::Open => 2,
     });
     guesses.into_iter().map(suspicion).collect()
+}
+
+/// The same as a table.
+pub fn table(findings: &Findings) -> Table {
+    let row = |one: Suspicion| Row {
+        name: one.cause,
+        note: one.standing.to_owned(),
+        note_class: one.class,
+        cells: vec![
+            Cell { lines: one.grounds, ..Cell::default() },
+            Cell { remark: one.range, class: "figure".to_owned(), ..Cell::text(one.predicted) },
+            Cell { class: "figure".to_owned(), ..Cell::text(one.measured) },
+            Cell::text(one.run),
+        ],
+        ..Row::default()
+    };
+    Table {
+        class: "suspicions",
+        first: "hypothesis".to_owned(),
+        groups: vec![Group::of(["grounds", "predicted", "measured", "the run that decides"])],
+        rows: suspicions(findings).into_iter().map(row).collect(),
+    }
 }
 
 fn suspicion(guess: &Hypothesis) -> Suspicion {

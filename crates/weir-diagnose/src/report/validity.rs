@@ -1,27 +1,21 @@
 //! How far the numbers can be relied on: what was used, how near it is known, and what speaks against this run.
 
 use crate::check::Kind;
-use crate::finding::{Findings, Judgement, Point, Why};
-use crate::format;
-use crate::plan::FEWEST_REPEATS;
+use crate::comparison::{Judgement, Point, Why};
+use crate::finding::Findings;
+use weir_report::format;
+use weir_report::page::Figure;
+
+use crate::reliability;
 use crate::result::{Diagnosis, RunOutcome};
-use crate::verdict::{self, UNSTEADY};
+use crate::verdict::FEWEST_REPEATS;
+use crate::verdict::UNSTEADY;
 
 /// Processor time taken by other guests of the same host beyond which latencies are partly theirs.
 const MUCH_STEAL: f64 = 0.02;
 
 /// Runs shorter than this have few slow requests in them, in seconds.
 const SHORT: f64 = 1.0;
-
-/// One figure of the box.
-pub struct Figure {
-    /// What it says something of.
-    pub of: &'static str,
-    /// The number.
-    pub value: String,
-    /// What it means, or where it comes from.
-    pub remark: String,
-}
 
 /// The figures of the box, those that are known.
 pub fn figures(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Figure> {
@@ -37,9 +31,9 @@ pub fn figures(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Figure> {
 }
 
 fn rows(diagnosis: &Diagnosis, findings: &Findings) -> Figure {
-    let (all, unused) = (diagnosis.rows.len(), findings.unused.len());
+    let (all, unused) = (diagnosis.rows.len(), findings.compared.unused.len());
     Figure {
-        of: "Rows used",
+        of: "Rows used".to_owned(),
         value: format!("{} of {all}", all - unused.min(all)),
         remark: if unused == 0 { "every row agrees with itself".to_owned() } else { reasons(findings) },
     }
@@ -48,7 +42,7 @@ fn rows(diagnosis: &Diagnosis, findings: &Findings) -> Figure {
 /// How many rows fell for which reason, the most frequent first.
 fn reasons(findings: &Findings) -> String {
     let mut counts: Vec<(&'static str, usize)> = Vec::new();
-    for unused in &findings.unused {
+    for unused in &findings.compared.unused {
         let word = word(unused.why);
         match counts.iter_mut().find(|(known, _)| *known == word) {
             Some((_, count)) => *count += 1,
@@ -74,14 +68,14 @@ fn word(why: Why) -> &'static str {
 }
 
 fn planned<'a>(diagnosis: &'a Diagnosis, findings: &'a Findings) -> impl Iterator<Item = &'a Point> {
-    findings.points.iter().filter(|point| diagnosis.cells.contains(&point.cell))
+    findings.compared.points.iter().filter(|point| diagnosis.cells.contains(&point.cell))
 }
 
 fn repeats(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     let counts = || planned(diagnosis, findings).map(|point| point.repeats);
     let (least, most) = (counts().min()?, counts().max()?);
     Some(Figure {
-        of: "Repeats of each load",
+        of: "Repeats of each load".to_owned(),
         value: if least == most { least.to_string() } else { format!("{least} to {most}") },
         remark: format!("usable; {} planned, {FEWEST_REPEATS} are needed to confirm", diagnosis.repeats),
     })
@@ -90,7 +84,7 @@ fn repeats(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
 /// The shares within which these points are known, the best first.
 fn widths<'a>(findings: &Findings, points: impl Iterator<Item = &'a Point>) -> Vec<f64> {
     let mut widths: Vec<f64> =
-        points.filter_map(|point| point.half_width(findings.quantity(&point.cell))).collect();
+        points.filter_map(|point| point.half_width(findings.compared.quantity(&point.cell))).collect();
     widths.retain(|width| width.is_finite());
     widths.sort_by(f64::total_cmp);
     widths
@@ -99,7 +93,7 @@ fn widths<'a>(findings: &Findings, points: impl Iterator<Item = &'a Point>) -> V
 fn nearness(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     let widths = widths(findings, planned(diagnosis, findings));
     Some(Figure {
-        of: "Numbers are known within",
+        of: "Numbers are known within".to_owned(),
         value: format!("±{}", format::percent(*widths.get(widths.len() / 2)?)),
         remark: match *widths.last()? {
             worst if worst < 1.0 => {
@@ -117,7 +111,7 @@ fn lowest(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     let widths = widths(findings, planned(diagnosis, findings).filter(|point| point.layer == lowest));
     let unsteady = widths.iter().filter(|width| **width > UNSTEADY).count();
     Some(Figure {
-        of: "The lowest layer scatters by",
+        of: "The lowest layer scatters by".to_owned(),
         value: format!("±{}", format::percent(*widths.get(widths.len() / 2)?)),
         remark: match unsteady {
             0 => format!("{}: steady in every cell (±{} at most)", entry.name, format::percent(UNSTEADY)),
@@ -134,11 +128,11 @@ fn lowest(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
 }
 
 fn steps(findings: &Findings) -> Option<Figure> {
-    let all = findings.steps.len();
-    let with = |judgement| findings.steps.iter().filter(|step| step.judgement == judgement).count();
+    let all = findings.compared.steps.len();
+    let with = |judgement| findings.compared.steps.iter().filter(|step| step.judgement == judgement).count();
     let (open, single) = (with(Judgement::Inconclusive), with(Judgement::Untested));
     (all > 0).then(|| Figure {
-        of: "Steps that can be told",
+        of: "Steps that can be told".to_owned(),
         value: format!("{} of {all}", all - open - single),
         remark: match (open, single) {
             (0, 0) => "each is slower, faster or the same".to_owned(),
@@ -156,7 +150,7 @@ fn most_steal(diagnosis: &Diagnosis) -> Option<f64> {
 
 fn steal(diagnosis: &Diagnosis) -> Option<Figure> {
     Some(Figure {
-        of: "Processor time lost to others",
+        of: "Processor time lost to others".to_owned(),
         value: format::percent(most_steal(diagnosis)?),
         remark: "in the worst run (steal, as the hypervisor tells)".to_owned(),
     })
@@ -165,7 +159,7 @@ fn steal(diagnosis: &Diagnosis) -> Option<Figure> {
 /// What speaks against the run as a whole, in sentences.
 pub fn against(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
     let mut against = findings.verdict.cautions.clone();
-    if let Some(why) = verdict::distrust(diagnosis, findings) {
+    if let Some(why) = reliability::distrust(diagnosis, findings) {
         let told = diagnosis.interrupted && against.iter().any(|caution| caution.contains("nterrupted"));
         against.extend((!told).then(|| format!("A pipeline should not act on it: {why}.")));
     }

@@ -1,29 +1,27 @@
-//! Turns findings into the strings of the page.
+//! The I/O path, the tables of numbers and the environment, as the page shows them.
+
+use weir_report::format;
+use weir_report::page::{self, Group, Row, Stop, Table};
 
 use super::charts;
 use crate::cell::{Cell, Shape};
+use crate::comparison::{Difference, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
 use crate::environment::Environment;
-use crate::finding::{Difference, Findings, Point, Quantity, SUSPICIOUS_FACTOR, Spread};
-use crate::plan::FEWEST_REPEATS;
+use crate::finding::Findings;
 use crate::result::{Diagnosis, LayerEntry, Position};
 use crate::stats::{CONFIDENCE, FALSE_DISCOVERIES, PRACTICAL_MARGIN};
-use crate::{check, format, table, verdict};
+use crate::verdict::FEWEST_REPEATS;
+use crate::{check, table, verdict};
 
-/// A layer on the way, with what was measured in its place.
-pub struct Stop<'a> {
-    pub name: &'a str,
-    pub alternatives: Vec<&'a str>,
-}
-
-/// The way of an I/O, from the bottom.
-pub fn chain(diagnosis: &Diagnosis) -> Vec<Stop<'_>> {
+/// The I/O path, from the bottom.
+pub fn chain(diagnosis: &Diagnosis) -> Vec<Stop> {
     let instead_of = |name: &str| {
         let others = diagnosis.layers.iter().filter(|other| stands_for(other, name));
-        others.map(|other| other.name.as_str()).collect()
+        others.map(|other| other.name.clone()).collect()
     };
     diagnosis
         .chain()
-        .map(|(_, layer)| Stop { name: &layer.name, alternatives: instead_of(&layer.name) })
+        .map(|(_, layer)| Stop { name: layer.name.clone(), alternatives: instead_of(&layer.name) })
         .collect()
 }
 
@@ -34,38 +32,8 @@ fn stands_for(layer: &LayerEntry, name: &str) -> bool {
 /// Queue depths side by side at most: more do not fit on paper.
 const DEPTHS_ABREAST: usize = 2;
 
-/// A table of one shape.
-pub struct NumbersOfShape {
-    pub title: String,
-    pub depths: Vec<Depth>,
-    pub rows: Vec<Line>,
-}
-
-/// A queue depth's columns.
-pub struct Depth {
-    pub title: String,
-    pub columns: &'static [&'static str],
-}
-
-/// A layer's line.
-pub struct Line {
-    pub name: String,
-    pub alternative: bool,
-    pub numbers: Vec<Number>,
-}
-
-/// One number, a remark beside it, and the class that gives it its weight or colour.
-#[derive(Default)]
-pub struct Number {
-    pub text: String,
-    pub remark: String,
-    pub class: &'static str,
-    /// The first number of a queue depth, set off from those of the depth before.
-    pub begins_depth: bool,
-}
-
 /// The tables, one or several for each shape.
-pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape> {
+pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<(String, Table)> {
     let mut tables = Vec::new();
     for shape in table::shapes(diagnosis) {
         let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
@@ -74,18 +42,28 @@ pub fn numbers(diagnosis: &Diagnosis, findings: &Findings) -> Vec<NumbersOfShape
     tables
 }
 
-fn of_cells(diagnosis: &Diagnosis, findings: &Findings, shape: Shape, cells: &[&Cell]) -> NumbersOfShape {
-    let depth = |cell: &&Cell| Depth { title: depth_title(cell), columns: columns(findings, cell) };
-    let line = |(index, layer): (usize, &LayerEntry)| Line {
-        name: layer.name.clone(),
-        alternative: layer.position != Position::OnTheWay,
-        numbers: cells.iter().flat_map(|cell| line_of(diagnosis, findings, index, cell)).collect(),
+fn of_cells(diagnosis: &Diagnosis, findings: &Findings, shape: Shape, cells: &[&Cell]) -> (String, Table) {
+    let depth = |cell: &&Cell| Group {
+        name: depth_title(cell),
+        note: String::new(),
+        columns: columns(findings, cell).iter().map(|&column| column.to_owned()).collect(),
     };
-    NumbersOfShape {
-        title: shape.to_string(),
-        depths: cells.iter().map(depth).collect(),
-        rows: diagnosis.layers_compared().map(|layer| line((layer, &diagnosis.layers[layer]))).collect(),
-    }
+    let row = |(index, layer): (usize, &LayerEntry)| {
+        let alternative = layer.position != Position::OnTheWay;
+        Row {
+            class: if alternative { "other" } else { "" },
+            name: if alternative { format!("or {}", layer.name) } else { layer.name.clone() },
+            cells: cells.iter().flat_map(|cell| row_of(diagnosis, findings, index, cell)).collect(),
+            ..Row::default()
+        }
+    };
+    let table = Table {
+        class: "",
+        first: "layer".to_owned(),
+        groups: cells.iter().map(depth).collect(),
+        rows: diagnosis.layers_compared().map(|layer| row((layer, &diagnosis.layers[layer]))).collect(),
+    };
+    (shape.to_string(), table)
 }
 
 /// A load without its shape.
@@ -97,43 +75,45 @@ pub fn depth_title(cell: &Cell) -> String {
 }
 
 fn columns(findings: &Findings, cell: &Cell) -> &'static [&'static str] {
-    match findings.quantity(cell) {
+    match findings.compared.quantity(cell) {
         Quantity::Latency => &["p50", "p99", "p99.9", "IOPS", "step"],
         Quantity::Iops => &["IOPS", "MiB/s", "p50", "p99", "CPU/IO", "step"],
     }
 }
 
-fn line_of(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> Vec<Number> {
-    let missing = |text: &str| Number { text: text.to_owned(), class: "missing", ..Number::default() };
-    let mut numbers = match findings.point(layer, cell) {
-        Some(point) => numbers_of(point, findings.quantity(cell), findings.difference_to(layer, cell)),
+fn row_of(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell) -> Vec<page::Cell> {
+    let missing = |text: &str| page::Cell { class: "missing".to_owned(), ..page::Cell::text(text) };
+    let compared = &findings.compared;
+    let mut numbers = match compared.point(layer, cell) {
+        Some(point) => numbers_of(point, compared.quantity(cell), compared.difference_to(layer, cell)),
         None => columns(findings, cell).iter().map(|_| missing("–")).collect(),
     };
-    if findings.is_rejected(diagnosis, layer, cell) {
+    if compared.is_rejected(diagnosis, layer, cell) {
         numbers[0] = missing("rejected");
     }
-    numbers[0].begins_depth = true;
+    numbers[0].begins = true;
     numbers
 }
 
-fn numbers_of(point: &Point, quantity: Quantity, difference: Option<&Difference>) -> Vec<Number> {
-    let plain = |text: String| Number { text, ..Number::default() };
+fn numbers_of(point: &Point, quantity: Quantity, difference: Option<&Difference>) -> Vec<page::Cell> {
     let step = difference.map(step).unwrap_or_default();
-    let known = |spread: Option<Spread>| {
-        plain(spread.map_or("–".to_owned(), |spread| format::duration(spread.median)))
-    };
-    let [p50, p99, p99_9] = [point.p50_ns, point.p99_ns, point.p99_9_ns].map(known);
+    let text =
+        |spread: Option<Spread>| spread.map_or("–".to_owned(), |spread| format::duration(spread.median));
+    let known = |spread| page::Cell::text(text(spread));
     let iops = format::count(point.iops.median);
     match quantity {
-        Quantity::Latency => {
-            let p50 = judged(p50.text, point, point.p50_ns.map_or(0.0, |p50| p50.relative()));
-            vec![p50, p99, p99_9, plain(iops), step]
-        }
+        Quantity::Latency => vec![
+            judged(text(point.p50_ns), point, point.p50_ns.map_or(0.0, |p50| p50.relative())),
+            known(point.p99_ns),
+            known(point.p99_9_ns),
+            page::Cell::text(iops),
+            step,
+        ],
         Quantity::Iops => vec![
             judged(iops, point, point.iops.relative()),
-            plain(format::throughput(point.mib_per_s.median)),
-            p50,
-            p99,
+            page::Cell::text(format::throughput(point.mib_per_s.median)),
+            known(point.p50_ns),
+            known(point.p99_ns),
             known(point.cpu_ns_per_io),
             step,
         ],
@@ -141,20 +121,20 @@ fn numbers_of(point: &Point, quantity: Quantity, difference: Option<&Difference>
 }
 
 /// The number that the cell is judged by, with its spread.
-fn judged(text: String, point: &Point, spread: f64) -> Number {
+fn judged(text: String, point: &Point, spread: f64) -> page::Cell {
     let remark =
         if point.repeats > 1 { format!("±{}", format::percent(spread)) } else { "1 repeat".to_owned() };
-    Number { text, remark, class: "judged", ..Number::default() }
+    page::Cell { remark, class: "judged".to_owned(), ..page::Cell::text(text) }
 }
 
-fn step(difference: &Difference) -> Number {
+fn step(difference: &Difference) -> page::Cell {
     let class = match charts::class_of(difference) {
         "cost" => "cost-text",
         "gain" => "gain-text",
         _ => "flat-text",
     };
     let remark = verdict::interval(difference).map_or_else(String::new, |ends| format!("×{ends}"));
-    Number { text: verdict::in_short(difference), remark, class, ..Number::default() }
+    page::Cell { remark, class: class.to_owned(), ..page::Cell::text(verdict::in_short(difference)) }
 }
 
 /// The environment, as pairs of a word and what it is.
@@ -284,7 +264,7 @@ mod tests {
         let diagnosis = sample::write_back();
         let chain = chain(&diagnosis);
         assert_eq!(
-            chain.iter().map(|stop| stop.name).collect::<Vec<_>>(),
+            chain.iter().map(|stop| stop.name.as_str()).collect::<Vec<_>>(),
             ["backing", "accel write-back+1", "nbd export"]
         );
         assert_eq!(
@@ -300,11 +280,11 @@ mod tests {
         diagnosis.rows.retain(|row| row.layer != "nbd export" || row.cell.queue_depth == 1);
         let tables = numbers(&diagnosis, &find(&diagnosis));
         assert_eq!(tables.len(), 4);
-        for table in &tables {
-            assert!(table.rows.iter().all(|line| line.numbers.len() == 11));
+        for (_, table) in &tables {
+            assert!(table.rows.iter().all(|row| row.cells.len() == 11));
             let export = &table.rows[5];
-            assert!(export.numbers[5..].iter().all(|number| number.text == "–"));
-            assert_eq!(export.numbers[0].remark, "±2 %");
+            assert!(export.cells[5..].iter().all(|cell| cell.lines == ["–"]));
+            assert_eq!(export.cells[0].remark, "±2 %");
         }
     }
 
@@ -316,10 +296,13 @@ mod tests {
         diagnosis.cells.extend(more);
         let tables = numbers(&diagnosis, &find(&diagnosis));
         assert_eq!(tables.len(), 5);
-        assert!(tables.iter().all(|table| table.depths.len() == 2));
-        assert_eq!(tables[0].title, tables[1].title);
-        let titles: Vec<&str> =
-            tables[..2].iter().flat_map(|table| &table.depths).map(|depth| depth.title.as_str()).collect();
+        assert!(tables.iter().all(|(_, table)| table.groups.len() == 2));
+        assert_eq!(tables[0].0, tables[1].0);
+        let titles: Vec<&str> = tables[..2]
+            .iter()
+            .flat_map(|(_, table)| &table.groups)
+            .map(|depth| depth.name.as_str())
+            .collect();
         assert_eq!(titles, ["QD 1", "QD 32", "QD 64", "QD 128"]);
     }
 

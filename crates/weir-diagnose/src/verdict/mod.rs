@@ -14,15 +14,17 @@ use serde::Serialize;
 
 use crate::Counters;
 use crate::check::Kind;
-use crate::finding::{Difference, Findings, Judgement, Quantity, SUSPICIOUS_FACTOR, Why};
-use crate::format;
+use crate::comparison::{Comparisons, Difference, Judgement, Point, Quantity, SUSPICIOUS_FACTOR, Why};
 use crate::hypothesis::processor::IDLE;
 use crate::hypothesis::{self, Cause, Hypothesis, Standing};
-use crate::plan::FEWEST_REPEATS;
 use crate::result::{Diagnosis, RunOutcome};
 use crate::stats::PRACTICAL_MARGIN;
+use weir_report::format;
 use words::{between, plural};
 pub use words::{describe, factor, in_short, interval};
+
+/// With fewer repeats on a side nothing is called confirmed.
+pub const FEWEST_REPEATS: u32 = 5;
 
 /// The lowest layer is unsteady where its own repeats do not pin it down to this share: nothing above can then
 /// be known better.
@@ -101,13 +103,13 @@ pub struct Verdict {
 
 /// Sums up the steps of a measurement. The scatter of the lowest layer is looked at first.
 #[must_use]
-pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
-    let unsteady = unsteady_cells(diagnosis, findings);
-    let hypotheses = hypothesis::explain(diagnosis, findings);
+pub fn conclude(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
+    let unsteady = unsteady_cells(diagnosis, compared);
+    let hypotheses = hypothesis::explain(diagnosis, compared);
     let confirmed = hypothesis::confirmed(&hypotheses);
     let mut verdict = match confirmed {
         Some(guess) if guess.cause == Cause::Generator => short_of_processor(guess),
-        _ => statement(diagnosis, findings, &unsteady),
+        _ => statement(diagnosis, compared, &unsteady),
     };
     if let (Grade::Inconclusive, Some((cause, layer))) =
         (verdict.grade, confirmed.and_then(|guess| Some((guess.cause, guess.layer?))))
@@ -122,7 +124,7 @@ pub fn conclude(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
     let open = hypotheses.iter().filter(|guess| guess.standing == Standing::Open);
     verdict.would_change.extend(open.map(|guess| guess.run.clone()));
     verdict.hypotheses = hypotheses;
-    verdict.cautions = cautions(diagnosis, findings, &unsteady);
+    verdict.cautions = cautions(diagnosis, compared, &unsteady);
     if diagnosis.interrupted {
         verdict.would_change.push("The runs that are missing: --resume goes on with them.".to_owned());
     }
@@ -147,64 +149,46 @@ fn confirmed_by(diagnosis: &Diagnosis, guess: &Hypothesis) -> String {
     format!("Cause, confirmed by a run of its own: {}{layer}. {outcome}", guess.cause).trim_end().to_owned()
 }
 
-/// Why the measurement as a whole is not to be trusted, if so: a pipeline should not act on it.
-#[must_use]
-pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
-    let (unused, rows) = (findings.unused.len(), diagnosis.rows.len());
-    if diagnosis.interrupted {
-        Some(format!("interrupted after {rows} of {} runs", diagnosis.planned_runs()))
-    } else if findings.verdict.grade == Grade::GeneratorLimited {
-        Some("the load generator was the limit".to_owned())
-    } else if 2 * unused > rows {
-        Some(format!("{unused} of {rows} rows cannot be used"))
-    } else if rows == 0 {
-        Some("there are no rows".to_owned())
-    } else {
-        None
-    }
-}
-
 /// Cells in which the lowest layer's own repeats scatter too much, in the quantity that the cell is judged by.
-fn unsteady_cells<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Vec<&'a crate::Cell> {
+fn unsteady_cells<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Vec<&'a crate::Cell> {
     let Some((lowest, _)) = diagnosis.chain().next() else { return Vec::new() };
-    let unsteady = |point: &&crate::finding::Point| {
-        let width = point.half_width(findings.quantity(&point.cell));
+    let unsteady = |point: &&Point| {
+        let width = point.half_width(compared.quantity(&point.cell));
         point.layer == lowest
             && diagnosis.cells.contains(&point.cell)
             && width.is_some_and(|width| width > UNSTEADY)
     };
-    findings.points.iter().filter(unsteady).map(|point| &point.cell).collect()
+    compared.points.iter().filter(unsteady).map(|point| &point.cell).collect()
 }
 
-fn statement(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Verdict {
-    let leader = costliest_step(diagnosis, findings);
-    if let Some(verdict) = generator_limited(diagnosis, findings, leader.is_some()) {
+fn statement(diagnosis: &Diagnosis, compared: &Comparisons, unsteady: &[&crate::Cell]) -> Verdict {
+    let leader = costliest_step(diagnosis, compared);
+    if let Some(verdict) = generator_limited(diagnosis, compared, leader.is_some()) {
         return verdict;
     }
     let unknown = |headline: &str| Verdict { headline: headline.to_owned(), ..Verdict::default() };
-    if findings.points.is_empty() {
+    if compared.points.is_empty() {
         return unknown("Nothing was measured that could be used.");
     }
     if diagnosis.chain().count() < 2 {
         return unknown("Only one layer was measured: there is no step to compare.");
     }
-    if findings.steps.is_empty() {
+    if compared.steps.is_empty() {
         return unknown("No cell has usable rows at two layers: there is no step to compare.");
     }
     match leader {
-        Some(leader) => name_step(diagnosis, findings, &leader, unsteady),
-        None => name_none(diagnosis, findings),
+        Some(leader) => name_step(diagnosis, compared, &leader, unsteady),
+        None => name_none(diagnosis, compared),
     }
 }
 
 /// Most runs were limited by the generator, or no loss shows because it was.
-fn generator_limited(diagnosis: &Diagnosis, findings: &Findings, loss: bool) -> Option<Verdict> {
+fn generator_limited(diagnosis: &Diagnosis, compared: &Comparisons, loss: bool) -> Option<Verdict> {
     let measured = diagnosis.rows.iter().filter(|row| matches!(row.outcome, RunOutcome::Measured(_))).count();
     let idle = |why: &Why| *why == Why::Objection(Kind::GeneratorIdle);
-    let idle = findings.unused.iter().filter(|unused| idle(&unused.why)).count();
-    let share =
-        |point: &&crate::finding::Point| point.cpu_share.is_some_and(|share| share.median >= BUSY_GENERATOR);
-    let busy = findings.points.iter().filter(share).count();
+    let idle = compared.unused.iter().filter(|unused| idle(&unused.why)).count();
+    let share = |point: &&Point| point.cpu_share.is_some_and(|share| share.median >= BUSY_GENERATOR);
+    let busy = compared.points.iter().filter(share).count();
     let (evidence, change) = if idle > 0 && 2 * idle >= measured {
         (
             format!(
@@ -212,11 +196,11 @@ fn generator_limited(diagnosis: &Diagnosis, findings: &Findings, loss: bool) -> 
             ),
             "A generator that keeps the queue full: fewer other programs on its processors, or more threads.",
         )
-    } else if !loss && busy > 0 && 2 * busy >= findings.points.len() {
+    } else if !loss && busy > 0 && 2 * busy >= compared.points.len() {
         (
             format!(
                 "In {busy} of {} places its threads were on a processor for {} of the time or more.",
-                findings.points.len(),
+                compared.points.len(),
                 format::percent(BUSY_GENERATOR)
             ),
             "More generator threads, or a faster processor: a layer that is faster than the generator cannot show it.",
@@ -243,11 +227,11 @@ struct Leader<'a> {
 }
 
 /// The step that is the greatest loss in the most cells; among equals, the one with the greatest factor.
-fn costliest_step<'a>(diagnosis: &Diagnosis, findings: &'a Findings) -> Option<Leader<'a>> {
+fn costliest_step<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Option<Leader<'a>> {
     let mut leaders: Vec<Leader<'a>> = Vec::new();
     let (mut cells_compared, mut cells_with_loss) = (0, 0);
     for cell in &diagnosis.cells {
-        let steps = || findings.steps.iter().filter(|step| step.cell == *cell);
+        let steps = || compared.steps.iter().filter(|step| step.cell == *cell);
         cells_compared += usize::from(steps().next().is_some());
         let losses = steps().filter(|step| step.is_loss());
         // Within a cell every step ends in the same currency: nanoseconds add up along the way, factors
@@ -279,14 +263,14 @@ fn worst(steps: &[&Difference]) -> f64 {
 
 fn name_step(
     diagnosis: &Diagnosis,
-    findings: &Findings,
+    compared: &Comparisons,
     leader: &Leader<'_>,
     unsteady: &[&crate::Cell],
 ) -> Verdict {
     let name = |layer: usize| &diagnosis.layers[layer].name;
-    let missing = missing_to_confirm(diagnosis, findings, leader, unsteady);
+    let missing = missing_to_confirm(diagnosis, compared, leader, unsteady);
     let grade = if missing.is_empty() && !diagnosis.interrupted { Grade::Confirmed } else { Grade::Likely };
-    let losses: Vec<&Difference> = findings
+    let losses: Vec<&Difference> = compared
         .steps
         .iter()
         .filter(|step| (step.from, step.to) == (leader.from, leader.to) && step.is_loss())
@@ -299,22 +283,22 @@ fn name_step(
         "{word}: the step from {} to {} costs most{}.",
         name(leader.from),
         name(leader.to),
-        only_in(findings, leader, &losses)
+        only_in(compared, leader, &losses)
     );
     Verdict {
         grade,
         step: Some(Step { from: leader.from, to: leader.to }),
         headline,
-        evidence: evidence(diagnosis, findings, leader),
+        evidence: evidence(diagnosis, compared, leader),
         would_change: missing,
         ..Verdict::default()
     }
 }
 
 /// Where the loss shows in one shape alone and other shapes were compared: that shape.
-fn only_in(findings: &Findings, leader: &Leader<'_>, losses: &[&Difference]) -> String {
+fn only_in(compared: &Comparisons, leader: &Leader<'_>, losses: &[&Difference]) -> String {
     let Some(shape) = losses.first().map(|loss| loss.cell.shape) else { return String::new() };
-    let others = findings.steps.iter().filter(|step| (step.from, step.to) == (leader.from, leader.to));
+    let others = compared.steps.iter().filter(|step| (step.from, step.to) == (leader.from, leader.to));
     let elsewhere = others.filter(|step| step.cell.shape != shape).collect::<Vec<_>>();
     let alone = !elsewhere.is_empty() && elsewhere.iter().all(|step| step.seems_even());
     if alone { format!(", in {shape} alone") } else { String::new() }
@@ -323,7 +307,7 @@ fn only_in(findings: &Findings, leader: &Leader<'_>, losses: &[&Difference]) -> 
 /// What stands between this step and `confirmed`, each with what would settle it.
 fn missing_to_confirm(
     diagnosis: &Diagnosis,
-    findings: &Findings,
+    compared: &Comparisons,
     leader: &Leader<'_>,
     unsteady: &[&crate::Cell],
 ) -> Vec<String> {
@@ -354,19 +338,19 @@ fn missing_to_confirm(
     let here =
         |layer: &str| [leader.from, leader.to].iter().any(|index| diagnosis.layers[*index].name == layer);
     let of_step = diagnosis.rows.iter().filter(|row| here(&row.layer)).count();
-    let unused = findings.unused.iter().filter(|unused| here(&diagnosis.rows[unused.row].layer)).count();
+    let unused = compared.unused.iter().filter(|unused| here(&diagnosis.rows[unused.row].layer)).count();
     if 10 * unused > of_step {
         missing.push(format!("Usable rows: {unused} of {of_step} at these two layers had to be left out."));
     }
     missing
 }
 
-fn evidence(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Vec<String> {
-    let (leads, compared) = (leader.leads.len(), plural(leader.cells_compared, "cell", "cells"));
+fn evidence(diagnosis: &Diagnosis, compared: &Comparisons, leader: &Leader<'_>) -> Vec<String> {
+    let (leads, cells) = (leader.leads.len(), plural(leader.cells_compared, "cell", "cells"));
     let mut evidence = vec![match leader.cells_compared - leader.cells_with_loss {
-        0 => format!("It is the greatest loss in {leads} of {compared} compared."),
+        0 => format!("It is the greatest loss in {leads} of {cells} compared."),
         even => {
-            format!("It is the greatest loss in {leads} of {compared} compared; in {even} none is shown.")
+            format!("It is the greatest loss in {leads} of {cells} compared; in {even} none is shown.")
         }
     }];
     let worst = |quantity: Quantity| {
@@ -376,20 +360,20 @@ fn evidence(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> 
     let greatest = [Quantity::Latency, Quantity::Iops].into_iter().filter_map(worst);
     evidence.extend(greatest.clone().map(|step| describe(step)));
     evidence.extend(
-        greatest.max_by_key(|step| step.cell.queue_depth).and_then(|step| upward(diagnosis, findings, step)),
+        greatest.max_by_key(|step| step.cell.queue_depth).and_then(|step| upward(diagnosis, compared, step)),
     );
-    evidence.extend(elsewhere(diagnosis, findings, leader));
-    evidence.extend(whole_way(diagnosis, findings));
-    evidence.extend(gains(diagnosis, findings));
+    evidence.extend(elsewhere(diagnosis, compared, leader));
+    evidence.extend(whole_way(diagnosis, compared));
+    evidence.extend(gains(diagnosis, compared));
     evidence
 }
 
 /// Whether the loss stays at every layer above: then it was not that layer's own peculiarity.
-fn upward(diagnosis: &Diagnosis, findings: &Findings, step: &Difference) -> Option<String> {
-    let base = findings.point(step.from, &step.cell)?.iops.median;
+fn upward(diagnosis: &Diagnosis, compared: &Comparisons, step: &Difference) -> Option<String> {
+    let base = compared.point(step.from, &step.cell)?.iops.median;
     let above = diagnosis.chain().skip_while(|(index, _)| *index != step.to);
     let points: Vec<f64> = above
-        .filter_map(|(index, _)| findings.point(index, &step.cell))
+        .filter_map(|(index, _)| compared.point(index, &step.cell))
         .map(|point| point.iops.median)
         .collect();
     let slower = points.iter().all(|iops| *iops < base / (1.0 + PRACTICAL_MARGIN));
@@ -408,10 +392,10 @@ fn upward(diagnosis: &Diagnosis, findings: &Findings, step: &Difference) -> Opti
 }
 
 /// Nothing is a loss: that is shown, or nothing is.
-fn name_none(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
+fn name_none(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
     let told = |step: &&Difference| matches!(step.judgement, Judgement::Same | Judgement::Faster);
-    let (steps, told) = (findings.steps.len(), findings.steps.iter().filter(told).count());
-    let gains: Vec<String> = gains(diagnosis, findings).into_iter().collect();
+    let (steps, told) = (compared.steps.len(), compared.steps.iter().filter(told).count());
+    let gains: Vec<String> = gains(diagnosis, compared).into_iter().collect();
     if steps == told {
         return Verdict {
             grade: Grade::NoBottleneckFound,
@@ -423,7 +407,7 @@ fn name_none(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
             ..Verdict::default()
         };
     }
-    let untested = findings.steps.iter().filter(|step| step.judgement == Judgement::Untested).count();
+    let untested = compared.steps.iter().filter(|step| step.judgement == Judgement::Untested).count();
     let evidence = format!(
         "Of {} in {}, {told} are shown to be the same or faster, {} cannot be told, {untested} rest on single runs.",
         plural(steps, "step", "steps"),
@@ -433,14 +417,14 @@ fn name_none(diagnosis: &Diagnosis, findings: &Findings) -> Verdict {
     Verdict {
         headline: "Inconclusive: no step is shown to be a loss, and not all are shown to be none.".to_owned(),
         evidence: std::iter::once(evidence).chain(gains).collect(),
-        would_change: vec![more_repeats(findings)],
+        would_change: vec![more_repeats(compared)],
         ..Verdict::default()
     }
 }
 
 /// How many repeats the scatter seen so far asks for, so that half of what is open is told.
-fn more_repeats(findings: &Findings) -> String {
-    let open = findings.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
+fn more_repeats(compared: &Comparisons) -> String {
+    let open = compared.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
     let mut needed: Vec<u32> = open.map(|step| step.repeats_needed.unwrap_or(u32::MAX)).collect();
     needed.sort_unstable();
     match needed.get(needed.len().saturating_sub(1) / 2) {
@@ -456,8 +440,8 @@ fn more_repeats(findings: &Findings) -> String {
 }
 
 /// Cells in which another step is a loss, when there are any.
-fn elsewhere(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) -> Option<String> {
-    let others = findings
+fn elsewhere(diagnosis: &Diagnosis, compared: &Comparisons, leader: &Leader<'_>) -> Option<String> {
+    let others = compared
         .steps
         .iter()
         .filter(|step| step.is_loss() && (step.from, step.to) != (leader.from, leader.to));
@@ -466,8 +450,8 @@ fn elsewhere(diagnosis: &Diagnosis, findings: &Findings, leader: &Leader<'_>) ->
 }
 
 /// Where the way has several steps: what all of them together cost at worst.
-fn whole_way(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
-    let losses = findings.whole_way.iter().filter(|way| way.is_loss());
+fn whole_way(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
+    let losses = compared.whole_way.iter().filter(|way| way.is_loss());
     let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     let name = |layer: usize| &diagnosis.layers[layer].name;
     Some(format!(
@@ -478,13 +462,13 @@ fn whole_way(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
     ))
 }
 
-fn gains(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
-    let gains = findings.steps.iter().filter(|step| step.judgement == Judgement::Faster);
+fn gains(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
+    let gains = compared.steps.iter().filter(|step| step.judgement == Judgement::Faster);
     let best = gains.min_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     Some(format!("The greatest gain is {}", between(diagnosis, best)))
 }
 
-fn cautions(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell]) -> Vec<String> {
+fn cautions(diagnosis: &Diagnosis, compared: &Comparisons, unsteady: &[&crate::Cell]) -> Vec<String> {
     let mut cautions = Vec::new();
     if !unsteady.is_empty() {
         let lowest = diagnosis.chain().next().map_or("", |(_, layer)| layer.name.as_str());
@@ -507,10 +491,10 @@ fn cautions(diagnosis: &Diagnosis, findings: &Findings, unsteady: &[&crate::Cell
             plural(diagnosis.planned_runs(), "run", "runs")
         ));
     }
-    if !findings.unused.is_empty() {
+    if !compared.unused.is_empty() {
         cautions.push(format!(
             "{} of {} not used; the reasons are listed below.",
-            findings.unused.len(),
+            compared.unused.len(),
             plural(diagnosis.rows.len(), "row is", "rows are")
         ));
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::finding::find;
+use crate::reliability::distrust;
 use crate::sample::{self, Numbers};
 
 fn conclude_chain(layers: &[(&str, Numbers)]) -> Verdict {

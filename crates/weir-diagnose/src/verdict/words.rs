@@ -1,8 +1,8 @@
 //! A difference in words: the same in tables, charts and sentences.
 
-use crate::finding::{Difference, Judgement, Quantity};
-use crate::format;
+use crate::comparison::{Difference, Judgement, Quantity};
 use crate::result::Diagnosis;
+use weir_report::format;
 
 /// Where it is, and its numbers.
 pub(super) fn between(diagnosis: &Diagnosis, step: &Difference) -> String {

@@ -113,7 +113,7 @@ pub struct DiagnoseArgs {
     /// Runs of each cell on each layer. With fewer than five nothing is called confirmed.
     #[arg(
         long,
-        default_value_t = weir_diagnose::plan::FEWEST_REPEATS,
+        default_value_t = weir_diagnose::verdict::FEWEST_REPEATS,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(weir_diagnose::plan::MOST_REPEATS))
     )]
     pub repeats: u32,

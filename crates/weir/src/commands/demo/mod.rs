@@ -62,7 +62,7 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
     let settings = Settings {
         destroy: true,
         cells: weir_diagnose::Tier::Quick.cells(),
-        repeats: weir_diagnose::plan::FEWEST_REPEATS,
+        repeats: weir_diagnose::verdict::FEWEST_REPEATS,
         more: Some(0),
         follow_ups: false,
         without: Vec::new(),

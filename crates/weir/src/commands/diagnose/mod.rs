@@ -11,7 +11,7 @@ mod trace;
 
 use std::path::Path;
 
-use weir_diagnose::{Findings, Threshold, verdict};
+use weir_diagnose::{Findings, Threshold, reliability};
 use weir_node::client::Client;
 
 use crate::cli::{DiagnoseArgs, Global};
@@ -79,7 +79,7 @@ fn processes_of_others(global: &Global, owner: &Client) -> Result<Vec<u32>, Fail
 /// The exit code of what came out: a measurement that cannot be trusted keeps to no threshold and breaks none.
 fn judge(outcome: &Outcome, thresholds: &[Threshold]) -> Result<(), Failure> {
     let (diagnosis, findings): (_, &Findings) = (&outcome.diagnosis, &outcome.findings);
-    if let Some(why) = verdict::distrust(diagnosis, findings) {
+    if let Some(why) = reliability::distrust(diagnosis, findings) {
         return Err(Failure {
             code: NOT_TRUSTED,
             message: format!("measured, but not to be trusted: {why}"),

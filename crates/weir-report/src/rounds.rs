@@ -1,11 +1,9 @@
 //! The rounds of a load that was to run until it is steady, and the window that was.
 
-use weir_load::steady::{EXCURSION_PERCENT, SteadyState, WINDOW};
-
-use super::axis::Axis;
-use super::charts::{Panel, tick_count};
-use super::svg::{Anchor, Drawing, WIDTH};
+use crate::axis::Axis;
 use crate::format;
+use crate::panel::{Panel, tick_count};
+use crate::svg::{Anchor, Drawing, WIDTH};
 
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = WIDTH - 8.0;
@@ -15,9 +13,23 @@ const HEIGHT: f64 = 150.0;
 /// Part of a round's room that its bar takes.
 const BAR: f64 = 0.7;
 
-/// A bar for each round, the last five in colour, with the band that they may not leave; `None` without a round.
-pub fn panel(title: &str, state: &SteadyState) -> Option<Panel> {
-    let rounds = &state.rounds;
+/// Rounds, and what is asked of the last of them.
+#[derive(Debug)]
+pub struct Rounds<'a> {
+    /// I/Os per second of each round.
+    pub rates: &'a [f64],
+    /// So many rounds at the end are the window.
+    pub window: usize,
+    /// The band around the window's average that its rounds may not leave: its whole height, as a share of the average.
+    pub band: f64,
+    /// Whether the window is steady.
+    pub reached: bool,
+}
+
+/// A bar for each round, those of the window in colour, with the band that they may not leave; `None` without a round.
+#[must_use]
+pub fn panel(title: &str, state: &Rounds<'_>) -> Option<Panel> {
+    let rounds = state.rates;
     let most = rounds.iter().copied().filter(|rate| rate.is_finite()).fold(0.0, f64::max);
     if rounds.is_empty() || most <= 0.0 {
         return None;
@@ -25,14 +37,14 @@ pub fn panel(title: &str, state: &SteadyState) -> Option<Panel> {
     let (bottom, mut drawing) = (TOP + HEIGHT, Drawing::default());
     let y = Axis::linear(bottom, TOP, most * 1.05);
     for &tick in y.ticks() {
-        let place = y.place(tick);
+        let place = y.at(tick);
         drawing.line("grid", (LEFT, place), (RIGHT, place));
         drawing.text("tick", LEFT - 6.0, place + 3.5, Anchor::End, &tick_count(tick));
     }
     let room = (RIGHT - LEFT) / rounds.len() as f64;
-    let window = rounds.len().saturating_sub(WINDOW);
+    let window = rounds.len().saturating_sub(state.window);
     for (round, &rate) in rounds.iter().enumerate() {
-        let (x, top) = (LEFT + room * (round as f64 + (1.0 - BAR) / 2.0), y.place(rate));
+        let (x, top) = (LEFT + room * (round as f64 + (1.0 - BAR) / 2.0), y.at(rate));
         let class = if round >= window { "base" } else { "beside" };
         drawing.begin_group(&format!("round {}: {} I/Os per second", round + 1, format::whole(rate)));
         drawing.rect(class, x, top, room * BAR, bottom - top);
@@ -42,16 +54,17 @@ pub fn panel(title: &str, state: &SteadyState) -> Option<Panel> {
             drawing.text("tick", LEFT + room * (round as f64 + 0.5), bottom + 14.0, Anchor::Middle, &label);
         }
     }
-    mark_window(&mut drawing, &y, &rounds[window..], LEFT + room * window as f64, state.reached);
+    mark_window(&mut drawing, &y, LEFT + room * window as f64, state);
     let svg = drawing.close(&format!("I/Os per second by round: {title}"));
     Some(Panel { title: title.to_owned(), svg })
 }
 
 /// The window's bracket, and the band of the greatest excursion around its average.
-fn mark_window(drawing: &mut Drawing, y: &Axis, window: &[f64], left: f64, reached: bool) {
+fn mark_window(drawing: &mut Drawing, y: &Axis, left: f64, state: &Rounds<'_>) {
+    let window = &state.rates[state.rates.len().saturating_sub(state.window)..];
     let average = window.iter().sum::<f64>() / window.len().max(1) as f64;
     for side in [-0.5, 0.5] {
-        let edge = y.place(average * (1.0 + side * EXCURSION_PERCENT / 100.0));
+        let edge = y.at(average * (1.0 + side * state.band));
         drawing.line("link", (left, edge), (RIGHT, edge));
     }
     let above = TOP - 6.0;
@@ -59,7 +72,7 @@ fn mark_window(drawing: &mut Drawing, y: &Axis, window: &[f64], left: f64, reach
     for x in [left, RIGHT] {
         drawing.line("bracket", (x, above - 3.0), (x, above + 3.0));
     }
-    let words = if reached { "steady window" } else { "last window: not steady" };
+    let words = if state.reached { "steady window" } else { "last window: not steady" };
     // Right-aligned: of few rounds the bracket is wide, of many it is short and stands at the right.
     drawing.text("aside", RIGHT, above - 5.0, Anchor::End, words);
 }
@@ -69,26 +82,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn of(rates: &[f64], reached: bool) -> Rounds<'_> {
+        Rounds { rates, window: 5, band: 0.2, reached }
+    }
+
     #[test]
-    fn the_window_is_the_last_five() {
-        let state = SteadyState::of(&[500.0, 400.0, 100.0, 101.0, 99.0, 100.0, 100.0]);
-        let svg = panel("disk", &state).unwrap().svg;
+    fn the_window_is_the_last_rounds() {
+        let svg = panel("disk", &of(&[500.0, 400.0, 100.0, 101.0, 99.0, 100.0, 100.0], true)).unwrap().svg;
         assert_eq!(
             (svg.matches(r#"class="base""#).count(), svg.matches(r#"class="beside""#).count()),
             (5, 2)
         );
         assert!(svg.contains(">steady window<") && svg.contains("round 1: 500 I/Os per second"), "{svg}");
-        let restless = SteadyState::of(&[500.0, 100.0, 300.0]);
-        assert!(panel("disk", &restless).unwrap().svg.contains("not steady"));
-        assert!(panel("disk", &SteadyState::of(&[])).is_none());
-        assert!(panel("disk", &SteadyState::of(&[0.0; 5])).is_none());
+        assert!(panel("disk", &of(&[500.0, 100.0, 300.0], false)).unwrap().svg.contains("not steady"));
+        assert!(panel("disk", &of(&[], false)).is_none());
+        assert!(panel("disk", &of(&[0.0; 5], true)).is_none());
     }
 
     proptest! {
         #[test]
         fn any_rounds_can_be_drawn(rounds in prop::collection::vec(any::<f64>(), 0..40)) {
-            if let Some(panel) = panel("x", &SteadyState::of(&rounds)) {
-                prop_assert!(super::super::svg::is_drawable(&panel.svg), "{}", panel.svg);
+            if let Some(panel) = panel("x", &of(&rounds, true)) {
+                prop_assert!(crate::svg::is_drawable(&panel.svg), "{}", panel.svg);
             }
         }
     }

@@ -13,7 +13,6 @@ use crate::cell::Cell;
 use crate::check::{self, Kind};
 use crate::result::{Diagnosis, Measurement, Position, RunOutcome};
 use crate::stats::{self, Comparison, FALSE_DISCOVERIES, LogSample, PRACTICAL_MARGIN};
-use crate::verdict::{self, Verdict};
 
 /// A single run has no scatter to judge by. A factor below this is not made anything of; from it on, a loss is
 /// worth a suspicion.
@@ -223,9 +222,9 @@ impl Difference {
     }
 }
 
-/// Everything that follows from the rows.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Findings {
+/// What the rows say when layers are held against each other.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Comparisons {
     /// One per layer and cell with at least one usable row, in the order of cells, then layers.
     pub points: Vec<Point>,
     /// Between neighbours on the way, in the order of cells, then from the bottom.
@@ -236,11 +235,9 @@ pub struct Findings {
     pub whole_way: Vec<Difference>,
     /// Rows that are not used, with the reason.
     pub unused: Vec<Unused>,
-    /// What it amounts to.
-    pub verdict: Verdict,
 }
 
-impl Findings {
+impl Comparisons {
     /// What was found for a layer and a cell.
     #[must_use]
     pub fn point(&self, layer: usize, cell: &Cell) -> Option<&Point> {
@@ -275,32 +272,25 @@ impl Findings {
     }
 }
 
-/// Draws the findings from a measurement, complete or not.
+/// Compares the layers of a measurement, complete or not.
 #[must_use]
-pub fn find(diagnosis: &Diagnosis) -> Findings {
+pub fn compare(diagnosis: &Diagnosis) -> Comparisons {
     let mut unused = Vec::new();
     let usable = usable_rows(diagnosis, &mut unused);
-    let mut findings = Findings {
-        points: points(diagnosis, &usable),
-        steps: Vec::new(),
-        alternatives: Vec::new(),
-        whole_way: Vec::new(),
-        unused,
-        verdict: Verdict::default(),
-    };
+    let points = points(diagnosis, &usable);
+    let mut compared = Comparisons { points, unused, ..Comparisons::default() };
     let chain: Vec<usize> = diagnosis.chain().map(|(index, _)| index).collect();
     for cell in &diagnosis.cells {
-        let steps = steps(&findings, cell, &chain);
+        let steps = steps(&compared, cell, &chain);
         if let [first, .., last] = steps.as_slice() {
-            findings.whole_way.extend(between(&findings, cell, first.from, last.to, Vec::new()));
+            compared.whole_way.extend(between(&compared, cell, first.from, last.to, Vec::new()));
         }
-        let beside = alternatives(diagnosis, &findings, cell);
-        findings.steps.extend(steps);
-        findings.alternatives.extend(beside);
+        let beside = alternatives(diagnosis, &compared, cell);
+        compared.steps.extend(steps);
+        compared.alternatives.extend(beside);
     }
-    judge(&mut findings);
-    findings.verdict = verdict::conclude(diagnosis, &findings);
-    findings
+    judge(&mut compared);
+    compared
 }
 
 type Usable<'a> = (usize, Cell, &'a Measurement);
@@ -386,40 +376,40 @@ fn quantity(points: &[Point], cell: &Cell) -> Quantity {
     if cell.queue_depth == 1 && points.iter().all(knows) { Quantity::Latency } else { Quantity::Iops }
 }
 
-fn steps(findings: &Findings, cell: &Cell, chain: &[usize]) -> Vec<Difference> {
+fn steps(compared: &Comparisons, cell: &Cell, chain: &[usize]) -> Vec<Difference> {
     let mut steps = Vec::new();
     let mut below: Option<usize> = None;
     let mut skipped = Vec::new();
     for &layer in chain {
-        if findings.point(layer, cell).is_none() {
+        if compared.point(layer, cell).is_none() {
             skipped.push(layer);
             continue;
         }
         let passed = std::mem::take(&mut skipped);
-        steps.extend(below.and_then(|below| between(findings, cell, below, layer, passed)));
+        steps.extend(below.and_then(|below| between(compared, cell, below, layer, passed)));
         below = Some(layer);
     }
     steps
 }
 
-fn alternatives(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell) -> Vec<Difference> {
+fn alternatives(diagnosis: &Diagnosis, compared: &Comparisons, cell: &Cell) -> Vec<Difference> {
     let of_layer = |(index, layer): (usize, &crate::LayerEntry)| {
         let Position::AlternativeTo(name) = &layer.position else { return None };
-        between(findings, cell, diagnosis.layer_index(name)?, index, Vec::new())
+        between(compared, cell, diagnosis.layer_index(name)?, index, Vec::new())
     };
     diagnosis.layers.iter().enumerate().filter_map(of_layer).collect()
 }
 
 /// `None` where a side has no usable row.
 fn between(
-    findings: &Findings,
+    compared: &Comparisons,
     cell: &Cell,
     from: usize,
     to: usize,
     skipped: Vec<usize>,
 ) -> Option<Difference> {
-    let (lower, upper) = (findings.point(from, cell)?, findings.point(to, cell)?);
-    let quantity = findings.quantity(cell);
+    let (lower, upper) = (compared.point(from, cell)?, compared.point(to, cell)?);
+    let quantity = compared.quantity(cell);
     let values = |point: &Point| match quantity {
         Quantity::Latency => (point.p50_ns, LogSample::of(&point.p50_of_repeats)),
         Quantity::Iops => (Some(point.iops), LogSample::of(&point.iops_of_repeats)),
@@ -448,8 +438,8 @@ fn between(
 }
 
 /// Judges all comparisons that have repeats, as one family: the more is looked at, the more it takes.
-fn judge(findings: &mut Findings) {
-    let all = findings.steps.iter_mut().chain(&mut findings.alternatives).chain(&mut findings.whole_way);
+fn judge(compared: &mut Comparisons) {
+    let all = compared.steps.iter_mut().chain(&mut compared.alternatives).chain(&mut compared.whole_way);
     let mut tested: Vec<(&mut Difference, Comparison)> = all
         .filter_map(|difference| difference.comparison.map(|comparison| (difference, comparison)))
         .collect();

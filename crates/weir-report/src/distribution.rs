@@ -3,12 +3,13 @@
 //! All usable repeats of a layer in a cell together: histograms are added, percentiles are never averaged. The scale
 //! of shares gives each nine the same room, because the slow end is what people wait for.
 
-use weir_load::summary::Buckets;
-
-use super::axis::Axis;
-use super::charts::{Panel, clipped, tick_duration};
-use super::svg::{Anchor, Drawing, WIDTH};
+use crate::axis::Axis;
 use crate::format;
+use crate::panel::{Panel, clipped, tick_duration};
+use crate::svg::{Anchor, Drawing, WIDTH};
+
+/// A histogram of one run: the upper edge of each bucket in nanoseconds, rising, and the requests in it.
+pub type Buckets = [(u64, u64)];
 
 /// Lines in one chart; their colours and dashes can be told apart.
 pub const MOST_LINES: usize = 6;
@@ -22,6 +23,7 @@ const HEIGHT: f64 = 190.0;
 const FEWEST_BEYOND: f64 = 5.0;
 
 /// A name, and its latencies in nanoseconds.
+#[derive(Debug)]
 pub struct Series<'a> {
     /// What it is of.
     pub name: &'a str,
@@ -32,15 +34,17 @@ pub struct Series<'a> {
 /// Requests by latency, of several runs together.
 #[derive(Debug, Default)]
 pub struct Distribution {
-    runs: Vec<Buckets>,
+    runs: Vec<Vec<(u64, u64)>>,
     count: f64,
 }
 
 impl Distribution {
     /// Of these runs. Within a bucket latencies are taken to be spread evenly.
+    #[must_use]
     pub fn of<'a>(runs: impl Iterator<Item = &'a Buckets>) -> Distribution {
-        let runs: Vec<Buckets> = runs.filter(|run| run.count() > 0).cloned().collect();
-        let count = runs.iter().map(|run| run.count() as f64).sum();
+        let requests = |run: &Buckets| run.iter().map(|(_, requests)| *requests as f64).sum::<f64>();
+        let runs: Vec<Vec<(u64, u64)>> = runs.filter(|run| requests(run) > 0.0).map(<[_]>::to_vec).collect();
+        let count = runs.iter().map(|run| requests(run)).sum();
         Distribution { runs, count }
     }
 
@@ -55,7 +59,7 @@ impl Distribution {
 
     /// Edges of all buckets in rising order, in nanoseconds.
     fn edges(&self) -> Vec<f64> {
-        let edges = self.runs.iter().flat_map(|run| run.0.iter().map(|bucket| bucket.0 as f64));
+        let edges = self.runs.iter().flat_map(|run| run.iter().map(|bucket| bucket.0 as f64));
         let mut edges: Vec<f64> = edges.collect();
         edges.sort_by(f64::total_cmp);
         edges.dedup();
@@ -63,17 +67,18 @@ impl Distribution {
     }
 
     /// The latency that this share of the requests does not exceed, in nanoseconds.
+    #[must_use]
     pub fn at(&self, share: f64) -> Option<f64> {
         let edges = self.edges();
-        let place = edges.partition_point(|edge| self.share_within(*edge) < share - 1e-12);
-        edges.get(place).or(edges.last()).copied()
+        let index = edges.partition_point(|edge| self.share_within(*edge) < share - 1e-12);
+        edges.get(index).or(edges.last()).copied()
     }
 }
 
 /// Requests of one run up to a latency.
 fn within(run: &Buckets, latency: f64) -> f64 {
     let (mut below, mut edge) = (0.0, 0.0);
-    for &(end, count) in &run.0 {
+    for &(end, count) in run {
         let (end, count) = (end as f64, count as f64);
         if latency < end {
             // The first bucket is as wide as the histogram's: one percent.
@@ -86,7 +91,8 @@ fn within(run: &Buckets, latency: f64) -> f64 {
     below
 }
 
-/// The distributions of one cell's layers in one picture, with their percentiles below it.
+/// Several distributions in one picture, with their percentiles below it.
+#[must_use]
 pub fn panel(title: &str, series: &[Series<'_>]) -> Option<Panel> {
     let series: Vec<&Series<'_>> =
         series.iter().filter(|one| !one.latencies.is_empty()).take(MOST_LINES).collect();
@@ -108,8 +114,8 @@ pub fn panel(title: &str, series: &[Series<'_>]) -> Option<Panel> {
     for (line, (one, edges)) in series.iter().zip(&edges).enumerate() {
         // The line ends where it leaves at the top.
         let end = one.latencies.at(top).unwrap_or(most);
-        let step = |latency: &f64| (x.place(*latency), y.place(one.latencies.share_within(*latency)));
-        let start = edges.first().map(|first| (x.place(first * 0.99), y.place(0.0)));
+        let step = |latency: &f64| (x.at(*latency), y.at(one.latencies.share_within(*latency)));
+        let start = edges.first().map(|first| (x.at(first * 0.99), y.at(0.0)));
         let shown = edges.iter().take_while(|edge| **edge <= end);
         let places = start.into_iter().chain(shown.map(step)).map(Some);
         drawing.path(&format!("line s{line}"), places);
@@ -124,12 +130,12 @@ pub fn panel(title: &str, series: &[Series<'_>]) -> Option<Panel> {
 fn frame(drawing: &mut Drawing, x: &Axis, y: &Axis, nines: u32) {
     let bottom = TOP + HEIGHT;
     for &tick in x.ticks() {
-        let place = x.place(tick);
+        let place = x.at(tick);
         drawing.line("grid", (place, TOP), (place, bottom));
         drawing.text("tick", place, bottom + 14.0, Anchor::Middle, &tick_duration(tick));
     }
     for &tick in y.ticks() {
-        let place = y.place(tick);
+        let place = y.at(tick);
         drawing.line("grid", (LEFT, place), (RIGHT, place));
         let digits = nines.saturating_sub(2) as usize;
         let label = format!("{:.digits$}", tick * 100.0);
@@ -165,14 +171,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn buckets(of: &[(u64, u64)]) -> Buckets {
-        Buckets(of.to_vec())
-    }
-
     #[test]
     fn repeats_add_up_and_percentiles_are_of_all_of_them() {
-        let (fast, slow) = (buckets(&[(100, 900)]), buckets(&[(1000, 90), (5000, 10)]));
-        let both = Distribution::of([&fast, &slow].into_iter());
+        let (fast, slow) = ([(100, 900)], [(1000, 90), (5000, 10)]);
+        let both = Distribution::of([&fast[..], &slow].into_iter());
         assert!((both.share_within(100.0) - 0.9).abs() < 1e-9);
         assert!((both.share_within(1000.0) - 0.99).abs() < 1e-9);
         assert!((both.share_within(3000.0) - 0.995).abs() < 1e-9, "evenly within a bucket");
@@ -182,8 +184,8 @@ mod tests {
 
     #[test]
     fn a_line_climbs_a_nine_at_a_time() {
-        let runs = buckets(&[(10_000, 90_000), (100_000, 9_000), (1_000_000, 900), (10_000_000, 100)]);
-        let series = Series { name: "backing", latencies: Distribution::of([&runs].into_iter()) };
+        let runs = [(10_000, 90_000), (100_000, 9_000), (1_000_000, 900), (10_000_000, 100)];
+        let series = Series { name: "backing", latencies: Distribution::of([&runs[..]].into_iter()) };
         let panel = panel("4K", &[series]).unwrap();
         // 100,000 requests: four nines have five beyond them. 90 % stand at a quarter of the height, 99 % at a half.
         let quarter = TOP + HEIGHT * 0.75;
@@ -197,7 +199,7 @@ mod tests {
     #[test]
     fn nothing_draws_nothing() {
         assert!(panel("x", &[]).is_none());
-        let empty = Series { name: "x", latencies: Distribution::of([&Buckets::default()].into_iter()) };
+        let empty = Series { name: "x", latencies: Distribution::of([&[][..]].into_iter()) };
         assert!(panel("x", &[empty]).is_none());
     }
 
@@ -206,11 +208,10 @@ mod tests {
         fn any_buckets_can_be_drawn(
             runs in prop::collection::vec(prop::collection::vec((any::<u64>(), 0u64..1 << 50), 0..20), 0..9),
         ) {
-            let runs: Vec<Buckets> = runs.into_iter().map(Buckets).collect();
             let series: Vec<Series<'_>> =
-                runs.iter().map(|run| Series { name: "x", latencies: Distribution::of([run].into_iter()) }).collect();
+                runs.iter().map(|run| Series { name: "x", latencies: Distribution::of([&run[..]].into_iter()) }).collect();
             if let Some(panel) = panel("x", &series) {
-                prop_assert!(super::super::svg::is_drawable(&panel.svg), "{}", panel.svg);
+                prop_assert!(crate::svg::is_drawable(&panel.svg), "{}", panel.svg);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::axis::Axis;
+use crate::axis::Axis;
 
 /// Width of a drawing of two in a row, in its own units; the page scales it to the column.
 pub const WIDTH: f64 = 460.0;
@@ -150,11 +150,12 @@ impl Drawing {
     }
 
     /// The axis with its ticks under everything drawn so far, and grid lines behind it.
+    #[must_use]
     pub fn finish(self, axis: &Axis, tick_label: impl Fn(f64) -> String, description: &str) -> String {
         let (top, bottom) = (2.0, self.bottom + 6.0);
         let mut grid = Drawing::wide(self.width);
         for &tick in axis.ticks() {
-            let x = axis.place(tick);
+            let x = axis.at(tick);
             grid.line("grid", (x, top), (x, bottom));
             let anchor = if x < 14.0 {
                 Anchor::Start
@@ -171,6 +172,7 @@ impl Drawing {
     }
 
     /// The drawing as it is.
+    #[must_use]
     pub fn close(self, description: &str) -> String {
         format!(
             r#"<svg viewBox="0 0 {} {:.0}" role="img" aria-label="{}">{}</svg>"#,
@@ -183,7 +185,8 @@ impl Drawing {
 }
 
 /// Whether every coordinate is a number: what the charts' property tests ask.
-#[cfg(test)]
+#[cfg(feature = "drawable")]
+#[must_use]
 pub fn is_drawable(svg: &str) -> bool {
     let doc = roxmltree::Document::parse(svg).expect("a chart is XML");
     let numbers = ["x", "y", "width", "height", "x1", "x2", "y1", "y2", "cx", "cy", "r", "d", "viewBox"];

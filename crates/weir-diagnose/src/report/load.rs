@@ -1,55 +1,64 @@
 //! The results of `weir bench` as one HTML file: rates, the spread of the latencies, the runs over time.
 
-use askama::Template;
-use weir_load::steady::WINDOW;
+use weir_load::steady::{EXCURSION_PERCENT, WINDOW};
 use weir_load::summary::{KindSummary, LatencyFrom, Summary};
+use weir_report::distribution::{self, Distribution, MOST_LINES, Series};
+use weir_report::over_time::{self, Course};
+use weir_report::page::{Block, Cell, Group, Page, Row, Section, Table};
+use weir_report::panel::Panel;
+use weir_report::rounds::{self, Rounds};
+use weir_report::svg::WIDTH;
+use weir_report::{RenderError, format};
 
-use super::charts::Panel;
-use super::course::{self, Course};
-use super::distribution::{self, Distribution, MOST_LINES, Series};
-use super::svg::WIDTH;
-use super::{Chart, Group, HEAT, rounds, view};
+use super::chart::{Chart, HEAT};
+use super::{course, view};
 use crate::environment::Environment;
-use crate::format;
 
-/// Everything that the template shows, in the words in which it shows it.
-#[derive(Template)]
-#[template(path = "bench.html")]
-struct Page<'a> {
-    subject: String,
-    environment: &'a Environment,
-    from_intended_start: bool,
-    columns: [&'static str; 10],
-    lines: Vec<Line>,
-    remarks: Vec<String>,
-    charts: Vec<Chart>,
-    facts: Vec<(&'static str, String)>,
-    limits: Vec<&'static str>,
-}
-
-/// One kind of request of one load.
-struct Line {
-    name: String,
-    numbers: Vec<String>,
-}
+const COLUMNS: [&str; 10] =
+    ["IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"];
 
 /// The report of loads that ran side by side or one after the other.
 ///
 /// # Errors
-/// Never in practice: the template only fails when its output cannot be written, and it writes to memory.
-pub fn loads(summaries: &[Summary], environment: &Environment) -> Result<String, askama::Error> {
+/// Never in practice: the page is rendered to memory.
+pub fn loads(summaries: &[Summary], environment: &Environment) -> Result<String, RenderError> {
+    let mut sections = vec![numbers(summaries)];
+    let remarks: Vec<String> = summaries.iter().flat_map(remarks).collect();
+    if !remarks.is_empty() {
+        sections.push(Section {
+            heading: "What limits these figures".to_owned(),
+            blocks: vec![Block::List("caution", remarks)],
+            ..Section::default()
+        });
+    }
+    sections.extend(charts(summaries).into_iter().map(Chart::section));
+    sections.extend(super::closing(facts(summaries, environment), environment, limits(summaries)));
     let page = Page {
-        subject: environment.disk.clone(),
-        environment,
-        from_intended_start: summaries.iter().any(from_intended_start),
-        columns: ["IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"],
-        lines: summaries.iter().flat_map(lines).collect(),
-        remarks: summaries.iter().flat_map(remarks).collect(),
-        charts: charts(summaries),
-        facts: facts(summaries, environment),
-        limits: limits(summaries),
+        title: format!("Load on {}", environment.disk),
+        eyebrow: "Weir · load".to_owned(),
+        heading: environment.disk.clone(),
+        byline: format!("measured on {} · {}", environment.node, environment.started()),
+        footer: String::new(),
+        sections,
     };
-    page.render()
+    page.html()
+}
+
+fn numbers(summaries: &[Summary]) -> Section {
+    let from_due = " Latency counts from the moment that a request was due, so that waiting for room in the queue is in it.";
+    let from_due = if summaries.iter().any(from_intended_start) { from_due } else { "" };
+    let table = Table {
+        class: "",
+        first: "load".to_owned(),
+        groups: vec![Group::of(COLUMNS)],
+        rows: summaries.iter().flat_map(lines).collect(),
+    };
+    Section {
+        heading: "What was measured".to_owned(),
+        lead: format!("Rates and latencies of the measured time, without warm-up.{from_due}"),
+        blocks: vec![Block::Table(table)],
+        ..Section::default()
+    }
 }
 
 fn from_intended_start(summary: &Summary) -> bool {
@@ -61,24 +70,25 @@ fn name(summary: &Summary) -> String {
     summary.name.clone().unwrap_or_else(|| summary.workload.to_string())
 }
 
-fn lines(summary: &Summary) -> impl Iterator<Item = Line> {
-    summary
-        .kinds
-        .iter()
-        .map(|kind| Line { name: format!("{}: {}", name(summary), kind.kind.name()), numbers: numbers(kind) })
+fn lines(summary: &Summary) -> impl Iterator<Item = Row> {
+    summary.kinds.iter().map(|kind| Row {
+        name: format!("{}: {}", name(summary), kind.kind.name()),
+        cells: cells(kind),
+        ..Row::default()
+    })
 }
 
-fn numbers(kind: &KindSummary) -> Vec<String> {
+fn cells(kind: &KindSummary) -> Vec<Cell> {
     let latency = &kind.latency_ns;
     let mut numbers = vec![format::count(kind.iops), format::throughput(kind.mib_per_second)];
     numbers.push(format::duration(latency.mean));
     let percentiles = [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
     numbers.extend(percentiles.map(|nanoseconds| format::duration(nanoseconds as f64)));
     numbers.push(kind.errors.to_string());
-    numbers
+    numbers.into_iter().map(Cell::text).collect()
 }
 
-/// What limits that the figures say something.
+/// What limits what the figures say.
 fn remarks(summary: &Summary) -> Vec<String> {
     let mut remarks: Vec<String> =
         summary.incomplete.iter().map(|why| format!("Incomplete: {why}.")).collect();
@@ -112,16 +122,24 @@ const READ_OVER_TIME: &str = "In the heat map, the stronger the colour, the more
 
 fn charts(summaries: &[Summary]) -> Vec<Chart> {
     let mut charts = pictures(summaries);
+    let rounds_of = |summary: &Summary| -> Option<Panel> {
+        let state = summary.steady.as_ref()?;
+        let rounds = Rounds {
+            rates: &state.rounds,
+            window: WINDOW,
+            band: EXCURSION_PERCENT / 100.0,
+            reached: state.reached,
+        };
+        rounds::panel(&name(summary), &rounds)
+    };
     charts.push(Chart {
-        title: "How it came to rest",
+        title: "Approach to steady state",
         how_to_read: format!(
             "I/Os per second of each round. The last {WINDOW} are steady when none lies further from another than 20 % of their \
              average, the band between the dotted lines, and the line through them rises or falls by 10 % at most (SNIA PTS)."
         ),
         legend: &[("base", "rounds that the figures are of"), ("beside", "rounds before")],
-        groups: Group::only(
-            summaries.iter().filter_map(|it| rounds::panel(&name(it), it.steady.as_ref()?)).collect(),
-        ),
+        groups: Chart::only(summaries.iter().filter_map(rounds_of).collect()),
     });
     charts.into_iter().filter(Chart::is_drawn).collect()
 }
@@ -135,7 +153,7 @@ fn pictures(summaries: &[Summary]) -> Vec<Chart> {
         title,
         how_to_read,
         legend,
-        groups: Group::only(panels),
+        groups: Chart::only(panels),
     };
     if let ([left], [right]) = (spread.as_mut_slice(), over_time.as_mut_slice()) {
         (left.title, right.title) = (SPREAD.to_owned(), OVER_TIME.to_owned());
@@ -160,7 +178,7 @@ fn distributions(summaries: &[Summary]) -> Vec<Panel> {
     let panel = |names: &[(String, &KindSummary)]| {
         let series = names.iter().map(|(name, kind)| Series {
             name,
-            latencies: Distribution::of(std::iter::once(&kind.buckets_ns)),
+            latencies: Distribution::of(std::iter::once(&kind.buckets_ns.0[..])),
         });
         distribution::panel(&title(summaries), &series.collect::<Vec<_>>())
     };
@@ -175,17 +193,18 @@ fn title(summaries: &[Summary]) -> String {
 }
 
 fn courses(summaries: &[Summary]) -> Vec<Panel> {
-    let course = |summary| -> Option<Course<'_>> {
+    let course = |summary| -> Option<Course> {
         let summary: &Summary = summary;
         let window = match &summary.steady {
             Some(state) if state.reached => "steady window",
             Some(_) => "last window: not steady",
             None => "measured",
         };
-        Some(Course { title: name(summary), run: summary.timeline.as_ref()?, others: Vec::new(), window })
+        let run = course::of(summary.timeline.as_ref()?);
+        Some(Course { title: name(summary), run, others: Vec::new(), window })
     };
     // Jobs of one file may have nothing in common: each has its own scales.
-    let panels = summaries.iter().filter_map(course).flat_map(|course| course::panels(&[course], WIDTH));
+    let panels = summaries.iter().filter_map(course).flat_map(|course| over_time::panels(&[course], WIDTH));
     panels.collect()
 }
 
@@ -205,7 +224,7 @@ fn facts(summaries: &[Summary], environment: &Environment) -> Vec<(&'static str,
     facts
 }
 
-fn limits(summaries: &[Summary]) -> Vec<&'static str> {
+fn limits(summaries: &[Summary]) -> Vec<String> {
     let mut limits = vec![
         "It is one run: how far another one would be from it is not known. weir diagnose repeats loads and gives intervals.",
         "Percentiles are within 1 %; those beyond the number of requests, such as 99.999 % of a thousand, are those of the \
@@ -219,7 +238,7 @@ fn limits(summaries: &[Summary]) -> Vec<&'static str> {
              seen by few requests. --rate gives an open-loop clock.",
         );
     }
-    limits
+    limits.into_iter().map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -262,7 +281,10 @@ mod tests {
         summary.name = Some("job".into());
         summary.never_made = 1234;
         let html = loads(&[summary.clone(), summary], &sample::environment()).unwrap();
-        assert!(html.contains("How it came to rest") && html.contains("1,234 requests were due"), "{html}");
+        assert!(
+            html.contains("Approach to steady state") && html.contains("1,234 requests were due"),
+            "{html}"
+        );
         assert_eq!(html.matches("<svg").count(), 5);
     }
 

@@ -73,7 +73,7 @@ impl Axis {
 
     /// Where a value stands; values outside stand at the ends, and what is no number at the smaller one.
     #[must_use]
-    pub fn place(&self, value: f64) -> f64 {
+    pub fn at(&self, value: f64) -> f64 {
         let value = if value.is_nan() { self.least } else { value.clamp(self.least, self.most) };
         let share = match self.scale {
             Scale::Linear => (value - self.least) / (self.most - self.least),
@@ -113,14 +113,14 @@ mod tests {
         let axis = Axis::linear(10.0, 110.0, 92.0);
         assert_eq!(axis.ticks(), [0.0, 25.0, 50.0, 75.0]);
         assert_eq!(Axis::linear(0.0, 1.0, 80.0).ticks(), [0.0, 20.0, 40.0, 60.0, 80.0]);
-        assert_eq!(axis.place(46.0), 60.0);
-        assert_eq!(axis.place(1e9), 110.0);
+        assert_eq!(axis.at(46.0), 60.0);
+        assert_eq!(axis.at(1e9), 110.0);
         assert!(axis.is_beyond(92.1) && !axis.is_beyond(92.0));
 
         let axis = Axis::logarithmic(0.0, 100.0, 1e3, 1e6);
         assert_eq!(axis.ticks(), [1e3, 1e4, 1e5, 1e6]);
-        assert!((axis.place(1e4) - 100.0 / 3.0).abs() < 1e-9);
-        assert_eq!(axis.place(0.0), 0.0);
+        assert!((axis.at(1e4) - 100.0 / 3.0).abs() < 1e-9);
+        assert_eq!(axis.at(0.0), 0.0);
         let narrow = Axis::logarithmic(0.0, 100.0, 90e3, 600e3);
         assert_eq!(narrow.ticks(), [100e3, 200e3, 500e3]);
         let wider = Axis::logarithmic(0.0, 100.0, 20e3, 4e6);
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn every_nine_has_the_same_room() {
         let axis = Axis::tail(0.0, 300.0, 3);
-        let at = |share| axis.place(share);
+        let at = |share| axis.at(share);
         for (share, place) in [(0.0, 0.0), (0.9, 100.0), (0.99, 200.0), (0.999, 300.0), (1.0, 300.0)] {
             assert!((at(share) - place).abs() < 1e-6, "{share}: {}", at(share));
         }
@@ -151,8 +151,8 @@ mod tests {
     fn axes_may_begin_below_zero_and_stand_upright() {
         let axis = Axis::between(100.0, 0.0, -0.2, 1.0);
         assert_eq!(axis.ticks(), [0.0, 0.5, 1.0]);
-        assert!((axis.place(0.4) - 50.0).abs() < 1e-9);
-        assert_eq!(axis.place(f64::NAN), 100.0);
+        assert!((axis.at(0.4) - 50.0).abs() < 1e-9);
+        assert_eq!(axis.at(f64::NAN), 100.0);
     }
 
     proptest! {
@@ -165,10 +165,10 @@ mod tests {
                 Axis::tail(0.0, 460.0, nines),
             ];
             for axis in axes {
-                prop_assert!((0.0..=460.0).contains(&axis.place(value)), "{axis:?}");
+                prop_assert!((0.0..=460.0).contains(&axis.at(value)), "{axis:?}");
                 prop_assert!(axis.ticks().len() < 64, "{axis:?}");
                 for tick in axis.ticks() {
-                    prop_assert!(tick.is_finite() && (0.0..=460.0).contains(&axis.place(*tick)), "{axis:?}");
+                    prop_assert!(tick.is_finite() && (0.0..=460.0).contains(&axis.at(*tick)), "{axis:?}");
                 }
             }
         }

@@ -1,0 +1,160 @@
+//! A hypothesis: a cause, the number that it predicts, and what the run that decides has measured.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::cell::Cell;
+use weir_report::format;
+
+/// What a cost may come from. Of several that are confirmed the first is named. A device that varies comes before all that
+/// is held against it; a replica without processor time looks like a long way to it, so it comes before that; processor time of this machine comes last, because it makes
+/// everything slower and no other guess's number come true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The lowest layer itself varies from one repeat to the next.
+    DeviceVariance,
+    /// A replica's node gets too little of a processor.
+    SlowReplica,
+    /// A layer passes a sequence on in another order.
+    ArrivalOrder,
+    /// A small fast tier is exhausted; what is behind it is slow.
+    TierExhausted,
+    /// A fixed number of bytes a second.
+    Throttled,
+    /// Writes cover parts of blocks, and a layer reads the rest first.
+    PartialWrites,
+    /// A layer makes several requests of one.
+    SplitRequests,
+    /// The way to the replicas carries few bytes a second.
+    LinkBandwidth,
+    /// A layer has one request in flight, however many wait.
+    OneInFlight,
+    /// The way to the replicas is long.
+    LinkLatency,
+    /// The load generator gets too little of a processor.
+    Generator,
+    /// The node gets too little of a processor.
+    Processor,
+}
+
+impl Cause {
+    /// It rests on the variance itself or on the scheduler's counts, not on rates that are held against each other.
+    pub(super) fn is_counted(self) -> bool {
+        matches!(self, Cause::DeviceVariance | Cause::SlowReplica | Cause::Generator | Cause::Processor)
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Cause::Generator => "the load generator is short of processor time",
+            Cause::Processor => "the node is short of processor time",
+            Cause::SlowReplica => "a replica is short of processor time",
+            Cause::ArrivalOrder => "arrival order",
+            Cause::OneInFlight => "one request in flight",
+            Cause::TierExhausted => "a fast tier is exhausted",
+            Cause::DeviceVariance => "the device varies",
+            Cause::PartialWrites => "writes of parts of blocks",
+            Cause::SplitRequests => "requests are split",
+            Cause::Throttled => "a fixed rate in bytes",
+            Cause::LinkBandwidth => "bandwidth of the way to the replicas",
+            Cause::LinkLatency => "latency of the way to the replicas",
+        })
+    }
+}
+
+/// What the deciding run has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// The run is missing.
+    Open,
+    /// The run came out as predicted.
+    Supported,
+    /// It did not.
+    Rejected,
+}
+
+/// A run that would decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Place in [`Diagnosis::layers`].
+    pub layer: usize,
+    /// The load.
+    pub cell: Cell,
+}
+
+/// The number that a hypothesis predicts, and what the run measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Predicted {
+    /// If the guess is true.
+    pub value: f64,
+    /// The least that supports it.
+    pub least: f64,
+    /// The most that supports it.
+    pub most: f64,
+    /// `IOPS`, `ns`, `share of the time`, `share of the rate`.
+    pub unit: &'static str,
+    /// What the run measured; absent while it is missing.
+    pub measured: Option<f64>,
+}
+
+impl Predicted {
+    pub(super) fn standing(&self) -> Standing {
+        match self.measured {
+            None => Standing::Open,
+            Some(measured) if (self.least..=self.most).contains(&measured) => Standing::Supported,
+            Some(_) => Standing::Rejected,
+        }
+    }
+}
+
+/// A guess at the cause of a cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Hypothesis {
+    /// The cause.
+    pub cause: Cause,
+    /// Place in [`Diagnosis::layers`] of the layer whose doing it would be; absent where the cause is a process that is
+    /// short of processor time.
+    pub layer: Option<usize>,
+    /// Whether the deciding run is there, and what it said.
+    pub standing: Standing,
+    /// Sentences with the numbers that it rests on.
+    pub grounds: Vec<String>,
+    /// What must be seen if it is true, and what if not.
+    pub prediction: String,
+    /// The same as a number; absent while even that needs a run.
+    pub predicted: Option<Predicted>,
+    /// The run that decides.
+    pub run: String,
+    /// The runs that are missing.
+    #[serde(skip)]
+    pub asks: Vec<Ask>,
+}
+
+impl Hypothesis {
+    /// One line: the cause and where it stands.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let standing = match self.standing {
+            Standing::Open => "not yet decided",
+            Standing::Supported => "supported by the run that decides",
+            Standing::Rejected => "rejected by the run that decides",
+        };
+        format!("Hypothesis: {} ({standing}).", self.cause)
+    }
+
+    /// What the deciding run measured, in words.
+    #[must_use]
+    pub fn outcome(&self) -> Option<String> {
+        let predicted = self.predicted?;
+        let number = |value: f64| match predicted.unit {
+            "ns" => format::duration(value),
+            "IOPS" => format!("{} IOPS", format::whole(value)),
+            share => format!("{} {}", format::percent(value), share.trim_start_matches("share ")),
+        };
+        Some(format!("Predicted: {}. Measured: {}.", number(predicted.value), number(predicted.measured?)))
+    }
+}

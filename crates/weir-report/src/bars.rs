@@ -1,0 +1,199 @@
+//! A bar for each layer: as a waterfall, in which each bar begins where the one before ended, or side by side.
+
+use crate::axis::Axis;
+use crate::panel::{Panel, clipped};
+use crate::svg::{Anchor, Drawing, WIDTH};
+
+/// A bar of [`Chart::beside`] that is beyond those of [`Chart::chain`] by more than this factor is cut off and marked:
+/// the chart is about the chain.
+const ROOM_BESIDE: f64 = 1.5;
+
+/// Characters of a name beside its numbers.
+const LONGEST_NAME: usize = 28;
+
+const BAR: f64 = 13.0;
+const THIN_BAR: f64 = 6.0;
+const ROW: f64 = 44.0;
+const THIN_ROW: f64 = 33.0;
+
+/// One bar.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    /// At the left.
+    pub name: String,
+    /// Its length, in the unit of the axis; 0 or more.
+    pub value: f64,
+    /// The value as text.
+    pub label: String,
+    /// The least and the greatest value, drawn as an error bar where it is wide enough to be seen.
+    pub range: [f64; 2],
+    /// The change from the bar before, in words.
+    pub step: Option<Step>,
+    /// Shown when pointed at.
+    pub tip: String,
+}
+
+/// The change from the bar before.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// In words.
+    pub text: String,
+    /// Its interval, in small type; may be empty.
+    pub interval: String,
+    /// `cost`, `gain` or `flat`.
+    pub class: &'static str,
+}
+
+/// A chart of bars.
+#[derive(Debug)]
+pub struct Chart {
+    /// Above it.
+    pub title: String,
+    /// For those who cannot see it.
+    pub description: String,
+    /// Bars that follow each other.
+    pub chain: Vec<Bar>,
+    /// Thin bars under them.
+    pub beside: Vec<Bar>,
+    /// What the thin bars are.
+    pub beside_title: String,
+    /// Each bar of the chain begins where the one before ended.
+    pub waterfall: bool,
+    /// The label of a tick.
+    pub tick: fn(f64) -> String,
+}
+
+/// The chart; `None` without a bar.
+#[must_use]
+pub fn panel(chart: &Chart) -> Option<Panel> {
+    let longest = |bars: &[Bar]| bars.iter().map(|bar| bar.range[1].max(bar.value)).fold(0.0, f64::max);
+    let most = match (longest(&chart.chain), longest(&chart.beside)) {
+        (0.0, 0.0) => return None,
+        (0.0, beside) => beside,
+        (chain, beside) => chain.max(beside.min(chain * ROOM_BESIDE)),
+    };
+    let axis = Axis::linear(0.0, WIDTH, most);
+    let mut drawing = Drawing::default();
+    draw_chain(&mut drawing, &axis, chart);
+    draw_beside(&mut drawing, &axis, chart);
+    let svg = drawing.finish(&axis, chart.tick, &chart.description);
+    Some(Panel { title: chart.title.clone(), svg })
+}
+
+fn draw_chain(drawing: &mut Drawing, axis: &Axis, chart: &Chart) {
+    let mut previous: Option<f64> = None;
+    for bar in &chart.chain {
+        let top = drawing.bottom() + if previous.is_some() { ROW - 18.0 - BAR } else { 0.0 };
+        let y = top + 18.0;
+        drawing.begin_group(&bar.tip);
+        let end = axis.at(bar.value);
+        let before = previous.filter(|_| chart.waterfall).map(|before| axis.at(before));
+        if let Some(start) = before {
+            drawing.line("link", (start, y - (ROW - BAR)), (start, y + BAR));
+        }
+        label(drawing, bar, top + 12.0, ["name", "value"]);
+        match (before, &bar.step) {
+            // What comes from the bar before is pale, what this one adds or saves is coloured.
+            (Some(start), Some(step)) => {
+                drawing.rect("below", 0.0, y, start.min(end), BAR);
+                let width = (end - start).abs().max(1.5);
+                drawing.rect(step.class, start.min(end), y, width, BAR);
+            }
+            _ => drawing.rect("base", 0.0, y, end, BAR),
+        }
+        error_bar(drawing, axis, bar.range, y + BAR / 2.0);
+        drawing.end_group();
+        previous = Some(bar.value);
+    }
+}
+
+fn draw_beside(drawing: &mut Drawing, axis: &Axis, chart: &Chart) {
+    if chart.beside.is_empty() {
+        return;
+    }
+    let heading = drawing.bottom() + 27.0;
+    drawing.text("aside", 0.0, heading, Anchor::Start, &chart.beside_title);
+    drawing.line("rule", (0.0, heading - 16.0), (WIDTH, heading - 16.0));
+    for (index, bar) in chart.beside.iter().enumerate() {
+        let top = drawing.bottom() + if index == 0 { 4.0 } else { THIN_ROW - 17.0 - THIN_BAR };
+        let y = top + 17.0;
+        drawing.begin_group(&bar.tip);
+        label(drawing, bar, top + 12.0, ["other", "other"]);
+        let end = axis.at(bar.value);
+        drawing.rect("beside", 0.0, y, end, THIN_BAR);
+        if axis.is_beyond(bar.value) {
+            // Cut off: two gaps say that the bar goes on; its number is in the label.
+            drawing.rect("cut", end - 16.0, y - 1.0, 3.0, THIN_BAR + 2.0);
+            drawing.rect("cut", end - 10.0, y - 1.0, 3.0, THIN_BAR + 2.0);
+        } else {
+            error_bar(drawing, axis, bar.range, y + THIN_BAR / 2.0);
+        }
+        drawing.end_group();
+    }
+}
+
+/// Name at the left; step and value at the right. The classes are those of name and value.
+fn label(drawing: &mut Drawing, bar: &Bar, baseline: f64, [name_class, value_class]: [&str; 2]) {
+    drawing.text(name_class, 0.0, baseline, Anchor::Start, &clipped(&bar.name, LONGEST_NAME));
+    let Some(step) = &bar.step else {
+        drawing.text(value_class, WIDTH, baseline, Anchor::End, &bar.label);
+        return;
+    };
+    let class = format!("{}-text", step.class);
+    let mut parts = vec![(class.as_str(), step.text.as_str())];
+    if !step.interval.is_empty() {
+        parts.push(("small", step.interval.as_str()));
+    }
+    parts.push((value_class, bar.label.as_str()));
+    drawing.spans(WIDTH, baseline, Anchor::End, &parts);
+}
+
+/// The range, where it is wide enough to be seen.
+fn error_bar(drawing: &mut Drawing, axis: &Axis, [least, most]: [f64; 2], y: f64) {
+    let (left, right) = (axis.at(least), axis.at(most));
+    if right - left < 2.0 {
+        return;
+    }
+    drawing.line("whisker", (left, y), (right, y));
+    for x in [left, right] {
+        drawing.line("whisker", (x, y - 2.5), (x, y + 2.5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::panel::tick_duration;
+
+    fn bar(name: &str, value: f64) -> Bar {
+        let step = Step { text: "added".into(), interval: String::new(), class: "cost" };
+        let name = name.to_owned();
+        Bar { name, value, label: value.to_string(), range: [value; 2], step: Some(step), tip: String::new() }
+    }
+
+    fn chart(chain: Vec<Bar>, beside: Vec<Bar>) -> Chart {
+        Chart {
+            title: "latency".into(),
+            description: "latency by layer".into(),
+            chain,
+            beside,
+            beside_title: "instead".into(),
+            waterfall: true,
+            tick: tick_duration,
+        }
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_numbers() {
+        let svg = panel(&chart(vec![bar("a", 50e3), bar("b", 100e3)], Vec::new())).unwrap().svg;
+        assert!(svg.contains(r#"class="below" x="0.0" y="62.0" width="230.0""#), "{svg}");
+        assert!(svg.contains(r#"class="cost" x="230.0" y="62.0" width="230.0""#), "{svg}");
+    }
+
+    #[test]
+    fn what_is_far_beyond_the_chain_is_cut_off_and_nothing_draws_nothing() {
+        let svg = panel(&chart(vec![bar("a", 50e3)], vec![bar("b", 900e3)])).unwrap().svg;
+        assert_eq!(svg.matches(r#"class="cut""#).count(), 2, "{svg}");
+        assert!(panel(&chart(Vec::new(), Vec::new())).is_none());
+    }
+}

@@ -1,0 +1,235 @@
+//! An HTML page of sections.
+//!
+//! It asks the network for nothing: style and drawings are inside it, there is no script, and its own content policy
+//! forbids to load anything. Every text is escaped by the template; only drawings, which escape their own, are not.
+
+use askama::Template;
+
+use crate::panel::Panel;
+
+/// A page.
+#[derive(Debug, Default, Template)]
+#[template(path = "page.html")]
+pub struct Page {
+    /// The window's title.
+    pub title: String,
+    /// What kind of report it is, above the heading.
+    pub eyebrow: String,
+    /// The heading.
+    pub heading: String,
+    /// Where and when, below the heading.
+    pub byline: String,
+    /// After "Made by Weir".
+    pub footer: String,
+    /// The sections, from the top.
+    pub sections: Vec<Section>,
+}
+
+/// A section: a heading, a sentence how to read it, and what it shows.
+#[derive(Debug, Default)]
+pub struct Section {
+    /// Its style: `verdict cost`, `chart`, or empty.
+    pub class: String,
+    /// Above the heading; may be empty.
+    pub eyebrow: String,
+    /// The heading.
+    pub heading: String,
+    /// Below the heading; may be empty.
+    pub lead: String,
+    /// What it shows.
+    pub blocks: Vec<Block>,
+}
+
+/// A part of a section.
+#[derive(Debug)]
+pub enum Block {
+    /// A heading within the section.
+    Heading(String),
+    /// A sentence in soft type.
+    Note(String),
+    /// Sentences, in the style `plain`, `limits` or none.
+    List(&'static str, Vec<String>),
+    /// Sentences with a heading, in the style `caution` or `guess`.
+    Box(&'static str, String, Vec<String>),
+    /// Single numbers.
+    Figures(Vec<Figure>),
+    /// Boxes with arrows from each to the next.
+    Chain(Vec<Stop>),
+    /// Colours and what they mean.
+    Legend(Vec<Key>),
+    /// Drawings, `two` or `three` in a row where there is room.
+    Panels(&'static str, Vec<Panel>),
+    /// A table.
+    Table(Table),
+    /// A word and what it is, line by line.
+    Facts(Vec<(String, String)>),
+    /// A command, to be copied.
+    Command(String),
+}
+
+/// A single number.
+#[derive(Debug)]
+pub struct Figure {
+    /// What it says something of.
+    pub of: String,
+    /// The number.
+    pub value: String,
+    /// What it means, or where it comes from.
+    pub remark: String,
+}
+
+/// A box of a chain.
+#[derive(Debug)]
+pub struct Stop {
+    /// Its name.
+    pub name: String,
+    /// What can be in its position instead.
+    pub alternatives: Vec<String>,
+}
+
+/// An entry of a legend.
+#[derive(Debug)]
+pub struct Key {
+    /// Classes of the colours, from left to right.
+    pub colours: Vec<&'static str>,
+    /// What they mean.
+    pub meaning: String,
+}
+
+impl Key {
+    /// One colour.
+    #[must_use]
+    pub fn new(colour: &'static str, meaning: &str) -> Key {
+        Key { colours: vec![colour], meaning: meaning.to_owned() }
+    }
+}
+
+/// A table. It scrolls sideways by itself where the screen is too narrow for it, and its first column stays in view.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// Its style: `matrix`, `matrix dense`, `suspicions`, or empty.
+    pub class: &'static str,
+    /// The heading of the first column.
+    pub first: String,
+    /// The other columns. Where a group has a name, there is a line of names above that of the columns.
+    pub groups: Vec<Group>,
+    /// The rows.
+    pub rows: Vec<Row>,
+}
+
+/// Columns with a common heading.
+#[derive(Debug)]
+pub struct Group {
+    /// The heading; may be empty.
+    pub name: String,
+    /// Below it, in small type; may be empty.
+    pub note: String,
+    /// Headings of the columns.
+    pub columns: Vec<String>,
+}
+
+impl Group {
+    /// Columns without a common heading.
+    #[must_use]
+    pub fn of<const N: usize>(columns: [&str; N]) -> Group {
+        let columns = columns.map(str::to_owned).to_vec();
+        Group { name: String::new(), note: String::new(), columns }
+    }
+}
+
+/// A row.
+#[derive(Debug, Default)]
+pub struct Row {
+    /// `other`: set off from the rows around it. Or empty.
+    pub class: &'static str,
+    /// In the first column.
+    pub name: String,
+    /// Below the name, in small type; may be empty.
+    pub note: String,
+    /// The note's colour.
+    pub note_class: &'static str,
+    /// One for each other column.
+    pub cells: Vec<Cell>,
+}
+
+/// A cell.
+#[derive(Clone, Debug, Default)]
+pub struct Cell {
+    /// Its text; several are paragraphs.
+    pub lines: Vec<String>,
+    /// Beside the text, in small type; may be empty.
+    pub remark: String,
+    /// The class that gives it its weight or colour.
+    pub class: String,
+    /// Of a coloured tile: its mark, before the text.
+    pub mark: Option<&'static str>,
+    /// Shown when pointed at; may be empty.
+    pub tip: String,
+    /// The first of its group, set off from the group before.
+    pub begins: bool,
+}
+
+impl Cell {
+    /// A cell with one text.
+    #[must_use]
+    pub fn text(text: impl Into<String>) -> Cell {
+        Cell { lines: vec![text.into()], ..Cell::default() }
+    }
+}
+
+impl Table {
+    fn has_names(&self) -> bool {
+        self.groups.iter().any(|group| !group.name.is_empty())
+    }
+}
+
+impl Cell {
+    fn is_blank(&self) -> bool {
+        self.lines.iter().all(String::is_empty)
+    }
+}
+
+impl Page {
+    /// The page as one HTML document.
+    ///
+    /// # Errors
+    /// Never in practice: the template only fails when its output cannot be written, and it writes to memory.
+    pub fn html(&self) -> Result<String, crate::RenderError> {
+        self.render()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Page {
+        let cell = Cell { mark: Some("▲"), class: "slow2".into(), begins: true, ..Cell::text("1.3×") };
+        let row = Row { name: "4K <read>".into(), cells: vec![cell, Cell::text("")], ..Row::default() };
+        let group = Group { name: "export".into(), ..Group::of(["QD 1", "QD 32"]) };
+        let table = Table { class: "matrix", first: "load".into(), groups: vec![group], rows: vec![row] };
+        let section = Section {
+            heading: "Every load".into(),
+            blocks: vec![Block::Table(table), Block::Command("weir diagnose <b>".into())],
+            ..Section::default()
+        };
+        Page { title: "A <title>".into(), sections: vec![section], ..Page::default() }
+    }
+
+    #[test]
+    fn a_page_needs_no_network_and_runs_no_script() {
+        let html = page().html().unwrap();
+        for text in ["http:", "https:", "<script", "@import", "url(", "src=", "<b>", "<read>"] {
+            assert!(!html.contains(text), "{text}");
+        }
+        assert!(html.contains("default-src 'none'"));
+    }
+
+    #[test]
+    fn tables_scroll_in_a_box_of_their_own() {
+        let html = page().html().unwrap();
+        assert_eq!(html.matches("<table").count(), html.matches(r#"<div class="scroll""#).count());
+        assert!(html.contains(r#"colspan="2""#) && html.contains("QD 32"), "{html}");
+        assert!(html.contains(r#"<span class="tile slow2"><b>▲</b>1.3×</span>"#), "{html}");
+    }
+}
