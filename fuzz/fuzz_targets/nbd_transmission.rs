@@ -30,7 +30,7 @@ impl Layer for Memory {
             size: SIZE,
             logical_block: 512,
             preferred_block: 4096,
-            max_transfer: 256 << 10,
+            max_transfer: 32 << 10,
             writable: true,
             fast_zeroes: true,
             discards: true,
@@ -44,6 +44,8 @@ impl Layer for Memory {
     fn submit(&mut self, _reactor: &mut Reactor, request: Request<'_>) {
         let (offset, length) = request.range();
         assert!(offset + length <= SIZE && offset % 512 == 0 && length % 512 == 0);
+        let has_data = matches!(request, Request::Read { .. } | Request::Write { .. });
+        assert!(!has_data || length <= self.info().max_transfer.into());
         assert!(length > 0 || request.kind() == RequestKind::Flush);
         assert!(self.finished.len() < self.room);
         let tag = request.tag();
@@ -121,7 +123,7 @@ thread_local! {
     static SHARD: RefCell<Shard> = RefCell::new(Shard::new());
 }
 
-// Two bytes of settings, then what the client sends.
+// Two bytes of settings, then what the client sends. The second is also the size of the pieces.
 fuzz_target!(|input: &[u8]| {
     let [settings, piece, bytes @ ..] = input else { return };
     SHARD.with_borrow_mut(|shard| {
@@ -133,6 +135,8 @@ fuzz_target!(|input: &[u8]| {
         let session = Session {
             export: "a".into(),
             structured_replies: structured,
+            extended_headers: structured && piece & 1 != 0,
+            block_sizes: piece & 2 == 0,
             base_allocation: (structured && settings & 4 != 0).then_some(1),
             flags: 0,
         };

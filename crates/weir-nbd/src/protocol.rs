@@ -15,6 +15,10 @@ pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// First word of a structured reply chunk.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// First word of a request with extended headers.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// First word of a reply chunk with extended headers.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Longest string, in bytes ("Conventions").
 pub const LONGEST_STRING: usize = 4096;
@@ -85,7 +89,7 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Which metadata contexts will be asked for.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// 64-bit lengths (an extension).
+    /// Use headers with 64-bit lengths (the document's branch `extension-ext-header`).
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
@@ -113,8 +117,12 @@ pub mod option_reply {
     pub const ERR_UNKNOWN: u32 = ERROR | 6;
     /// The server is being shut down.
     pub const ERR_SHUTDOWN: u32 = ERROR | 7;
+    /// The client has to ask for the block sizes first.
+    pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR | 8;
     /// Too large to process.
     pub const ERR_TOO_BIG: u32 = ERROR | 9;
+    /// Not with, or not without, extended headers.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR | 10;
 }
 
 /// Information types of `INFO` and `GO`.
@@ -161,6 +169,8 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Zero fast or not at all.
     pub const FAST_ZERO: u16 = 1 << 4;
+    /// With extended headers: the length is that of the payload which follows.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// "Structured reply flags".
@@ -179,6 +189,8 @@ pub mod reply_type {
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents of one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
+    /// The same with 64-bit lengths and flags; with extended headers only.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// Set in every error.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// An error.
@@ -293,6 +305,24 @@ pub struct RequestHeader {
     pub length: U32,
 }
 
+/// Head of a request with extended headers. With [`command_flag::PAYLOAD_LEN`], `length` bytes follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedRequest {
+    /// [`EXTENDED_REQUEST_MAGIC`].
+    pub magic: U32,
+    /// [`command_flag`].
+    pub flags: U16,
+    /// [`command`].
+    pub command: U16,
+    /// The client's own name for the request.
+    pub cookie: U64,
+    /// Bytes from the start of the export.
+    pub offset: U64,
+    /// Bytes: of the payload with [`command_flag::PAYLOAD_LEN`], otherwise of the export.
+    pub length: U64,
+}
+
 /// A simple reply. A read's data follows when `error` is zero.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -321,6 +351,35 @@ pub struct ChunkHeader {
     pub length: U32,
 }
 
+/// Head of a reply chunk with extended headers. `length` bytes follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedReply {
+    /// [`EXTENDED_REPLY_MAGIC`].
+    pub magic: U32,
+    /// [`reply_flag`].
+    pub flags: U16,
+    /// [`reply_type`].
+    pub kind: U16,
+    /// From the request.
+    pub cookie: U64,
+    /// From the request.
+    pub offset: U64,
+    /// Bytes that follow.
+    pub length: U64,
+}
+
+/// One extent of a [`reply_type::BLOCK_STATUS_EXT`] chunk, after the number of the context and that of the extents, four
+/// bytes each.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtendedStatusDescriptor {
+    /// Bytes.
+    pub length: U64,
+    /// [`extent_flag`].
+    pub flags: U64,
+}
+
 /// One extent of a [`reply_type::BLOCK_STATUS`] chunk, after the four bytes of the context's number.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -346,5 +405,8 @@ mod tests {
         assert_eq!(size_of::<SimpleReply>(), 16);
         assert_eq!(size_of::<ChunkHeader>(), 20);
         assert_eq!(size_of::<StatusDescriptor>(), 8);
+        assert_eq!(size_of::<ExtendedRequest>(), 32);
+        assert_eq!(size_of::<ExtendedReply>(), 32);
+        assert_eq!(size_of::<ExtendedStatusDescriptor>(), 16);
     }
 }

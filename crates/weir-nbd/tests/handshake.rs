@@ -120,7 +120,14 @@ fn go_describes_the_export_and_begins_the_session() {
     let flags = session.flags;
     assert_eq!(
         session,
-        Session { export: "disk".into(), structured_replies: true, base_allocation: Some(1), flags }
+        Session {
+            export: "disk".into(),
+            structured_replies: true,
+            extended_headers: false,
+            block_sizes: true,
+            base_allocation: Some(1),
+            flags,
+        }
     );
     assert!(flags & transmission_flag::SEND_DF != 0 && flags & transmission_flag::CAN_MULTI_CONN != 0);
     assert_eq!(
@@ -155,7 +162,7 @@ fn export_name_answers_with_and_without_padding() {
 fn what_is_not_understood_is_answered_and_skipped() {
     let (step, told) = after_flags(&[
         option(option::STARTTLS, &[]),
-        option(option::EXTENDED_HEADERS, &[]),
+        option(option::EXTENDED_HEADERS, b"data"),
         option(4711, b"whatever"),
         option(option::LIST, b"data"),
         option(option::STRUCTURED_REPLY, b"data"),
@@ -169,7 +176,7 @@ fn what_is_not_understood_is_answered_and_skipped() {
     use option_reply::{ACK, ERR_INVALID, ERR_UNKNOWN, ERR_UNSUP, SERVER};
     let expected = [
         (option::STARTTLS, ERR_UNSUP),
-        (option::EXTENDED_HEADERS, ERR_UNSUP),
+        (option::EXTENDED_HEADERS, ERR_INVALID),
         (4711, ERR_UNSUP),
         (option::LIST, ERR_INVALID),
         (option::STRUCTURED_REPLY, ERR_INVALID),
@@ -232,11 +239,66 @@ fn a_stream_that_is_no_nbd_ends_at_once() {
     assert!(matches!(step, Step::Refused(HandshakeError::UnknownClientFlags(_))), "{step:?}");
     let (step, ..) = converse(&[&[0, 0, 0, 3], b"GET / HTTP/1.1\r\n\r\n"]);
     assert!(matches!(step, Step::Refused(HandshakeError::BadOptionMagic(_))), "{step:?}");
-    let mut long = option(option::INFO, &[]);
-    long[12..16].copy_from_slice(&(MOST_OPTION_BYTES + 1).to_be_bytes());
-    let (step, out, _) = converse(&[&[0, 0, 0, 3], &long]);
+}
+
+#[test]
+fn an_option_that_is_too_long_is_answered_and_skipped() {
+    let long = |number| option(number, &vec![7; MOST_OPTION_BYTES as usize + 1]);
+    let go = option(option::GO, &go_body("disk", &[]));
+    let bytes = [vec![0, 0, 0, 3], long(option::INFO), long(4711), go].concat();
+    for piece in [100, 4096, bytes.len()] {
+        let pieces: Vec<_> = bytes.chunks(piece).collect();
+        let (step, out, _) = converse(&pieces);
+        let Step::Attach(session) = step else { panic!("{step:?}") };
+        assert!(!session.block_sizes, "it has not asked for them");
+        let expected = [
+            (option::INFO, option_reply::ERR_TOO_BIG),
+            (4711, option_reply::ERR_TOO_BIG),
+            (option::GO, option_reply::INFO),
+            (option::GO, option_reply::ACK),
+        ];
+        assert_eq!(kinds(&replies(&out)), expected);
+    }
+    let announced = |number, length: u32| {
+        let mut long = option(number, &[]);
+        long[12..16].copy_from_slice(&length.to_be_bytes());
+        converse(&[&[0, 0, 0, 3], &long])
+    };
+    let (step, out, _) = announced(option::INFO, u32::MAX);
     assert!(matches!(step, Step::Refused(HandshakeError::OptionTooLong { .. })), "{step:?}");
-    assert_eq!(kinds(&replies(&out)), [(option::INFO, option_reply::ERR_TOO_BIG)]);
+    assert_eq!(kinds(&replies(&out)), [(option::INFO, option_reply::ERR_TOO_BIG)], "not without end");
+    let (step, out, _) = announced(option::EXPORT_NAME, MOST_OPTION_BYTES + 1);
+    assert!(matches!(step, Step::Refused(HandshakeError::OptionTooLong { .. })), "{step:?}");
+    assert_eq!(kinds(&replies(&out)), [], "there is no way to say no");
+    let (step, out, _) = announced(option::ABORT, u32::MAX);
+    assert_eq!((step, kinds(&replies(&out))), (Step::Aborted, vec![(option::ABORT, option_reply::ACK)]));
+    let endless = [vec![0, 0, 0, 3], long(4711).repeat(600)].concat();
+    let (step, ..) = converse(&endless.chunks(1 << 20).collect::<Vec<_>>());
+    assert!(matches!(step, Step::Refused(HandshakeError::OptionTooLong { .. })), "{step:?}");
+}
+
+#[test]
+fn extended_headers_include_structured_replies_and_exclude_the_old_way_in() {
+    let go = option(option::GO, &go_body("disk", &[info::BLOCK_SIZE]));
+    let contexts = option(option::SET_META_CONTEXT, &context_body("disk", &["base:allocation"]));
+    for options in [
+        vec![option(option::EXTENDED_HEADERS, &[]), contexts.clone(), go.clone()],
+        vec![option(option::STRUCTURED_REPLY, &[]), option(option::EXTENDED_HEADERS, &[]), contexts, go],
+    ] {
+        let (step, _) = after_flags(&options);
+        let Step::Attach(session) = step else { panic!("{step:?}") };
+        assert!(session.extended_headers && session.structured_replies && session.block_sizes);
+        assert_eq!(session.base_allocation, Some(1));
+        assert!(session.flags & transmission_flag::SEND_DF != 0);
+    }
+    let (step, told) =
+        after_flags(&[option(option::EXTENDED_HEADERS, &[]), option(option::STRUCTURED_REPLY, &[])]);
+    assert_eq!(step, Step::NeedMore);
+    let refused = (option::STRUCTURED_REPLY, option_reply::ERR_EXT_HEADER_REQD);
+    assert_eq!(kinds(&told), [(option::EXTENDED_HEADERS, option_reply::ACK), refused]);
+    let (step, _) =
+        after_flags(&[option(option::EXTENDED_HEADERS, &[]), option(option::EXPORT_NAME, b"disk")]);
+    assert_eq!(step, Step::Refused(HandshakeError::ExportNameWithExtendedHeaders));
 }
 
 /// Options, well-formed and not.

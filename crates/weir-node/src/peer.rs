@@ -60,6 +60,10 @@ pub enum Purpose {
     Client {
         /// Reads and errors are answered with structured replies.
         structured_replies: bool,
+        /// Requests and replies have extended headers.
+        extended_headers: bool,
+        /// The client keeps to the block sizes.
+        block_sizes: bool,
         /// The context `base:allocation` is selected.
         base_allocation: bool,
     },
@@ -70,27 +74,33 @@ impl Purpose {
     const STRUCTURED: u8 = 2;
     const ALLOCATION: u8 = 4;
     const GRANTS: u8 = 8;
+    const EXTENDED: u8 = 16;
+    const ANY_BYTE: u8 = 32;
 
     fn encode(self) -> u8 {
         match self {
             Purpose::Replicate => 0,
             Purpose::Grants => Self::GRANTS,
-            Purpose::Client { structured_replies, base_allocation } => {
+            Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
                 let bit = |set: bool, bit: u8| if set { bit } else { 0 };
                 Self::CLIENT
                     | bit(structured_replies, Self::STRUCTURED)
+                    | bit(extended_headers, Self::EXTENDED)
+                    | bit(!block_sizes, Self::ANY_BYTE)
                     | bit(base_allocation, Self::ALLOCATION)
             }
         }
     }
 
     fn decode(byte: u8) -> Option<Purpose> {
-        let all = Self::CLIENT | Self::STRUCTURED | Self::ALLOCATION;
+        let all = Self::CLIENT | Self::STRUCTURED | Self::ALLOCATION | Self::EXTENDED | Self::ANY_BYTE;
         match byte {
             0 => Some(Purpose::Replicate),
             Self::GRANTS => Some(Purpose::Grants),
             byte if byte & Self::CLIENT != 0 && byte & !all == 0 => Some(Purpose::Client {
                 structured_replies: byte & Self::STRUCTURED != 0,
+                extended_headers: byte & Self::EXTENDED != 0,
+                block_sizes: byte & Self::ANY_BYTE == 0,
                 base_allocation: byte & Self::ALLOCATION != 0,
             }),
             _ => None,
@@ -279,15 +289,18 @@ mod tests {
         assert_eq!(&bytes[..bytes.len() - 4], golden);
         assert_eq!(bytes[bytes.len() - 4..], crc32c::crc32c(golden).to_le_bytes());
         assert_eq!(read(&bytes).unwrap(), example());
-        for (byte, structured_replies, base_allocation) in
-            [(1, false, false), (3, true, false), (5, false, true), (7, true, true)]
-        {
-            let purpose = Purpose::Client { structured_replies, base_allocation };
+        for byte in [1, 3, 5, 7, 17, 19, 23, 33, 35, 55] {
+            let purpose = Purpose::Client {
+                structured_replies: byte & 2 != 0,
+                extended_headers: byte & 16 != 0,
+                block_sizes: byte & 32 == 0,
+                base_allocation: byte & 4 != 0,
+            };
             let greeting = Greeting { purpose, ..example() };
             assert_eq!(greeting.encode()[15], byte);
             assert_eq!(read(&greeting.encode()).unwrap(), greeting);
         }
-        assert!([2, 4, 6, 9, 10, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
+        assert!([2, 4, 6, 9, 10, 16, 65, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
     }
 
     #[test]

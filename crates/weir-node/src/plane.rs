@@ -122,7 +122,7 @@ impl Plane {
             rights,
             session,
             shards,
-            here: Here::new(config.resources.buffers.0),
+            here: Here::default(),
             room: LogRoom::default(),
             unfinished: Unfinished::default(),
             flash,
@@ -174,10 +174,12 @@ pub async fn welcome(
         return Ok(());
     }
     let stream = stream.into_stream().map_err(|error| error.to_string())?;
-    if let Purpose::Client { structured_replies, base_allocation } = purpose {
+    if let Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } = purpose {
         let session = Session {
             export: disk,
             structured_replies,
+            extended_headers,
+            block_sizes,
             base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
             flags: 0,
         };

@@ -6,12 +6,22 @@ use std::time::Duration;
 use slab::Slab;
 use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token};
 
-use super::connection::{Connection, Limits, Pumped, TURN, Turn};
+use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
+use super::edges::Edges;
 use super::listener::Client;
 use super::workspace::{PATIENCE, Workspace};
 
 /// How long somebody must have waited for memory before clients that do not move are looked for, and how often then.
 const STALL_CHECK: Duration = Duration::from_secs(1);
+
+/// How long a disk that is being closed goes on serving clients that do not fall silent. Then it refuses what they ask for.
+const SERVED: Duration = Duration::from_secs(2);
+
+/// How long it goes on telling them so; who has not disconnected by then is disconnected.
+const LINGERS: Duration = Duration::from_millis(500);
+
+/// Between two looks at whether clients have fallen silent.
+const FAREWELL_CHECK: Duration = Duration::from_millis(2);
 
 /// The NBD side of one disk: its connections, and the meter `export`.
 ///
@@ -33,8 +43,10 @@ pub struct NbdDisk {
     /// Scratch for the list that is being worked off.
     turn: Vec<u32>,
     meter: Meter,
+    edges: Edges,
     next_stall_check: Nanos,
-    closing: bool,
+    /// Since when it is being closed.
+    closing: Option<Nanos>,
 }
 
 impl NbdDisk {
@@ -49,8 +61,9 @@ impl NbdDisk {
             to_flush: Vec::new(),
             turn: Vec::new(),
             meter: Meter::new(),
+            edges: Edges::default(),
             next_stall_check: Nanos::default(),
-            closing: false,
+            closing: None,
         }
     }
 
@@ -67,7 +80,7 @@ impl NbdDisk {
     /// The disk is being closed or has as many connections as it may, or the socket is unusable; the client is
     /// disconnected.
     pub fn attach(&mut self, client: Client, workspace: &mut Workspace) -> io::Result<()> {
-        if self.closing {
+        if self.closing.is_some() {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the disk is being closed"));
         }
         if self.connections.len() >= self.limits.connections {
@@ -99,17 +112,22 @@ impl NbdDisk {
     /// Receives what has arrived and submits it to `layer`: one turn for each connection that has something and for
     /// each that had to wait.
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, workspace: &mut Workspace) {
+        self.edges.advance(layer, reactor);
         if self.ready.is_empty() && self.held.is_empty() {
             return;
         }
+        let connections = &self.connections;
+        let waits = |index| connections.get(index as usize).is_some_and(Connection::waits_for_edges);
+        self.edges.release(waits);
         let mut turn = std::mem::take(&mut self.turn);
         turn.append(&mut self.held);
         turn.append(&mut self.ready);
         for index in turn.drain(..) {
             let Some(connection) = self.connections.get_mut(index as usize) else { continue };
             connection.listed = false;
-            let (meter, limits, now) = (&mut self.meter, &self.limits, reactor.now());
-            let mut turn = Turn { reactor, layer, workspace, meter, limits, now, index, left: TURN };
+            let (meter, edges) = (&mut self.meter, &mut self.edges);
+            let (limits, now) = (&self.limits, reactor.now());
+            let mut turn = Turn { reactor, layer, workspace, meter, edges, limits, now, index, left: TURN };
             match connection.pump(&mut turn) {
                 Pumped::Idle | Pumped::Closing => {}
                 Pumped::More => self.list_ready(index),
@@ -126,7 +144,7 @@ impl NbdDisk {
     /// Whether a connection waits for room, in the layer or in the shard's memory, which other disks give back.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        !self.held.is_empty()
+        !self.held.is_empty() || self.edges.is_busy()
     }
 
     /// Whether a connection stopped only to give others their turn.
@@ -138,9 +156,15 @@ impl NbdDisk {
     /// Takes the layer's answers and queues the replies.
     pub fn complete(&mut self, done: &mut Vec<Completion>) {
         for Completion { tag, result } in done.drain(..) {
+            let (tag, result) = if Edges::is_ours(tag) {
+                let Some((tag, error)) = self.edges.take(result) else { continue };
+                (tag, Err(error))
+            } else {
+                (tag, result)
+            };
             let (index, slot) = ((tag.0 >> 32) as u32, tag.0 as u32);
             let connection = &mut self.connections[index as usize];
-            connection.complete(slot, result, &mut self.meter);
+            connection.complete(slot, result, &mut self.edges, &mut self.meter);
             self.list_flush(index);
         }
     }
@@ -149,6 +173,7 @@ impl NbdDisk {
     /// are over.
     pub fn flush(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.close_stalled(reactor, workspace);
+        self.say_goodbye(reactor, workspace);
         let mut to_flush = std::mem::take(&mut self.to_flush);
         for index in to_flush.drain(..) {
             let Some(connection) = self.connections.get_mut(index as usize) else { continue };
@@ -165,34 +190,41 @@ impl NbdDisk {
     /// there is more to do now.
     #[must_use]
     pub fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos {
-        let could_go_on = |index: &u32| {
-            self.connections[*index as usize].could_go_on(layer, reactor, workspace, &self.limits)
-        };
-        if !self.ready.is_empty() || self.held.iter().any(could_go_on) {
+        let room = Room { layer, reactor, workspace, edges: &self.edges, limits: &self.limits };
+        let could_go_on = |index: &u32| self.connections[*index as usize].could_go_on(*index, room);
+        if !self.ready.is_empty()
+            || self.edges.could_advance(layer, reactor.buffers())
+            || self.held.iter().any(could_go_on)
+        {
             return Nanos::default();
         }
         // Whose turn it is changes with time, and clients that do not move are to be found.
         let somebody_waits = workspace.longest_wait().is_some();
-        if somebody_waits { reactor.now() + PATIENCE } else { Nanos::NEVER }
+        let goodbye = self.closing.is_some() && !self.connections.is_empty();
+        match (goodbye, somebody_waits) {
+            (true, _) => reactor.now() + FAREWELL_CHECK,
+            (false, true) => reactor.now() + PATIENCE,
+            (false, false) => Nanos::NEVER,
+        }
     }
 
-    /// Begins to close: nothing more is read, what is in flight is answered, then the clients are disconnected.
-    /// Done when [`is_empty`](NbdDisk::is_empty).
-    pub fn close(&mut self, workspace: &mut Workspace) {
-        self.closing = true;
-        for (index, connection) in &mut self.connections {
-            connection.stop_reading(workspace);
-            if !connection.flush_listed {
-                connection.flush_listed = true;
-                self.to_flush.push(index as u32);
-            }
+    /// Begins to close. What clients have asked for is served and answered, then they are disconnected: at a moment when nothing
+    /// is unanswered, so that whoever reconnects elsewhere has nothing in doubt. Of a client that never falls silent, what
+    /// comes later than [`SERVED`] is refused with `NBD_ESHUTDOWN`. Done when [`is_empty`](NbdDisk::is_empty).
+    pub fn close(&mut self) {
+        self.closing.get_or_insert_with(Nanos::now);
+        let indices: Vec<u32> = self.connections.iter().map(|(index, _)| index as u32).collect();
+        for index in indices {
+            self.connections[index as usize].drain();
+            self.list_ready(index);
+            self.list_flush(index);
         }
     }
 
     /// Disconnects all clients now, whatever they are owed. The layer's answers are still to be taken; done when
     /// [`is_empty`](NbdDisk::is_empty).
     pub fn abort(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
-        self.close(workspace);
+        self.close();
         for (_, connection) in &mut self.connections {
             connection.close(reactor, workspace, &mut self.meter);
         }
@@ -244,6 +276,22 @@ impl NbdDisk {
         if self.connections.remove(index as usize).listed {
             self.ready.retain(|&other| other != index);
             self.held.retain(|&other| other != index);
+        }
+    }
+
+    /// While the disk is being closed: ends the connections on which nothing is unanswered, and those that take too long.
+    fn say_goodbye(&mut self, reactor: &Reactor, workspace: &mut Workspace) {
+        let Some(since) = self.closing else { return };
+        let now = reactor.now();
+        let indices: Vec<u32> = self.connections.iter().map(|(index, _)| index as u32).collect();
+        for index in indices {
+            let connection = &mut self.connections[index as usize];
+            if connection.is_quiet(now) || now - since >= SERVED + LINGERS {
+                connection.stop_reading(workspace, &mut self.meter);
+            } else if now - since >= SERVED && connection.refuse_from_now(&mut self.meter) {
+                self.list_ready(index);
+            }
+            self.list_flush(index);
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod connection;
 mod disk;
+mod edges;
 mod listener;
 mod replies;
 mod workspace;

@@ -10,8 +10,10 @@ use weir_block::{Buffer, Meter, Nanos, RequestKind, Sent, Socket};
 use zerocopy::IntoBytes;
 
 use weir_nbd::protocol::{
-    ChunkHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, reply_flag, reply_type,
+    ChunkHeader, EXTENDED_REPLY_MAGIC, ExtendedReply, ExtendedStatusDescriptor, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, reply_flag, reply_type,
 };
+use weir_nbd::server::Terms;
 
 /// Most pieces in one call; the kernel's own limit.
 const MOST_SLICES: usize = 1024;
@@ -27,18 +29,57 @@ pub(super) struct Counted {
     pub arrived: Nanos,
 }
 
+/// How replies look on a connection, by what its handshake agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Simple,
+    Structured,
+    Extended,
+}
+
+impl From<Terms> for Form {
+    fn from(terms: Terms) -> Form {
+        match (terms.extended_headers, terms.structured_replies) {
+            (true, _) => Form::Extended,
+            (false, true) => Form::Structured,
+            (false, false) => Form::Simple,
+        }
+    }
+}
+
+/// The request that a reply is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct To {
+    pub form: Form,
+    pub cookie: u64,
+    pub offset: u64,
+}
+
+/// What a read brought: the bytes of the buffer from `from` on.
+#[derive(Debug)]
+pub(super) struct Data {
+    pub buffer: Buffer,
+    pub from: usize,
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        &self.buffer.bytes()[self.from..]
+    }
+}
+
 #[derive(Debug)]
 struct Reply {
     /// Bytes in the arena.
     head: usize,
-    payload: Option<Buffer>,
+    payload: Option<Data>,
     counted: Option<Counted>,
     success: bool,
 }
 
 impl Reply {
     fn length(&self) -> usize {
-        self.head + self.payload.as_ref().map_or(0, Buffer::len)
+        self.head + self.payload.as_ref().map_or(0, |data| data.bytes().len())
     }
 }
 
@@ -78,47 +119,59 @@ impl Replies {
     }
 
     /// Success without data. A simple reply is allowed also where structured ones were agreed on, and shorter.
-    pub fn done(&mut self, cookie: u64, counted: Option<Counted>) {
-        let head = self.simple(0, cookie);
+    pub fn done(&mut self, to: To, counted: Option<Counted>) {
+        let head = match to.form {
+            Form::Extended => self.chunk(to, reply_type::NONE, true, 0),
+            Form::Simple | Form::Structured => self.simple(0, to.cookie),
+        };
         self.push(head, None, counted, true);
     }
 
-    /// The data of a read, in one chunk.
-    pub fn data(&mut self, structured: bool, cookie: u64, offset: u64, data: Buffer, counted: Counted) {
-        let head = if structured {
-            let head = self.chunk(reply_type::OFFSET_DATA, cookie, size_of::<u64>() + data.len());
-            head + self.head_bytes(&offset.to_be_bytes())
-        } else {
-            self.simple(0, cookie)
+    /// Data of a read, from `at` of the export on. Where replies are chunks, more may follow until the `last`.
+    pub fn data(&mut self, to: To, at: u64, data: Data, last: bool, counted: Option<Counted>) {
+        let head = match to.form {
+            Form::Simple => self.simple(0, to.cookie),
+            Form::Structured | Form::Extended => {
+                let head =
+                    self.chunk(to, reply_type::OFFSET_DATA, last, size_of::<u64>() + data.bytes().len());
+                head + self.head_bytes(&at.to_be_bytes())
+            }
         };
-        self.push(head, Some(data), Some(counted), true);
+        self.push(head, Some(data), counted, true);
+    }
+
+    /// More data of a simple reply whose beginning was the reply before.
+    pub fn more_data(&mut self, data: Data, counted: Option<Counted>) {
+        self.push(0, Some(data), counted, true);
     }
 
     /// Extents of one metadata context; `descriptors` are as on the wire.
-    pub fn block_status(&mut self, context: u32, cookie: u64, descriptors: Buffer, counted: Counted) {
-        let head = self.chunk(reply_type::BLOCK_STATUS, cookie, size_of::<u32>() + descriptors.len());
-        let head = head + self.head_bytes(&context.to_be_bytes());
-        self.push(head, Some(descriptors), Some(counted), true);
+    pub fn block_status(&mut self, to: To, context: u32, descriptors: Buffer, counted: Counted) {
+        let mut head = 0;
+        if to.form == Form::Extended {
+            let count = descriptors.len() / size_of::<ExtendedStatusDescriptor>();
+            head +=
+                self.chunk(to, reply_type::BLOCK_STATUS_EXT, true, 2 * size_of::<u32>() + descriptors.len());
+            head += self.head_bytes(&context.to_be_bytes());
+            head += self.head_bytes(&u32::try_from(count).expect("a few hundred").to_be_bytes());
+        } else {
+            head += self.chunk(to, reply_type::BLOCK_STATUS, true, size_of::<u32>() + descriptors.len());
+            head += self.head_bytes(&context.to_be_bytes());
+        }
+        self.push(head, Some(Data { buffer: descriptors, from: 0 }), Some(counted), true);
     }
 
     /// Failure, with the reason in words where the client understands them.
-    pub fn error(
-        &mut self,
-        structured: bool,
-        cookie: u64,
-        error: u32,
-        message: &'static str,
-        counted: Option<Counted>,
-    ) {
-        let head = if structured {
+    pub fn error(&mut self, to: To, error: u32, message: &'static str, counted: Option<Counted>) {
+        let head = if to.form == Form::Simple {
+            self.simple(error, to.cookie)
+        } else {
             let length = u16::try_from(message.len()).expect("messages are short literals");
             let body = size_of::<u32>() + size_of::<u16>() + message.len();
-            self.chunk(reply_type::ERROR, cookie, body)
+            self.chunk(to, reply_type::ERROR, true, body)
                 + self.head_bytes(&error.to_be_bytes())
                 + self.head_bytes(&length.to_be_bytes())
                 + self.head_bytes(message.as_bytes())
-        } else {
-            self.simple(error, cookie)
         };
         self.push(head, None, counted, false);
     }
@@ -203,7 +256,7 @@ impl Replies {
             self.sent_of_first = 0;
             let reply = self.queue.pop_front().expect("looked at above");
             self.first_head += reply.head;
-            self.payload_bytes -= reply.payload.as_ref().map_or(0, Buffer::len);
+            self.payload_bytes -= reply.payload.as_ref().map_or(0, |data| data.buffer.len());
             if let Some(Counted { kind, bytes, arrived }) = reply.counted {
                 meter.complete(kind, bytes, arrived, now, reply.success);
             }
@@ -217,8 +270,8 @@ impl Replies {
         }
     }
 
-    fn push(&mut self, head: usize, payload: Option<Buffer>, counted: Option<Counted>, success: bool) {
-        self.payload_bytes += payload.as_ref().map_or(0, Buffer::len);
+    fn push(&mut self, head: usize, payload: Option<Data>, counted: Option<Counted>, success: bool) {
+        self.payload_bytes += payload.as_ref().map_or(0, |data| data.buffer.len());
         self.queue.push_back(Reply { head, payload, counted, success });
     }
 
@@ -228,14 +281,27 @@ impl Replies {
         self.head_bytes(reply.as_bytes())
     }
 
-    /// The head of a chunk that is the last of its reply, as all of ours are.
-    fn chunk(&mut self, kind: u16, cookie: u64, length: usize) -> usize {
+    /// The head of a chunk, structured or extended.
+    fn chunk(&mut self, to: To, kind: u16, last: bool, length: usize) -> usize {
+        let flags = if last { reply_flag::DONE } else { 0 };
+        let length = u32::try_from(length).expect("payloads have at most 32 MiB");
+        if to.form == Form::Extended {
+            let header = ExtendedReply {
+                magic: EXTENDED_REPLY_MAGIC.into(),
+                flags: flags.into(),
+                kind: kind.into(),
+                cookie: to.cookie.into(),
+                offset: to.offset.into(),
+                length: u64::from(length).into(),
+            };
+            return self.head_bytes(header.as_bytes());
+        }
         let header = ChunkHeader {
             magic: STRUCTURED_REPLY_MAGIC.into(),
-            flags: reply_flag::DONE.into(),
+            flags: flags.into(),
             kind: kind.into(),
-            cookie: cookie.into(),
-            length: u32::try_from(length).expect("payloads have at most 32 MiB").into(),
+            cookie: to.cookie.into(),
+            length: length.into(),
         };
         self.head_bytes(header.as_bytes())
     }

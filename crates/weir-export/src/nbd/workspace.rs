@@ -4,9 +4,9 @@ use std::io::IoSlice;
 
 use std::time::Duration;
 
-use weir_block::{BufferPool, Nanos, Token};
+use weir_block::{BufferPool, LayerInfo, Nanos, Token};
 
-use weir_nbd::protocol::RequestHeader;
+use weir_nbd::server::RequestHead;
 
 /// Most bytes taken from a socket in one call.
 pub(super) const WINDOW: usize = 64 << 10;
@@ -22,6 +22,9 @@ const STASH_LIMIT: usize = 32 << 20;
 
 /// From this size on, in bytes, requests let a connection pass that has waited for memory for [`PATIENCE`].
 const YIELDS: usize = 64 << 10;
+
+/// A read or write that is too large for the layer or for the shard's memory goes in parts of at most so many bytes.
+const LARGEST_PART: u64 = 1 << 20;
 
 /// How long a large request waits for memory before others are held back in its favour, and then how long they
 /// are. If it has not got through by then (memory may be held by clients that do not move), others go on for a while.
@@ -46,7 +49,7 @@ impl Workspace {
     #[must_use]
     pub fn new() -> Workspace {
         Workspace {
-            receive: vec![0; DIRECT + size_of::<RequestHeader>() + WINDOW].into_boxed_slice(),
+            receive: vec![0; DIRECT + RequestHead::LONGEST + WINDOW].into_boxed_slice(),
             slices: Vec::new(),
             stashed: 0,
             first_in_line: None,
@@ -121,6 +124,17 @@ pub(super) fn fair(pool: &BufferPool, held: usize, wanted: usize) -> bool {
 /// The largest request that [`fair`] is sure to admit on an idle shard, in bytes.
 pub(super) fn largest_fair(pool: &BufferPool) -> usize {
     pool.limit() / 5
+}
+
+/// The largest read or write that goes to the layer as it is, in bytes; larger ones go in parts.
+pub(super) fn largest_whole(pool: &BufferPool, info: &LayerInfo) -> u64 {
+    (largest_fair(pool) as u64).min(info.max_transfer.into())
+}
+
+/// Bytes of a part, a multiple of every block size: small enough that several are under way at once.
+pub(super) fn part_size(pool: &BufferPool, info: &LayerInfo) -> u64 {
+    let most = largest_whole(pool, info).min(2 * LARGEST_PART) / 2;
+    1 << most.max(info.logical_block.into()).ilog2()
 }
 
 #[cfg(test)]

@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bytes;
+mod extended;
 mod hostile;
 mod interop;
+mod large;
 mod listener;
 mod support;
 mod transmission;

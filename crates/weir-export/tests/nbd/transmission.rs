@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir_block::{ReactorConfig, RequestKind};
+use weir_block::{LayerInfo, ReactorConfig, RequestKind};
 use weir_export::nbd::Limits;
 use weir_nbd::protocol::{command, command_flag, error};
+use weir_nbd::server::Session;
 
 use crate::support::{Answer, Bench, RawClient, Server, ServerConfig, answers, memory_file, writable};
 
@@ -214,18 +215,66 @@ fn closing_a_disk_answers_what_is_in_flight() {
     assert!(idle.is_closed());
 }
 
+/// A client that keeps many requests under way, and asks again whenever it is answered, until the server hangs up. The
+/// errors that it was told, and how many requests of the first burst stayed unanswered.
+fn asks_on(mut client: RawClient, burst: u64) -> (Vec<u32>, u64) {
+    let (mut errors, mut answered) = (Vec::new(), 0);
+    let mut head = [0; 16];
+    while client.stream.read_exact(&mut head).is_ok() {
+        errors.push(u32::from_be_bytes(head[4..8].try_into().unwrap()));
+        answered += u64::from(u64::from_be_bytes(head[8..].try_into().unwrap()) < burst);
+        let _ = client.stream.write_all(&write(burst, 0, &[1; 4096]));
+    }
+    (errors, burst - answered)
+}
+
 #[test]
-fn a_request_beyond_the_memory_of_the_shard_is_refused_in_words() {
-    let mut config = ServerConfig::one(64 << 20);
-    config.reactor.buffer_limit = 16 * MIB;
-    let server = Server::start(config);
+fn closing_answers_all_that_a_busy_client_has_asked_for() {
+    for structured in [false, true] {
+        let mut server = one(MIB);
+        server.knobs().frozen.store(true, Ordering::Relaxed);
+        let mut clients: Vec<_> = (0..3).map(|_| enter(&server, structured)).collect();
+        let burst: Vec<u8> = (0..64).flat_map(|at| write(at, at * 4096, &[7; 4096])).collect();
+        clients.iter_mut().for_each(|client| client.send(&burst));
+        let clients: Vec<_> =
+            clients.into_iter().map(|client| std::thread::spawn(move || asks_on(client, 64))).collect();
+        server.wait_until("some are at the layer", |state| state.in_flight > 0);
+        server.knobs().frozen.store(false, Ordering::Relaxed);
+        let start = weir_block::Nanos::now();
+        server.close();
+        for client in clients {
+            let (errors, unanswered) = client.join().unwrap();
+            assert!(errors.iter().all(|&error| error == 0), "served, not refused");
+            assert_eq!(unanswered, 0);
+        }
+        assert!((weir_block::Nanos::now() - start).as_millis() < 1500, "it does not take its whole time");
+    }
+}
+
+#[test]
+fn closing_refuses_what_cannot_be_served() {
+    let mut server = one(40 * MIB);
+    // Room for one request, which does not come back before the time is over.
+    server.knobs().room.store(1, Ordering::Relaxed);
+    server.knobs().frozen.store(true, Ordering::Relaxed);
     let mut client = enter(&server, true);
-    client.send(&request(command::READ, 1, 0, 4 * MIB as u32));
-    assert_eq!(client.answer(0).error, error::ENOMEM);
-    client.send(&write(2, 0, &vec![1; 4 * MIB]));
-    assert_eq!(client.answer(0).error, error::ENOMEM);
-    client.send(&request(command::READ, 3, 0, 3 * MIB as u32));
-    assert_eq!(client.answer(0).data.len(), 3 * MIB);
+    let mut half = enter(&server, true);
+    half.send(&write(1, 0, &vec![1; 8 * MIB])[..MIB]);
+    client.send(
+        &[write(1, 0, &[5; 4096]), write(2, 0, &[6; 4096]), request(command::READ, 3, 0, 4096)].concat(),
+    );
+    server.wait_until("one is at the layer", |state| state.in_flight == 1);
+    let closing = std::thread::spawn(move || server.close_and_thaw(Duration::from_millis(2200)));
+    let mut told = [client.answer(0), client.answer(0), client.answer(0)];
+    told.sort();
+    assert_eq!(
+        told.map(|answer| (answer.cookie, answer.error)),
+        [(1, 0), (2, error::ESHUTDOWN), (3, error::ESHUTDOWN)]
+    );
+    let _ = client.stream.write_all(&request(command::DISC, 4, 0, 0));
+    assert!(client.is_closed());
+    assert_eq!(half.answer(0).error, error::ESHUTDOWN, "half a write is refused too");
+    closing.join().unwrap();
 }
 
 #[test]
@@ -273,14 +322,16 @@ fn any_request() -> impl Strategy<Value = (u16, u16, u64, u32)> {
 
 fn small_bench(buffer_limit: usize) -> Bench {
     let reactor = ReactorConfig { entries: 32, buffer_limit, ..ReactorConfig::default() };
-    Bench::new(memory_file(), writable(256 * 512), Limits { requests: 8, ..Limits::default() }, reactor)
+    // So small that many reads and writes go in parts.
+    let info = LayerInfo { max_transfer: 24 << 10, ..writable(256 * 512) };
+    Bench::new(memory_file(), info, Limits { requests: 8, ..Limits::default() }, reactor)
 }
 
 /// What the client gets to hear, in the order of its requests, and whether the server hung up.
-fn outcome(bytes: &[u8], pieces: &[usize], structured: bool, lengths: &[usize]) -> (Vec<Answer>, bool) {
+fn outcome(bytes: &[u8], pieces: &[usize], agreed: &Session, lengths: &[usize]) -> (Vec<Answer>, bool) {
     let mut bench = small_bench(4 * MIB);
     let leftover = pieces.first().copied().unwrap_or(0);
-    let mut client = bench.attach(structured, &bytes[..leftover]);
+    let mut client = bench.attach_as(agreed.clone(), &bytes[..leftover]);
     let mut received = Vec::new();
     let mut at = leftover;
     let mut closed = bench.settle(&mut client, &mut received);
@@ -301,12 +352,18 @@ proptest! {
         requests in proptest::collection::vec(any_request(), 1..24),
         noise in proptest::collection::vec(any::<u8>(), 0..60),
         cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..20),
-        structured in any::<bool>(),
+        form in 0u8..3,
     ) {
+        let (structured_replies, extended_headers) = (form > 0, form > 1);
+        let agreed = Session { structured_replies, extended_headers, block_sizes: true, ..Session::default() };
         let mut bytes = Vec::new();
         let mut lengths = Vec::new();
         for (cookie, (command, flags, offset, length)) in requests.into_iter().enumerate() {
-            bytes.extend(RawClient::request(command, flags, cookie as u64, offset, length));
+            bytes.extend(if extended_headers {
+                RawClient::extended_request(command, flags, cookie as u64, offset, length.into())
+            } else {
+                RawClient::request(command, flags, cookie as u64, offset, length)
+            });
             if command == command::WRITE {
                 bytes.extend((0..length).map(|at| (at / 512 + cookie as u32) as u8));
             }
@@ -315,14 +372,39 @@ proptest! {
         bytes.extend(noise);
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.sort_unstable();
-        prop_assert_eq!(outcome(&bytes, &[], structured, &lengths), outcome(&bytes, &cuts, structured, &lengths));
+        prop_assert_eq!(outcome(&bytes, &[], &agreed, &lengths), outcome(&bytes, &cuts, &agreed, &lengths));
+    }
+
+    /// Whatever a client asks for that may use any offset and length, it gets as many answers, and nothing is left of it.
+    #[test]
+    fn any_requests_are_answered(
+        requests in proptest::collection::vec((any_request(), 0u64..1024, 0u32..1024), 1..24),
+        structured_replies: bool,
+    ) {
+        let agreed = Session { structured_replies, ..Session::default() };
+        let (mut bytes, mut lengths) = (Vec::new(), Vec::new());
+        for (cookie, ((command, flags, offset, length), before, more)) in requests.into_iter().enumerate() {
+            let (offset, length) = (offset.saturating_sub(before), length + more);
+            bytes.extend(RawClient::request(command, flags, cookie as u64, offset, length));
+            bytes.extend(vec![7; if command == command::WRITE { length as usize } else { 0 }]);
+            lengths.push(if command == command::READ { length as usize } else { 0 });
+        }
+        let (answers, closed) = outcome(&bytes, &[], &agreed, &lengths);
+        prop_assert!(!closed);
+        let cookies: Vec<_> = answers.iter().map(|answer| answer.cookie).collect();
+        prop_assert_eq!(cookies, (0..lengths.len() as u64).collect::<Vec<_>>());
     }
 
     /// Bytes that mean nothing end the connection, and nothing is left of it.
     #[test]
-    fn noise_does_no_harm(bytes in proptest::collection::vec(any::<u8>(), 28..400)) {
+    fn noise_does_no_harm(
+        bytes in proptest::collection::vec(any::<u8>(), 32..400),
+        extended_headers: bool,
+        block_sizes: bool,
+    ) {
         let mut bench = small_bench(MIB);
-        let mut client = bench.attach(true, &[]);
+        let agreed = Session { structured_replies: true, extended_headers, block_sizes, ..Session::default() };
+        let mut client = bench.attach_as(agreed, &[]);
         let mut received = Vec::new();
         prop_assert!(bench.say(&mut client, &bytes, &mut received));
         prop_assert_eq!(bench.nbd.connections(), 0);

@@ -6,16 +6,16 @@ use std::os::fd::RawFd;
 use zerocopy::IntoBytes;
 
 use super::slot::{NbdCommand, Slot};
-use crate::protocol::{REQUEST_MAGIC, RequestHeader};
-
-const HEADER: usize = size_of::<RequestHeader>();
+use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command_flag};
 
 /// Most pieces that one `sendmsg` takes (`UIO_MAXIOV`).
 const MOST_PIECES: usize = 1024;
 
 /// Requests that were started, in order, and how far they have been sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Batch {
+    /// Headers have the extended form.
+    extended: bool,
     /// Slots of the requests being sent. Their headers follow each other in `headers`.
     sending: Vec<u32>,
     headers: Vec<u8>,
@@ -30,6 +30,11 @@ pub(super) struct Batch {
 unsafe impl Send for Batch {}
 
 impl Batch {
+    pub fn new(extended: bool) -> Batch {
+        let (sending, headers, waiting, pieces) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Batch { extended, sending, headers, sent: 0, waiting, pieces }
+    }
+
     /// Adds the request in a slot.
     pub fn push(&mut self, slot: u32) {
         self.waiting.push(slot);
@@ -66,18 +71,7 @@ impl Batch {
         self.sent = 0;
         self.headers.clear();
         for &index in &self.sending {
-            let slot = &slots[index as usize];
-            let (command, flags) = slot.command.wire();
-            let (offset, length) = slot.command.range();
-            let header = RequestHeader {
-                magic: REQUEST_MAGIC.into(),
-                flags: flags.into(),
-                command: command.into(),
-                cookie: slot.cookie(index).into(),
-                offset: offset.into(),
-                length: length.into(),
-            };
-            self.headers.extend_from_slice(header.as_bytes());
+            push_header(&mut self.headers, &slots[index as usize], index, self.extended);
         }
     }
 
@@ -90,8 +84,9 @@ impl Batch {
     fn collect(&mut self, slots: &[Slot]) {
         self.pieces.clear();
         let (mut skip, mut start, mut end) = (self.sent, 0, 0);
+        let header = if self.extended { size_of::<ExtendedRequest>() } else { size_of::<RequestHeader>() };
         for &index in &self.sending {
-            end += HEADER;
+            end += header;
             let payload = payload(&slots[index as usize]);
             if !payload.is_empty() {
                 add(&mut self.pieces, &mut skip, &self.headers[start..end]);
@@ -101,6 +96,35 @@ impl Batch {
         }
         add(&mut self.pieces, &mut skip, &self.headers[start..end]);
     }
+}
+
+/// Appends the head of the request in a slot.
+fn push_header(headers: &mut Vec<u8>, slot: &Slot, index: u32, extended: bool) {
+    let (command, flags) = slot.command.wire();
+    let (offset, length) = slot.command.range();
+    let cookie = slot.cookie(index).into();
+    if extended {
+        let payload = if payload(slot).is_empty() { 0 } else { command_flag::PAYLOAD_LEN };
+        let header = ExtendedRequest {
+            magic: EXTENDED_REQUEST_MAGIC.into(),
+            flags: (flags | payload).into(),
+            command: command.into(),
+            cookie,
+            offset: offset.into(),
+            length: length.into(),
+        };
+        return headers.extend_from_slice(header.as_bytes());
+    }
+    let header = RequestHeader {
+        magic: REQUEST_MAGIC.into(),
+        flags: flags.into(),
+        command: command.into(),
+        cookie,
+        offset: offset.into(),
+        // The caller has seen to it that it fits.
+        length: (length as u32).into(),
+    };
+    headers.extend_from_slice(header.as_bytes());
 }
 
 /// Appends `bytes` without the first `skip` of them, and takes off what was skipped.
@@ -143,5 +167,39 @@ fn send(fd: RawFd, pieces: &[libc::iovec]) -> io::Result<usize> {
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::CommandFlags;
+
+    /// Byte by byte as the document has them.
+    #[test]
+    fn golden_headers() {
+        let header = |command, extended| {
+            let mut slot = Slot::new();
+            slot.begin(command);
+            slot.data = vec![0; 512];
+            let mut bytes = Vec::new();
+            push_header(&mut bytes, &slot, 3, extended);
+            bytes
+        };
+        let write = NbdCommand::Write { offset: 1 << 32, length: 512, flags: CommandFlags::FUA };
+        let compact =
+            [0x25, 0x60, 0x95, 0x13, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0];
+        assert_eq!(header(write, false), compact);
+        let extended = [
+            0x21, 0xe4, 0x1c, 0x71, 0, 0x21, 0, 1, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 2, 0,
+        ];
+        assert_eq!(header(write, true), extended);
+        let trim = NbdCommand::Trim { offset: 512, length: 5 << 32, flags: CommandFlags::NONE };
+        let extended = [
+            0x21, 0xe4, 0x1c, 0x71, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 5,
+            0, 0, 0, 0,
+        ];
+        assert_eq!(header(trim, true), extended);
     }
 }

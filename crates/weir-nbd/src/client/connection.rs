@@ -13,9 +13,9 @@ use zerocopy::IntoBytes;
 use super::batch::Batch;
 use super::decoder::{Decoder, Done, LARGEST_CONTROL};
 use super::error::NbdError;
-use super::handshake::{Export, Failure, negotiate};
+use super::handshake::{Export, Failure, Wishes, negotiate};
 use super::slot::{NbdCommand, Slot};
-use crate::protocol::{REQUEST_MAGIC, RequestHeader, command};
+use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command};
 use crate::uri::{Address, Uri};
 
 /// Most bytes taken from the socket at once: more than a full queue of 4 KiB reads, and no more than a part of
@@ -35,6 +35,8 @@ pub struct Options {
     pub depth: u32,
     /// Ask for structured replies (and with them for block status). Simple replies are cheaper for a plain load.
     pub structured_replies: bool,
+    /// With structured replies: ask for extended headers first, and so for requests of 4 GiB and more.
+    pub extended_headers: bool,
     /// Keep the data of reads. Without, it is received and dropped.
     pub keep_data: bool,
     /// Longest time to connect and to negotiate.
@@ -44,11 +46,12 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Depth 32, structured replies, data kept, 5 s to connect, 30 s of silence.
+    /// Depth 32, extended headers or else structured replies, data kept, 5 s to connect, 30 s of silence.
     fn default() -> Options {
         Options {
             depth: 32,
             structured_replies: true,
+            extended_headers: true,
             keep_data: true,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
@@ -79,20 +82,24 @@ impl Connection {
     /// # Errors
     /// The server cannot be reached, refuses the export, or does not speak NBD.
     pub fn open(uri: &Uri, options: &Options) -> Result<Connection, NbdError> {
+        let wishes = Wishes {
+            structured_replies: options.structured_replies,
+            extended_headers: options.structured_replies && options.extended_headers,
+        };
         let (socket, negotiated) = match &uri.address {
             Address::Tcp { host, port } => {
                 let mut stream = connect_tcp(host, *port, options.connect_timeout)
                     .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
                     .and_then(|stream| limit(stream, options.connect_timeout))
                     .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })?;
-                let negotiated = negotiate(&mut stream, &uri.export, options.structured_replies);
+                let negotiated = negotiate(&mut stream, &uri.export, wishes);
                 (OwnedFd::from(stream), negotiated)
             }
             Address::Unix(path) => {
                 let mut stream = UnixStream::connect(path)
                     .and_then(|stream| limit(stream, options.connect_timeout))
                     .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })?;
-                let negotiated = negotiate(&mut stream, &uri.export, options.structured_replies);
+                let negotiated = negotiate(&mut stream, &uri.export, wishes);
                 (OwnedFd::from(stream), negotiated)
             }
         };
@@ -105,14 +112,13 @@ impl Connection {
         // A full queue should leave in one call. The kernel caps this as its administrator wants.
         let _ = sockopt::set_socket_send_buffer_size(&socket, 4 << 20);
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(options.timeout))?;
-        let context = export.allocation_context;
         Ok(Connection {
             socket,
-            export,
             slots: (0..options.depth).map(|_| Slot::new()).collect(),
             in_flight: 0,
-            batch: Batch::default(),
-            decoder: Decoder::new(context, options.keep_data),
+            batch: Batch::new(export.extended_headers),
+            decoder: Decoder::new(export.allocation_context, export.extended_headers, options.keep_data),
+            export,
             inbox: vec![0; INBOX].into_boxed_slice(),
             filled: 0,
             timeout: options.timeout,
@@ -202,16 +208,14 @@ impl Connection {
         if self.in_flight > 0 || !self.batch.is_empty() {
             return;
         }
-        let goodbye = RequestHeader {
-            magic: REQUEST_MAGIC.into(),
-            flags: 0.into(),
-            command: command::DISC.into(),
-            cookie: 0.into(),
-            offset: 0.into(),
-            length: 0.into(),
-        };
+        let (magic, command) = (REQUEST_MAGIC.into(), command::DISC.into());
+        let (flags, cookie, offset) = (0.into(), 0.into(), 0.into());
+        let compact = RequestHeader { magic, flags, command, cookie, offset, length: 0.into() };
+        let magic = EXTENDED_REQUEST_MAGIC.into();
+        let extended = ExtendedRequest { magic, flags, command, cookie, offset, length: 0.into() };
+        let goodbye = if self.export.extended_headers { extended.as_bytes() } else { compact.as_bytes() };
         // If it does not fit, the closing socket says the same.
-        let _ = rustix::net::send(&self.socket, goodbye.as_bytes(), rustix::net::SendFlags::NOSIGNAL);
+        let _ = rustix::net::send(&self.socket, goodbye, rustix::net::SendFlags::NOSIGNAL);
     }
 
     /// Waits for the socket; false when `until` has passed first.

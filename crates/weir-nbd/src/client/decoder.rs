@@ -1,17 +1,15 @@
-//! Replies on their way in, simple and structured. Does no I/O.
+//! Replies on their way in: simple, structured and extended. Does no I/O.
 
 use zerocopy::FromBytes;
 
 use super::slot::{NbdCommand, Slot};
 use crate::protocol::{
-    ChunkHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, reply_flag,
-    reply_type,
+    ChunkHeader, EXTENDED_REPLY_MAGIC, ExtendedReply, ExtendedStatusDescriptor, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, reply_flag, reply_type,
 };
 
 /// Largest chunk that is not data, in bytes: what a server may send as block status.
 pub(super) const LARGEST_CONTROL: usize = 1 << 20;
-
-const CHUNK: usize = size_of::<ChunkHeader>();
 
 /// A request that was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +26,8 @@ pub(super) struct Decoder {
     /// Block status chunks carry this number for `base:allocation`.
     context: Option<u32>,
     state: State,
+    /// Headers have the extended form.
+    extended: bool,
     /// Copy data out. A load that does not verify has no use for it.
     keep_data: bool,
 }
@@ -56,8 +56,8 @@ enum Parsed {
 }
 
 impl Decoder {
-    pub fn new(context: Option<u32>, keep_data: bool) -> Decoder {
-        Decoder { context, state: State::Head, keep_data }
+    pub fn new(context: Option<u32>, extended: bool, keep_data: bool) -> Decoder {
+        Decoder { context, state: State::Head, extended, keep_data }
     }
 
     /// Takes as much of `input` as makes sense now; returns how much that was. The rest must be offered again
@@ -125,9 +125,12 @@ impl Decoder {
         done: &mut Vec<Done>,
     ) -> Result<Parsed, &'static str> {
         let Some((magic, _)) = input.split_first_chunk::<4>() else { return Ok(Parsed::Short) };
-        match u32::from_be_bytes(*magic) {
-            SIMPLE_REPLY_MAGIC => self.simple(input, slots, done),
-            STRUCTURED_REPLY_MAGIC => self.chunk(input, slots, done),
+        match (u32::from_be_bytes(*magic), self.extended) {
+            (SIMPLE_REPLY_MAGIC, false) => self.simple(input, slots, done),
+            (STRUCTURED_REPLY_MAGIC, false) | (EXTENDED_REPLY_MAGIC, true) => self.chunk(input, slots, done),
+            (SIMPLE_REPLY_MAGIC | STRUCTURED_REPLY_MAGIC, true) => {
+                Err("a compact reply although extended headers were agreed on")
+            }
             _ => Err("a reply starts with an unknown magic number"),
         }
     }
@@ -159,22 +162,29 @@ impl Decoder {
         slots: &mut [Slot],
         done: &mut Vec<Done>,
     ) -> Result<Parsed, &'static str> {
-        let Ok((header, body)) = ChunkHeader::read_from_prefix(input) else { return Ok(Parsed::Short) };
-        let length = header.length.get() as usize;
-        let last = header.flags.get() & reply_flag::DONE != 0;
-        let index = find(header.cookie.get(), slots)?;
-        if header.kind.get() == reply_type::OFFSET_DATA {
-            return self.offset_data(index, body, length, last, slots);
+        let Some((chunk, body)) = Chunk::read(input, self.extended) else { return Ok(Parsed::Short) };
+        let (length, last) = (usize::try_from(chunk.length).unwrap_or(usize::MAX), chunk.last);
+        let head = input.len() - body.len();
+        let index = find(chunk.cookie, slots)?;
+        if chunk.offset.is_some_and(|offset| offset != slots[index as usize].command.range().0) {
+            return Err("an extended reply with another offset than the request's");
+        }
+        if chunk.kind == reply_type::OFFSET_DATA {
+            return self.offset_data(index, body, length, last, slots).map(|parsed| match parsed {
+                Parsed::Taken(bytes) => Parsed::Taken(head + bytes),
+                Parsed::Short => Parsed::Short,
+            });
         }
         if length > LARGEST_CONTROL {
             return Err("a chunk that is not data is larger than 1 MiB");
         }
         let Some(body) = body.get(..length) else { return Ok(Parsed::Short) };
         let slot = &mut slots[index as usize];
-        match header.kind.get() {
+        match chunk.kind {
             reply_type::NONE => {}
             reply_type::OFFSET_HOLE => hole(slot, body)?,
-            reply_type::BLOCK_STATUS => self.block_status(slot, body)?,
+            reply_type::BLOCK_STATUS if !self.extended => self.block_status(slot, body)?,
+            reply_type::BLOCK_STATUS_EXT if self.extended => self.block_status_ext(slot, body)?,
             kind if kind & reply_type::ERROR_BIT != 0 => {
                 let (number, _) = body.split_first_chunk::<4>().ok_or("an error chunk without a number")?;
                 slot.errno = u32::from_be_bytes(*number);
@@ -187,7 +197,7 @@ impl Decoder {
         if last {
             finish(index, slots, done)?;
         }
-        Ok(Parsed::Taken(CHUNK + length))
+        Ok(Parsed::Taken(head + length))
     }
 
     fn offset_data(
@@ -202,7 +212,7 @@ impl Decoder {
         let Some((offset, _)) = body.split_first_chunk::<8>() else { return Ok(Parsed::Short) };
         let at = offset_in_buffer(&slots[index as usize], u64::from_be_bytes(*offset), data)?;
         self.state = State::Data { slot: index, at, left: data, last };
-        Ok(Parsed::Taken(CHUNK + 8))
+        Ok(Parsed::Taken(8))
     }
 
     fn block_status(&self, slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
@@ -214,9 +224,57 @@ impl Decoder {
         let descriptors = <[StatusDescriptor]>::ref_from_bytes(descriptors)
             .map_err(|_| "a block status that does not divide into descriptors")?;
         for descriptor in descriptors {
-            slot.push_extent(u64::from(descriptor.length.get()), descriptor.flags.get());
+            slot.push_extent(u64::from(descriptor.length.get()), descriptor.flags.get().into());
         }
         Ok(())
+    }
+
+    fn block_status_ext(&self, slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
+        let (context, body) = body.split_first_chunk::<4>().ok_or("a block status without a context")?;
+        if Some(u32::from_be_bytes(*context)) != self.context {
+            return Err("a block status of a context that was not asked for");
+        }
+        let (count, descriptors) =
+            body.split_first_chunk::<4>().ok_or("a block status without a number of extents")?;
+        let descriptors = <[ExtendedStatusDescriptor]>::ref_from_bytes(descriptors)
+            .map_err(|_| "a block status that does not divide into descriptors")?;
+        if descriptors.len() != u32::from_be_bytes(*count) as usize {
+            return Err("a block status with another number of extents than it says");
+        }
+        for descriptor in descriptors {
+            slot.push_extent(descriptor.length.get(), descriptor.flags.get());
+        }
+        Ok(())
+    }
+}
+
+/// The head of a chunk, in either form.
+struct Chunk {
+    kind: u16,
+    cookie: u64,
+    /// That of the request, in the extended form.
+    offset: Option<u64>,
+    /// Bytes that follow.
+    length: u64,
+    last: bool,
+}
+
+impl Chunk {
+    /// Also returns what is behind it; `None` when it is not all there.
+    fn read(input: &[u8], extended: bool) -> Option<(Chunk, &[u8])> {
+        if extended {
+            let (header, body) = ExtendedReply::read_from_prefix(input).ok()?;
+            let last = header.flags.get() & reply_flag::DONE != 0;
+            let (cookie, offset) = (header.cookie.get(), Some(header.offset.get()));
+            return Some((
+                Chunk { kind: header.kind.get(), cookie, offset, length: header.length.get(), last },
+                body,
+            ));
+        }
+        let (header, body) = ChunkHeader::read_from_prefix(input).ok()?;
+        let last = header.flags.get() & reply_flag::DONE != 0;
+        let (cookie, length) = (header.cookie.get(), header.length.get().into());
+        Some((Chunk { kind: header.kind.get(), cookie, offset: None, length, last }, body))
     }
 }
 
@@ -236,7 +294,8 @@ fn offset_in_buffer(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'
     let NbdCommand::Read { offset: start, length: asked } = slot.command else {
         return Err("data in answer to a request that is not a read");
     };
-    let at = offset.checked_sub(start).filter(|&at| at + length as u64 <= u64::from(asked));
+    let fits = |at: &u64| at.checked_add(length as u64).is_some_and(|end| end <= asked.into());
+    let at = offset.checked_sub(start).filter(fits);
     at.map(|at| at as usize).ok_or("data outside the range that was asked for")
 }
 
@@ -332,7 +391,7 @@ mod tests {
             let (commands, stream) = conversation();
             let mut slots = slots(&commands);
             slots[2].data.fill(1);
-            let mut decoder = Decoder::new(Some(7), true);
+            let mut decoder = Decoder::new(Some(7), false, true);
             let (mut done, mut inbox, mut next) = (Vec::new(), Vec::new(), 0);
             for cut in cuts.iter().cycle() {
                 if next == stream.len() {
@@ -357,7 +416,7 @@ mod tests {
             let forged = chunk(cookie, flags, kind, &[&noise]);
             for input in [stream, forged] {
                 let mut slots = slots(&commands);
-                let _ = Decoder::new(Some(7), true).feed(&input, &mut slots, &mut Vec::new());
+                let _ = Decoder::new(Some(7), false, true).feed(&input, &mut slots, &mut Vec::new());
             }
         }
     }
@@ -377,8 +436,97 @@ mod tests {
         ];
         for (input, expected) in cases {
             let error =
-                Decoder::new(None, true).feed(&input, &mut slots(&read), &mut Vec::new()).unwrap_err();
+                Decoder::new(None, false, true).feed(&input, &mut slots(&read), &mut Vec::new()).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
+    }
+    fn extended(cookie: u64, flags: u16, kind: u16, offset: u64, body: &[&[u8]]) -> Vec<u8> {
+        let body = body.concat();
+        let header = ExtendedReply {
+            magic: EXTENDED_REPLY_MAGIC.into(),
+            flags: flags.into(),
+            kind: kind.into(),
+            cookie: cookie.into(),
+            offset: offset.into(),
+            length: (body.len() as u64).into(),
+        };
+        [header.as_bytes(), &body].concat()
+    }
+
+    #[test]
+    fn extended_replies_are_understood_however_they_are_cut() {
+        let commands = [
+            NbdCommand::Read { offset: 4096, length: 600 },
+            NbdCommand::Flush,
+            NbdCommand::BlockStatus { offset: 0, length: 6 << 32 },
+        ];
+        let cookie = |index: u32| slots(&commands)[index as usize].cookie(index);
+        // The first is byte by byte as the document has it.
+        let golden = [
+            &[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 6, 0, 0, 0, 1, 0, 0, 0, 2][..],
+            &[0; 8],
+            &[0, 0, 0, 0, 0, 0, 0, 40, 0, 0, 0, 7, 0, 0, 0, 2],
+            &[0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3],
+            &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        let stream = [
+            golden.concat(),
+            extended(cookie(0), 0, reply_type::OFFSET_DATA, 4096, &[&4196u64.to_be_bytes(), &[6; 500]]),
+            extended(cookie(1), reply_flag::DONE, reply_type::NONE, 0, &[]),
+            extended(
+                cookie(0),
+                1,
+                reply_type::OFFSET_HOLE,
+                4096,
+                &[&4096u64.to_be_bytes(), &100u32.to_be_bytes()],
+            ),
+        ]
+        .concat();
+        for cut in [1, 7, 32, 33, 400, stream.len()] {
+            let mut slots = slots(&commands);
+            slots[0].data.fill(1);
+            let mut decoder = Decoder::new(Some(7), true, true);
+            let (mut done, mut inbox) = (Vec::new(), Vec::new());
+            for piece in stream.chunks(cut) {
+                inbox.extend_from_slice(piece);
+                let taken = decoder.feed(&inbox, &mut slots, &mut done).unwrap();
+                inbox.drain(..taken);
+            }
+            assert!(inbox.is_empty());
+            assert_eq!(done, [2, 1, 0].map(|slot| Done { slot, errno: 0 }));
+            assert_eq!(slots[0].data[..600], [[0; 100].as_slice(), &[6; 500]].concat());
+            let extents = [(0, 5 << 32, ExtentState::Hole), (5 << 32, 1 << 32, ExtentState::Allocated)];
+            let extents = extents.map(|(offset, length, state)| Extent { offset, length, state });
+            assert_eq!(slots[2].extents, extents);
+        }
+    }
+
+    #[test]
+    fn violations_in_extended_replies_are_named() {
+        let read = [NbdCommand::Read { offset: 512, length: 512 }];
+        let cookie = slots(&read)[0].cookie(0);
+        let status = |count: u32| [&1u32.to_be_bytes()[..], &count.to_be_bytes(), &[0; 16]].concat();
+        let cases = [
+            (simple(cookie, 0, &[]), "compact"),
+            (chunk(cookie, 1, reply_type::NONE, &[]), "compact"),
+            (extended(cookie, 1, reply_type::NONE, 0, &[]), "another offset"),
+            (extended(cookie, 1, reply_type::NONE, 512, &[]), "does not cover"),
+            (extended(cookie, 1, reply_type::BLOCK_STATUS, 512, &[&[0; 12]]), "unknown type"),
+            (extended(cookie, 1, reply_type::BLOCK_STATUS_EXT, 512, &[&status(2)]), "another number"),
+            (extended(cookie, 1, reply_type::ERROR, 512, &[&[0; 2 << 20]]), "larger than 1 MiB"),
+        ];
+        for (input, expected) in cases {
+            let error = Decoder::new(Some(1), true, true)
+                .feed(&input, &mut slots(&read), &mut Vec::new())
+                .unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        let huge = ExtendedReply {
+            length: u64::MAX.into(),
+            ..ExtendedReply::read_from_bytes(&extended(cookie, 0, reply_type::OFFSET_DATA, 512, &[])).unwrap()
+        };
+        let input = [huge.as_bytes(), &[0; 8]].concat();
+        let outcome = Decoder::new(None, true, true).feed(&input, &mut slots(&read), &mut Vec::new());
+        assert!(outcome.is_err());
     }
 }

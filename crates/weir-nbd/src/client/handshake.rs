@@ -26,8 +26,10 @@ pub struct Export {
     pub preferred_block: u32,
     /// Largest read or write, in bytes (32 MiB when the server did not say).
     pub maximum_block: u32,
-    /// Structured replies were agreed on.
+    /// Structured replies were agreed on, or extended headers, which include them.
     pub structured_replies: bool,
+    /// Headers with 64-bit lengths were agreed on.
+    pub extended_headers: bool,
     /// The number of the context `base:allocation`, when it was agreed on.
     pub allocation_context: Option<u32>,
 }
@@ -94,11 +96,18 @@ impl From<io::Error> for Failure {
     }
 }
 
+/// What is asked of a server beside the export.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wishes {
+    pub structured_replies: bool,
+    pub extended_headers: bool,
+}
+
 /// Negotiates `name` on a blocking stream.
 pub(super) fn negotiate(
     stream: &mut (impl Read + Write),
     name: &str,
-    structured: bool,
+    wishes: Wishes,
 ) -> Result<Export, Failure> {
     greet(stream)?;
     let mut export = Export {
@@ -108,17 +117,27 @@ pub(super) fn negotiate(
         preferred_block: 4096,
         maximum_block: 32 << 20,
         structured_replies: false,
+        extended_headers: false,
         allocation_context: None,
     };
-    if structured {
-        send_option(stream, option::STRUCTURED_REPLY, &[])?;
-        export.structured_replies = read_reply(stream, option::STRUCTURED_REPLY)?.kind == option_reply::ACK;
+    if wishes.extended_headers {
+        export.extended_headers = accepts(stream, option::EXTENDED_HEADERS)?;
+        export.structured_replies = export.extended_headers;
+    }
+    if wishes.structured_replies && !export.extended_headers {
+        export.structured_replies = accepts(stream, option::STRUCTURED_REPLY)?;
     }
     if export.structured_replies {
         export.allocation_context = ask_for_allocation(stream, name)?;
     }
     go(stream, name, &mut export)?;
     Ok(export)
+}
+
+/// Whether the server agrees to an option without data.
+fn accepts(stream: &mut (impl Read + Write), option: u32) -> Result<bool, Failure> {
+    send_option(stream, option, &[])?;
+    Ok(read_reply(stream, option)?.kind == option_reply::ACK)
 }
 
 fn greet(stream: &mut (impl Read + Write)) -> Result<(), Failure> {
@@ -168,6 +187,7 @@ impl Reply {
             option_reply::ERR_TLS_REQD => "it requires TLS, which the load generator does not speak",
             option_reply::ERR_POLICY => "forbidden by its policy",
             option_reply::ERR_SHUTDOWN => "it is being shut down",
+            option_reply::ERR_EXT_HEADER_REQD => "it requires extended headers",
             option_reply::ERR_UNSUP => "it does not know NBD_OPT_GO",
             _ => "it calls the option invalid",
         };

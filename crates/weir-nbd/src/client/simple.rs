@@ -126,7 +126,7 @@ impl NbdClient {
     ///
     /// # Errors
     /// The request or the connection fails.
-    pub fn write_zeroes(&mut self, offset: u64, length: u32, flags: CommandFlags) -> Result<(), NbdError> {
+    pub fn write_zeroes(&mut self, offset: u64, length: u64, flags: CommandFlags) -> Result<(), NbdError> {
         self.call(NbdCommand::WriteZeroes { offset, length, flags }, &[]).map(drop)
     }
 
@@ -134,7 +134,7 @@ impl NbdClient {
     ///
     /// # Errors
     /// The request or the connection fails.
-    pub fn trim(&mut self, offset: u64, length: u32, flags: CommandFlags) -> Result<(), NbdError> {
+    pub fn trim(&mut self, offset: u64, length: u64, flags: CommandFlags) -> Result<(), NbdError> {
         self.call(NbdCommand::Trim { offset, length, flags }, &[]).map(drop)
     }
 
@@ -142,7 +142,7 @@ impl NbdClient {
     ///
     /// # Errors
     /// The request or the connection fails.
-    pub fn block_status(&mut self, offset: u64, length: u32) -> Result<Vec<Extent>, NbdError> {
+    pub fn block_status(&mut self, offset: u64, length: u64) -> Result<Vec<Extent>, NbdError> {
         match self.call(NbdCommand::BlockStatus { offset, length }, &[])? {
             Answer::Extents(extents) => Ok(extents),
             Answer::Done | Answer::Data(_) => Ok(Vec::new()),
@@ -238,6 +238,9 @@ impl NbdClient {
         let export = self.export();
         let impossible = |reason| Err(NbdError::Impossible { command, reason });
         match command {
+            _ if command.range().1 > u32::MAX.into() && !export.extended_headers => {
+                impossible("without extended headers, a request covers less than 4 GiB")
+            }
             NbdCommand::Read { length, .. } | NbdCommand::Write { length, .. }
                 if length > export.maximum_block =>
             {

@@ -56,8 +56,8 @@ pub enum NbdCommand {
     WriteZeroes {
         /// From the start of the export.
         offset: u64,
-        /// Below 4 GiB.
-        length: u32,
+        /// Below 4 GiB without extended headers.
+        length: u64,
         /// Any.
         flags: CommandFlags,
     },
@@ -65,8 +65,8 @@ pub enum NbdCommand {
     Trim {
         /// From the start of the export.
         offset: u64,
-        /// Below 4 GiB.
-        length: u32,
+        /// Below 4 GiB without extended headers.
+        length: u64,
         /// FUA or none.
         flags: CommandFlags,
     },
@@ -74,19 +74,20 @@ pub enum NbdCommand {
     BlockStatus {
         /// From the start of the export.
         offset: u64,
-        /// Below 4 GiB.
-        length: u32,
+        /// Below 4 GiB without extended headers.
+        length: u64,
     },
 }
 
 impl NbdCommand {
     /// First byte and length; `(0, 0)` for a flush.
     #[must_use]
-    pub fn range(&self) -> (u64, u32) {
+    pub fn range(&self) -> (u64, u64) {
         match *self {
-            NbdCommand::Read { offset, length }
-            | NbdCommand::Write { offset, length, .. }
-            | NbdCommand::WriteZeroes { offset, length, .. }
+            NbdCommand::Read { offset, length } | NbdCommand::Write { offset, length, .. } => {
+                (offset, length.into())
+            }
+            NbdCommand::WriteZeroes { offset, length, .. }
             | NbdCommand::Trim { offset, length, .. }
             | NbdCommand::BlockStatus { offset, length } => (offset, length),
             NbdCommand::Flush => (0, 0),
@@ -176,8 +177,9 @@ impl Slot {
     }
 
     /// Appends an extent of the context `base:allocation`, and joins it with its like.
-    pub fn push_extent(&mut self, length: u64, flags: u32) {
-        let state = match (flags & extent_flag::HOLE != 0, flags & extent_flag::ZERO != 0) {
+    pub fn push_extent(&mut self, length: u64, flags: u64) {
+        let has = |flag: u32| flags & u64::from(flag) != 0;
+        let state = match (has(extent_flag::HOLE), has(extent_flag::ZERO)) {
             (true, _) => ExtentState::Hole,
             (false, true) => ExtentState::Zero,
             (false, false) => ExtentState::Allocated,

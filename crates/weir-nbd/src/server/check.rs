@@ -3,8 +3,9 @@
 
 use weir_block::{Code, IoError, LayerInfo};
 
-use super::directory::largest_payload;
-use crate::protocol::{RequestHeader, command, command_flag as flag, error};
+use super::directory::Session;
+use super::request::RequestHead;
+use crate::protocol::{LARGEST_PAYLOAD, command, command_flag as flag, error};
 
 /// A request that is in order. Offset and length are as in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,26 +60,38 @@ const fn refuse<T>(error: u32, message: &'static str) -> Result<T, Refusal> {
 /// What of the handshake counts for a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Reads and errors are answered with structured replies.
+    /// Reads and errors are answered with chunks: structured replies, or extended headers.
     pub structured_replies: bool,
+    /// Requests and replies have extended headers.
+    pub extended_headers: bool,
+    /// Offsets and lengths have to be multiples of the disk's logical block.
+    pub block_sizes: bool,
     /// Number of the context `base:allocation`, when the client has selected it.
     pub base_allocation: Option<u32>,
+}
+
+impl From<&Session> for Terms {
+    fn from(session: &Session) -> Terms {
+        Terms {
+            structured_replies: session.structured_replies,
+            extended_headers: session.extended_headers,
+            block_sizes: session.block_sizes,
+            base_allocation: session.base_allocation,
+        }
+    }
 }
 
 /// Whether a request may go to a layer that is described by `info`.
 ///
 /// # Errors
 /// What the client is told: the request is unknown, malformed, misaligned, outside the disk, too large, or not offered.
-pub fn check_request(
-    header: &RequestHeader,
-    info: &LayerInfo,
-    terms: Terms,
-) -> Result<CheckedRequest, Refusal> {
-    let flags = header.flags.get();
+pub fn check_request(head: &RequestHead, info: &LayerInfo, terms: Terms) -> Result<CheckedRequest, Refusal> {
+    let flags = head.flags;
     let fua = flags & flag::FUA != 0;
-    let (command, allowed) = match header.command.get() {
+    let (command, allowed) = match head.command {
         command::READ if terms.structured_replies => (CheckedRequest::Read, flag::DF),
         command::READ => (CheckedRequest::Read, 0),
+        command::WRITE if terms.extended_headers => (CheckedRequest::Write { fua }, flag::PAYLOAD_LEN),
         command::WRITE => (CheckedRequest::Write { fua }, 0),
         command::DISC => return Ok(CheckedRequest::Disconnect),
         command::FLUSH => (CheckedRequest::Flush, 0),
@@ -97,8 +110,12 @@ pub fn check_request(
     if flags & !(allowed | flag::FUA) != 0 {
         return refuse(error::EINVAL, "a flag is not valid with this command");
     }
+    // "With extended headers, the flag MUST be set for NBD_CMD_WRITE". Without it, nothing follows that could be written.
+    if flags & flag::PAYLOAD_LEN != allowed & flag::PAYLOAD_LEN {
+        return refuse(error::EINVAL, "a write with extended headers has to say that it carries data");
+    }
     check_use(command, info, terms)?;
-    check_range(command, header, info)?;
+    check_range(command, head, info, terms)?;
     Ok(command)
 }
 
@@ -122,8 +139,13 @@ fn check_use(command: CheckedRequest, info: &LayerInfo, terms: Terms) -> Result<
     }
 }
 
-fn check_range(command: CheckedRequest, header: &RequestHeader, info: &LayerInfo) -> Result<(), Refusal> {
-    let (offset, length) = (header.offset.get(), header.length.get());
+fn check_range(
+    command: CheckedRequest,
+    head: &RequestHead,
+    info: &LayerInfo,
+    terms: Terms,
+) -> Result<(), Refusal> {
+    let (offset, length) = (head.offset, head.length);
     if command == CheckedRequest::Flush {
         let reserved_is_clear = offset == 0 && length == 0;
         return if reserved_is_clear {
@@ -136,19 +158,27 @@ fn check_range(command: CheckedRequest, header: &RequestHeader, info: &LayerInfo
         return refuse(error::EINVAL, "the length is zero");
     }
     let block = u64::from(info.logical_block);
-    if !offset.is_multiple_of(block) || !u64::from(length).is_multiple_of(block) {
+    let is_aligned = offset.is_multiple_of(block) && length.is_multiple_of(block);
+    if !is_aligned && terms.block_sizes {
         return refuse(error::EINVAL, "offset or length is not a multiple of the minimum block size");
     }
-    if offset.checked_add(length.into()).is_none_or(|end| end > info.size) {
+    if offset.checked_add(length).is_none_or(|end| end > info.size) {
         let grows = matches!(command, CheckedRequest::Write { .. } | CheckedRequest::WriteZeroes { .. });
         let error = if grows { error::ENOSPC } else { error::EINVAL };
         return refuse(error, "the range ends beyond the end of the disk");
     }
-    let carries_data = matches!(command, CheckedRequest::Read | CheckedRequest::Write { .. });
-    if carries_data && length > largest_payload(info) {
-        let unfragmented = header.flags.get() & flag::DF != 0;
-        let error = if unfragmented { error::EOVERFLOW } else { error::EINVAL };
-        return refuse(error, "the length is above the maximum block size");
+    // "The server's determination on whether to fail a fast request MAY depend on [...] whether the request was suitably aligned".
+    if !is_aligned && matches!(command, CheckedRequest::WriteZeroes { fast_only: true, .. }) {
+        return refuse(error::ENOTSUP, "zeroing parts of blocks is no faster than writing");
+    }
+    if length > u64::from(LARGEST_PAYLOAD) {
+        let message = "the length is above the maximum payload size";
+        match command {
+            // "Permitted to reject large read requests up front with NBD_EOVERFLOW", where replies are chunks.
+            CheckedRequest::Read if terms.structured_replies => return refuse(error::EOVERFLOW, message),
+            CheckedRequest::Read | CheckedRequest::Write { .. } => return refuse(error::EINVAL, message),
+            _ => {}
+        }
     }
     Ok(())
 }
@@ -175,7 +205,6 @@ pub fn error_number(io: &IoError, command: CheckedRequest) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::REQUEST_MAGIC;
 
     const INFO: LayerInfo = LayerInfo {
         size: 1 << 30,
@@ -186,20 +215,18 @@ mod tests {
         fast_zeroes: true,
         discards: true,
     };
-    const TERMS: Terms = Terms { structured_replies: true, base_allocation: Some(1) };
+    const TERMS: Terms = Terms {
+        structured_replies: true,
+        extended_headers: false,
+        block_sizes: true,
+        base_allocation: Some(1),
+    };
 
-    fn header(command: u16, flags: u16, offset: u64, length: u32) -> RequestHeader {
-        RequestHeader {
-            magic: REQUEST_MAGIC.into(),
-            flags: flags.into(),
-            command: command.into(),
-            cookie: 7.into(),
-            offset: offset.into(),
-            length: length.into(),
-        }
+    fn header(command: u16, flags: u16, offset: u64, length: u64) -> RequestHead {
+        RequestHead { flags, command, cookie: 7, offset, length, payload: 0 }
     }
 
-    fn error_of(command: u16, flags: u16, offset: u64, length: u32, info: &LayerInfo) -> Option<u32> {
+    fn error_of(command: u16, flags: u16, offset: u64, length: u64, info: &LayerInfo) -> Option<u32> {
         check_request(&header(command, flags, offset, length), info, TERMS).err().map(|refusal| refusal.error)
     }
 
@@ -226,7 +253,13 @@ mod tests {
             assert_eq!(error_of(command, 0, 1, 512, &INFO), Some(error::EINVAL));
             assert_eq!(error_of(command, 0, 512, 513, &INFO), Some(error::EINVAL));
         }
-        assert_eq!(error_of(command::READ, 0, 0, (32 << 20) + 512, &INFO), Some(error::EINVAL));
+        let simple = Terms { structured_replies: false, ..TERMS };
+        let long = header(command::READ, 0, 0, (32 << 20) + 512);
+        assert_eq!(check_request(&long, &INFO, simple).unwrap_err().error, error::EINVAL);
+        assert_eq!(error_of(command::READ, 0, 0, (32 << 20) + 512, &INFO), Some(error::EOVERFLOW));
+        assert_eq!(error_of(command::WRITE, 0, 0, (32 << 20) + 512, &INFO), Some(error::EINVAL));
+        let small = LayerInfo { max_transfer: 1 << 20, ..INFO };
+        assert_eq!(error_of(command::READ, 0, 0, 32 << 20, &small), None, "worked off in pieces");
         assert_eq!(error_of(command::READ, flag::DF, 0, (32 << 20) + 512, &INFO), Some(error::EOVERFLOW));
         assert_eq!(error_of(command::FLUSH, 0, 512, 0, &INFO), Some(error::EINVAL));
         assert_eq!(error_of(command::FLUSH, 0, 0, 512, &INFO), Some(error::EINVAL));
@@ -252,7 +285,7 @@ mod tests {
                 );
             }
         }
-        let plain = Terms { structured_replies: false, base_allocation: None };
+        let plain = Terms { structured_replies: false, base_allocation: None, ..TERMS };
         assert!(
             check_request(&header(command::READ, flag::DF, 0, 512), &INFO, plain).is_err(),
             "DF was not offered"
@@ -275,5 +308,37 @@ mod tests {
         let slow = LayerInfo { fast_zeroes: false, ..INFO };
         assert_eq!(error_of(command::WRITE_ZEROES, flag::FAST_ZERO, 0, 512, &slow), Some(error::ENOTSUP));
         assert_eq!(error_of(command::WRITE_ZEROES, 0, 0, 512, &slow), None);
+    }
+    #[test]
+    fn extended_headers_have_their_own_rules() {
+        let extended = Terms { extended_headers: true, ..TERMS };
+        let error_of = |command, flags, length| {
+            check_request(&header(command, flags, 0, length), &INFO, extended)
+                .err()
+                .map(|refusal| refusal.error)
+        };
+        assert_eq!(error_of(command::WRITE, flag::PAYLOAD_LEN, 512), None);
+        assert_eq!(error_of(command::WRITE, flag::PAYLOAD_LEN | flag::FUA, 512), None);
+        assert_eq!(error_of(command::WRITE, 0, 512), Some(error::EINVAL), "it carries nothing");
+        for command in [command::READ, command::FLUSH, command::TRIM, command::CACHE, command::BLOCK_STATUS] {
+            assert_eq!(error_of(command, flag::PAYLOAD_LEN, 512), Some(error::EINVAL), "command {command}");
+        }
+        let large = LayerInfo { size: 1 << 40, ..INFO };
+        for command in [command::TRIM, command::WRITE_ZEROES, command::BLOCK_STATUS, command::CACHE] {
+            assert!(check_request(&header(command, 0, 0, 1 << 40), &large, extended).is_ok(), "{command}");
+        }
+        let wraps = header(command::TRIM, 0, 512, u64::MAX - 511);
+        assert_eq!(check_request(&wraps, &large, extended).unwrap_err().error, error::EINVAL);
+    }
+
+    #[test]
+    fn who_was_not_told_the_block_sizes_may_use_any_byte() {
+        let bytes = Terms { block_sizes: false, ..TERMS };
+        for command in [0, 1, 4, 5, 6, 7] {
+            assert!(check_request(&header(command, 0, 7, 100), &INFO, bytes).is_ok(), "command {command}");
+            assert!(check_request(&header(command, 0, INFO.size - 1, 2), &INFO, bytes).is_err());
+        }
+        let fast = header(command::WRITE_ZEROES, flag::FAST_ZERO, 7, 512);
+        assert_eq!(check_request(&fast, &INFO, bytes).unwrap_err().error, error::ENOTSUP);
     }
 }

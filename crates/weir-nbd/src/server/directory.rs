@@ -55,28 +55,27 @@ impl ExportInfo {
         flags
     }
 
-    /// Smallest, preferred and largest block in bytes, within what the protocol allows ("Block size constraints").
+    /// Smallest and preferred block and largest payload in bytes ("Size constraints"). The last is the same for every disk: larger
+    /// requests than a layer or the server's memory takes at once are worked off in pieces.
     #[must_use]
     pub fn block_sizes(&self) -> [u32; 3] {
         let minimum = self.layer.logical_block;
         let preferred = self.layer.preferred_block.max(minimum).max(512).next_power_of_two();
-        [minimum, preferred, largest_payload(&self.layer)]
+        [minimum, preferred, LARGEST_PAYLOAD]
     }
 }
 
-/// Largest read or write that is taken, in bytes.
-pub(super) fn largest_payload(layer: &LayerInfo) -> u32 {
-    let largest = layer.max_transfer.min(LARGEST_PAYLOAD);
-    (largest - largest % layer.logical_block).max(layer.logical_block)
-}
-
 /// What client and server have agreed on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Session {
     /// Canonical name of the chosen export.
     pub export: String,
-    /// Reads and errors are answered with structured replies.
+    /// Reads and errors are answered with chunks: structured replies, or extended headers.
     pub structured_replies: bool,
+    /// Requests and replies have extended headers.
+    pub extended_headers: bool,
+    /// The client was told the block sizes and has to keep to them. Another one may use any offset and length.
+    pub block_sizes: bool,
     /// Number of the context `base:allocation`, when the client has selected it.
     pub base_allocation: Option<u32>,
     /// The transmission flags that the client was told.

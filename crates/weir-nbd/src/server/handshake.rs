@@ -13,6 +13,9 @@ use crate::protocol::{
 /// Longest body of an option that is read, in bytes. A name has at most 4096, and a few queries come beside it.
 pub const MOST_OPTION_BYTES: u32 = 64 << 10;
 
+/// Bytes of longer options that one handshake skips; whoever sends more is not negotiating (P10).
+const MOST_SKIPPED: usize = 32 << 20;
+
 /// The number by which `base:allocation` goes in `BLOCK_STATUS` replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
@@ -41,7 +44,8 @@ pub enum HandshakeError {
     /// The stream is out of step.
     #[error("an option began with {0:#018x} instead of IHAVEOPT; it is not an NBD client")]
     BadOptionMagic(u64),
-    /// Nobody needs options that long.
+    /// Options of more than [`MOST_OPTION_BYTES`] are skipped, but not without end; and `EXPORT_NAME` knows no other
+    /// answer than the end.
     #[error("option {option} announced {length} bytes, the most is {MOST_OPTION_BYTES}")]
     OptionTooLong {
         /// Its number.
@@ -49,6 +53,9 @@ pub enum HandshakeError {
         /// What it announced, in bytes.
         length: u32,
     },
+    /// "Once extended headers are successfully requested, a client MUST NOT use `NBD_OPT_EXPORT_NAME`".
+    #[error("the client asked by EXPORT_NAME after it had agreed on extended headers")]
+    ExportNameWithExtendedHeaders,
     /// `EXPORT_NAME` knows no other answer than the end.
     #[error("the client asked by EXPORT_NAME for {name:?}: {reason}")]
     NoSuchExport {
@@ -75,6 +82,11 @@ pub struct Handshake {
     taken: usize,
     padding: bool,
     structured_replies: bool,
+    extended_headers: bool,
+    /// Bytes of an option that is too long, still to come.
+    skip: usize,
+    /// Bytes of such options in all.
+    skipped: usize,
     /// The export for which `base:allocation` was selected.
     context_of: Option<String>,
 }
@@ -94,6 +106,9 @@ impl Handshake {
             taken: 0,
             padding: true,
             structured_replies: false,
+            extended_headers: false,
+            skip: 0,
+            skipped: 0,
             context_of: None,
         }
     }
@@ -142,6 +157,9 @@ impl Handshake {
     }
 
     fn option(&mut self, directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
+        let skipped = self.skip.min(self.input.len() - self.taken);
+        self.taken += skipped;
+        self.skip -= skipped;
         let Ok((header, body)) = OptionHeader::read_from_prefix(&self.input[self.taken..]) else {
             return Step::NeedMore;
         };
@@ -150,8 +168,7 @@ impl Handshake {
             return Step::Refused(HandshakeError::BadOptionMagic(header.magic.get()));
         }
         if length > MOST_OPTION_BYTES {
-            Reply { out, option: number }.error(option_reply::ERR_TOO_BIG, "the option is too long");
-            return Step::Refused(HandshakeError::OptionTooLong { option: number, length });
+            return self.too_long(number, length, out);
         }
         let Some(body) = body.get(..length as usize) else { return Step::NeedMore };
         let body = body.to_vec();
@@ -162,28 +179,63 @@ impl Handshake {
         self.answer(&body, directory, &mut Reply { out, option: number })
     }
 
+    /// "The presence of the option length in every option allows the server to skip any options".
+    fn too_long(&mut self, option: u32, length: u32, out: &mut Vec<u8>) -> Step {
+        let mut reply = Reply { out, option };
+        let rest = MOST_SKIPPED.saturating_sub(self.skipped);
+        match option {
+            option::ABORT => {
+                reply.acknowledge();
+                Step::Aborted
+            }
+            option::EXPORT_NAME => Step::Refused(HandshakeError::OptionTooLong { option, length }),
+            _ => {
+                reply.error(option_reply::ERR_TOO_BIG, "the option is too long");
+                if length as usize > rest {
+                    return Step::Refused(HandshakeError::OptionTooLong { option, length });
+                }
+                self.taken += size_of::<OptionHeader>();
+                self.skip = length as usize;
+                self.skipped += length as usize;
+                Step::Continue
+            }
+        }
+    }
+
+    /// Reads are answered with chunks.
+    fn chunks(&self) -> bool {
+        self.structured_replies || self.extended_headers
+    }
+
     fn answer(&mut self, body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Step {
         match reply.option {
             option::ABORT => {
                 reply.acknowledge();
                 return Step::Aborted;
             }
-            option::INFO => drop(describe(body, directory, self.structured_replies, reply)),
+            option::INFO => drop(describe(body, directory, self.chunks(), reply)),
             option::GO => {
-                if let Some(export) = describe(body, directory, self.structured_replies, reply) {
-                    return Step::Attach(self.session(export));
+                if let Some((export, block_sizes)) = describe(body, directory, self.chunks(), reply) {
+                    return Step::Attach(self.session(export, block_sizes));
                 }
             }
             option::LIST if body.is_empty() => list(directory, reply),
+            option::STRUCTURED_REPLY if body.is_empty() && self.extended_headers => {
+                reply.error(option_reply::ERR_EXT_HEADER_REQD, "extended headers have been agreed on");
+            }
             option::STRUCTURED_REPLY if body.is_empty() => {
                 self.structured_replies = true;
                 reply.acknowledge();
             }
-            option::LIST | option::STRUCTURED_REPLY => {
+            option::EXTENDED_HEADERS if body.is_empty() => {
+                self.extended_headers = true;
+                reply.acknowledge();
+            }
+            option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
                 reply.error(option_reply::ERR_INVALID, "this option has no data");
             }
             option::LIST_META_CONTEXT => drop(contexts(body, directory, reply)),
-            option::SET_META_CONTEXT if self.structured_replies => {
+            option::SET_META_CONTEXT if self.chunks() => {
                 self.context_of = contexts(body, directory, reply);
             }
             option::SET_META_CONTEXT => {
@@ -196,6 +248,9 @@ impl Handshake {
     }
 
     fn export_name(&mut self, body: &[u8], directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
+        if self.extended_headers {
+            return Step::Refused(HandshakeError::ExportNameWithExtendedHeaders);
+        }
         let found = parse_name(body).map_err(str::to_owned).and_then(|name| directory.lookup(name));
         let export = match found {
             Ok(export) => export,
@@ -208,27 +263,30 @@ impl Handshake {
         if self.padding {
             out.extend_from_slice(&[0; EXPORT_NAME_PADDING]);
         }
-        Step::Attach(self.session(export))
+        Step::Attach(self.session(export, false))
     }
 
-    fn session(&self, export: ExportInfo) -> Session {
+    fn session(&self, export: ExportInfo, block_sizes: bool) -> Session {
         let selected = self.context_of.as_ref() == Some(&export.name);
         Session {
-            structured_replies: self.structured_replies,
+            structured_replies: self.chunks(),
+            extended_headers: self.extended_headers,
+            block_sizes,
             base_allocation: selected.then_some(BASE_ALLOCATION_ID),
-            flags: export.flags(self.structured_replies),
+            flags: export.flags(self.chunks()),
             export: export.name,
         }
     }
 }
 
-/// Answers `INFO` or `GO`; the export when the answer is yes.
+/// Answers `INFO` or `GO`; when the answer is yes, the export and whether the client has asked for the block sizes, which it
+/// has to keep to then.
 fn describe(
     body: &[u8],
     directory: &dyn Directory,
     structured: bool,
     reply: &mut Reply<'_>,
-) -> Option<ExportInfo> {
+) -> Option<(ExportInfo, bool)> {
     let query = accept(parse_info(body), option_reply::ERR_INVALID, reply)?;
     let export = accept(directory.lookup(query.name), option_reply::ERR_UNKNOWN, reply)?;
     reply.information(info::EXPORT, export_size(&export, structured).as_bytes());
@@ -243,7 +301,7 @@ fn describe(
         reply.information(info::BLOCK_SIZE, sizes.as_bytes());
     }
     reply.acknowledge();
-    Some(export)
+    Some((export, query.wants(info::BLOCK_SIZE)))
 }
 
 fn list(directory: &dyn Directory, reply: &mut Reply<'_>) {

@@ -1,16 +1,18 @@
 //! The server's end of the protocol, without sockets and without disks.
 //!
 //! [`Handshake`] takes bytes and puts out bytes until both ends agree on a [`Session`]. In the transmission phase
-//! [`check_request`] tells whether a request may go to the layer behind the export, [`error_number`] and
+//! [`RequestHead`] reads what a client asks for, [`check_request`] tells whether a request may go to the layer behind the export, [`error_number`] and
 //! [`describe_extents`] encode what the layer answers.
 
 mod check;
 mod directory;
 mod handshake;
 mod option;
+mod request;
 mod status;
 
 pub use check::{CheckedRequest, Refusal, Terms, check_request, error_number};
 pub use directory::{Directory, ExportInfo, Listed, Session};
 pub use handshake::{BASE_ALLOCATION_ID, Handshake, HandshakeError, MOST_OPTION_BYTES, Step};
-pub use status::{STATUS_BYTES, describe_extents};
+pub use request::{RequestHead, WrongMagic};
+pub use status::{Asked, LONGEST_STATUS, STATUS_BYTES, describe_extents};

@@ -3,25 +3,40 @@
 use weir_block::{Extent, ExtentState};
 use zerocopy::IntoBytes;
 
-use crate::protocol::{StatusDescriptor, extent_flag};
+use crate::protocol::{ExtendedStatusDescriptor, StatusDescriptor, extent_flag};
 
 /// Room for the descriptors of one reply, in bytes. A client asks again for what did not fit ("the server MAY
 /// return fewer descriptors in the reply than would be required").
 pub const STATUS_BYTES: usize = 4096;
 
-/// Longest extent that a descriptor can express and that is a multiple of every block size, in bytes.
-const LONGEST: u64 = 0xffff_0000;
+/// Longest range that is looked up for one `BLOCK_STATUS`, in bytes, and the longest extent that a compact descriptor
+/// expresses: a multiple of every block size. A client asks again for what is behind it.
+pub const LONGEST_STATUS: u64 = 0xffff_0000;
 
-/// Writes descriptors for the range at `offset` into `out`; returns the bytes used.
+/// What a `BLOCK_STATUS` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Bytes from the start of the export.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// One extent only.
+    pub one: bool,
+    /// With extended headers: descriptors of 16 bytes instead of 8.
+    pub extended: bool,
+}
+
+/// Writes descriptors for the asked range into `out`; returns the bytes used.
 ///
-/// Neighbours in the same state become one. Nothing beyond the range is told, even if the layer knows it: `length` is
-/// what the client can use at once. 0 when the extents do not begin at `offset`.
-pub fn describe_extents(offset: u64, length: u32, one: bool, extents: &[Extent], out: &mut [u8]) -> usize {
-    let end = offset + u64::from(length);
-    let mut descriptors = Descriptors { out, used: 0, last: None };
+/// Neighbours in the same state become one. Nothing beyond the range is told, even if the layer knows it: the length is
+/// what the client can use at once. 0 when the extents do not begin at the offset.
+pub fn describe_extents(asked: Asked, extents: &[Extent], out: &mut [u8]) -> usize {
+    let Asked { offset, length, one, extended } = asked;
+    let end = offset.saturating_add(length);
+    let mut descriptors = Descriptors { out, used: 0, last: None, extended };
     let mut at = offset;
     for extent in extents {
-        let stop = (extent.offset + extent.length).min(end);
+        let stop = extent.offset.saturating_add(extent.length).min(end);
         if extent.offset > at {
             break;
         }
@@ -34,7 +49,7 @@ pub fn describe_extents(offset: u64, length: u32, one: bool, extents: &[Extent],
         at = stop;
     }
     descriptors.finish();
-    let most = if one { size_of::<StatusDescriptor>() } else { usize::MAX };
+    let most = if one { descriptors.size() } else { usize::MAX };
     descriptors.used.min(most)
 }
 
@@ -51,9 +66,14 @@ struct Descriptors<'a> {
     used: usize,
     /// Length and flags of the run that may still grow.
     last: Option<(u64, u32)>,
+    extended: bool,
 }
 
 impl Descriptors<'_> {
+    fn size(&self) -> usize {
+        if self.extended { size_of::<ExtendedStatusDescriptor>() } else { size_of::<StatusDescriptor>() }
+    }
+
     /// False when there is no room for more.
     fn add(&mut self, length: u64, flags: u32) -> bool {
         match &mut self.last {
@@ -73,13 +93,15 @@ impl Descriptors<'_> {
     fn finish(&mut self) -> bool {
         let Some((mut run, flags)) = self.last.take() else { return true };
         while run > 0 {
-            let length = run.min(LONGEST);
-            let descriptor = StatusDescriptor { length: (length as u32).into(), flags: flags.into() };
-            let Some(room) = self.out.get_mut(self.used..self.used + size_of::<StatusDescriptor>()) else {
+            let length = if self.extended { run } else { run.min(LONGEST_STATUS) };
+            let extended = ExtendedStatusDescriptor { length: length.into(), flags: u64::from(flags).into() };
+            let compact = StatusDescriptor { length: (length as u32).into(), flags: flags.into() };
+            let bytes = if self.extended { extended.as_bytes() } else { compact.as_bytes() };
+            let Some(room) = self.out.get_mut(self.used..self.used + bytes.len()) else {
                 return false;
             };
-            room.copy_from_slice(descriptor.as_bytes());
-            self.used += size_of::<StatusDescriptor>();
+            room.copy_from_slice(bytes);
+            self.used += bytes.len();
             run -= length;
         }
         self.used < self.out.len()
@@ -100,7 +122,8 @@ mod tests {
         let extents: Vec<Extent> =
             extents.iter().map(|&(offset, length, state)| Extent { offset, length, state }).collect();
         let mut out = [0; STATUS_BYTES];
-        let used = describe_extents(offset, length, one, &extents, &mut out);
+        let asked = Asked { offset, length: length.into(), one, extended: false };
+        let used = describe_extents(asked, &extents, &mut out);
         let (descriptors, rest) = out[..used].as_chunks::<8>();
         assert!(rest.is_empty());
         descriptors
@@ -138,5 +161,28 @@ mod tests {
         let states = [ExtentState::Hole, ExtentState::Allocated];
         let extents: Vec<_> = (0..2000).map(|i| (i * 4096, 4096, states[i as usize % 2])).collect();
         assert_eq!(described(0, 2000 * 4096, false, &extents).len(), STATUS_BYTES / 8);
+    }
+    /// Byte by byte as the document has them.
+    #[test]
+    fn golden_extended_descriptors() {
+        let extents = [
+            Extent { offset: 0, length: 5 << 32, state: ExtentState::Hole },
+            Extent { offset: 5 << 32, length: 4096, state: ExtentState::Zero },
+        ];
+        let mut out = [0; STATUS_BYTES];
+        let asked = Asked { offset: 4096, length: u64::MAX, one: false, extended: true };
+        let used = describe_extents(asked, &extents, &mut out);
+        let expected = [
+            [0, 0, 0, 4, 0xff, 0xff, 0xf0, 0, 0, 0, 0, 0, 0, 0, 0, 3],
+            [0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 2],
+        ];
+        assert_eq!(out[..used], *expected.as_flattened());
+        assert_eq!(describe_extents(Asked { one: true, ..asked }, &extents, &mut out), 16);
+        let states = [ExtentState::Hole, ExtentState::Allocated];
+        let many: Vec<_> = (0..2000)
+            .map(|i| Extent { offset: i * 4096, length: 4096, state: states[i as usize % 2] })
+            .collect();
+        let asked = Asked { offset: 0, ..asked };
+        assert_eq!(describe_extents(asked, &many, &mut out), STATUS_BYTES, "no more than fits");
     }
 }

@@ -148,31 +148,16 @@ pub fn random() -> u64 {
 }
 
 /// The disks that are open on this node, for those who must not wait: the NBD handshake.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Here {
     disks: Mutex<BTreeMap<String, LayerInfo>>,
     /// Disks that were closed with nothing dirty, and that the registry still has as this process's.
     unreleased: Mutex<BTreeSet<String>>,
     /// The node stops: what has been closed is not opened again.
     is_stopping: AtomicBool,
-    /// Largest request that clients are told of, in bytes.
-    max_transfer: u32,
 }
 
 impl Here {
-    /// No disk yet, on shards with `buffers` bytes of memory for requests.
-    #[must_use]
-    pub fn new(buffers: u64) -> Here {
-        // No request may take more than a fifth of a shard's buffers, or it could not count on ever getting them.
-        let eighth = (buffers / 8).clamp(4096, weir_block::buffer::LARGEST as u64);
-        Here {
-            disks: Mutex::default(),
-            unreleased: Mutex::default(),
-            is_stopping: AtomicBool::new(false),
-            max_transfer: 1 << eighth.ilog2(),
-        }
-    }
-
     /// What clients are told of a disk, here or where it is about to be.
     #[must_use]
     pub fn describe(&self, record: &DiskRecord) -> LayerInfo {
@@ -180,7 +165,7 @@ impl Here {
             size: record.size,
             logical_block: record.logical_block,
             preferred_block: 4096,
-            max_transfer: self.max_transfer,
+            max_transfer: weir_block::buffer::LARGEST as u32,
             writable: true,
             fast_zeroes: true,
             discards: true,
@@ -289,7 +274,7 @@ mod tests {
         let record = |size| {
             DiskRecord::new("d", "v", Source::File { name: "d".into() }, size, 512, Policy::WriteThrough)
         };
-        let here = Here::new(8 << 20);
+        let here = Here::default();
         here.update(&record(4096));
         assert!(here.all().is_empty());
         here.insert(&record(4096));

@@ -19,10 +19,10 @@ use tokio::sync::Semaphore;
 use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_export::nbd::Client;
 use weir_nbd::protocol::{
-    ChunkHeader, LARGEST_PAYLOAD, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
-    SimpleReply, command, reply_flag,
+    ChunkHeader, EXTENDED_REPLY_MAGIC, ExtendedReply, LARGEST_PAYLOAD, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, command, reply_flag,
 };
-use weir_nbd::server::Session;
+use weir_nbd::server::{RequestHead, Session, WrongMagic};
 use zerocopy::FromBytes;
 
 use crate::api::Move;
@@ -47,8 +47,6 @@ const ON_ITS_WAY: Duration = Duration::from_secs(10);
 
 /// Most bytes received ahead of what is worked off.
 const AHEAD: usize = 4096;
-
-const HEADER: usize = size_of::<RequestHeader>();
 
 /// What bounds all relays of a node.
 #[derive(Debug)]
@@ -143,7 +141,9 @@ impl Relay {
     async fn relay(&mut self, relays: &Relays) -> io::Result<Next> {
         loop {
             let Some(header) = self.next_request().await? else { return Ok(Next::End) };
-            let changes = match header.command.get() {
+            let changes = match header.command {
+                // Also what carries data that it should not: the shard knows what to do with it.
+                _ if header.payload > 0 => true,
                 command::READ | command::FLUSH | command::CACHE | command::BLOCK_STATUS => false,
                 command::DISC => return Ok(Next::End),
                 // Also what is not known: the shard answers it.
@@ -156,7 +156,7 @@ impl Relay {
             // Worked off once it is answered: should the disk come here before, the shard answers it.
             match self.ask_owner(&header).await {
                 Ok(reply) => {
-                    self.received.drain(..HEADER);
+                    self.received.drain(..self.header_size());
                     self.send(&reply).await?;
                 }
                 Err(next) => return Ok(next),
@@ -165,18 +165,21 @@ impl Relay {
     }
 
     /// The request that is next, left where it is; `None` when the client has gone.
-    async fn next_request(&mut self) -> io::Result<Option<RequestHeader>> {
-        while self.received.len() < HEADER {
+    async fn next_request(&mut self) -> io::Result<Option<RequestHead>> {
+        loop {
+            let read = RequestHead::read(&self.received, self.session.extended_headers);
+            let read = read.map_err(|WrongMagic(_)| wrong("a request without its magic"))?;
+            if let Some((head, _)) = read {
+                return Ok(Some(head));
+            }
             if self.receive().await? == 0 {
                 return Ok(None);
             }
         }
-        let header = RequestHeader::read_from_prefix(&self.received).map(|(header, _)| header);
-        let header = header.map_err(|_| io::ErrorKind::InvalidData)?;
-        if header.magic != REQUEST_MAGIC {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a request without its magic"));
-        }
-        Ok(Some(header))
+    }
+
+    fn header_size(&self) -> usize {
+        RequestHead::size(self.session.extended_headers)
     }
 
     fn is_here(&self) -> bool {
@@ -231,7 +234,7 @@ impl Relay {
     }
 
     /// The owner's whole reply, whoever the owner is by then.
-    async fn ask_owner(&mut self, header: &RequestHeader) -> Result<Vec<u8>, Next> {
+    async fn ask_owner(&mut self, header: &RequestHead) -> Result<Vec<u8>, Next> {
         loop {
             let owner = match self.settled().await {
                 Whereabouts::Here => return Err(Next::Here),
@@ -255,12 +258,12 @@ impl Relay {
         }
     }
 
-    async fn exchange(&mut self, owner: &NodeRef, header: &RequestHeader) -> io::Result<Vec<u8>> {
+    async fn exchange(&mut self, owner: &NodeRef, header: &RequestHead) -> io::Result<Vec<u8>> {
         let mut stream = match self.owner.take() {
             Some((known, stream)) if known == *owner => stream,
             _ => self.connect(owner).await?,
         };
-        stream.write_all(&self.received[..HEADER]).await?;
+        stream.write_all(&self.received[..self.header_size()]).await?;
         let reply = read_reply(&mut stream, header).await?;
         self.owner = Some((owner.clone(), stream));
         Ok(reply)
@@ -275,6 +278,8 @@ impl Relay {
             replica: owner.clone(),
             purpose: Purpose::Client {
                 structured_replies: self.session.structured_replies,
+                extended_headers: self.session.extended_headers,
+                block_sizes: self.session.block_sizes,
                 base_allocation: self.session.base_allocation.is_some(),
             },
         };
@@ -327,7 +332,7 @@ impl Stream {
 }
 
 /// One whole reply, as it is on the wire: a simple one, or chunks up to the one that is marked as the last.
-async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHeader) -> io::Result<Vec<u8>> {
+async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead) -> io::Result<Vec<u8>> {
     let mut reply = Vec::new();
     loop {
         let start = reply.len();
@@ -336,11 +341,11 @@ async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead
             SimpleReply::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a reply"))?;
         match simple.magic.get() {
             SIMPLE_REPLY_MAGIC => {
-                if simple.cookie != request.cookie {
+                if simple.cookie.get() != request.cookie {
                     return Err(wrong("a reply to another request"));
                 }
-                let has_data = simple.error.get() == 0 && request.command.get() == command::READ;
-                let length = if has_data { request.length.get() as usize } else { 0 };
+                let has_data = simple.error.get() == 0 && request.command == command::READ;
+                let length = if has_data { request.length as usize } else { 0 };
                 extend(stream, &mut reply, length).await?;
                 return Ok(reply);
             }
@@ -348,10 +353,23 @@ async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead
                 extend(stream, &mut reply, size_of::<ChunkHeader>() - size_of::<SimpleReply>()).await?;
                 let (chunk, _) =
                     ChunkHeader::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a chunk"))?;
-                if chunk.cookie != request.cookie {
+                if chunk.cookie.get() != request.cookie {
                     return Err(wrong("a reply to another request"));
                 }
                 extend(stream, &mut reply, chunk.length.get() as usize).await?;
+                if chunk.flags.get() & reply_flag::DONE != 0 {
+                    return Ok(reply);
+                }
+            }
+            EXTENDED_REPLY_MAGIC => {
+                extend(stream, &mut reply, size_of::<ExtendedReply>() - size_of::<SimpleReply>()).await?;
+                let (chunk, _) =
+                    ExtendedReply::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a chunk"))?;
+                if chunk.cookie.get() != request.cookie {
+                    return Err(wrong("a reply to another request"));
+                }
+                let length = usize::try_from(chunk.length.get()).unwrap_or(usize::MAX);
+                extend(stream, &mut reply, length).await?;
                 if chunk.flags.get() & reply_flag::DONE != 0 {
                     return Ok(reply);
                 }
@@ -363,7 +381,7 @@ async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead
 
 async fn extend(stream: &mut (impl AsyncRead + Unpin), reply: &mut Vec<u8>, length: usize) -> io::Result<()> {
     let start = reply.len();
-    if start + length > LONGEST_REPLY {
+    if start.saturating_add(length) > LONGEST_REPLY {
         return Err(wrong("a reply that is longer than any"));
     }
     reply.resize(start + length, 0);
@@ -380,15 +398,8 @@ mod tests {
     use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
-    fn request(command: u16) -> RequestHeader {
-        RequestHeader {
-            magic: REQUEST_MAGIC.into(),
-            flags: 0.into(),
-            command: command.into(),
-            cookie: 7.into(),
-            offset: 0.into(),
-            length: 512.into(),
-        }
+    fn request(command: u16) -> RequestHead {
+        RequestHead { flags: 0, command, cookie: 7, offset: 0, length: 512, payload: 0 }
     }
 
     fn simple(error: u32, cookie: u64) -> Vec<u8> {
@@ -403,6 +414,18 @@ mod tests {
             kind: 1.into(),
             cookie: cookie.into(),
             length: (content.len() as u32).into(),
+        };
+        [header.as_bytes(), content].concat()
+    }
+
+    fn extended(flags: u16, cookie: u64, length: u64, content: &[u8]) -> Vec<u8> {
+        let header = ExtendedReply {
+            magic: EXTENDED_REPLY_MAGIC.into(),
+            flags: flags.into(),
+            kind: 1.into(),
+            cookie: cookie.into(),
+            offset: 0.into(),
+            length: length.into(),
         };
         [header.as_bytes(), content].concat()
     }
@@ -423,6 +446,7 @@ mod tests {
             (simple(5, 7), command::READ),
             (simple(0, 7), command::FLUSH),
             (chunks.clone(), command::READ),
+            ([extended(0, 7, 600, &[1; 600]), extended(1, 7, 0, &[])].concat(), command::READ),
             (chunks, command::BLOCK_STATUS),
         ] {
             let (read, left) = read(&[&reply[..], b"more"].concat(), asked).unwrap();
@@ -437,7 +461,17 @@ mod tests {
             ..ChunkHeader::read_from_bytes(&chunk(0, 7, &[])).unwrap()
         };
         let half = [simple(0, 7), vec![9; 511]].concat();
-        for bad in [simple(0, 8), chunk(1, 8, &[]), half, vec![0; 64], long.as_bytes().to_vec(), Vec::new()] {
+        let endless = extended(1, 7, u64::MAX, &[]);
+        for bad in [
+            simple(0, 8),
+            chunk(1, 8, &[]),
+            extended(1, 8, 0, &[]),
+            endless,
+            half,
+            vec![0; 64],
+            long.as_bytes().to_vec(),
+            Vec::new(),
+        ] {
             assert!(read(&bad, command::READ).is_err(), "{bad:?}");
         }
     }

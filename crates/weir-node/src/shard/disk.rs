@@ -286,12 +286,12 @@ impl Disk {
     }
 
     /// Begins to close: clients are answered and disconnected, everything is destaged.
-    pub fn close(&mut self, workspace: &mut Workspace, done: oneshot::Sender<Result<(), String>>) {
+    pub fn close(&mut self, done: oneshot::Sender<Result<(), String>>) {
         match &mut self.life {
             Life::Closing(waiting) => waiting.push(done),
             Life::LettingGo(_) => answer(done, Err("the disk belongs to another node now".into())),
             Life::Serving => {
-                self.nbd.close(workspace);
+                self.nbd.close();
                 self.accel().close();
                 self.stop_load();
                 self.life = Life::Closing(vec![done]);

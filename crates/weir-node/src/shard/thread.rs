@@ -399,7 +399,7 @@ impl Turning {
     fn close(&mut self, disk: &str, done: oneshot::Sender<Result<(), String>>) {
         self.stop_opening(Some(disk), "the disk is closed again");
         let Some(slot) = self.slot_of(disk) else { return answer(done, Ok(())) };
-        self.disks[slot].close(&mut self.workspace, done);
+        self.disks[slot].close(done);
     }
 
     /// What the disks here are doing, served and replicated.
@@ -417,7 +417,7 @@ impl Turning {
         self.stop_opening(None, "the node is stopping");
         for (_, disk) in &mut self.disks {
             disk.touch();
-            disk.close(&mut self.workspace, oneshot::channel().0);
+            disk.close(oneshot::channel().0);
         }
     }
 

@@ -202,7 +202,7 @@ async fn live(life: Life) -> Result<(), String> {
             Some(end) = guests.recv() => {
                 if plane.node.here.get(DISK).is_some() {
                     let session =
-                        Session { export: DISK.into(), structured_replies: false, base_allocation: None, flags: 0 };
+                        Session { export: DISK.into(), block_sizes: true, ..Session::default() };
                     exports::attach(&plane.node, Client { stream: end.into(), leftover: Vec::new(), session });
                 }
             }

@@ -2,13 +2,16 @@
 
 use std::io::{self, IoSliceMut};
 
-use weir_block::{Buffer, Layer, Payload, Reactor, Received, Request, RequestKind};
-use weir_nbd::protocol::{REQUEST_MAGIC, RequestHeader, command, error};
-use weir_nbd::server::{CheckedRequest, Refusal, STATUS_BYTES, check_request};
-use zerocopy::FromBytes;
+use weir_block::{Buffer, Payload, Received, Request, RequestKind, Tag};
+use weir_nbd::protocol::{LARGEST_PAYLOAD, command_flag, error};
+use weir_nbd::server::{
+    CheckedRequest, LONGEST_STATUS, Refusal, RequestHead, STATUS_BYTES, WrongMagic, check_request,
+};
 
-use super::{Connection, InFlight, Incoming, Limits, Need, Pumped, State, Turn, kind_of};
-use crate::nbd::workspace::{WINDOW, Workspace, fair, largest_fair};
+use super::parts::{LONGEST_RANGE, blocks_around};
+use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, State, Turn, kind_of};
+use crate::nbd::edges::Change;
+use crate::nbd::workspace::{WINDOW, Workspace, fair, largest_whole};
 
 /// Bytes received behind the rest of a large payload while writes are so large that they never fit the window: just
 /// enough for the next header, so that little is copied.
@@ -19,7 +22,7 @@ const KEPT_STASH: usize = 4 << 10;
 
 /// Why parsing stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
+pub(super) enum Stop {
     /// The rest is the beginning of a request, or nothing.
     Incomplete,
     TurnOver,
@@ -44,38 +47,29 @@ impl Connection {
             Stop::TurnOver => Pumped::More,
             Stop::Held => Pumped::Held,
             Stop::Closing => {
-                self.stop_reading(turn.workspace);
+                self.stop_reading(turn.workspace, turn.meter);
                 Pumped::Closing
             }
         }
     }
 
     /// Whether the request that had to wait could go on now.
-    pub fn could_go_on(
-        &self,
-        layer: &dyn Layer,
-        reactor: &Reactor,
-        workspace: &Workspace,
-        limits: &Limits,
-    ) -> bool {
-        self.held.is_none_or(|need| self.admits(need, layer, reactor, workspace, limits))
+    pub fn could_go_on(&self, index: u32, room: Room<'_>) -> bool {
+        self.held.is_none_or(|need| self.admits(need, index, room))
     }
 
     fn work(&mut self, turn: &mut Turn<'_>) -> Stop {
         let mut received = 0;
         loop {
-            if self.state != State::Open {
+            if matches!(self.state, State::Closing | State::Dead) {
                 return Stop::Closing;
             }
-            if let Some(stop) = self.submit_incoming(turn) {
-                return stop;
-            }
-            if self.stash_taken < self.stash.len() {
+            if self.stash_taken < self.stash.len() || self.incoming.is_some() || self.rest.is_some() {
                 let stash = std::mem::take(&mut self.stash);
                 let (used, stop) = self.parse(&stash[self.stash_taken..], turn);
                 self.stash = stash;
                 self.stash_taken += used;
-                if self.stash_taken == self.stash.len() {
+                if used > 0 && self.stash_taken == self.stash.len() {
                     self.restash(&[], turn.workspace);
                 }
                 if stop != Stop::Incomplete {
@@ -107,8 +101,8 @@ impl Connection {
         space[..kept].copy_from_slice(&self.stash[self.stash_taken..]);
         let target = &mut space[kept..kept + window];
         let (asked, received) = match &mut self.incoming {
-            Some(Incoming { buffer, filled, .. }) => {
-                let rest = &mut buffer.bytes_mut()[*filled..];
+            Some(Incoming { buffer, filled, to, .. }) => {
+                let rest = &mut buffer.bytes_mut()[*filled..*to];
                 let asked = rest.len() + target.len();
                 (asked, self.socket.receive_vectored(&mut [IoSliceMut::new(rest), IoSliceMut::new(target)]))
             }
@@ -121,7 +115,7 @@ impl Connection {
                 self.readable = bytes == asked;
                 let behind = self.fill_incoming(bytes);
                 let fresh = &space[..kept + behind];
-                let (used, stop) = self.digest(fresh, turn);
+                let (used, stop) = self.parse(fresh, turn);
                 self.restash(&fresh[used..], turn.workspace);
                 Ok((bytes, stop))
             }
@@ -136,18 +130,10 @@ impl Connection {
         outcome
     }
 
-    /// Submits the incoming write if it is complete, then parses.
-    fn digest(&mut self, bytes: &[u8], turn: &mut Turn<'_>) -> (usize, Stop) {
-        match self.submit_incoming(turn) {
-            Some(stop) => (0, stop),
-            None => self.parse(bytes, turn),
-        }
-    }
-
     /// Accounts for received bytes that went into the incoming write; returns how many came behind it.
     fn fill_incoming(&mut self, bytes: usize) -> usize {
-        let Some(Incoming { buffer, filled, .. }) = &mut self.incoming else { return bytes };
-        let taken = bytes.min(buffer.len() - *filled);
+        let Some(Incoming { filled, to, .. }) = &mut self.incoming else { return bytes };
+        let taken = bytes.min(*to - *filled);
         *filled += taken;
         bytes - taken
     }
@@ -172,22 +158,36 @@ impl Connection {
         let info = turn.layer.info();
         let mut rest = bytes;
         let stop = loop {
-            let skipped = self.skip.min(rest.len());
+            if let Some(stop) = self.feed(&mut rest, turn) {
+                break stop;
+            }
+            let skipped = usize::try_from(self.skip).unwrap_or(usize::MAX).min(rest.len());
             rest = &rest[skipped..];
-            self.skip -= skipped;
+            self.skip -= skipped as u64;
             if turn.left == 0 {
                 break Stop::TurnOver;
             }
-            let Ok((header, behind)) = RequestHeader::read_from_prefix(rest) else { break Stop::Incomplete };
-            if header.magic != REQUEST_MAGIC {
-                tracing::info!(magic = header.magic.get(), "nbd: a request without its magic; closing");
+            let (head, behind) = match RequestHead::read(rest, self.terms.extended_headers) {
+                Ok(Some(read)) => read,
+                Ok(None) => break Stop::Incomplete,
+                Err(WrongMagic(magic)) => {
+                    tracing::info!(magic, "nbd: a request without its magic; closing");
+                    break Stop::Closing;
+                }
+            };
+            if self.terms.extended_headers && head.payload > LARGEST_PAYLOAD.into() {
+                // "A server SHOULD initiate hard disconnect".
+                tracing::info!(bytes = head.payload, "nbd: a payload above the maximum; closing");
                 break Stop::Closing;
             }
-            let taken = match check_request(&header, &info, self.terms) {
+            let taken = match check_request(&head, &info, self.terms) {
                 Ok(CheckedRequest::Disconnect) => Err(Stop::Closing),
-                Ok(CheckedRequest::Write { fua }) => self.write(&header, fua, behind, turn),
-                Ok(command) => self.plain(&header, command, turn),
-                Err(refusal) => self.refuse(&header, refusal, turn),
+                _ if self.state == State::Refusing => {
+                    self.refuse(&head, Refusal { error: error::ESHUTDOWN, message: CLOSING }, turn)
+                }
+                Ok(CheckedRequest::Write { fua }) => self.write(&head, fua, behind, turn),
+                Ok(command) => self.plain(&head, command, turn),
+                Err(refusal) => self.refuse(&head, refusal, turn),
             };
             match taken {
                 Ok(payload) => rest = &behind[payload..],
@@ -198,152 +198,203 @@ impl Connection {
         (bytes.len() - rest.len(), stop)
     }
 
-    /// Answers a request that is not in order. What a refused write carries is thrown away.
-    fn refuse(
-        &mut self,
-        header: &RequestHeader,
-        refusal: Refusal,
-        turn: &mut Turn<'_>,
-    ) -> Result<usize, Stop> {
+    /// Answers a request that is not in order. What it carries is thrown away.
+    fn refuse(&mut self, head: &RequestHead, refusal: Refusal, turn: &mut Turn<'_>) -> Result<usize, Stop> {
         self.admit(Need::REPLY, turn)?;
-        if header.command == command::WRITE {
-            self.skip = header.length.get() as usize;
-        }
+        self.skip = head.payload;
         let Refusal { error, message } = refusal;
-        self.replies.error(self.terms.structured_replies, header.cookie.get(), error, message, None);
+        self.replies.error(self.to(head.cookie, head.offset), error, message, None);
         Ok(0)
     }
 
     /// A write. Small ones, and all that have arrived whole, are lent to the layer from where they lie.
     fn write(
         &mut self,
-        header: &RequestHeader,
+        head: &RequestHead,
         fua: bool,
         behind: &[u8],
         turn: &mut Turn<'_>,
     ) -> Result<usize, Stop> {
-        let length = header.length.get() as usize;
-        let need = Need { at_layer: Some((RequestKind::Write, length as u64)), memory: 0 };
-        if let Some(payload) = behind.get(..length) {
-            self.admit(need, turn)?;
-            let slot = self.begin(header, CheckedRequest::Write { fua }, 0, None, turn);
-            let tag = turn.tag(slot);
-            let offset = header.offset.get();
+        let length = head.length as usize;
+        let info = turn.layer.info();
+        let (_, blocks, _) = blocks_around(head.offset, head.length, info.logical_block);
+        let whole_blocks = blocks == head.length;
+        if let Some(payload) = behind.get(..length)
+            && whole_blocks
+            && head.length <= info.max_transfer.into()
+        {
+            self.admit(Need::at_layer(RequestKind::Write, head.length), turn)?;
+            let tag = self.begin(head.into(), CheckedRequest::Write { fua }, 0, 0, None, turn);
+            let offset = head.offset;
             turn.layer
                 .submit(turn.reactor, Request::Write { tag, offset, payload: Payload::Lent(payload), fua });
             self.large_writes &= length > WINDOW;
             return Ok(length);
         }
-        if length < turn.workspace.direct() {
+        if behind.len() < length && length < turn.workspace.direct() {
             return Err(Stop::Incomplete);
         }
-        if length > largest_fair(turn.reactor.buffers()) {
-            let message = "the request is larger than the server's memory allows";
-            return self.refuse(header, Refusal { error: error::ENOMEM, message }, turn);
+        if blocks > largest_whole(turn.reactor.buffers(), &info) {
+            self.admit(Need::REPLY, turn)?;
+            self.begin_whole(head, CheckedRequest::Write { fua }, turn);
+        } else {
+            self.expect_payload(head.into(), fua, turn)?;
         }
-        let mut buffer = self.take_buffer(Need { memory: length, ..need }, turn)?;
-        buffer.bytes_mut()[..behind.len()].copy_from_slice(behind);
-        self.memory += length;
         self.large_writes = length > WINDOW;
-        self.incoming = Some(Incoming { header: *header, fua, buffer, filled: behind.len() });
-        Ok(behind.len())
+        Ok(0)
     }
 
-    /// Submits the incoming write if it is complete and there is room. `Some` when nothing else can be done first.
-    fn submit_incoming(&mut self, turn: &mut Turn<'_>) -> Option<Stop> {
-        let Incoming { buffer, filled, .. } = self.incoming.as_ref()?;
-        if *filled < buffer.len() {
-            return None;
+    /// Makes room for a payload, with which [`Connection::feed`] goes on.
+    pub(super) fn expect_payload(&mut self, part: Part, fua: bool, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        let block = turn.layer.info().logical_block;
+        let (_, length, from) = blocks_around(part.offset, part.length, block);
+        let memory = length as usize;
+        let buffer = self.take_buffer(Need { memory, ..Need::at_layer(RequestKind::Write, length) }, turn)?;
+        self.memory += memory;
+        let to = from + part.length as usize;
+        self.incoming = Some(Incoming { part, fua, buffer, from, to, filled: from });
+        Ok(())
+    }
+
+    /// Submits the incoming write, which is complete, if there is room.
+    pub(super) fn submit_incoming(&mut self, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        let Some(incoming) = &self.incoming else { return Ok(()) };
+        let parts_of_blocks = !incoming.is_whole_blocks();
+        let length = incoming.buffer.len() as u64;
+        self.admit(Need { parts_of_blocks, ..Need::at_layer(RequestKind::Write, length) }, turn)?;
+        let Some(Incoming { part, fua, buffer, from, to, .. }) = self.incoming.take() else { return Ok(()) };
+        // Counted since it was taken; it is the request's from here on.
+        self.memory -= buffer.len();
+        let tag = self.begin(part, CheckedRequest::Write { fua }, buffer.len(), 0, None, turn);
+        let block = turn.layer.info().logical_block;
+        let (offset, ..) = blocks_around(part.offset, part.length, block);
+        if parts_of_blocks {
+            turn.edges.start(Change { tag, offset, buffer, from, to, fua }, block);
+            turn.edges.advance(turn.layer, turn.reactor);
+        } else {
+            let request = Request::Write { tag, offset, payload: Payload::Given(buffer), fua };
+            turn.layer.submit(turn.reactor, request);
         }
-        let need = Need { at_layer: Some((RequestKind::Write, buffer.len() as u64)), memory: 0 };
-        if let Err(stop) = self.admit(need, turn) {
-            return Some(stop);
-        }
-        let Incoming { header, fua, buffer, .. } = self.incoming.take()?;
-        let slot = self.begin(&header, CheckedRequest::Write { fua }, buffer.len(), None, turn);
-        let tag = turn.tag(slot);
-        let request =
-            Request::Write { tag, offset: header.offset.get(), payload: Payload::Given(buffer), fua };
-        turn.layer.submit(turn.reactor, request);
-        None
+        Ok(())
     }
 
     /// Any request without payload.
     fn plain(
         &mut self,
-        header: &RequestHeader,
+        head: &RequestHead,
         command: CheckedRequest,
         turn: &mut Turn<'_>,
     ) -> Result<usize, Stop> {
-        let (offset, length) = (header.offset.get(), header.length.get());
-        let Some(kind) = kind_of(command) else {
-            // A hint to read ahead. Nothing is promised by answering it ("there is no guarantee of an actual
-            // performance gain"), and the layers below have their own judgement.
-            self.admit(Need::REPLY, turn)?;
-            self.replies.done(header.cookie.get(), None);
-            return Ok(0);
-        };
-        let memory = match command {
-            CheckedRequest::Read => length as usize,
-            CheckedRequest::BlockStatus { .. } => STATUS_BYTES,
-            _ => 0,
-        };
-        if memory > largest_fair(turn.reactor.buffers()) {
-            let message = "the request is larger than the server's memory allows";
-            return self.refuse(header, Refusal { error: error::ENOMEM, message }, turn);
-        }
-        let need = Need { at_layer: Some((kind, length.into())), memory };
-        let mut buffer = if memory > 0 {
-            let buffer = self.take_buffer(need, turn)?;
-            self.memory += memory;
-            Some(buffer)
-        } else {
-            self.admit(need, turn)?;
-            None
-        };
-        let status = if matches!(command, CheckedRequest::BlockStatus { .. }) { buffer.take() } else { None };
-        let slot = self.begin(header, command, memory, status, turn);
-        let tag = turn.tag(slot);
-        let length = u64::from(length);
-        let request = match (command, buffer) {
-            (_, Some(buffer)) => Request::Read { tag, offset, buffer },
-            (CheckedRequest::Discard { fua }, _) => Request::Discard { tag, offset, length, fua },
-            (CheckedRequest::WriteZeroes { fua, may_unmap, fast_only }, _) => {
-                Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only }
+        let info = turn.layer.info();
+        let (start, blocks, from) = blocks_around(head.offset, head.length, info.logical_block);
+        match command {
+            CheckedRequest::Read if blocks > largest_whole(turn.reactor.buffers(), &info) => {
+                if head.flags & command_flag::DF != 0 {
+                    let message = "the read is larger than the server's memory allows in one piece";
+                    return self.refuse(head, Refusal { error: error::EOVERFLOW, message }, turn);
+                }
+                self.admit(Need::REPLY, turn)?;
+                self.begin_whole(head, command, turn);
             }
-            (CheckedRequest::BlockStatus { .. }, _) => Request::Extents { tag, offset, length },
-            _ => Request::Flush { tag },
-        };
-        turn.layer.submit(turn.reactor, request);
+            CheckedRequest::Read => {
+                let memory = blocks as usize;
+                let need = Need { memory, ..Need::at_layer(RequestKind::Read, blocks) };
+                let buffer = self.take_buffer(need, turn)?;
+                let tag = self.begin(head.into(), command, memory, from, None, turn);
+                turn.layer.submit(turn.reactor, Request::Read { tag, offset: start, buffer });
+            }
+            CheckedRequest::BlockStatus { .. } => {
+                let (memory, length) = (STATUS_BYTES, blocks.min(LONGEST_STATUS));
+                let need = Need { memory, ..Need::at_layer(RequestKind::Extents, length) };
+                let room = self.take_buffer(need, turn)?;
+                let tag = self.begin(head.into(), command, memory, 0, Some(room), turn);
+                turn.layer.submit(turn.reactor, Request::Extents { tag, offset: start, length });
+            }
+            CheckedRequest::Discard { .. } => return self.discard(head, command, turn),
+            CheckedRequest::WriteZeroes { fua, may_unmap, fast_only } => {
+                if blocks > head.length || head.length > LONGEST_RANGE {
+                    self.admit(Need::REPLY, turn)?;
+                    self.begin_whole(head, command, turn);
+                    return Ok(0);
+                }
+                self.admit(Need::at_layer(RequestKind::WriteZeroes, head.length), turn)?;
+                let tag = self.begin(head.into(), command, 0, 0, None, turn);
+                let (offset, length) = (head.offset, head.length);
+                let request = Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only };
+                turn.layer.submit(turn.reactor, request);
+            }
+            CheckedRequest::Flush => {
+                self.admit(Need::at_layer(RequestKind::Flush, 0), turn)?;
+                let tag = self.begin(head.into(), command, 0, 0, None, turn);
+                turn.layer.submit(turn.reactor, Request::Flush { tag });
+            }
+            CheckedRequest::Cache | CheckedRequest::Write { .. } | CheckedRequest::Disconnect => {
+                // A hint to read ahead. Nothing is promised by answering it ("there is no guarantee of an actual
+                // performance gain"), and the layers below have their own judgement.
+                self.admit(Need::REPLY, turn)?;
+                self.replies.done(self.to(head.cookie, head.offset), None);
+            }
+        }
         Ok(0)
     }
 
-    /// Notes a request that goes to the layer; returns its slot.
-    fn begin(
+    /// "A server MAY round offset up and length down to meet internal alignment constraints".
+    fn discard(
         &mut self,
-        header: &RequestHeader,
+        head: &RequestHead,
+        command: CheckedRequest,
+        turn: &mut Turn<'_>,
+    ) -> Result<usize, Stop> {
+        let block = u64::from(turn.layer.info().logical_block);
+        let offset = head.offset.next_multiple_of(block);
+        let end = (head.offset + head.length) / block * block;
+        if end <= offset {
+            self.admit(Need::REPLY, turn)?;
+            self.replies.done(self.to(head.cookie, head.offset), None);
+            return Ok(0);
+        }
+        let length = end - offset;
+        if length > LONGEST_RANGE {
+            self.admit(Need::REPLY, turn)?;
+            self.begin_whole(&RequestHead { offset, length, ..*head }, command, turn);
+            return Ok(0);
+        }
+        self.admit(Need::at_layer(RequestKind::Discard, length), turn)?;
+        let fua = matches!(command, CheckedRequest::Discard { fua: true });
+        let tag = self.begin(head.into(), command, 0, 0, None, turn);
+        turn.layer.submit(turn.reactor, Request::Discard { tag, offset, length, fua });
+        Ok(0)
+    }
+
+    /// Notes a request that goes to the layer; returns its tag.
+    pub(super) fn begin(
+        &mut self,
+        part: Part,
         command: CheckedRequest,
         memory: usize,
+        from: usize,
         status: Option<Buffer>,
         turn: &mut Turn<'_>,
-    ) -> u32 {
+    ) -> Tag {
         if let Some(kind) = kind_of(command) {
-            turn.meter.arrive(kind, turn.now);
+            if part.whole.is_none() {
+                turn.meter.arrive(kind, turn.now);
+            }
+            if kind.changes_data() {
+                turn.edges.begin();
+            }
         }
-        let slot = self.in_flight.insert(InFlight {
-            cookie: header.cookie.get(),
-            command,
-            offset: header.offset.get(),
-            length: header.length.get(),
-            arrived: turn.now,
-            memory,
-            status,
-        });
-        u32::try_from(slot).expect("a connection has few requests in flight")
+        if let Some(whole) = part.whole {
+            self.part_begins(whole);
+        }
+        self.memory += memory;
+        let arrived = turn.now;
+        let slot = self.in_flight.insert(InFlight { part, command, arrived, memory, from, status });
+        turn.tag(u32::try_from(slot).expect("a connection has few requests in flight"))
     }
 
     /// Takes a buffer for a request that may go on.
-    fn take_buffer(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<Buffer, Stop> {
+    pub(super) fn take_buffer(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<Buffer, Stop> {
         self.admit(need, turn)?;
         turn.reactor.buffers().take(need.memory).ok_or_else(|| {
             self.held = Some(need);
@@ -352,8 +403,14 @@ impl Connection {
     }
 
     /// Whether the next request may go on; if not, remembers what it needs (P10).
-    fn admit(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
-        if self.admits(need, turn.layer, turn.reactor, turn.workspace, turn.limits) {
+    pub(super) fn admit(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        if need.parts_of_blocks {
+            turn.edges.line_up(turn.index);
+        }
+        let (index, limits) = (turn.index, turn.limits);
+        let (layer, reactor) = (&*turn.layer, &*turn.reactor);
+        let room = Room { layer, reactor, workspace: turn.workspace, edges: turn.edges, limits };
+        if self.admits(need, index, room) {
             return Ok(());
         }
         self.held = Some(need);
@@ -364,15 +421,12 @@ impl Connection {
         Err(Stop::Held)
     }
 
-    fn admits(
-        &self,
-        need: Need,
-        layer: &dyn Layer,
-        reactor: &Reactor,
-        workspace: &Workspace,
-        limits: &Limits,
-    ) -> bool {
+    fn admits(&self, need: Need, index: u32, room: Room<'_>) -> bool {
+        let Room { layer, reactor, workspace, edges, limits } = room;
         if self.in_flight.len() + self.replies.len() >= limits.requests {
+            return false;
+        }
+        if need.alone && !(self.in_flight.is_empty() && self.replies.is_empty()) {
             return false;
         }
         if need.memory > 0 {
@@ -383,6 +437,14 @@ impl Connection {
                 return false;
             }
         }
-        need.at_layer.is_none_or(|(kind, length)| layer.has_room(kind, length))
+        let Some((kind, length)) = need.at_layer else { return true };
+        if kind.changes_data() {
+            let may = if need.parts_of_blocks { edges.is_alone(index) } else { edges.may_change() };
+            // A payload may arrive while others are alone; it is submitted when they are not any more.
+            if !may && need.memory == 0 {
+                return false;
+            }
+        }
+        layer.has_room(kind, length)
     }
 }

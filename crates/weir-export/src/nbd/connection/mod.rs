@@ -1,6 +1,7 @@
 //! One client in the transmission phase: requests in, replies out.
 
 mod intake;
+mod parts;
 
 use std::io;
 use std::time::Duration;
@@ -9,11 +10,13 @@ use slab::Slab;
 use weir_block::{
     Buffer, Extent, Interest, IoError, Layer, Meter, Nanos, Outcome, Reactor, RequestKind, Socket, Tag, Token,
 };
-use weir_nbd::protocol::{RequestHeader, error};
-use weir_nbd::server::{CheckedRequest, Session, Terms, describe_extents, error_number};
+use weir_nbd::protocol::error;
+use weir_nbd::server::{Asked, CheckedRequest, RequestHead, Session, Terms, describe_extents, error_number};
 
-use super::replies::{Counted, Flushed, Replies};
+use super::edges::Edges;
+use super::replies::{Counted, Data, Flushed, Form, Replies, To};
 use super::workspace::Workspace;
+use parts::{Rest, Whole};
 
 /// Requests worked off in one turn; then they are answered and other connections have theirs. Few, so that a client
 /// takes the answers to the first of a deep queue and asks again while the server does the rest.
@@ -46,6 +49,7 @@ pub(super) struct Turn<'a> {
     pub layer: &'a mut dyn Layer,
     pub workspace: &'a mut Workspace,
     pub meter: &'a mut Meter,
+    pub edges: &'a mut Edges,
     pub limits: &'a Limits,
     pub now: Nanos,
     /// The connection's number on its disk, in the upper half of its tags.
@@ -76,33 +80,64 @@ pub(super) enum Pumped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
+    /// The disk is being closed: what arrives is still served, and the replies wait until nothing is unanswered.
+    Draining,
+    /// The disk has gone on without the client: what arrives is refused with `NBD_ESHUTDOWN`.
+    Refusing,
     /// Nothing more is read; what is in flight is still answered.
     Closing,
     /// The socket is closed. What is in flight has to come back before the connection may be dropped.
     Dead,
 }
 
+/// What goes to the layer as one request: a client's request, or a part of one.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    cookie: u64,
+    offset: u64,
+    length: u64,
+    /// The request of which it is a part.
+    whole: Option<u32>,
+}
+
+impl From<&RequestHead> for Part {
+    fn from(head: &RequestHead) -> Part {
+        Part { cookie: head.cookie, offset: head.offset, length: head.length, whole: None }
+    }
+}
+
 /// A request at the layer.
 #[derive(Debug)]
 struct InFlight {
-    cookie: u64,
+    part: Part,
     command: CheckedRequest,
-    offset: u64,
-    length: u32,
     arrived: Nanos,
     /// Bytes of buffers that it holds.
     memory: usize,
+    /// Bytes of a read's buffer before those that were asked for.
+    from: usize,
     /// Room for the reply to `BLOCK_STATUS`.
     status: Option<Buffer>,
 }
 
-/// A large write whose payload is arriving.
+/// A write whose payload is arriving in a buffer of its own.
 #[derive(Debug)]
 struct Incoming {
-    header: RequestHeader,
+    part: Part,
     fua: bool,
+    /// Whole blocks.
     buffer: Buffer,
+    /// Where in the buffer the payload begins and ends.
+    from: usize,
+    to: usize,
+    /// Up to where it has arrived.
     filled: usize,
+}
+
+impl Incoming {
+    fn is_whole_blocks(&self) -> bool {
+        self.from == 0 && self.to == self.buffer.len()
+    }
 }
 
 /// What the request that is next needs in order to go on.
@@ -112,11 +147,29 @@ struct Need {
     at_layer: Option<(RequestKind, u64)>,
     /// Bytes of buffers.
     memory: usize,
+    /// Nothing of the connection is under way, and all its replies are out.
+    alone: bool,
+    /// It changes parts of blocks: no other change of the disk is under way.
+    parts_of_blocks: bool,
 }
 
 impl Need {
     /// Nothing but a place among the replies.
-    const REPLY: Need = Need { at_layer: None, memory: 0 };
+    const REPLY: Need = Need { at_layer: None, memory: 0, alone: false, parts_of_blocks: false };
+
+    fn at_layer(kind: RequestKind, length: u64) -> Need {
+        Need { at_layer: Some((kind, length)), ..Need::REPLY }
+    }
+}
+
+/// What a request that had to wait is measured against.
+#[derive(Clone, Copy)]
+pub(super) struct Room<'a> {
+    pub layer: &'a dyn Layer,
+    pub reactor: &'a Reactor,
+    pub workspace: &'a Workspace,
+    pub edges: &'a Edges,
+    pub limits: &'a Limits,
 }
 
 #[derive(Debug)]
@@ -125,14 +178,20 @@ pub(super) struct Connection {
     terms: Terms,
     state: State,
     in_flight: Slab<InFlight>,
+    /// Requests that go to the layer in parts.
+    wholes: Slab<Whole>,
+    /// Of the last of them, what is not at the layer yet. Nothing behind it is looked at before.
+    rest: Option<Rest>,
     replies: Replies,
     /// Received and not worked off.
     stash: Vec<u8>,
     /// Bytes of `stash` that are worked off.
     stash_taken: usize,
     incoming: Option<Incoming>,
-    /// Payload bytes of a refused write that are still to be thrown away.
-    skip: usize,
+    /// Payload bytes of a refused request that are still to be thrown away.
+    skip: u64,
+    /// A reply has failed of which the beginning is out: the client can only be disconnected.
+    broken: bool,
     /// There may be something to receive.
     readable: bool,
     /// The last writes did not fit the window.
@@ -160,17 +219,17 @@ impl Connection {
         workspace.stashed += leftover.capacity();
         Ok(Connection {
             socket,
-            terms: Terms {
-                structured_replies: session.structured_replies,
-                base_allocation: session.base_allocation,
-            },
+            terms: Terms::from(session),
             state: State::Open,
             in_flight: Slab::new(),
+            wholes: Slab::new(),
+            rest: None,
             replies: Replies::default(),
             stash: leftover,
             stash_taken: 0,
             incoming: None,
             skip: 0,
+            broken: false,
             readable: true,
             large_writes: false,
             held: None,
@@ -188,12 +247,29 @@ impl Connection {
         interest == Interest::Read
     }
 
+    /// Whom a reply is for.
+    fn to(&self, cookie: u64, offset: u64) -> To {
+        To { form: Form::from(self.terms), cookie, offset }
+    }
+
     /// The layer has answered a request.
-    pub fn complete(&mut self, slot: u32, result: Result<Outcome, IoError>, meter: &mut Meter) {
+    pub fn complete(
+        &mut self,
+        slot: u32,
+        result: Result<Outcome, IoError>,
+        edges: &mut Edges,
+        meter: &mut Meter,
+    ) {
         let request = self.in_flight.remove(slot as usize);
         self.memory -= request.memory;
         let Some(kind) = kind_of(request.command) else { return };
-        let counted = Counted { kind, bytes: request.length.into(), arrived: request.arrived };
+        if kind.changes_data() {
+            edges.end();
+        }
+        if let Some(whole) = request.part.whole {
+            return self.complete_part(whole, request, result, meter);
+        }
+        let counted = Counted { kind, bytes: request.part.length, arrived: request.arrived };
         if self.state == State::Dead {
             meter.complete(kind, counted.bytes, counted.arrived, Nanos::now(), false);
             return;
@@ -202,43 +278,46 @@ impl Connection {
     }
 
     fn reply(&mut self, request: InFlight, result: Result<Outcome, IoError>, counted: Counted) {
-        let structured = self.terms.structured_replies;
-        let (cookie, command) = (request.cookie, request.command);
+        let (to, command) = (self.to(request.part.cookie, request.part.offset), request.command);
         match (result, command) {
-            (Ok(Outcome::Read(data)), CheckedRequest::Read) if data.len() == request.length as usize => {
-                self.replies.data(structured, cookie, request.offset, data, counted);
-            }
+            (Ok(Outcome::Read(buffer)), CheckedRequest::Read) => match cut_out(&request, buffer) {
+                Some(data) => self.replies.data(to, request.part.offset, data, true, Some(counted)),
+                None => self.contradiction(to, command, counted),
+            },
             (Ok(Outcome::Extents(extents)), CheckedRequest::BlockStatus { one }) => {
                 self.reply_status(request, one, &extents, counted);
             }
             (Ok(Outcome::Done), CheckedRequest::Read | CheckedRequest::BlockStatus { .. })
-            | (Ok(Outcome::Read(_)), _) => {
-                tracing::error!(?command, "nbd: a layer answered with something else than was asked for");
-                let message = "the server contradicts itself";
-                self.replies.error(structured, cookie, error::EIO, message, Some(counted));
-            }
-            (Ok(_), _) => self.replies.done(cookie, Some(counted)),
+            | (Ok(Outcome::Read(_)), _) => self.contradiction(to, command, counted),
+            (Ok(_), _) => self.replies.done(to, Some(counted)),
             (Err(failure), _) => {
                 let value = error_number(&failure, command);
-                self.replies.error(structured, cookie, value, failure.context, Some(counted));
+                self.replies.error(to, value, failure.context, Some(counted));
             }
         }
     }
 
+    fn contradiction(&mut self, to: To, command: CheckedRequest, counted: Counted) {
+        tracing::error!(?command, "nbd: a layer answered with something else than was asked for");
+        self.replies.error(to, error::EIO, CONTRADICTION, Some(counted));
+    }
+
     fn reply_status(&mut self, request: InFlight, one: bool, extents: &[Extent], counted: Counted) {
-        let InFlight { cookie, offset, length, status, .. } = request;
+        let InFlight { part: Part { cookie, offset, length, .. }, status, .. } = request;
+        let asked = Asked { offset, length, one, extended: self.terms.extended_headers };
         let described = status.and_then(|mut room| {
-            let used = describe_extents(offset, length, one, extents, room.bytes_mut());
+            let used = describe_extents(asked, extents, room.bytes_mut());
             room.truncate(used);
             (used > 0).then_some(room)
         });
+        let to = self.to(cookie, offset);
         match (self.terms.base_allocation, described) {
             (Some(context), Some(described)) => {
-                self.replies.block_status(context, cookie, described, counted);
+                self.replies.block_status(to, context, described, counted);
             }
             _ => {
                 let message = "the layer described no extent at the offset";
-                self.replies.error(true, cookie, error::EIO, message, Some(counted));
+                self.replies.error(to, error::EIO, message, Some(counted));
             }
         }
     }
@@ -246,6 +325,12 @@ impl Connection {
     /// Sends what can be sent, and closes when all is said.
     pub fn flush(&mut self, reactor: &mut Reactor, workspace: &mut Workspace, meter: &mut Meter) {
         if self.state == State::Dead {
+            return;
+        }
+        if self.broken {
+            return self.close(reactor, workspace, meter);
+        }
+        if self.keeps_replies() {
             return;
         }
         if !self.replies.is_empty() {
@@ -269,32 +354,91 @@ impl Connection {
         }
     }
 
-    /// Reads nothing more; answers what is in flight.
-    pub fn stop_reading(&mut self, workspace: &mut Workspace) {
+    /// Begins to end in good order: serves what has arrived and what arrives, and keeps the replies until nothing is
+    /// unanswered ([`Connection::is_quiet`]). A client has a limited number of requests under way, so that it falls silent when
+    /// it gets no replies; what it has asked for by then is answered together, and the end of the connection comes behind that.
+    pub fn drain(&mut self) {
         if self.state == State::Open {
+            self.state = State::Draining;
+            // Something may have come that nobody has looked at.
+            self.readable = true;
+        }
+    }
+
+    /// Whether replies wait for the requests that are still unanswered. Not when those wait for the replies: for the memory that
+    /// they hold, or for their places.
+    fn keeps_replies(&self) -> bool {
+        let waits_for_itself = self.held.is_some() && self.in_flight.is_empty();
+        self.state == State::Draining && !waits_for_itself
+    }
+
+    /// Whether every request that has come is answered, and none has come for a moment.
+    pub fn is_quiet(&self, now: Nanos) -> bool {
+        let has_begun = self.incoming.is_some() || self.rest.is_some() || self.skip > 0;
+        let has_come = self.readable || self.stash_taken < self.stash.len();
+        self.state == State::Draining
+            && self.in_flight.is_empty()
+            && !has_begun
+            && !has_come
+            && now - self.moved >= QUIET
+    }
+
+    /// Serves nothing more: what is not at the layer yet, and what still comes, is refused. True when that is new.
+    pub fn refuse_from_now(&mut self, meter: &mut Meter) -> bool {
+        if !matches!(self.state, State::Open | State::Draining) {
+            return false;
+        }
+        self.state = State::Refusing;
+        (self.readable, self.held) = (true, None);
+        let rest = self.rest.take();
+        if let Some(Rest { whole, .. }) = rest {
+            self.skip += self.unsent(rest);
+            self.give_up(whole, meter);
+        }
+        if let Some(Incoming { part, buffer, filled, to, .. }) = self.incoming.take() {
+            self.memory -= buffer.len();
+            self.skip += (to - filled) as u64;
+            match part.whole {
+                Some(whole) => self.give_up(whole, meter),
+                None => {
+                    self.replies.error(self.to(part.cookie, part.offset), error::ESHUTDOWN, CLOSING, None)
+                }
+            }
+        }
+        true
+    }
+
+    /// Reads nothing more; answers what is in flight.
+    pub fn stop_reading(&mut self, workspace: &mut Workspace, meter: &mut Meter) {
+        if self.state != State::Dead {
             self.state = State::Closing;
         }
-        self.forget_input(workspace);
+        self.forget_input(workspace, meter);
     }
 
     /// Closes the socket at once.
     pub fn close(&mut self, reactor: &mut Reactor, workspace: &mut Workspace, meter: &mut Meter) {
         if self.state != State::Dead {
             self.state = State::Dead;
-            self.forget_input(workspace);
+            self.forget_input(workspace, meter);
             self.replies.discard(meter);
             self.socket.close(reactor);
         }
     }
 
-    fn forget_input(&mut self, workspace: &mut Workspace) {
+    fn forget_input(&mut self, workspace: &mut Workspace, meter: &mut Meter) {
         workspace.leave_line(self.socket.token());
         workspace.stashed -= self.stash.capacity();
         self.stash = Vec::new();
         self.stash_taken = 0;
         self.held = None;
-        if let Some(incoming) = self.incoming.take() {
+        let rest = self.rest.take().map(|rest| rest.whole);
+        let incoming = self.incoming.take();
+        if let Some(incoming) = &incoming {
             self.memory -= incoming.buffer.len();
+        }
+        if let Some(whole) = rest.or(incoming.and_then(|incoming| incoming.part.whole)) {
+            self.give_up(whole, meter);
         }
     }
 
@@ -306,6 +450,11 @@ impl Connection {
     /// Bytes of buffers that the client is the cause of.
     fn memory_held(&self) -> usize {
         self.memory + self.replies.payload_bytes()
+    }
+
+    /// Whether it waits to be alone on the disk with a change of parts of blocks.
+    pub fn waits_for_edges(&self) -> bool {
+        self.held.is_some_and(|need| need.parts_of_blocks)
     }
 
     /// Requests at the layer.
@@ -320,6 +469,25 @@ impl Connection {
             self.replies.payload_bytes() > 0 || (self.incoming.is_some() && self.held.is_none());
         (self.state != State::Dead && waits_for_client).then_some(self.moved)
     }
+}
+
+/// What a client is told that the disk does not wait for.
+const CLOSING: &str = "the disk is being closed; look for it again";
+
+/// A client from which nothing has come for so long, and which waits for replies, has nothing under way any more.
+const QUIET: Duration = Duration::from_millis(5);
+
+/// What the client is told when a layer is at fault.
+const CONTRADICTION: &str = "the server contradicts itself";
+
+/// What was asked for of what was read; `None` when it is not there.
+fn cut_out(request: &InFlight, mut buffer: Buffer) -> Option<Data> {
+    let end = request.from + request.part.length as usize;
+    if buffer.len() < end {
+        return None;
+    }
+    buffer.truncate(end);
+    Some(Data { buffer, from: request.from })
 }
 
 /// The meter's word for a command; none for what never reaches a layer.

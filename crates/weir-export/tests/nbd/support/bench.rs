@@ -29,13 +29,20 @@ impl Bench {
 
     /// A client beyond its handshake, and its end of the socket.
     pub fn attach(&mut self, structured: bool, leftover: &[u8]) -> UnixStream {
+        self.attach_as(
+            Session { structured_replies: structured, block_sizes: true, ..Session::default() },
+            leftover,
+        )
+    }
+
+    /// As `attach`, with what this session says of the form of requests and replies.
+    pub fn attach_as(&mut self, agreed: Session, leftover: &[u8]) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
         let session = Session {
             export: "disk".into(),
-            structured_replies: structured,
-            base_allocation: structured.then_some(1),
-            flags: 0,
+            base_allocation: agreed.structured_replies.then_some(1),
+            ..agreed
         };
         let client = Client { stream: ours.into(), leftover: leftover.to_vec(), session };
         self.nbd.attach(client, &mut self.workspace).unwrap();
@@ -57,7 +64,7 @@ impl Bench {
     pub fn settle(&mut self, client: &mut UnixStream, received: &mut Vec<u8>) -> bool {
         let mut quiet = 0;
         let mut buffer = vec![0; 1 << 20];
-        while quiet < 3 {
+        while quiet < 8 {
             self.turn();
             quiet += 1;
             match client.read(&mut buffer) {

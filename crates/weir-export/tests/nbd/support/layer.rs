@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use weir_block::{
     Completion, Event, Extent, ExtentState, IoError, Layer, LayerInfo, LayerMeter, Outcome, Reactor, Request,
@@ -22,6 +22,8 @@ pub struct Knobs {
     pub reversed: AtomicBool,
     /// Requests are answered with this error number.
     pub failing: AtomicUsize,
+    /// Requests that reach beyond this offset fail; 0 is no limit.
+    pub broken_from: AtomicU64,
     /// Requests taken at once; 0 is no limit.
     pub room: AtomicUsize,
     /// Flushes that came through.
@@ -49,6 +51,11 @@ impl FileLayer {
         let errno = self.knobs.failing.load(Ordering::Relaxed);
         if errno != 0 {
             return Err(IoError::from_errno(errno as i32, "the test wants it so"));
+        }
+        let (offset, length) = request.range();
+        let broken = self.knobs.broken_from.load(Ordering::Relaxed);
+        if broken != 0 && offset + length > broken {
+            return Err(IoError::from_errno(libc::EIO, "the test has broken the rest of the disk"));
         }
         match request {
             Request::Read { offset, mut buffer, .. } => {
@@ -142,6 +149,11 @@ impl Layer for FileLayer {
         assert!(offset.is_multiple_of(block) && length.is_multiple_of(block), "the export checks alignment");
         assert!(offset + length <= self.info.size, "the export checks the range");
         assert!(length > 0 || request.kind() == RequestKind::Flush, "the export checks for emptiness");
+        let has_data = matches!(request, Request::Read { .. } | Request::Write { .. });
+        assert!(
+            !has_data || length <= self.info.max_transfer.into(),
+            "the export keeps to what a layer takes"
+        );
         assert!(self.has_room(request.kind(), length), "the export asks for room");
         let tag: Tag = request.tag();
         let result = self.execute(request);

@@ -1,13 +1,15 @@
 //! A client that says what it likes.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use weir_nbd::protocol::{
-    ChunkHeader, OPTION_MAGIC, OptionHeader, OptionReplyHeader, REQUEST_MAGIC, RequestHeader,
-    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, command, option, option_reply, reply_flag,
+    ChunkHeader, EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, ExtendedReply, ExtendedRequest, OPTION_MAGIC,
+    OptionHeader, OptionReplyHeader, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, command, command_flag, info, option, option_reply, reply_flag,
     reply_type,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -25,15 +27,16 @@ pub struct RawClient {
     pub stream: UnixStream,
 }
 
-/// Everything up to the transmission phase: greeting, flags, structured replies if wished, GO.
-fn negotiate(export: &str, structured: bool) -> Vec<u8> {
+/// Everything up to the transmission phase: greeting, flags, structured replies if wished, GO with these information requests.
+fn negotiate(export: &str, structured: bool, wanted: &[u16]) -> Vec<u8> {
     let mut bytes = 3u32.to_be_bytes().to_vec();
     if structured {
         bytes.extend(option_bytes(option::STRUCTURED_REPLY, &[]));
     }
     let mut body = (export.len() as u32).to_be_bytes().to_vec();
     body.extend_from_slice(export.as_bytes());
-    body.extend_from_slice(&0u16.to_be_bytes());
+    body.extend_from_slice(&(wanted.len() as u16).to_be_bytes());
+    body.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
     bytes.extend(option_bytes(option::GO, &body));
     bytes
 }
@@ -47,39 +50,70 @@ fn option_bytes(option: u32, body: &[u8]) -> Vec<u8> {
     [header.as_bytes(), body].concat()
 }
 
-/// All replies in `bytes`. Data of simple replies has the length that `length_of` tells for a cookie.
+/// All replies in `bytes`, chunks put together. Data of simple replies has the length that `length_of` tells for a cookie.
 pub fn answers(mut bytes: &[u8], length_of: impl Fn(u64) -> usize) -> Vec<Answer> {
     let mut answers = Vec::new();
+    let mut open: BTreeMap<u64, Vec<Chunk>> = BTreeMap::new();
     while !bytes.is_empty() {
         let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
-        answers.push(read_answer(&mut bytes, length_of(cookie)).unwrap());
+        let chunk = read_chunk(&mut bytes, length_of(cookie)).unwrap();
+        let is_last = chunk.is_last;
+        let chunks = open.entry(cookie).or_default();
+        chunks.push(chunk);
+        if is_last {
+            let mut chunks = open.remove(&cookie).unwrap();
+            chunks.sort_by_key(|chunk| chunk.at);
+            let error = chunks.iter().map(|chunk| chunk.answer.error).max().unwrap();
+            let data = chunks.into_iter().flat_map(|chunk| chunk.answer.data).collect();
+            answers.push(Answer { cookie, error, data });
+        }
     }
+    assert!(open.is_empty(), "replies without an end");
     answers
 }
 
-fn read_answer(stream: &mut impl Read, length: usize) -> io::Result<Answer> {
+/// A reply, or a part of one.
+struct Chunk {
+    answer: Answer,
+    /// Where data belongs.
+    at: u64,
+    is_last: bool,
+}
+
+fn read_chunk(stream: &mut impl Read, length: usize) -> io::Result<Chunk> {
     let head = read_bytes(stream, 16)?;
     let simple = SimpleReply::read_from_bytes(&head).unwrap();
-    if simple.magic == SIMPLE_REPLY_MAGIC {
-        let error = simple.error.get();
-        let data = if error == 0 { read_bytes(stream, length)? } else { Vec::new() };
-        return Ok(Answer { cookie: simple.cookie.get(), error, data });
-    }
-    let header = ChunkHeader::read_from_bytes(&[head, read_bytes(stream, 4)?].concat()).unwrap();
-    assert_eq!(header.magic.get(), STRUCTURED_REPLY_MAGIC);
-    assert_eq!(header.flags.get(), reply_flag::DONE, "all replies have one chunk");
-    let body = read_bytes(stream, header.length.get() as usize)?;
-    let cookie = header.cookie.get();
-    Ok(match header.kind.get() {
+    let cookie = simple.cookie.get();
+    let (flags, kind, length) = match simple.magic.get() {
+        SIMPLE_REPLY_MAGIC => {
+            let error = simple.error.get();
+            let data = if error == 0 { read_bytes(stream, length)? } else { Vec::new() };
+            return Ok(Chunk { answer: Answer { cookie, error, data }, at: 0, is_last: true });
+        }
+        EXTENDED_REPLY_MAGIC => {
+            let header = ExtendedReply::read_from_bytes(&[head, read_bytes(stream, 16)?].concat()).unwrap();
+            (header.flags.get(), header.kind.get(), header.length.get() as usize)
+        }
+        magic => {
+            assert_eq!(magic, STRUCTURED_REPLY_MAGIC);
+            let header = ChunkHeader::read_from_bytes(&[head, read_bytes(stream, 4)?].concat()).unwrap();
+            (header.flags.get(), header.kind.get(), header.length.get() as usize)
+        }
+    };
+    let body = read_bytes(stream, length)?;
+    let (error, skipped, at) = match kind {
         reply_type::ERROR => {
             assert_eq!(usize::from(u16::from_be_bytes([body[4], body[5]])), body.len() - 6);
-            let error = u32::from_be_bytes(body[..4].try_into().unwrap());
-            Answer { cookie, error, data: body[6..].to_vec() }
+            (u32::from_be_bytes(body[..4].try_into().unwrap()), 6, 0)
         }
-        reply_type::OFFSET_DATA => Answer { cookie, error: 0, data: body[8..].to_vec() },
-        reply_type::BLOCK_STATUS => Answer { cookie, error: 0, data: body[4..].to_vec() },
+        reply_type::NONE => (0, 0, 0),
+        reply_type::OFFSET_DATA => (0, 8, u64::from_be_bytes(body[..8].try_into().unwrap())),
+        reply_type::BLOCK_STATUS => (0, 4, 0),
+        reply_type::BLOCK_STATUS_EXT => (0, 8, 0),
         other => panic!("a chunk of type {other}"),
-    })
+    };
+    let answer = Answer { cookie, error, data: body[skipped..].to_vec() };
+    Ok(Chunk { answer, at, is_last: flags & reply_flag::DONE != 0 })
 }
 
 fn read_bytes(stream: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
@@ -97,11 +131,20 @@ impl RawClient {
         RawClient { stream }
     }
 
-    /// Connects and enters the transmission phase.
+    /// Connects and enters the transmission phase, having asked for the block sizes.
     pub fn enter(socket: &Path, export: &str, structured: bool) -> RawClient {
+        RawClient::enter_with(socket, export, structured, &[info::BLOCK_SIZE])
+    }
+
+    /// As `nbd-client` does, which asks for nothing: it may use any offset and length.
+    pub fn enter_without_sizes(socket: &Path, export: &str, structured: bool) -> RawClient {
+        RawClient::enter_with(socket, export, structured, &[])
+    }
+
+    fn enter_with(socket: &Path, export: &str, structured: bool, wanted: &[u16]) -> RawClient {
         let mut client = RawClient::connect(socket);
         client.read(18);
-        client.stream.write_all(&negotiate(export, structured)).unwrap();
+        client.stream.write_all(&negotiate(export, structured, wanted)).unwrap();
         loop {
             let (option, kind, body) = client.option_reply();
             assert!(kind & option_reply::ERROR == 0, "{}", String::from_utf8_lossy(&body));
@@ -130,6 +173,20 @@ impl RawClient {
         header.as_bytes().to_vec()
     }
 
+    /// With extended headers; a write says that it carries data.
+    pub fn extended_request(command: u16, flags: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
+        let payload = if command == command::WRITE { command_flag::PAYLOAD_LEN } else { 0 };
+        let header = ExtendedRequest {
+            magic: EXTENDED_REQUEST_MAGIC.into(),
+            flags: (flags | payload).into(),
+            command: command.into(),
+            cookie: cookie.into(),
+            offset: offset.into(),
+            length: length.into(),
+        };
+        header.as_bytes().to_vec()
+    }
+
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
@@ -138,9 +195,23 @@ impl RawClient {
         read_bytes(&mut self.stream, length).unwrap()
     }
 
-    /// The next reply; `length` is that of the data, if it is a successful simple reply to a read.
+    /// The next reply, which has one chunk; `length` is that of the data, if it is a successful simple reply to a read.
     pub fn answer(&mut self, length: usize) -> Answer {
-        read_answer(&mut self.stream, length).unwrap()
+        let chunk = read_chunk(&mut self.stream, length).unwrap();
+        assert!(chunk.is_last, "the reply has one chunk");
+        chunk.answer
+    }
+
+    /// The chunks of the next reply, a structured one, up to the last.
+    pub fn chunks(&mut self) -> Vec<Answer> {
+        let mut chunks = Vec::new();
+        loop {
+            let chunk = read_chunk(&mut self.stream, 0).unwrap();
+            chunks.push(chunk.answer);
+            if chunk.is_last {
+                return chunks;
+            }
+        }
     }
 
     /// Whether the server has closed the connection, having said nothing more.

@@ -207,6 +207,15 @@ impl Server {
         self.join();
     }
 
+    /// Closes all disks; answers that are kept back come after this time.
+    pub fn close_and_thaw(&mut self, after: std::time::Duration) {
+        self.shard.shard.lock().unwrap().give(Order::Close);
+        std::thread::sleep(after);
+        self.knobs().frozen.store(false, std::sync::atomic::Ordering::Relaxed);
+        self.nudge();
+        self.join();
+    }
+
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("the shard does not panic");
@@ -250,7 +259,7 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
     let mut events = Vec::new();
     let mut done: Vec<Completion> = Vec::new();
     let mut most_lent = 0;
-    let mut closing = false;
+    let (mut closing, mut aborting) = (false, false);
     loop {
         let deadline = disks.iter().map(|(nbd, layer)| nbd.deadline(layer, &reactor, &workspace)).min();
         reactor.wait(deadline.unwrap_or(Nanos::NEVER), &mut events).unwrap();
@@ -280,10 +289,10 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
                 }
                 Order::Close => {
                     closing = true;
-                    disks.iter_mut().for_each(|(nbd, _)| nbd.close(&mut workspace));
+                    disks.iter_mut().for_each(|(nbd, _)| nbd.close());
                 }
                 Order::Abort => {
-                    closing = true;
+                    (closing, aborting) = (true, true);
                     disks.iter_mut().for_each(|(nbd, _)| nbd.abort(&mut reactor, &mut workspace));
                 }
             }
@@ -295,7 +304,7 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
             nbd.complete(&mut done);
             nbd.flush(&mut reactor, &mut workspace);
         }
-        let over = |(nbd, layer): &(NbdDisk, FileLayer)| nbd.is_empty() || layer.in_flight() > 0;
+        let over = |(nbd, layer): &(NbdDisk, FileLayer)| nbd.is_empty() || aborting && layer.in_flight() > 0;
         if closing && disks.iter().all(over) {
             return;
         }

@@ -83,7 +83,7 @@ async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mp
         registry,
         session,
         shards: Shards::new(vec![ShardQueue::new(commands, || {})]),
-        here: Here::new(64 << 20),
+        here: Here::default(),
         room: LogRoom::default(),
         unfinished: crate::control::unfinished::Unfinished::default(),
     };

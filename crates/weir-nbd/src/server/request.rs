@@ -1,0 +1,124 @@
+//! The head of a request, compact or extended ("Request message").
+
+use zerocopy::FromBytes;
+
+use crate::protocol::{
+    EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command, command_flag,
+};
+
+/// The head of a request, whichever of the two forms it came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHead {
+    /// [`command_flag`].
+    pub flags: u16,
+    /// [`command`].
+    pub command: u16,
+    /// The client's own name for the request.
+    pub cookie: u64,
+    /// Bytes from the start of the export.
+    pub offset: u64,
+    /// Bytes. Below 4 GiB unless the headers are extended.
+    pub length: u64,
+    /// Bytes that follow the head, whatever becomes of the request.
+    pub payload: u64,
+}
+
+/// The stream is out of step: this stood where a request has to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrongMagic(pub u32);
+
+impl RequestHead {
+    /// Bytes of the longer form.
+    pub const LONGEST: usize = size_of::<ExtendedRequest>();
+
+    /// Bytes of a head.
+    #[must_use]
+    pub const fn size(extended: bool) -> usize {
+        if extended { size_of::<ExtendedRequest>() } else { size_of::<RequestHeader>() }
+    }
+
+    /// Takes a head from the beginning of `bytes`; also returns what is behind it. `None` when it is not all there.
+    ///
+    /// # Errors
+    /// It does not begin as a request of this form does.
+    pub fn read(bytes: &[u8], extended: bool) -> Result<Option<(RequestHead, &[u8])>, WrongMagic> {
+        if extended { Self::read_extended(bytes) } else { Self::read_compact(bytes) }
+    }
+
+    fn read_compact(bytes: &[u8]) -> Result<Option<(RequestHead, &[u8])>, WrongMagic> {
+        let Ok((header, behind)) = RequestHeader::read_from_prefix(bytes) else { return Ok(None) };
+        if header.magic != REQUEST_MAGIC {
+            return Err(WrongMagic(header.magic.get()));
+        }
+        let (command, length) = (header.command.get(), u64::from(header.length.get()));
+        let head = RequestHead {
+            flags: header.flags.get(),
+            command,
+            cookie: header.cookie.get(),
+            offset: header.offset.get(),
+            length,
+            payload: if command == command::WRITE { length } else { 0 },
+        };
+        Ok(Some((head, behind)))
+    }
+
+    fn read_extended(bytes: &[u8]) -> Result<Option<(RequestHead, &[u8])>, WrongMagic> {
+        let Ok((header, behind)) = ExtendedRequest::read_from_prefix(bytes) else { return Ok(None) };
+        if header.magic != EXTENDED_REQUEST_MAGIC {
+            return Err(WrongMagic(header.magic.get()));
+        }
+        let (flags, length) = (header.flags.get(), header.length.get());
+        let head = RequestHead {
+            flags,
+            command: header.command.get(),
+            cookie: header.cookie.get(),
+            offset: header.offset.get(),
+            length,
+            payload: if flags & command_flag::PAYLOAD_LEN != 0 { length } else { 0 },
+        };
+        Ok(Some((head, behind)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Byte by byte as the document has them.
+    #[test]
+    fn golden_heads() {
+        let compact =
+            [0x25, 0x60, 0x95, 0x13, 0, 1, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0];
+        let head = RequestHead {
+            flags: command_flag::FUA,
+            command: command::WRITE,
+            cookie: 0x0102_0304_0506_0708,
+            offset: 1 << 32,
+            length: 512,
+            payload: 512,
+        };
+        assert_eq!(
+            RequestHead::read(&[&compact[..], b"data"].concat(), false),
+            Ok(Some((head, &b"data"[..])))
+        );
+        let extended = [
+            0x21, 0xe4, 0x1c, 0x71, 0, 0x21, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 2, 0,
+        ];
+        let head = RequestHead { flags: command_flag::FUA | command_flag::PAYLOAD_LEN, ..head };
+        assert_eq!(
+            RequestHead::read(&[&extended[..], b"data"].concat(), true),
+            Ok(Some((head, &b"data"[..])))
+        );
+        let mut effect = extended;
+        (effect[5], effect[24]) = (1, 1);
+        let head = RequestHead { flags: command_flag::FUA, length: 1 << 56 | 512, payload: 0, ..head };
+        assert_eq!(RequestHead::read(&effect, true), Ok(Some((head, &b""[..]))));
+        for cut in 0..28 {
+            assert_eq!(RequestHead::read(&compact[..cut], false), Ok(None));
+            assert_eq!(RequestHead::read(&extended[..cut], true), Ok(None));
+        }
+        assert_eq!(RequestHead::read(&extended, false), Err(WrongMagic(EXTENDED_REQUEST_MAGIC)));
+        assert_eq!(RequestHead::read(&[compact, compact].concat(), true), Err(WrongMagic(REQUEST_MAGIC)));
+    }
+}
