@@ -77,9 +77,9 @@ fn golden_conversation() {
     let filtered =
         [request(command::BLOCK_STATUS, command_flag::PAYLOAD_LEN, 8, 0, 12), vec![0; 12]].concat();
     say(&filtered, &reply(1, 0x8001, 8, 0, &error));
-    let words = b"a write with extended headers has to say that it carries data";
-    let error = [&22u32.to_be_bytes()[..], &(words.len() as u16).to_be_bytes(), words].concat();
-    say(&request(command::WRITE, 0, 9, 0, 512), &reply(1, 0x8001, 9, 0, &error));
+    // QEMU does not say that a write carries data.
+    let write = [request(command::WRITE, 0, 9, 0, 512), vec![8; 512]].concat();
+    say(&write, &reply(1, 0, 9, 0, &[]));
     client.send(&request(command::DISC, 0, 10, 0, 0));
     assert!(client.is_closed());
 }

@@ -110,10 +110,6 @@ pub fn check_request(head: &RequestHead, info: &LayerInfo, terms: Terms) -> Resu
     if flags & !(allowed | flag::FUA) != 0 {
         return refuse(error::EINVAL, "a flag is not valid with this command");
     }
-    // "With extended headers, the flag MUST be set for NBD_CMD_WRITE". Without it, nothing follows that could be written.
-    if flags & flag::PAYLOAD_LEN != allowed & flag::PAYLOAD_LEN {
-        return refuse(error::EINVAL, "a write with extended headers has to say that it carries data");
-    }
     check_use(command, info, terms)?;
     check_range(command, head, info, terms)?;
     Ok(command)
@@ -319,7 +315,7 @@ mod tests {
         };
         assert_eq!(error_of(command::WRITE, flag::PAYLOAD_LEN, 512), None);
         assert_eq!(error_of(command::WRITE, flag::PAYLOAD_LEN | flag::FUA, 512), None);
-        assert_eq!(error_of(command::WRITE, 0, 512), Some(error::EINVAL), "it carries nothing");
+        assert_eq!(error_of(command::WRITE, 0, 512), None, "as QEMU writes");
         for command in [command::READ, command::FLUSH, command::TRIM, command::CACHE, command::BLOCK_STATUS] {
             assert_eq!(error_of(command, flag::PAYLOAD_LEN, 512), Some(error::EINVAL), "command {command}");
         }

@@ -68,13 +68,15 @@ impl RequestHead {
             return Err(WrongMagic(header.magic.get()));
         }
         let (flags, length) = (header.flags.get(), header.length.get());
+        // A write has to say that it carries data. QEMU's do not (10.0), and their data follows all the same.
+        let carries = flags & command_flag::PAYLOAD_LEN != 0 || header.command == command::WRITE;
         let head = RequestHead {
             flags,
             command: header.command.get(),
             cookie: header.cookie.get(),
             offset: header.offset.get(),
             length,
-            payload: if flags & command_flag::PAYLOAD_LEN != 0 { length } else { 0 },
+            payload: if carries { length } else { 0 },
         };
         Ok(Some((head, behind)))
     }
@@ -111,8 +113,17 @@ mod tests {
             Ok(Some((head, &b"data"[..])))
         );
         let mut effect = extended;
-        (effect[5], effect[24]) = (1, 1);
-        let head = RequestHead { flags: command_flag::FUA, length: 1 << 56 | 512, payload: 0, ..head };
+        effect[5] = 1;
+        let unflagged = RequestHead { flags: command_flag::FUA, ..head };
+        assert_eq!(RequestHead::read(&effect, true), Ok(Some((unflagged, &b""[..]))), "as QEMU writes");
+        (effect[7], effect[24]) = (4, 1);
+        let head = RequestHead {
+            flags: command_flag::FUA,
+            command: command::TRIM,
+            length: 1 << 56 | 512,
+            payload: 0,
+            ..head
+        };
         assert_eq!(RequestHead::read(&effect, true), Ok(Some((head, &b""[..]))));
         for cut in 0..28 {
             assert_eq!(RequestHead::read(&compact[..cut], false), Ok(None));

@@ -85,7 +85,7 @@ pub enum DiskCommand {
         #[arg(long, conflicts_with = "to")]
         stop: bool,
     },
-    /// Grow a disk, on line.
+    /// Grow a disk, on line. NBD clients see the new size when they connect again.
     Resize {
         /// Its name.
         name: String,
