@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 CUTS ?= 50
 ONLY ?=
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench soak histories heal join fill-picture neighbours \
+.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak histories heal join fill-picture neighbours \
   power-soak fuzz deny clean clean-room
 
 help: ## this list
@@ -53,8 +53,11 @@ confusion: ## faults planted one at a time, and what weir diagnose takes each fo
 	$(CARGO) build --release -p weir -p weir-lab
 	target/release/weir-lab-confusion
 
-bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about ten minutes; ONLY=generator for a part
+bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about fifteen minutes; ONLY=profile for a part
 	$(CARGO) run --release -p weir-peers -- --only "$(ONLY)"
+
+bench-short: setup build ## every section of make bench once with debug binaries: shows that all of it runs (part of make test)
+	$(CARGO) run -p weir-peers -- --short --only "$(ONLY)" --weir target/debug/weir --out target/bench/short.json
 
 soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of which outlast the fence grace, then `make histories` (as root)
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition --test right -- --nocapture

@@ -17,9 +17,6 @@ use weir_nbd::Uri;
 
 use crate::error::{Failure, Outcome};
 
-/// Load before each measurement that is not counted.
-pub const WARMUP: Duration = Duration::from_millis(300);
-
 /// Who makes the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
@@ -38,6 +35,8 @@ pub struct Load {
     pub depth: u32,
     /// How long.
     pub runtime: Duration,
+    /// How long before it without counting.
+    pub warmup: Duration,
     /// Bytes of the disk.
     pub size: u64,
 }
@@ -53,7 +52,9 @@ pub struct Figures {
     pub p99: f64,
     /// Seconds that were counted.
     pub seconds: f64,
-    /// CPU seconds of the driver's threads in that time.
+    /// Seconds for which the server was under load, with the warm-up.
+    pub under_load: f64,
+    /// CPU seconds of the driver's threads in the time that was counted.
     pub cpu: f64,
 }
 
@@ -67,6 +68,7 @@ impl Figures {
             p50: latency.value_at_quantile(0.5) as f64,
             p99: latency.value_at_quantile(0.99) as f64,
             seconds,
+            under_load: seconds,
             cpu: (cpu::of_this_thread() - used).as_secs_f64(),
         }
     }
@@ -83,7 +85,7 @@ impl Load {
             access: self.access,
             queue_depth: self.depth,
             runtime: Some(self.runtime),
-            warmup: WARMUP,
+            warmup: self.warmup,
             size: Some(Size(self.size)),
             ..Workload::default()
         }
@@ -91,6 +93,17 @@ impl Load {
 }
 
 impl Driver {
+    /// Both.
+    pub const ALL: [Driver; 2] = [Driver::Weir, Driver::Fio];
+
+    /// As in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Driver::Weir => "weir",
+            Driver::Fio => "fio",
+        }
+    }
+
     /// Makes the load on an export.
     pub fn drive(self, uri: &Uri, load: &Load) -> Outcome<Figures> {
         match self {
@@ -113,16 +126,17 @@ fn with_weir(target: &Target, load: &Load) -> Outcome<Figures> {
     if let Some(error) = &summary.first_error {
         return Err(Failure(format!("{target}: {error}")));
     }
-    Ok(figures(&summary))
+    Ok(figures(&summary, load.warmup))
 }
 
-fn figures(summary: &Summary) -> Figures {
+fn figures(summary: &Summary, warmup: Duration) -> Figures {
     let latency = summary.kinds.first().map(|kind| kind.latency_ns).unwrap_or_default();
     Figures {
         iops: summary.iops(),
         p50: latency.p50 as f64,
         p99: latency.p99 as f64,
         seconds: summary.runtime_seconds,
+        under_load: summary.runtime_seconds + warmup.as_secs_f64(),
         cpu: summary.cpu_seconds.unwrap_or_default(),
     }
 }
@@ -138,7 +152,7 @@ pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures
             .map_err(Failure::of("weir bench prints another result than this program reads"))?;
         match summary.first_error {
             Some(error) => Err(Failure(format!("{}: {error}", file.display()))),
-            None => Ok(figures(&summary)),
+            None => Ok(figures(&summary, Duration::ZERO)),
         }
     };
     without_the_start(load, run)
@@ -147,7 +161,7 @@ pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures
 /// Makes the load on a file with `fio --ioengine=io_uring`, registered file and buffers, and `options` besides.
 pub fn fio_process(options: &[&str], file: &Path, load: &Load) -> Outcome<Figures> {
     let run = |runtime: Duration| {
-        let mut command = fio_command(&Load { runtime, ..*load }, Duration::ZERO);
+        let mut command = fio_command(&Load { runtime, warmup: Duration::ZERO, ..*load });
         command.args([
             "--ioengine=io_uring",
             "--registerfiles=1",
@@ -174,11 +188,11 @@ fn without_the_start(load: &Load, run: impl Fn(Duration) -> Outcome<Figures>) ->
 }
 
 fn with_fio(engine: &[&str], load: &Load) -> Outcome<Figures> {
-    let mut command = fio_command(load, WARMUP);
+    let mut command = fio_command(load);
     of_fio(command.args(engine), load)
 }
 
-fn fio_command(load: &Load, warmup: Duration) -> Command {
+fn fio_command(load: &Load) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=x", "--thread", "--time_based", "--bs=4k", "--output-format=json"]);
     // Its usual percentiles leave out the time that it spends submitting; ours count from the submission.
@@ -186,8 +200,8 @@ fn fio_command(load: &Load, warmup: Duration) -> Command {
     command.arg(format!("--rw={}", load.access)).arg(format!("--iodepth={}", load.depth));
     command.arg(format!("--size={}", load.size));
     command.arg(format!("--runtime={}ms", load.runtime.as_millis()));
-    if !warmup.is_zero() {
-        command.arg(format!("--ramp_time={}ms", warmup.as_millis()));
+    if !load.warmup.is_zero() {
+        command.arg(format!("--ramp_time={}ms", load.warmup.as_millis()));
     }
     command
 }
@@ -222,6 +236,7 @@ fn parse_fio(value: &Value, load: &Load) -> Option<Figures> {
         p50: latency.get("50.000000")?.as_f64()?,
         p99: latency.get("99.000000")?.as_f64()?,
         seconds,
+        under_load: seconds + load.warmup.as_secs_f64(),
         cpu: cpu_percent / 100.0 * seconds,
     })
 }
@@ -231,12 +246,18 @@ mod tests {
     use super::*;
 
     fn load(access: Access) -> Load {
-        Load { access, depth: 4, runtime: Duration::from_millis(300), size: 1 << 30 }
+        Load {
+            access,
+            depth: 4,
+            runtime: Duration::from_millis(300),
+            warmup: Duration::from_millis(100),
+            size: 1 << 30,
+        }
     }
 
     #[test]
     fn fio_and_the_generator_report_the_same_figures() {
-        for driver in [Driver::Weir, Driver::Fio] {
+        for driver in Driver::ALL {
             for access in [Access::RandRead, Access::RandWrite] {
                 let figures = driver.drive_null(&load(access)).unwrap();
                 assert!((0.2..0.8).contains(&figures.seconds), "{driver:?} {figures:?}");

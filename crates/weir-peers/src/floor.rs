@@ -17,7 +17,7 @@ use weir_load::tally::{IoKind, Tally};
 use crate::driver::Figures;
 use crate::error::{Failure, Outcome};
 use crate::process::Process;
-use crate::server::{Place, Transport, free_port};
+use crate::server::{Transport, Workspace, free_port};
 
 const REQUEST: usize = 4096;
 const ANSWER: usize = 64;
@@ -37,9 +37,9 @@ impl<S: Read + Write> Stream for S {}
 
 impl Echo {
     /// Starts it.
-    pub fn start(place: &Place, transport: Transport) -> Outcome<Echo> {
+    pub fn start(workspace: &Workspace, transport: Transport) -> Outcome<Echo> {
         let address = match transport {
-            Transport::Unix => place.socket("echo").to_string_lossy().into_owned(),
+            Transport::Unix => workspace.socket("echo").to_string_lossy().into_owned(),
             Transport::Tcp => free_port()?.to_string(),
         };
         let mut command = Command::new(std::env::current_exe()?);

@@ -4,13 +4,18 @@
 //! same seconds, and beside what the bare sockets cost.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod comparison;
 mod driver;
 mod error;
 mod floor;
+mod machine;
 mod process;
-mod result;
+mod profile;
+mod report;
+mod row;
 mod server;
 mod suite;
+mod table;
 mod weir;
 
 use std::io::Write;
@@ -21,25 +26,30 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use error::{Failure, Outcome};
-use server::{Place, Transport};
-use suite::{Settings, Suite};
+use machine::Machine;
+use server::{Transport, Workspace};
+use suite::{Results, Settings, Suite};
 
-/// Measures Weir beside qemu-storage-daemon, nbdkit, fio and bare sockets.
+/// Measures Weir beside qemu-storage-daemon, nbdkit, fio and bare sockets. Exit code 0: every section gave its results,
+/// whether or not targets were missed; the last line names those.
 #[derive(Parser)]
 struct Arguments {
-    /// Rounds of every cell.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
-    repeats: u16,
-    /// Seconds of each measurement.
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    /// Only cells whose name contains this text.
+    /// Every section once, in short measurements: shows that all of it runs, and says nothing about speed.
+    #[arg(long)]
+    short: bool,
+    /// Rounds of every cell; 3, or 1 with --short.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    repeats: Option<u16>,
+    /// Seconds of each measurement; 2, or 0.1 with --short.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, media, neighbour, profile.
     #[arg(long, default_value = "")]
     only: String,
     /// The `weir` program.
     #[arg(long, default_value = "target/release/weir")]
     weir: PathBuf,
-    /// Where the results go.
+    /// Where the results go, as JSON.
     #[arg(long, default_value = "target/bench/results.json")]
     out: PathBuf,
     /// A directory in RAM for the disks.
@@ -52,11 +62,18 @@ struct Arguments {
     part: Option<Part>,
 }
 
+/// What the suite starts itself, as processes of their own.
 #[derive(Subcommand)]
 enum Part {
-    /// The answering side of the floor; the suite starts it itself.
+    /// The answering side of the floor.
     #[command(hide = true)]
     Echo { transport: TransportName, address: String },
+    /// The neighbour that computes.
+    #[command(hide = true)]
+    Compute {
+        #[arg(long)]
+        pinned: bool,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -65,8 +82,14 @@ enum TransportName {
     Tcp,
 }
 
-/// Size of the disks: larger than any cache of the CPU, small enough for a small machine's RAM.
+/// Bytes of the disks in memory: more than any cache of the processor, and not too much for a small machine.
 const SIZE: u64 = 512 << 20;
+/// Bytes of the disks on storage.
+const MEDIA_SIZE: u64 = 128 << 20;
+/// Bytes of the generator's file: more than a device's own cache has.
+const FILE_SIZE: u64 = 1 << 30;
+/// Bytes of all of them in the short form.
+const SHORT_SIZE: u64 = 32 << 20;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -77,6 +100,7 @@ fn main() -> ExitCode {
         Some(Part::Echo { transport: TransportName::Tcp, ref address }) => {
             floor::serve(Transport::Tcp, address)
         }
+        Some(Part::Compute { pinned }) => suite::compute(pinned),
         None => measure(&arguments),
     };
     match outcome {
@@ -89,14 +113,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Outcome<()> {
-    if !(0.1..=60.0).contains(&arguments.seconds) {
-        return Err(Failure(format!("--seconds {}: give 0.1 to 60", arguments.seconds)));
-    }
-    let settings = Settings {
-        repeats: usize::from(arguments.repeats),
-        runtime: Duration::from_secs_f64(arguments.seconds),
-        only: arguments.only.clone(),
-    };
+    let settings = settings(arguments)?;
     let weir = std::path::absolute(&arguments.weir)?;
     if !weir.is_file() {
         return Err(Failure(format!("{} is not there: `make release` builds it", weir.display())));
@@ -106,28 +123,68 @@ fn measure(arguments: &Arguments) -> Outcome<()> {
     std::fs::create_dir_all(&arguments.storage)?;
     let storage = tempfile::Builder::new().prefix("weir-bench-").tempdir_in(&arguments.storage);
     let storage = storage.map_err(Failure::of(format!("cannot work in {}", arguments.storage.display())))?;
-    let place = prepare(directory.path(), storage.path())?;
-    let results = Suite::run(&settings, &place, &weir)?;
-    println!("{}\n", result::table_of_medians(&results.cells));
-    println!("{}", result::table_of_ratios(&results.entries));
-    if let Some(parent) = arguments.out.parent() {
-        std::fs::create_dir_all(parent)?;
+    let size = if arguments.short { SHORT_SIZE } else { SIZE };
+    let workspace = prepare(directory.path(), storage.path(), size)?;
+    let machine = Machine::here();
+    let results = Suite::run(&settings, &workspace, &weir);
+    write(&arguments.out, &report::json(&machine, &settings, &results))?;
+    print(&machine, &results, &arguments.out);
+    match results.failures.len() {
+        0 => Ok(()),
+        some => Err(Failure(format!("{some} failed, see above"))),
     }
-    std::fs::write(&arguments.out, serde_json::to_string_pretty(&results.entries)?)
-        .map_err(Failure::of(format!("cannot write {}", arguments.out.display())))?;
-    println!("\n{} results in {}", results.entries.len(), arguments.out.display());
-    Ok(())
+}
+
+fn settings(arguments: &Arguments) -> Outcome<Settings> {
+    let short = arguments.short;
+    let seconds = arguments.seconds.unwrap_or(if short { 0.1 } else { 2.0 });
+    if !(0.1..=60.0).contains(&seconds) {
+        return Err(Failure(format!("--seconds {seconds}: give 0.1 to 60")));
+    }
+    Ok(Settings {
+        repeats: usize::from(arguments.repeats.unwrap_or(if short { 1 } else { 3 })),
+        runtime: Duration::from_secs_f64(seconds),
+        warmup: Duration::from_millis(if short { 50 } else { 300 }),
+        only: arguments.only.clone(),
+        short,
+        media_size: if short { SHORT_SIZE } else { MEDIA_SIZE },
+        file_size: if short { SHORT_SIZE } else { FILE_SIZE },
+    })
 }
 
 /// A written file: a hole would be answered without looking.
-fn prepare(directory: &Path, storage: &Path) -> Outcome<Place> {
+fn prepare(directory: &Path, storage: &Path, size: u64) -> Outcome<Workspace> {
     let file = directory.join("disk");
     let mut piece = vec![0; 1 << 20];
-    let mut random = fastrand::Rng::with_seed(SIZE);
+    let mut random = fastrand::Rng::with_seed(size);
     let mut writer = std::fs::File::create(&file)?;
-    for _ in 0..SIZE >> 20 {
+    for _ in 0..size >> 20 {
         random.fill(&mut piece);
         writer.write_all(&piece).map_err(Failure::of(format!("cannot fill {}", file.display())))?;
     }
-    Ok(Place { directory: directory.into(), storage: std::path::absolute(storage)?, file, size: SIZE })
+    Ok(Workspace { directory: directory.into(), storage: std::path::absolute(storage)?, file, size })
+}
+
+fn write(out: &Path, json: &serde_json::Value) -> Outcome<()> {
+    if let Some(parent) = out.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    std::fs::write(out, serde_json::to_string_pretty(json)?)
+        .map_err(Failure::of(format!("cannot write {}", out.display())))
+}
+
+fn print(machine: &Machine, results: &Results, out: &Path) {
+    println!("{machine}\n\n{}\n", table::LEGEND);
+    print!("{}", table::of_cells(&results.cells, &results.comparisons));
+    print!("{}", table::of_profiles(&results.profiles));
+    println!(
+        "{} rows and {} ratios in {}",
+        results.cells.iter().map(|cell| cell.rows.len()).sum::<usize>(),
+        results.comparisons.len(),
+        out.display()
+    );
+    for failure in &results.failures {
+        println!("FAILED: {failure}");
+    }
+    println!("{}", report::last_line(results));
 }

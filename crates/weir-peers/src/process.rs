@@ -1,7 +1,7 @@
 //! Processes that the suite starts: known by number, measured, ended.
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use weir_block::Nanos;
@@ -26,6 +26,17 @@ impl Process {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let child = child.map_err(Failure::of(format!("cannot start {name} (`make setup` installs it)")))?;
         Ok(Process { child, name })
+    }
+
+    /// Starts `command`, which is asked and answers by lines: its input and its output.
+    pub fn start_dialogue(command: &mut Command) -> Outcome<(Process, ChildStdin, ChildStdout)> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(Failure::of(format!("cannot start {name}")))?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let process = Process { child, name };
+        let (input, output) = pipes.ok_or_else(|| Failure("a process without its pipes".into()))?;
+        Ok((process, input, output))
     }
 
     /// Its number.
@@ -65,22 +76,26 @@ impl Drop for Process {
 
 /// CPU seconds, user and system, that processes have used so far, all their threads together (proc(5), `stat`).
 pub fn cpu_seconds(pids: &[u32]) -> Outcome<f64> {
-    let ticks = pids.iter().map(|pid| ticks(*pid)).sum::<Outcome<u64>>()?;
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    pids.iter().map(|pid| cpu_times(*pid).map(|(user, system)| user + system)).sum()
 }
 
-fn ticks(pid: u32) -> Outcome<u64> {
+/// CPU seconds that a process has used so far, in user and in system mode, all its threads together.
+pub fn cpu_times(pid: u32) -> Outcome<(f64, f64)> {
+    let seconds = |ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+    ticks(pid).map(|(user, system)| (seconds(user), seconds(system)))
+}
+
+fn ticks(pid: u32) -> Outcome<(u64, u64)> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(Failure::of(format!("process {pid} is gone")))?;
     parse_ticks(&text).ok_or_else(|| Failure(format!("{path} is not understood")))
 }
 
 /// Fields 14 and 15. The second field, the program's name, may itself hold blanks and brackets.
-fn parse_ticks(stat: &str) -> Option<u64> {
+fn parse_ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);
-    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    Some(user + system)
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -90,7 +105,7 @@ mod tests {
     #[test]
     fn fields_are_counted_behind_the_name() {
         let stat = "17 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14";
-        assert_eq!(parse_ticks(stat), Some(42));
+        assert_eq!(parse_ticks(stat), Some((30, 12)));
         assert_eq!(parse_ticks("nonsense"), None);
     }
 

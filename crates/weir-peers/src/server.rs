@@ -38,8 +38,8 @@ impl Transport {
     }
 }
 
-/// Where sockets and the RAM-backed file are.
-pub struct Place {
+/// Where files and sockets of a run are.
+pub struct Workspace {
     /// A directory on a tmpfs.
     pub directory: PathBuf,
     /// A directory on the machine's own storage.
@@ -50,7 +50,7 @@ pub struct Place {
     pub size: u64,
 }
 
-impl Place {
+impl Workspace {
     /// A path for a socket that nothing is bound to: a killed server leaves its socket behind.
     pub fn socket(&self, name: &str) -> PathBuf {
         let path = self.directory.join(format!("{name}.sock"));
@@ -88,17 +88,17 @@ impl Server for Peer {
 }
 
 /// `nbdkit` with its memory plugin.
-pub fn nbdkit_memory(place: &Place, transport: Transport) -> Outcome<Peer> {
-    nbdkit("nbdkit memory", place, transport, &["memory", &place.size.to_string()])
+pub fn nbdkit_memory(workspace: &Workspace, transport: Transport) -> Outcome<Peer> {
+    nbdkit("nbdkit memory", workspace, transport, &["memory", &workspace.size.to_string()])
 }
 
 /// `nbdkit` with its file plugin on the RAM-backed file.
-pub fn nbdkit_file(place: &Place, transport: Transport) -> Outcome<Peer> {
-    nbdkit("nbdkit file", place, transport, &["file", &place.file.to_string_lossy()])
+pub fn nbdkit_file(workspace: &Workspace, transport: Transport) -> Outcome<Peer> {
+    nbdkit("nbdkit file", workspace, transport, &["file", &workspace.file.to_string_lossy()])
 }
 
-fn nbdkit(name: &'static str, place: &Place, transport: Transport, plugin: &[&str]) -> Outcome<Peer> {
-    let uri = place.uri(transport, &name.replace(' ', "-"), "")?;
+fn nbdkit(name: &'static str, workspace: &Workspace, transport: Transport, plugin: &[&str]) -> Outcome<Peer> {
+    let uri = workspace.uri(transport, &name.replace(' ', "-"), "")?;
     let mut command = Command::new("nbdkit");
     command.arg("-f").args(nbdkit_address(&uri)).args(plugin);
     let mut process = Process::start(&mut command)?;
@@ -117,24 +117,24 @@ fn nbdkit_address(uri: &Uri) -> Vec<String> {
 
 /// `qemu-storage-daemon` on the RAM-backed file: direct I/O through `io_uring`, which is its fastest way here.
 /// Its own I/O threads are not used: version 7.2 fails an assertion in them when a client leaves.
-pub fn qemu(place: &Place, transport: Transport) -> Outcome<Peer> {
-    let uri = place.uri(transport, "qemu", "disk")?;
-    let process = storage_daemon(&uri, &[file_node("disk0", &place.file)], "disk0")?;
+pub fn qemu(workspace: &Workspace, transport: Transport) -> Outcome<Peer> {
+    let uri = workspace.uri(transport, "qemu", "disk")?;
+    let process = storage_daemon(&uri, &[file_node("disk0", &workspace.file)], "disk0")?;
     Ok(Peer { name: "qemu-storage-daemon", uri, processes: vec![process] })
 }
 
 /// `qemu-storage-daemon` writing to two children at once: the RAM-backed file, and `nbdkit memory` over TCP. The
 /// remote child is nbdkit's since QEMU 7.2's client stalls on its own server over TCP.
-pub fn qemu_quorum(place: &Place) -> Outcome<Peer> {
-    let mut remote = nbdkit_memory(place, Transport::Tcp)?;
+pub fn qemu_quorum(workspace: &Workspace) -> Outcome<Peer> {
+    let mut remote = nbdkit_memory(workspace, Transport::Tcp)?;
     let weir_nbd::Address::Tcp { host, port } = &remote.uri.address else {
         return Err(crate::error::Failure("the remote child is not on TCP".into()));
     };
     let child = format!("driver=nbd,node-name=remote,server.type=inet,server.host={host},server.port={port}");
     let quorum =
         "driver=quorum,node-name=both,vote-threshold=2,children.0=local,children.1=remote".to_string();
-    let uri = place.uri(Transport::Unix, "quorum", "disk")?;
-    let process = storage_daemon(&uri, &[file_node("local", &place.file), child, quorum], "both")?;
+    let uri = workspace.uri(Transport::Unix, "quorum", "disk")?;
+    let process = storage_daemon(&uri, &[file_node("local", &workspace.file), child, quorum], "both")?;
     let mut processes = vec![process];
     processes.append(&mut remote.processes);
     Ok(Peer { name: "qemu quorum + nbdkit tcp", uri, processes })

@@ -1,27 +1,37 @@
-//! What is measured: cells, each with its contestants, round after round.
+//! What is measured: sections of cells, each cell with its subjects, round after round.
 //!
-//! Within a cell the contestants take turns (A B C, C B A, …), so that whatever else the machine does falls on all of
-//! them alike, and a ratio is formed from neighbours in time.
+//! Within a cell the subjects take turns (A B C, C B A, …), so that whatever else the machine does falls on all of
+//! them alike.
 
+mod exports;
 mod generator;
 mod media;
+mod neighbour;
+mod profiles;
 
+pub use neighbour::compute;
+
+use std::path::Path;
 use std::time::Duration;
 
 use weir_load::workload::Access;
 
+use crate::comparison::Comparison;
 use crate::driver::{Driver, Figures, Load};
 use crate::error::{Failure, Outcome};
 use crate::floor::Echo;
+use crate::machine::ProcessorTime;
 use crate::process::cpu_seconds;
-use crate::result::{Entry, Metric, Sample, Series, compare};
-use crate::server::{self, Place, Server, Transport};
-use crate::weir::Cluster;
+use crate::profile::Profile;
+use crate::row::{Cell, EXTRA_ROUNDS, Metric, Row, Sample};
+use crate::server::{Server, Transport, Workspace};
 
-/// Weir's own name among the contestants.
+/// Weir's own name among the subjects.
 const WEIR: &str = "weir";
-/// The floor: one or several hops over bare sockets.
-const HOPS: &str = "bare hops";
+/// The floor: batches over bare sockets.
+const ECHO: &str = "bare echo";
+/// The driver of a subject that brings its own.
+const OWN: &str = "-";
 
 /// How much is measured.
 #[derive(Clone, Debug)]
@@ -30,190 +40,201 @@ pub struct Settings {
     pub repeats: usize,
     /// Length of one measurement.
     pub runtime: Duration,
-    /// Only cells whose name contains this.
+    /// Load before each measurement that is not counted.
+    pub warmup: Duration,
+    /// Only cells whose name begins with this.
     pub only: String,
+    /// One cell of each section, of those that are wanted.
+    pub short: bool,
+    /// Bytes of the disks on the machine's own storage.
+    pub media_size: u64,
+    /// Bytes of the file that the generator reads.
+    pub file_size: u64,
 }
 
 /// Everything that was measured.
 #[derive(Default)]
 pub struct Results {
-    /// By cell: all series.
-    pub cells: Vec<(String, Vec<Series>)>,
+    /// In the order in which they were measured.
+    pub cells: Vec<Cell>,
     /// Weir beside its peers.
-    pub entries: Vec<Entry>,
+    pub comparisons: Vec<Comparison>,
+    /// Where processor time went.
+    pub profiles: Vec<Profile>,
+    /// Sections that did not come to their end, and rows without a figure.
+    pub failures: Vec<String>,
 }
 
-/// One contestant of a cell.
-struct Contestant<'a> {
+/// One server under one driver, or the like.
+struct Subject<'a> {
     name: String,
+    driver: &'static str,
     pids: Vec<u32>,
-    measure: Box<dyn Fn() -> Outcome<Figures> + 'a>,
+    measure: Box<dyn Fn() -> Outcome<Measured> + 'a>,
+}
+
+/// What a measurement gave.
+#[derive(Clone, Copy, Default)]
+struct Measured {
+    figures: Figures,
+    /// Steps of a neighbour's computation per second.
+    neighbour: Option<f64>,
+}
+
+impl From<Figures> for Measured {
+    fn from(figures: Figures) -> Measured {
+        Measured { figures, neighbour: None }
+    }
 }
 
 /// The suite at work.
 pub struct Suite<'a> {
     settings: &'a Settings,
-    place: &'a Place,
+    workspace: &'a Workspace,
+    /// The `weir` program.
+    weir: &'a Path,
     results: Results,
 }
 
-impl<'a> Suite<'a> {
-    /// Runs everything. `weir` is the program.
-    pub fn run(settings: &'a Settings, place: &'a Place, weir: &std::path::Path) -> Outcome<Results> {
-        let mut suite = Suite { settings, place, results: Results::default() };
-        suite.generator(weir)?;
-        suite.exports(Transport::Unix, weir)?;
-        suite.exports(Transport::Tcp, weir)?;
-        suite.two_copies(weir)?;
-        suite.media(weir)?;
-        Ok(suite.results)
-    }
+type Section<'a> = (&'static str, fn(&mut Suite<'a>) -> Outcome<()>);
 
-    fn wants(&self, cell: &str) -> bool {
-        cell.contains(&self.settings.only)
+impl<'a> Suite<'a> {
+    const SECTIONS: [Section<'a>; 7] = [
+        ("generator", Suite::generator),
+        ("nbd unix", |suite| suite.one_copy(Transport::Unix)),
+        ("nbd tcp", |suite| suite.one_copy(Transport::Tcp)),
+        ("write-back+1", Suite::two_copies),
+        ("media", Suite::media),
+        ("neighbour", Suite::neighbour),
+        ("profile", Suite::profiles),
+    ];
+
+    /// Runs everything that is wanted. A section that fails is noted, and the next one runs.
+    pub fn run(settings: &'a Settings, workspace: &'a Workspace, weir: &'a Path) -> Results {
+        let mut suite = Suite { settings, workspace, weir, results: Results::default() };
+        for (name, section) in Suite::SECTIONS {
+            if let Err(failure) = section(&mut suite) {
+                eprintln!("section {name} fails: {failure}");
+                suite.results.failures.push(format!("{name}: {failure}"));
+            }
+        }
+        if suite.results.cells.is_empty() && suite.results.failures.is_empty() {
+            let names = Suite::SECTIONS.map(|(name, _)| name).join(", ");
+            let none = format!("no cell's name begins with {:?}; the sections are {names}", settings.only);
+            suite.results.failures.push(none);
+        }
+        suite.results
     }
 
     fn load(&self, access: Access, depth: u32) -> Load {
-        Load { access, depth, runtime: self.settings.runtime, size: self.place.size }
+        let Settings { runtime, warmup, .. } = *self.settings;
+        Load { access, depth, runtime, warmup, size: self.workspace.size }
     }
 
-    /// One copy, over one kind of socket.
-    fn exports(&mut self, transport: Transport, weir: &std::path::Path) -> Outcome<()> {
-        let mut loads = vec![(Access::RandRead, 32), (Access::RandWrite, 32), (Access::RandRead, 1)];
-        let mut drivers = vec![Driver::Weir];
-        if transport == Transport::Unix {
-            loads.push((Access::RandWrite, 1));
-            drivers.push(Driver::Fio);
-        }
-        let cell = |load: &Load| format!("nbd {} {}", transport.name(), load.name());
-        let mut loads: Vec<Load> =
-            loads.into_iter().map(|(access, depth)| self.load(access, depth)).collect();
-        loads.retain(|load| self.wants(&cell(load)));
-        if loads.is_empty() {
-            return Ok(());
-        }
-        let mut servers: Vec<Box<dyn Server>> = vec![
-            Box::new(Cluster::start(weir, self.place, transport, "write-through")?),
-            Box::new(server::qemu(self.place, transport)?),
-            Box::new(server::nbdkit_memory(self.place, transport)?),
-        ];
-        if transport == Transport::Unix {
-            servers.push(Box::new(server::nbdkit_file(self.place, transport)?));
-        }
-        let echo = Echo::start(self.place, transport)?;
-        for load in &loads {
-            self.beside(&cell(load), load, &drivers, &servers, &[&echo])?;
-        }
-        Ok(())
+    /// Those of a section's cells that are wanted: all whose names begin with the text that was asked for, and one of them
+    /// in the short form.
+    fn wanted<T>(&self, name: impl Fn(&T) -> String, mut cells: Vec<T>) -> Vec<T> {
+        cells.retain(|cell| name(cell).starts_with(&self.settings.only));
+        cells.truncate(if self.settings.short { 1 } else { cells.len() });
+        cells
     }
 
-    /// Two copies, synchronously: this host and another.
-    fn two_copies(&mut self, weir: &std::path::Path) -> Outcome<()> {
-        let cell = |load: &Load| format!("write-back+1 nbd {}", load.name());
-        let mut loads = vec![self.load(Access::RandWrite, 32), self.load(Access::RandWrite, 1)];
-        loads.retain(|load| self.wants(&cell(load)));
-        if loads.is_empty() {
-            return Ok(());
+    /// A finished cell, with the best driver of each subject marked.
+    fn finish(&mut self, mut cell: Cell, metric: Metric) {
+        cell.mark_best(metric);
+        for row in cell.rows.iter().filter(|row| row.is_empty()) {
+            let Row { subject, driver, .. } = row;
+            self.results.failures.push(format!("{}, {subject} under {driver}: no figure", cell.name));
         }
-        let servers: Vec<Box<dyn Server>> = vec![
-            Box::new(Cluster::start(weir, self.place, Transport::Unix, "write-back+1")?),
-            Box::new(server::qemu_quorum(self.place)?),
-        ];
-        let (near, far) =
-            (Echo::start(self.place, Transport::Unix)?, Echo::start(self.place, Transport::Tcp)?);
-        for load in &loads {
-            self.beside(&cell(load), load, &[Driver::Weir, Driver::Fio], &servers, &[&near, &far])?;
-        }
-        Ok(())
+        self.results.cells.push(cell);
     }
 
-    /// One load: every server under every driver, and the floor. The first server is Weir.
-    fn beside(
-        &mut self,
-        cell: &str,
-        load: &Load,
-        drivers: &[Driver],
-        servers: &[Box<dyn Server>],
-        hops: &[&Echo],
-    ) -> Outcome<()> {
-        let mut contestants = Vec::new();
-        for &driver in drivers {
-            for server in servers {
-                contestants.push(Contestant {
-                    name: under(driver, server.name()),
-                    pids: server.pids(),
-                    measure: Box::new(move || driver.drive(server.uri(), load)),
-                });
+    /// Notes a comparison. A target that cannot be looked at is a failure, except of measurements that are too short for
+    /// the clocks.
+    fn compare(&mut self, name: &str, compared: Option<Comparison>, target: Option<f64>) {
+        match (compared, target) {
+            (Some(one), Some(target)) => self.results.comparisons.push(one.aiming_at(target)),
+            (Some(one), None) => self.results.comparisons.push(one),
+            (None, Some(_)) if !self.settings.short => {
+                self.results.failures.push(format!("{name}: its target cannot be looked at"));
             }
-        }
-        contestants.push(Contestant {
-            name: HOPS.into(),
-            pids: hops.iter().map(|echo| echo.pid()).collect(),
-            measure: Box::new(move || over_all(hops, load)),
-        });
-        let series = self.rounds(cell, &contestants)?;
-        let peers: Vec<&str> =
-            servers.iter().map(|server| server.name()).filter(|&name| name != WEIR).collect();
-        for &driver in drivers {
-            self.compare_servers(cell, load.depth, driver, &peers, &series);
-        }
-        self.results.cells.push((cell.into(), series));
-        Ok(())
-    }
-
-    /// Weir beside each other server under the same driver, and beside the floor under its own driver. The floor
-    /// does no work for a request, so only its speed says something.
-    fn compare_servers(&mut self, cell: &str, depth: u32, driver: Driver, peers: &[&str], series: &[Series]) {
-        let metrics =
-            if depth == 1 { [Metric::P50, Metric::Iops] } else { [Metric::Iops, Metric::PerServerCpu] };
-        let name = format!("{cell}{}", if driver == Driver::Fio { " fio" } else { "" });
-        let Some(ours) = find(series, &under(driver, WEIR)) else { return };
-        for &peer in peers {
-            if let Some(theirs) = find(series, &under(driver, peer)) {
-                let theirs = Series { contestant: peer.into(), ..theirs.clone() };
-                let compared = metrics.iter().filter_map(|&metric| compare(&name, metric, ours, &theirs));
-                self.results.entries.extend(compared);
-            }
-        }
-        if let (Driver::Weir, Some(floor)) = (driver, find(series, HOPS)) {
-            self.results.entries.extend(compare(&name, metrics[0], ours, floor));
+            (None, _) => {}
         }
     }
 
-    /// Every contestant once in each round, forwards and backwards by turns.
-    fn rounds(&self, cell: &str, contestants: &[Contestant<'_>]) -> Outcome<Vec<Series>> {
-        let empty =
-            |contestant: &Contestant<'_>| Series { contestant: contestant.name.clone(), samples: Vec::new() };
-        let mut series: Vec<Series> = contestants.iter().map(empty).collect();
+    /// Every subject once in each round, forwards and backwards by turns; then once more those whose rounds differ.
+    fn rounds(&self, cell: &str, subjects: &[Subject<'_>]) -> Outcome<Cell> {
+        let empty = |subject: &Subject<'_>| Row {
+            subject: subject.name.clone(),
+            driver: subject.driver,
+            samples: Vec::new(),
+            extra_rounds: 0,
+            best: false,
+        };
+        let mut rows: Vec<Row> = subjects.iter().map(empty).collect();
         for round in 0..self.settings.repeats {
             eprintln!("{cell}: round {} of {}", round + 1, self.settings.repeats);
-            let mut order: Vec<usize> = (0..contestants.len()).collect();
+            let mut order: Vec<usize> = (0..subjects.len()).collect();
             if round % 2 == 1 {
                 order.reverse();
             }
             for index in order {
-                let sample = contestants[index].sample();
-                let sample = sample.map_err(Failure::of(format!("{cell}, {}", contestants[index].name)))?;
-                series[index].samples.push(sample);
+                rows[index].samples.push(subjects[index].sample(cell)?);
             }
         }
-        Ok(series)
+        for extra in 1..=EXTRA_ROUNDS {
+            let unsteady: Vec<usize> = (0..rows.len()).filter(|&index| rows[index].is_unsteady()).collect();
+            if unsteady.is_empty() {
+                break;
+            }
+            let names: Vec<&str> = unsteady.iter().map(|&index| &*rows[index].subject).collect();
+            eprintln!("{cell}: round {extra} more of {}, whose rounds differ", names.join(", "));
+            for index in unsteady {
+                rows[index].samples.push(subjects[index].sample(cell)?);
+                rows[index].extra_rounds = extra;
+            }
+        }
+        Ok(Cell { name: cell.into(), rows })
     }
 }
 
-impl Contestant<'_> {
-    fn sample(&self) -> Outcome<Sample> {
-        let (before, start) = (cpu_seconds(&self.pids)?, weir_block::Nanos::now());
-        let figures = (self.measure)()?;
-        let seconds = (weir_block::Nanos::now() - start).as_secs_f64();
+impl Subject<'_> {
+    fn sample(&self, cell: &str) -> Outcome<Sample> {
+        self.measured().map_err(Failure::of(format!("{cell}, {} under {}", self.name, self.driver)))
+    }
+
+    fn measured(&self) -> Outcome<Sample> {
+        let (machine, before) = (ProcessorTime::now()?, cpu_seconds(&self.pids)?);
+        let Measured { figures, neighbour } = (self.measure)()?;
+        let used = cpu_seconds(&self.pids)? - before;
         // The server also works while the load warms up: what counts is its use per second under load.
-        let under_load = seconds.min(figures.seconds + crate::driver::WARMUP.as_secs_f64());
-        Ok(Sample { figures, server_cpu: (cpu_seconds(&self.pids)? - before) / under_load })
+        let server_cpu = if self.pids.is_empty() { 0.0 } else { used / figures.under_load };
+        let steal = ProcessorTime::now()?.steal_since(machine);
+        Ok(Sample { figures, server_cpu, neighbour, steal })
+    }
+}
+
+/// A server under a driver.
+fn served<'a>(server: &'a dyn Server, driver: Driver, load: Load) -> Subject<'a> {
+    Subject {
+        name: server.name().into(),
+        driver: driver.name(),
+        pids: server.pids(),
+        measure: Box::new(move || Ok(driver.drive(server.uri(), &load)?.into())),
     }
 }
 
 /// The floor of a request that takes all these hops one after the other: latencies add up, and at depth the slowest
 /// hop decides.
+fn echoed<'a>(hops: Vec<&'a Echo>, load: Load) -> Subject<'a> {
+    Subject {
+        name: ECHO.into(),
+        driver: OWN,
+        pids: hops.iter().map(|echo| echo.pid()).collect(),
+        measure: Box::new(move || Ok(over_all(&hops, &load)?.into())),
+    }
+}
+
 fn over_all(hops: &[&Echo], load: &Load) -> Outcome<Figures> {
     let mut sum = Figures::default();
     for echo in hops {
@@ -221,6 +242,7 @@ fn over_all(hops: &[&Echo], load: &Load) -> Outcome<Figures> {
         sum.p50 += hop.p50;
         sum.p99 += hop.p99;
         sum.seconds += hop.seconds;
+        sum.under_load += hop.under_load;
         sum.cpu += hop.cpu;
         sum.iops = match (sum.iops, load.depth) {
             (0.0, _) => hop.iops,
@@ -231,14 +253,73 @@ fn over_all(hops: &[&Echo], load: &Load) -> Outcome<Figures> {
     Ok(sum)
 }
 
-/// A contestant's name: what fio drives is marked.
-fn under(driver: Driver, server: &str) -> String {
-    match driver {
-        Driver::Weir => server.into(),
-        Driver::Fio => format!("{server} (fio)"),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell as Counter;
 
-fn find<'s>(series: &'s [Series], contestant: &str) -> Option<&'s Series> {
-    series.iter().find(|series| series.contestant == contestant)
+    use super::*;
+
+    fn settings(only: &str, short: bool) -> Settings {
+        Settings {
+            repeats: 2,
+            runtime: Duration::from_millis(1),
+            warmup: Duration::ZERO,
+            only: only.into(),
+            short,
+            media_size: 0,
+            file_size: 0,
+        }
+    }
+
+    fn workspace() -> Workspace {
+        Workspace {
+            directory: "/nonexistent".into(),
+            storage: "/nonexistent".into(),
+            file: "/nonexistent".into(),
+            size: 1 << 20,
+        }
+    }
+
+    fn subject<'a>(values: &'a [f64], taken: &'a Counter<usize>) -> Subject<'a> {
+        let measure = move || {
+            let figures = Figures {
+                iops: values[taken.replace(taken.get() + 1)],
+                under_load: 1.0,
+                ..Figures::default()
+            };
+            Ok(figures.into())
+        };
+        Subject { name: "s".into(), driver: OWN, pids: Vec::new(), measure: Box::new(measure) }
+    }
+
+    #[test]
+    fn a_row_whose_rounds_differ_is_measured_again_and_not_for_ever() {
+        let (settings, workspace) = (settings("", false), workspace());
+        let suite = Suite {
+            settings: &settings,
+            workspace: &workspace,
+            weir: Path::new("weir"),
+            results: Results::default(),
+        };
+        let (steady, settles, never) = (Counter::new(0), Counter::new(0), Counter::new(0));
+        let subjects = [
+            subject(&[100.0, 120.0], &steady),
+            subject(&[100.0, 38.0, 101.0], &settles),
+            subject(&[1.0, 10.0, 100.0, 1000.0, 10_000.0], &never),
+        ];
+        let cell = suite.rounds("c", &subjects).unwrap();
+        let rounds = |row: &Row| (row.samples.len(), row.extra_rounds);
+        assert_eq!(cell.rows.iter().map(rounds).collect::<Vec<_>>(), [(2, 0), (3, 1), (5, 3)]);
+    }
+
+    #[test]
+    fn a_section_that_fails_and_a_name_that_nothing_has_are_told() {
+        let workspace = workspace();
+        let failures =
+            |only| Suite::run(&settings(only, true), &workspace, Path::new("/nonexistent/weir")).failures;
+        let failed = failures("write-back+1");
+        assert!(failed.len() == 1 && failed[0].starts_with("write-back+1: "), "{failed:?}");
+        let nothing = failures("write-back+9");
+        assert!(nothing[0].contains("neighbour"), "{nothing:?}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use tempfile::TempDir;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_lab::{Lab, LabConfig, LabFlash};
@@ -13,25 +14,29 @@ use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, Export, Medium};
 
 use crate::error::{Failure, Outcome};
-use crate::server::{Place, Server, Transport};
+use crate::server::{Server, Transport, Workspace};
 
 /// The name of the disk, which is also that of its export.
 const DISK: &str = "disk";
+/// The name of its volume.
+const VOLUME: &str = "pool";
 /// The node that owns it.
 const OWNER: &str = "n1";
 /// Longest wait for the disk's policy to take effect.
-const PATIENCE: Duration = Duration::from_secs(20);
+const POLICY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A lab with one disk. Ends when dropped.
+/// A lab with one disk. Ends when dropped, and leaves nothing.
 pub struct Cluster {
     name: &'static str,
     lab: Lab,
     uri: Uri,
+    /// The lab's directory, and the volume's. After the lab: its processes end first.
+    _directories: [TempDir; 2],
 }
 
 /// What is measured of Weir.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape<'a> {
+pub struct ClusterConfig<'a> {
     /// Its name in the results.
     pub name: &'static str,
     /// Which way clients come.
@@ -44,35 +49,47 @@ pub struct Shape<'a> {
     pub storage: &'a Path,
     /// Bytes of the disk.
     pub size: u64,
+    /// Longest busy-poll of the nodes' threads for I/O, in microseconds; `None`: their default.
+    pub busy_poll_us: Option<u32>,
+}
+
+impl<'a> ClusterConfig<'a> {
+    /// Everything in memory.
+    pub fn in_memory(workspace: &'a Workspace, transport: Transport, policy: &'a str) -> ClusterConfig<'a> {
+        ClusterConfig {
+            name: "weir",
+            transport,
+            policy,
+            medium: Medium::Ram,
+            storage: &workspace.directory,
+            size: workspace.size,
+            busy_poll_us: None,
+        }
+    }
 }
 
 impl Cluster {
-    /// One copy or two, with everything in memory.
-    pub fn start(program: &Path, place: &Place, transport: Transport, policy: &str) -> Outcome<Cluster> {
-        let (storage, size) = (&*place.directory, place.size);
-        let shape = Shape { name: "weir", transport, policy, medium: Medium::Ram, storage, size };
-        Cluster::of(program, place, &shape)
-    }
-
-    /// Starts as many nodes as the policy has copies, makes a disk, and writes it once over.
-    pub fn of(program: &Path, place: &Place, shape: &Shape<'_>) -> Outcome<Cluster> {
-        let Shape { name, transport, policy, medium, storage, size } = *shape;
-        let what = format!("{}-{policy}-{medium}", transport.name());
-        let home = place.directory.join(&what);
-        let volume = storage.join(format!("{what}-volume"));
-        std::fs::create_dir_all(&volume)?;
-        let mut config = LabConfig::new(home.join("lab"), program);
+    /// Starts as many nodes as the policy has copies, makes a disk, and writes it once over. Each cluster has directories
+    /// of its own: one that has been measured before leaves no registry behind for this one to find.
+    pub fn start(program: &Path, workspace: &Workspace, wanted: &ClusterConfig<'_>) -> Outcome<Cluster> {
+        let ClusterConfig { name, transport, policy, medium, storage, size, busy_poll_us } = *wanted;
+        let home = tempfile::Builder::new().prefix("lab-").tempdir_in(&workspace.directory)?;
+        let data = tempfile::Builder::new().prefix("pool-").tempdir_in(storage)?;
+        let volume = data.path().join("volume");
+        std::fs::create_dir(&volume)?;
+        let mut config = LabConfig::new(home.path(), program);
         config.nodes = if policy == "write-back+1" { 2 } else { 1 };
+        config.busy_poll_us = busy_poll_us.unwrap_or(config.busy_poll_us);
         if medium == Medium::Flash {
-            let device = |node: usize| storage.join(format!("{what}-flash-{node}"));
+            let device = |node: usize| data.path().join(format!("flash-{node}"));
             config.flash = LabFlash::Devices((0..config.nodes).map(device).collect());
         }
         let lab = Lab::up(&config)?;
         let client = lab.client(OWNER)?;
-        client.create_volume(&CreateVolume { name: "ram".into(), kind: "dir".into(), path: volume })?;
+        client.create_volume(&CreateVolume { name: VOLUME.into(), kind: "dir".into(), path: volume })?;
         client.create_disk(&CreateDisk {
             name: DISK.into(),
-            volume: "ram".into(),
+            volume: VOLUME.into(),
             size,
             logical_block: 512,
             policy: policy.into(),
@@ -84,15 +101,21 @@ impl Cluster {
             Transport::Unix => Uri::unix(&node.nbd_unix, DISK),
             Transport::Tcp => Uri::tcp(node.nbd_tcp, DISK),
         };
-        let cluster = Cluster { name, lab, uri };
+        let cluster = Cluster { name, lab, uri, _directories: [home, data] };
         cluster.wait_for(policy)?;
         cluster.fill()?;
         Ok(cluster)
     }
 
+    /// The process of the disk's owner.
+    pub fn owner_pid(&self) -> Outcome<u32> {
+        let process = self.lab.node(OWNER)?.process;
+        process.map(|process| process.pid).ok_or_else(|| Failure(format!("{OWNER} does not run")))
+    }
+
     /// Figures of another policy than the one that is named would be worth nothing.
     fn wait_for(&self, policy: &str) -> Outcome<()> {
-        let deadline = Nanos::now() + PATIENCE;
+        let deadline = Nanos::now() + POLICY_TIMEOUT;
         loop {
             let disk = self.lab.client(OWNER)?.disk(DISK)?;
             if disk.effective == policy {

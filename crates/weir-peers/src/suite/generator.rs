@@ -6,15 +6,13 @@ use std::path::{Path, PathBuf};
 
 use weir_load::workload::Access;
 
-use super::{Contestant, Suite, WEIR};
-use crate::driver::{Driver, Load, fio_process, weir_process};
+use super::{OWN, Subject, Suite, WEIR, served};
+use crate::comparison::Comparison;
+use crate::driver::{Driver, Figures, Load, fio_process, weir_process};
 use crate::error::{Failure, Outcome};
-use crate::result::{Entry, Metric, compare};
+use crate::row::{Metric, Row};
 use crate::server::{self, Server, Transport};
-use crate::weir::Cluster;
-
-/// Bytes of the file: more than a device's own cache has.
-const FILE: u64 = 1 << 30;
+use crate::weir::{Cluster, ClusterConfig};
 
 /// What Weir aims at, as ratios of requests for each CPU second.
 const NULL_TARGET: f64 = 4.0;
@@ -26,112 +24,124 @@ const NBD_TARGET: f64 = 3.0;
 const FIO_ON_A_FILE: [(&str, &[&str]); 2] = [
     ("fio io_uring", &[]),
     (
-        "fio io_uring, batches of 16",
+        "fio io_uring, batched",
         &["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=32"],
     ),
 ];
 
+/// What the generator's section has: each makes one kind of load with Weir's generator and with fio.
+#[derive(Clone, Copy)]
+enum Work {
+    Null,
+    File,
+    Nbd(&'static str),
+}
+
 impl Suite<'_> {
-    /// All cells of the generator.
-    pub(super) fn generator(&mut self, weir: &Path) -> Outcome<()> {
-        self.on_nothing()?;
-        self.on_a_file(weir)?;
-        self.over_nbd(weir)
+    /// All cells of the generator; in the short form too, because each has another target to open.
+    pub(super) fn generator(&mut self) -> Outcome<()> {
+        let load = self.load(Access::RandRead, 32);
+        let works = [
+            Work::Null,
+            Work::File,
+            Work::Nbd("nbdkit memory"),
+            Work::Nbd("qemu-storage-daemon"),
+            Work::Nbd(WEIR),
+        ];
+        for work in works {
+            let cell = match work {
+                Work::Null => "generator null".to_owned(),
+                Work::File => format!("generator file {}", load.name()),
+                Work::Nbd(server) => format!("generator nbd unix {} on {server}", load.name()),
+            };
+            if !cell.starts_with(&self.settings.only) {
+                continue;
+            }
+            match work {
+                Work::Null => self.on_nothing(&cell, load)?,
+                Work::File => self.on_a_file(&cell, load)?,
+                Work::Nbd(server) => self.over_nbd(&cell, load, server)?,
+            }
+        }
+        Ok(())
     }
 
-    fn on_nothing(&mut self) -> Outcome<()> {
-        let cell = "generator null";
-        if !self.wants(cell) {
-            return Ok(());
-        }
-        let load = self.load(Access::RandRead, 32);
-        let contestant = |name: &str, driver: Driver| Contestant {
-            name: name.into(),
+    fn on_nothing(&mut self, cell: &str, load: Load) -> Outcome<()> {
+        let subject = |driver: Driver| Subject {
+            name: "null".into(),
+            driver: driver.name(),
             pids: Vec::new(),
-            measure: Box::new(move || driver.drive_null(&load)),
+            measure: Box::new(move || Ok(driver.drive_null(&load)?.into())),
         };
-        let series =
-            self.rounds(cell, &[contestant(WEIR, Driver::Weir), contestant("fio null", Driver::Fio)])?;
-        let entry = compare(cell, Metric::PerDriverCpu, &series[0], &series[1]);
-        self.results.entries.extend(entry.map(|entry| entry.aiming_at(NULL_TARGET)));
-        self.results.cells.push((cell.into(), series));
+        let cell = self.rounds(cell, &Driver::ALL.map(subject))?;
+        self.beside_fio(
+            &cell.name,
+            &cell.rows[0],
+            &cell.rows[1],
+            &[(Metric::PerDriverCpu, Some(NULL_TARGET))],
+        );
+        self.finish(cell, Metric::PerDriverCpu);
         Ok(())
     }
 
     /// Both as processes of their own, so that no thread of them is forgotten.
-    fn on_a_file(&mut self, weir: &Path) -> Outcome<()> {
-        let load = Load { size: FILE, ..self.load(Access::RandRead, 32) };
-        let cell = format!("generator file {}", load.name());
-        if !self.wants(&cell) {
-            return Ok(());
+    fn on_a_file(&mut self, cell: &str, load: Load) -> Outcome<()> {
+        let load = Load { size: self.settings.file_size, ..load };
+        let file = &written_file(&self.workspace.storage, load.size)?;
+        let weir = self.weir;
+        let ours = of_process(WEIR, move || weir_process(weir, file, &load));
+        let fio =
+            FIO_ON_A_FILE.map(|(name, options)| of_process(name, move || fio_process(options, file, &load)));
+        let subjects: Vec<Subject<'_>> = std::iter::once(ours).chain(fio).collect();
+        let cell = self.rounds(cell, &subjects)?;
+        for fio in &cell.rows[1..] {
+            let target = (fio.subject == FIO_ON_A_FILE[0].0).then_some(FILE_TARGET);
+            let metrics = [(Metric::PerDriverCpu, target), (Metric::Iops, None)];
+            self.beside_fio(&cell.name, &cell.rows[0], fio, &metrics);
         }
-        let file = &written_file(&self.place.storage)?;
-        let mut contestants = vec![Contestant {
-            name: WEIR.into(),
-            pids: Vec::new(),
-            measure: Box::new(move || weir_process(weir, file, &load)),
-        }];
-        for (name, options) in FIO_ON_A_FILE {
-            contestants.push(Contestant {
-                name: name.into(),
-                pids: Vec::new(),
-                measure: Box::new(move || fio_process(options, file, &load)),
-            });
-        }
-        let series = self.rounds(&cell, &contestants)?;
-        for fio in &series[1..] {
-            let cost = compare(&cell, Metric::PerDriverCpu, &series[0], fio);
-            let is_usual = fio.contestant == FIO_ON_A_FILE[0].0;
-            let aimed = |entry: Entry| if is_usual { entry.aiming_at(FILE_TARGET) } else { entry };
-            self.results.entries.extend(cost.map(aimed));
-            self.results.entries.extend(compare(&cell, Metric::Iops, &series[0], fio));
-        }
-        self.results.cells.push((cell, series));
+        self.finish(cell, Metric::PerDriverCpu);
         std::fs::remove_file(file).map_err(Failure::of(format!("cannot remove {}", file.display())))
     }
 
-    /// The same servers under both clients.
-    fn over_nbd(&mut self, weir: &Path) -> Outcome<()> {
-        let load = self.load(Access::RandRead, 32);
-        type Start<'a> = Box<dyn Fn() -> Outcome<Box<dyn Server>> + 'a>;
-        let place = self.place;
-        let starts: [(&str, Start<'_>); 3] = [
-            ("nbdkit memory", Box::new(|| Ok(Box::new(server::nbdkit_memory(place, Transport::Unix)?)))),
-            ("qemu-storage-daemon", Box::new(|| Ok(Box::new(server::qemu(place, Transport::Unix)?)))),
-            (WEIR, Box::new(|| Ok(Box::new(Cluster::start(weir, place, Transport::Unix, "write-through")?)))),
-        ];
-        for (name, start) in starts {
-            let cell = format!("generator nbd unix {} on {name}", load.name());
-            if !self.wants(&cell) {
-                continue;
-            }
-            let server = start()?;
-            let uri = server.uri();
-            let contestant = |name: &str, driver: Driver| Contestant {
-                name: name.into(),
-                pids: server.pids(),
-                measure: Box::new(move || driver.drive(uri, &load)),
-            };
-            let series =
-                self.rounds(&cell, &[contestant(WEIR, Driver::Weir), contestant("fio nbd", Driver::Fio)])?;
-            for metric in [Metric::PerDriverCpu, Metric::Iops] {
-                let entry = compare(&cell, metric, &series[0], &series[1]);
-                self.results.entries.extend(entry.map(|entry| entry.aiming_at(NBD_TARGET)));
-            }
-            self.results.cells.push((cell, series));
-        }
+    /// The same server under both clients.
+    fn over_nbd(&mut self, cell: &str, load: Load, name: &str) -> Outcome<()> {
+        let weir = ClusterConfig::in_memory(self.workspace, Transport::Unix, "write-through");
+        let server: Box<dyn Server> = match name {
+            WEIR => Box::new(Cluster::start(self.weir, self.workspace, &weir)?),
+            "nbdkit memory" => Box::new(server::nbdkit_memory(self.workspace, Transport::Unix)?),
+            _ => Box::new(server::qemu(self.workspace, Transport::Unix)?),
+        };
+        let cell = self.rounds(cell, &Driver::ALL.map(|driver| served(&*server, driver, load)))?;
+        let metrics = [(Metric::PerDriverCpu, Some(NBD_TARGET)), (Metric::Iops, Some(NBD_TARGET))];
+        self.beside_fio(&cell.name, &cell.rows[0], &cell.rows[1], &metrics);
+        self.finish(cell, Metric::Iops);
         Ok(())
+    }
+
+    /// Weir's generator beside fio, which is the peer here and not only a driver.
+    fn beside_fio(&mut self, cell: &str, ours: &Row, fio: &Row, metrics: &[(Metric, Option<f64>)]) {
+        let peer = if fio.driver == OWN { fio.subject.clone() } else { "fio".into() };
+        for &(metric, target) in metrics {
+            let compared = Comparison::of(cell, metric, ours, fio);
+            let compared = compared.map(|one| Comparison { peer: peer.clone(), ..one });
+            self.compare(cell, compared, target);
+        }
     }
 }
 
+fn of_process<'a>(name: &str, measure: impl Fn() -> Outcome<Figures> + 'a) -> Subject<'a> {
+    let measure = Box::new(move || Ok(measure()?.into()));
+    Subject { name: name.into(), driver: OWN, pids: Vec::new(), measure }
+}
+
 /// A file on the machine's own storage that has no holes and lies on the device.
-fn written_file(storage: &Path) -> Outcome<PathBuf> {
+fn written_file(storage: &Path, size: u64) -> Outcome<PathBuf> {
     let path = storage.join("generator");
     let failed = format!("cannot fill {}", path.display());
     let fill = || -> std::io::Result<()> {
         let mut file = File::create(&path)?;
-        let (mut piece, mut random) = (vec![0; 4 << 20], fastrand::Rng::with_seed(FILE));
-        for _ in 0..FILE / piece.len() as u64 {
+        let (mut piece, mut random) = (vec![0; 4 << 20], fastrand::Rng::with_seed(size));
+        for _ in 0..size / piece.len() as u64 {
             random.fill(&mut piece);
             file.write_all(&piece)?;
         }

@@ -13,16 +13,15 @@ use weir_load::tally::{IoKind, Tally};
 use weir_load::workload::Access;
 use weir_node::api::Medium;
 
-use super::{Contestant, Suite, find};
+use super::{ECHO, OWN, Subject, Suite, echoed, served};
+use crate::comparison::Comparison;
 use crate::driver::{Driver, Figures, Load};
 use crate::error::{Failure, Outcome};
 use crate::floor::Echo;
-use crate::result::{Metric, compare};
-use crate::server::{Server, Transport};
-use crate::weir::{Cluster, Shape};
+use crate::row::{Cell, Metric};
+use crate::server::Transport;
+use crate::weir::{Cluster, ClusterConfig};
 
-/// Bytes of the disks.
-const SIZE: u64 = 128 << 20;
 /// What one 4 KiB write takes on flash: its data and a header.
 const FRAME: usize = 8192;
 /// Bytes that the floor writes over, again and again.
@@ -30,25 +29,19 @@ const RING: u64 = 64 << 20;
 
 /// The backing alone, as everything else is compared with it.
 const BACKING: &str = "backing alone";
+/// The floor of a log on flash.
+const SYNCED_WRITE: &str = "bare synced write 8k qd1";
 
 impl Suite<'_> {
-    /// `write-back+0` and `+1` on RAM and flash.
-    pub(super) fn media(&mut self, weir: &Path) -> Outcome<()> {
-        let cell = |load: &Load| format!("media {}", load.name());
-        let mut loads =
-            [1, 32].map(|depth| Load { size: SIZE, ..self.load(Access::RandWrite, depth) }).to_vec();
-        loads.retain(|load| self.wants(&cell(load)));
+    /// `write-back+0` and `+1` on RAM and flash, under Weir's own generator: no peer has the like.
+    pub(super) fn media(&mut self) -> Outcome<()> {
+        let name = |load: &Load| format!("media {}", load.name());
+        let size = self.settings.media_size;
+        let loads = [1, 32].map(|depth| Load { size, ..self.load(Access::RandWrite, depth) }).to_vec();
+        let loads = self.wanted(name, loads);
         if loads.is_empty() {
             return Ok(());
         }
-        let shape = |(name, policy, medium)| Shape {
-            name,
-            transport: Transport::Unix,
-            policy,
-            medium,
-            storage: &self.place.storage,
-            size: SIZE,
-        };
         let shapes = [
             (BACKING, "write-through", Medium::Ram),
             ("write-back+0 on ram", "write-back+0", Medium::Ram),
@@ -56,54 +49,48 @@ impl Suite<'_> {
             ("write-back+0 on flash", "write-back+0", Medium::Flash),
             ("write-back+1 on flash", "write-back+1", Medium::Flash),
         ];
-        let start = |named| Cluster::of(weir, self.place, &shape(named));
+        let start = |(name, policy, medium)| {
+            let in_memory = ClusterConfig::in_memory(self.workspace, Transport::Unix, policy);
+            let config = ClusterConfig { name, medium, storage: &self.workspace.storage, size, ..in_memory };
+            Cluster::start(self.weir, self.workspace, &config)
+        };
         let clusters = shapes.into_iter().map(start).collect::<Outcome<Vec<Cluster>>>()?;
-        let hop = Echo::start(self.place, Transport::Unix)?;
-        let floor = self.place.storage.join("floor");
+        let hop = Echo::start(self.workspace, Transport::Unix)?;
+        let floor = self.workspace.storage.join("floor");
         std::fs::write(&floor, vec![1; RING as usize])?;
         for load in loads {
-            let mut contestants: Vec<Contestant<'_>> =
-                clusters.iter().map(|one| of_cluster(one, load)).collect();
-            contestants.push(Contestant {
-                name: "bare hop".into(),
-                pids: vec![hop.pid()],
-                measure: Box::new(|| hop.drive(load.depth as usize, load.runtime)),
-            });
-            contestants.push(Contestant {
-                name: "bare synced write 8k qd1".into(),
+            let mut subjects: Vec<Subject<'_>> =
+                clusters.iter().map(|one| served(one, Driver::Weir, load)).collect();
+            subjects.push(echoed(vec![&hop], load));
+            subjects.push(Subject {
+                name: SYNCED_WRITE.into(),
+                driver: OWN,
                 pids: Vec::new(),
-                measure: Box::new(|| synced_writes(&floor, load.runtime)),
+                measure: Box::new(|| Ok(synced_writes(&floor, load.runtime)?.into())),
             });
-            self.beside_the_backing(&cell(&load), &contestants)?;
+            let cell = self.rounds(&name(&load), &subjects)?;
+            self.beside_the_backing(&cell, load.depth);
+            self.finish(cell, if load.depth == 1 { Metric::P50 } else { Metric::Iops });
         }
         Ok(())
     }
 
-    fn beside_the_backing(&mut self, cell: &str, contestants: &[Contestant<'_>]) -> Outcome<()> {
-        let series = self.rounds(cell, contestants)?;
-        if let Some(backing) = find(&series, BACKING) {
-            for ours in series.iter().filter(|one| one.contestant.starts_with("write-back")) {
-                let name = format!("{cell} {}", ours.contestant);
-                let metrics = [Metric::P50, Metric::Iops];
-                let compared = metrics.iter().filter_map(|&metric| compare(&name, metric, ours, backing));
-                self.results.entries.extend(compared);
-                let floor =
-                    if ours.contestant.ends_with("flash") { "bare synced write 8k qd1" } else { "bare hop" };
-                if let Some(floor) = find(&series, floor).filter(|_| cell.ends_with("qd1")) {
-                    self.results.entries.extend(compare(&name, Metric::P50, ours, floor));
-                }
+    fn beside_the_backing(&mut self, cell: &Cell, depth: u32) {
+        let driver = Driver::Weir.name();
+        for ours in cell.rows.iter().filter(|row| row.subject.starts_with("write-back")) {
+            let floor = if ours.subject.ends_with("flash") { SYNCED_WRITE } else { ECHO };
+            let mut beside = vec![(BACKING, driver, Metric::P50), (BACKING, driver, Metric::Iops)];
+            if depth == 1 {
+                beside.push((floor, OWN, Metric::P50));
+            }
+            for (subject, driver, metric) in beside {
+                let name = format!("{} {}", cell.name, ours.subject);
+                let theirs = cell.under(subject, driver);
+                let compared = theirs.and_then(|theirs| Comparison::of(&name, metric, ours, theirs));
+                let compared = compared.map(|one| Comparison { cell: cell.name.clone(), ..one });
+                self.compare(&name, compared, None);
             }
         }
-        self.results.cells.push((cell.into(), series));
-        Ok(())
-    }
-}
-
-fn of_cluster(cluster: &Cluster, load: Load) -> Contestant<'_> {
-    Contestant {
-        name: cluster.name().into(),
-        pids: cluster.pids(),
-        measure: Box::new(move || Driver::Weir.drive(cluster.uri(), &load)),
     }
 }
 
