@@ -1,5 +1,5 @@
-//! Arbitrary bytes to the NBD handshake, in arbitrary pieces: it never panics, never keeps more than one option, and
-//! comes to the same end as with all bytes at once.
+//! Arbitrary bytes to the NBD handshake, in arbitrary pieces: it never panics, never buffers more than one option, and has the
+//! same result as with all bytes at once.
 
 #![no_main]
 
@@ -52,7 +52,7 @@ fn converse<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Step, Vec<u8>, V
                 }
                 None => {
                     let kept = handshake.into_leftover();
-                    assert!(kept.len() < MOST_OPTION_BYTES as usize + 16, "an option that was not taken");
+                    assert!(kept.len() < MOST_OPTION_BYTES as usize + 16, "an unprocessed option");
                     return (Step::NeedMore, out, kept);
                 }
             },

@@ -1,5 +1,5 @@
-//! Arbitrary bytes to a connection in the transmission phase, over a real socket, in arbitrary pieces. Nothing panics,
-//! the layer only ever sees requests that are in order, and when the client is gone nothing is left.
+//! Arbitrary bytes to a connection in the transmission phase, over a real socket, in arbitrary pieces. Nothing panics, the layer
+//! gets only valid requests, and after the client's end nothing is left.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ use weir_nbd::server::Session;
 
 const SIZE: u64 = 1 << 20;
 
-/// A disk in memory that checks what it is asked and answers in the next round.
+/// A disk in memory that checks its requests and completes them in the next round.
 struct Memory {
     bytes: Vec<u8>,
     finished: Vec<Completion>,
@@ -110,7 +110,7 @@ impl Shard {
         self.nbd.flush(&mut self.reactor, &mut self.workspace);
     }
 
-    /// Until nothing is left to do at once.
+    /// Runs until no immediate work is left.
     fn settle(&mut self) {
         self.turn();
         while self.nbd.deadline(&self.layer, &self.reactor, &self.workspace) == Nanos::default() {
@@ -123,7 +123,7 @@ thread_local! {
     static SHARD: RefCell<Shard> = RefCell::new(Shard::new());
 }
 
-// Two bytes of settings, then what the client sends. The second is also the size of the pieces.
+// Two bytes of settings, then the client's bytes. The second byte is also the size of the pieces.
 fuzz_target!(|input: &[u8]| {
     let [settings, piece, bytes @ ..] = input else { return };
     SHARD.with_borrow_mut(|shard| {
@@ -154,7 +154,7 @@ fuzz_target!(|input: &[u8]| {
         let start = Nanos::now();
         while !shard.nbd.is_empty() {
             shard.turn();
-            assert!((Nanos::now() - start).as_secs() < 10, "a client that is gone is not forgotten");
+            assert!((Nanos::now() - start).as_secs() < 10, "a closed client is still attached");
         }
         assert_eq!(shard.reactor.buffers().lent(), 0);
     });

@@ -1,6 +1,6 @@
-//! Arbitrary bytes and arbitrary well-formed messages from a peer: to the decoder of frames, to a replica's host and to an
-//! owner, the latter two over real sockets. Nothing panics, nothing grows beyond its bounds, what is answered is frames,
-//! and an owner acknowledges nothing that no replica has confirmed.
+//! Arbitrary bytes and arbitrary well-formed messages from a peer: to the frame decoder, to a replica's host and to an owner, the
+//! latter two over real sockets. Nothing panics, nothing exceeds its bounds, answers are frames, and an owner acknowledges
+//! nothing that no replica has confirmed.
 
 #![no_main]
 
@@ -25,7 +25,7 @@ const LOG: u64 = 64 << 20;
 /// Most steps of one run.
 const STEPS: usize = 64;
 
-/// What the fuzzer decides, piece by piece; zeroes when it has nothing more to say.
+/// The fuzzer's input, piece by piece; zeroes after its end.
 struct Source<'a>(&'a [u8]);
 
 impl Source<'_> {
@@ -60,7 +60,7 @@ impl Source<'_> {
 struct Peer {
     stream: UnixStream,
     number: u64,
-    /// What came from the other side and was not decoded yet.
+    /// Received bytes, not decoded yet.
     received: Vec<u8>,
     due: u64,
 }
@@ -73,7 +73,7 @@ impl Peer {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        // A full socket or a closed one: the rest is lost, which the other side has to bear.
+        // A full or closed socket: the rest is lost, which the peer must tolerate.
         let _ = self.stream.write_all(bytes);
     }
 
@@ -123,7 +123,7 @@ fn hello(source: &mut Source<'_>, peer: &mut Peer) {
     peer.frame(MessageKind::Hello as u16, hello.as_bytes(), &[]);
 }
 
-/// A batch whose records are mostly right.
+/// A batch with mostly valid records.
 fn batch(source: &mut Source<'_>, peer: &mut Peer) {
     let count = source.byte() % 8;
     let (epoch, first, freed) = (source.number(), source.number(), source.number());
@@ -148,7 +148,7 @@ fn batch(source: &mut Source<'_>, peer: &mut Peer) {
     peer.frame(MessageKind::Batch as u16, &meta, &data);
 }
 
-/// The checksum of a record, as the wire format has it.
+/// The checksum of a record in the wire format.
 fn checksum(sequence: u64, offset: u64, length: u32, kind: RecordKind, data: &[u8]) -> u32 {
     let mut head = [0u8; 21];
     head[..8].copy_from_slice(&sequence.to_le_bytes());
@@ -179,7 +179,7 @@ fn events(reactor: &mut Reactor) -> Vec<Event> {
     events
 }
 
-/// The adversary is an owner, or several.
+/// The adversary is one or several owners.
 fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
     let id = reactor.new_owner();
     let mut host = ReplicaHost::new(id, LOG, None, source.number()).expect("memory");
@@ -224,7 +224,7 @@ fn check(log: &Log) {
     assert!(log.used() <= log.capacity() && log.freed() <= log.last());
 }
 
-/// A disk that takes everything and is empty.
+/// An empty disk that accepts everything.
 #[derive(Default)]
 struct Nothing {
     finished: Vec<Completion>,
@@ -347,7 +347,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
         accel.advance(reactor, &mut done);
         let mut notices = Vec::new();
         accel.take_notices(&mut notices);
-        assert!(done.is_empty() || confirmed, "acknowledged without anybody's word");
+        assert!(done.is_empty() || confirmed, "acknowledged without a confirmation");
         assert!(accel.in_flight() <= STEPS);
     }
     accel.let_go(reactor);
