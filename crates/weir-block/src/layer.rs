@@ -78,9 +78,10 @@ pub trait Destage: Layer {
         self.submit(reactor, request);
     }
 
-    /// Writes `pieces` (offset in `region`, length) one after the other as consecutive bytes of the disk from
-    /// `offset`. Each piece starts at a multiple of 512 bytes in memory and its length is a multiple of the logical
-    /// block; together they are inside the disk, not empty, and at most [`LayerInfo::max_transfer`] long.
+    /// Writes `pieces` (offset in `region`, length) one after the other as consecutive bytes of the disk from `offset`. Each
+    /// piece starts at a multiple of 512 bytes in memory and its length is a multiple of the logical block; together they are
+    /// inside the disk, not empty, and at most [`LayerInfo::max_transfer`] long.
+    ///
     /// The caller must not change the pieces before [`Layer::advance`] returns the completion.
     fn write_gather(
         &mut self,

@@ -4,9 +4,10 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::ptr::NonNull;
 
-/// Memory mapped once and kept while any `Rc`, including that of a kernel operation, exists. The owner coordinates writes: a log
-/// arena never overwrites a range that an operation in flight still reads. The region guarantees only that the addresses stay
-/// valid.
+/// Memory mapped once and kept while any `Rc`, including that of a kernel operation, exists.
+///
+/// The owner coordinates writes: a log arena never overwrites a range that an operation in flight still reads. The region
+/// guarantees only that the addresses stay valid.
 #[derive(Debug)]
 pub struct Region {
     start: NonNull<UnsafeCell<u8>>,

@@ -62,8 +62,10 @@ impl RequestKind {
     }
 }
 
-/// The bytes of a write. Small writes are borrowed from the socket's receive buffer, so that the log copies them only once; large
-/// ones were received into an aligned buffer of their own, which is passed on.
+/// The bytes of a write.
+///
+/// Small writes are borrowed from the socket's receive buffer, so that the log copies them only once; large ones were received
+/// into an aligned separate buffer, which is passed on.
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// Valid only during `submit`: the layer copies what it keeps. Any alignment.
@@ -73,7 +75,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// The bytes, whoever holds them.
+    /// The bytes, borrowed or owned.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {

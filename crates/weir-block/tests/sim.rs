@@ -101,7 +101,7 @@ fn transfer(seed: u64) -> Vec<(u64, usize)> {
                 calls.push((world.now().0, count));
             }
             Received::Nothing => receiver.watch_read(&mut other.reactor),
-            Received::End => panic!("nobody has closed"),
+            Received::End => panic!("unexpected end of stream"),
         }
         one.poll().iter().for_each(|_| sender.on_event(Interest::Write));
         other.poll().iter().for_each(|_| receiver.on_event(Interest::Read));
@@ -399,7 +399,7 @@ fn clocks_drift_and_a_process_may_pause_at_any_read() {
     let (deadline, world_before) = (slow.reactor.now() + Duration::from_millis(96), world.now());
     slow.reactor.wait(deadline, &mut Vec::new()).unwrap();
     assert_eq!((world.now() - world_before).as_millis(), 100);
-    let Clock::Virtual(clock) = slow.reactor.clock() else { panic!("a virtual clock was asked for") };
+    let Clock::Virtual(clock) = slow.reactor.clock() else { panic!("expected a virtual clock") };
     clock.stall(4, Duration::from_millis(50));
     let before = world.now();
     let times: Vec<Nanos> = (0..40).map(|_| slow.reactor.now()).collect();

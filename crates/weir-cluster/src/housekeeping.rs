@@ -6,8 +6,10 @@ use crate::records::{DiskRecord, Record, keys};
 use crate::registry::{Entry, MAX_TRANSACTION, Registry, RegistryError, Transaction};
 
 /// Deletes every `stopped/` and `released/` note that no disk's record needs; returns the number. Call it occasionally, from any
-/// node. A disk needs the `stopped/` note of its owner, replicas and former owners. Notes written after the listing are kept. The
-/// order is notes first, then disks: no record can name a stopped process later, because every claim carries
+/// node.
+///
+/// A disk needs the `stopped/` note of its owner, replicas and former owners. Notes written after the listing are kept. The order
+/// is notes first, then disks: no record can name a stopped process later, because every claim carries
 /// [`crate::membership::NodeSession::guard`].
 ///
 /// # Errors

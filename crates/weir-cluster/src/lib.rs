@@ -7,8 +7,10 @@
 //! - [`records`]: the keys and the format of their values.
 //! - [`ownership`]: allowed changes of a disk's configuration (P2, P3). Pure functions.
 //! - [`placement`]: chooses the successor, replicas and guards. Pure functions; every node computes the same.
-//! - [`membership`]: this node's lease and the view of the others. Nothing here is on the I/O path. The data path reads one
-//!   atomic number, the lease deadline of [`membership::NodeSession`].
+//! - [`membership`]: this node's lease and the view of the others.
+//!
+//! Nothing here is on the I/O path. The data path reads one atomic number, the lease deadline of
+//! [`membership::NodeSession`].
 
 pub mod embedded;
 pub mod events;

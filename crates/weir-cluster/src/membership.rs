@@ -152,8 +152,10 @@ impl NodeSession {
         Ok(())
     }
 
-    /// This session, and its guaranteed deadline. A later session has another number. The time counts from before the keep-alive
-    /// was *sent*; the registry counts from its arrival, so it always ends the lease later.
+    /// This session, and its guaranteed deadline. A later session has another number.
+    ///
+    /// The time counts from before the keep-alive was *sent*; the registry counts from its arrival, so it always ends the lease
+    /// later.
     #[must_use]
     pub fn leased(&self) -> watch::Receiver<SessionLease> {
         self.shared.lease.subscribe()
@@ -368,9 +370,10 @@ async fn receives_answers(shared: &Shared) -> bool {
     matches!(weir_task::timeout(shared.config.ttl / 3, question).await, Ok(Ok(_)))
 }
 
-/// The condition that the session of `process` is over: no process has one under its name, or another process has. A takeover
-/// carries it and so fails when the owner comes back before the commit. Elapsed time proves nothing: a registry may extend leases
-/// beyond their time to live.
+/// The condition that the session of `process` is over: no process has one under its name, or another process has.
+///
+/// A takeover carries it and so fails when the owner comes back before the commit. Elapsed time proves nothing: a registry may
+/// extend leases beyond their time to live.
 ///
 /// # Errors
 /// The registry's error; [`RegistryError::Conflict`] while the session is valid.

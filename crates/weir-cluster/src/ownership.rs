@@ -2,8 +2,10 @@
 //!
 //! Pure functions from one [`DiskRecord`] to the next. Each raises the epoch by exactly one (except changes that no message is
 //! checked against). The result counts only once it has replaced the record it was computed from by compare-and-swap
-//! ([`crate::records::Record::replace`]), and nothing is acknowledged under it before that (P3). Only the owner changes the
-//! configuration of its disk, until it is gone: no other node can raise the epoch and fence a living owner by accident.
+//! ([`crate::records::Record::replace`]), and nothing is acknowledged under it before that (P3).
+//!
+//! Only the owner changes the configuration of its disk, until it is gone: no other node can raise the epoch and fence a living
+//! owner by accident.
 
 use crate::records::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, NodeRef, Policy, Record};
 
@@ -21,7 +23,7 @@ pub enum Refusal {
     NotOwned,
     /// The caller is not, or no longer, the owner in this epoch: it must stop its I/O to the disk (P2).
     #[error("{} owns the disk in epoch {epoch}; stop all I/O to it and read the record again",
-        .owner.as_ref().map_or_else(|| "nobody".into(), ToString::to_string))]
+        .owner.as_ref().map_or_else(|| "no node".into(), ToString::to_string))]
     Fenced {
         /// The owner.
         owner: Option<NodeRef>,
@@ -140,13 +142,14 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
     Ok(next)
 }
 
-/// Makes `by` the owner after the former owner has gone. In write-back, any replica may take over, whatever the former owner
-/// does: the replicas refuse its epoch from now on, and nothing is acknowledged without them (P1, P2). The new owner's copy of
-/// the log then counts as the owner's; until it has changed the replica set it must not acknowledge more than the mode allows. In
-/// write-through only time or certainty keeps the former owner off the backing: the new owner waits for it before it answers
-/// anything. The record keeps the former owner's set until its right is proved over ([`silence_former`]). The owner's node may
-/// take over when it has restarted and the log is on its flash. No other node takes over `write-back+0`: that would silently lose
-/// acknowledged writes.
+/// Makes `by` the owner after the former owner has gone.
+///
+/// In write-back, any replica may take over, whatever the former owner does: the replicas refuse its epoch from now on, and
+/// nothing is acknowledged without them (P1, P2). The new owner's copy of the log then counts as the owner's; until it has
+/// changed the replica set it must not acknowledge more than the mode allows. In write-through only time or certainty keeps the
+/// former owner off the backing: the new owner waits for it before it answers anything. The record keeps the former owner's set
+/// until its right is proved over ([`silence_former`]). The owner's node may take over when it has restarted and the log is on
+/// its flash. No other node takes over `write-back+0`: that would silently lose acknowledged writes.
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`], [`Refusal::OnlyCopyLost`],
@@ -170,8 +173,10 @@ pub fn take_over(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> Res
 }
 
 /// Swaps the owner with replica `to`, which has a complete copy of the log: nothing needs destaging, and the number of copies is
-/// unchanged (P1). The caller has stopped its destage, and ends all other I/O once this is committed; until it has written its
-/// `released/` note, it counts as a former owner (P4).
+/// unchanged (P1).
+///
+/// The caller has stopped its destage, and ends all other I/O once this is committed; until it has written its `released/` note,
+/// it counts as a former owner (P4).
 ///
 /// # Errors
 /// [`Refusal::Fenced`], [`Refusal::NotAReplica`], [`Refusal::TooManyFormer`].
@@ -220,9 +225,10 @@ pub fn accept_loss(record: &DiskRecord, by: &NodeRef, evidence: &OwnerGone) -> R
     Ok(next)
 }
 
-/// Sets the replica set and the mode, in one step (P3). Every node of `replicas` must already have the complete live log, because
-/// from the commit on any of them may take over. For [`Mode::WriteThrough`] the caller must have destaged all of it (`dirty` is
-/// 0).
+/// Sets the replica set and the mode, in one step (P3).
+///
+/// Every node of `replicas` must already have the complete live log, because from the commit on any of them may take over. For
+/// [`Mode::WriteThrough`] the caller must have destaged all of it (`dirty` is 0).
 ///
 /// # Errors
 /// [`Refusal::Fenced`], [`Refusal::StillDirty`], [`Refusal::BadReplicas`].

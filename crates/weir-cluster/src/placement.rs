@@ -40,9 +40,10 @@ pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
 }
 
 /// Live nodes for the missing replicas of `record`, best first, given its `owner` and its `present` replicas: never one of
-/// `present` or `exclude`, nor a node without room for a log on the disk's medium. Order: fault domains other than the owner's
-/// and each other's, then fewer logs, then the hash of the disk's name. A strict policy gets nodes inside or outside the owner's
-/// fault domain as it needs them, or none.
+/// `present` or `exclude`, nor a node without room for a log on the disk's medium.
+///
+/// Order: fault domains other than the owner's and each other's, then fewer logs, then the hash of the disk's name. A strict
+/// policy gets nodes inside or outside the owner's fault domain as it needs them, or none.
 #[must_use]
 pub fn choose_replicas(
     record: &DiskRecord,

@@ -1,4 +1,5 @@
 //! The end of a process is reported at once; a paused process does not count as ended.
+//!
 //! The tests start this binary again; the children run `be_a_node`.
 #![allow(clippy::unwrap_used)]
 

@@ -146,6 +146,7 @@ impl Channel {
     }
 
     /// Copies unsent pieces out of the region, before its owner reuses the memory.
+    ///
     /// Copies at most the limit of [`Channel::is_backed_up`] plus one frame.
     pub fn copy_out(&mut self) {
         let Some(region) = &self.region else { return };

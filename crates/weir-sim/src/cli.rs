@@ -5,37 +5,37 @@ use std::num::NonZeroUsize;
 use clap::{Parser, Subcommand, ValueEnum};
 use weir_sim::{Bug, right};
 
-/// Runs what Weir's nodes run in production in virtual time, with faults decided by a seed, and checks the promises.
+/// Runs the production code of Weir's nodes in virtual time, with faults from a seed, and checks the promises.
 ///
-/// The same seed gives the same run. Ends with status 1 when a promise was broken (or, for `bugs`, when a planted bug was
-/// not found).
+/// The same seed gives the same run. Exits with status 1 when a promise was broken (or, for `bugs`, when no seed found a planted
+/// bug).
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     #[command(flatten)]
     Seeds(SeedCommand),
-    /// Whole nodes: the control plane and the shard that run in production, with a registry between them.
+    /// Simulate whole nodes: the production control plane and shard, with a registry between them.
     Nodes {
-        /// What to do.
+        /// The command.
         #[command(subcommand)]
         command: SeedCommand,
     },
-    /// The right to serve alone: its production cores, between hosts whose clocks drift.
+    /// Simulate the right to serve alone: its production cores, between hosts with clock drift.
     #[command(subcommand)]
     Right(RightCommand),
-    /// Print the fault atlas: what goes wrong, which promise covers it, and what keeps it inside that.
+    /// Print the fault atlas: each kind of fault, the promises that cover it, and its limits.
     Atlas,
 }
 
-/// What to do with seeds.
+/// Commands for seeds.
 #[derive(Debug, Subcommand)]
 pub enum SeedCommand {
     /// Replay one seed.
@@ -43,46 +43,46 @@ pub enum SeedCommand {
         /// The seed.
         #[arg(long, short)]
         seed: u64,
-        /// Plant this bug first; `weir-sim bugs` lists their names.
+        /// Plant this bug first; `weir-sim bugs` lists the names.
         #[arg(long, value_parser = bug)]
         bug: Option<Bug>,
-        /// Print everything that happens, one line each with its virtual time in seconds.
+        /// Print every event, one line each with its virtual time in seconds.
         #[arg(long)]
         trace: bool,
     },
-    /// Run many seeds and add up what they have seen.
+    /// Run many seeds and print totals.
     Many {
-        /// How many.
+        /// Number of seeds.
         #[arg(long, short = 'n', default_value_t = 10_000)]
         seeds: u64,
-        /// The first one.
+        /// The first seed.
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Seeds that run at the same time.
+        /// Number of seeds that run at the same time.
         #[arg(long, default_value_t = processors())]
         threads: usize,
         /// Plant this bug first.
         #[arg(long, value_parser = bug)]
         bug: Option<Bug>,
-        /// How to print the result.
+        /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
-    /// Plant one bug after the other and count the seeds that find it: the checker can fail.
+    /// Plant each bug in turn and count the seeds that find it: shows that the checks can fail.
     Bugs {
-        /// Seeds for each bug.
+        /// Seeds per bug.
         #[arg(long, short = 'n', default_value_t = 2_000)]
         seeds: u64,
-        /// Seeds that run at the same time.
+        /// Number of seeds that run at the same time.
         #[arg(long, default_value_t = processors())]
         threads: usize,
-        /// How to print the result.
+        /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
 }
 
-/// What to do with the right to serve.
+/// Commands for the right to serve.
 #[derive(Debug, Subcommand)]
 pub enum RightCommand {
     /// Replay one seed.
@@ -90,45 +90,45 @@ pub enum RightCommand {
         /// The seed.
         #[arg(long, short)]
         seed: u64,
-        /// Switch this rule off first; `weir-sim right bugs` lists their names.
+        /// Disable this rule first; `weir-sim right bugs` lists the names.
         #[arg(long, value_parser = right_bug)]
         bug: Option<right::Bug>,
-        /// Print everything that happens, one line each with its virtual time in seconds.
+        /// Print every event, one line each with its virtual time in seconds.
         #[arg(long)]
         trace: bool,
     },
-    /// Run many seeds and add up what they have seen.
+    /// Run many seeds and print totals.
     Many {
-        /// How many.
+        /// Number of seeds.
         #[arg(long, short = 'n', default_value_t = 100_000)]
         seeds: u64,
-        /// The first one.
+        /// The first seed.
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Seeds that run at the same time.
+        /// Number of seeds that run at the same time.
         #[arg(long, default_value_t = processors())]
         threads: usize,
-        /// Switch this rule off first.
+        /// Disable this rule first.
         #[arg(long, value_parser = right_bug)]
         bug: Option<right::Bug>,
     },
-    /// Switch one rule off after the other and count the seeds that find it.
+    /// Disable each rule in turn and count the seeds that find it.
     Bugs {
-        /// Seeds for each.
+        /// Seeds per rule.
         #[arg(long, short = 'n', default_value_t = 10_000)]
         seeds: u64,
-        /// Seeds that run at the same time.
+        /// Number of seeds that run at the same time.
         #[arg(long, default_value_t = processors())]
         threads: usize,
     },
 }
 
-/// How results are printed.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Text.
     Text,
-    /// For programs.
+    /// JSON.
     Json,
 }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn bugs_are_known_by_their_names() {
+    fn bugs_parse_by_name() {
         for expected in Bug::ALL.into_iter() {
             assert_eq!(bug(expected.name()), Ok(expected));
         }

@@ -1,33 +1,33 @@
-//! What runs have seen, so that it can be told whether they test anything.
+//! Counts of runs, to show that they test something.
 
 use std::time::Duration;
 
 use crate::atlas::{FaultCounts, KINDS};
 
-/// What one run, or many of them, have seen.
+/// The counts of one or many runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
     /// Virtual time.
     pub virtual_time: Duration,
-    /// Things that happened.
+    /// Events.
     pub steps: u64,
-    /// How often the promises were checked on all copies.
+    /// Checks of the promises on all copies.
     pub checks: u64,
-    /// Requests that were answered.
+    /// Completed requests.
     pub answers: u64,
-    /// Reads whose place in their block's history was checked.
+    /// Reads checked in their block's history.
     pub reads: u64,
-    /// Disks that another node took over.
+    /// Takeovers.
     pub takeovers: u64,
-    /// Checkpoints that were flushed.
+    /// Flushed checkpoints.
     pub checkpoints: u64,
-    /// Owners that a replica has refused because of their epoch.
+    /// Owners that a replica refused because of their epoch.
     pub refusals: u64,
-    /// Logs that were read from flash when a node started.
+    /// Logs recovered from flash.
     pub recoveries: u64,
-    /// Those that were found damaged.
+    /// Recovered logs that were damaged.
     pub damaged: u64,
-    /// Longest time from the end of the faults until everything was as requested, drained and quiet.
+    /// Longest time from the end of the faults until the cluster had settled.
     pub longest_convergence: Duration,
     /// Faults by kind, in the order of the atlas.
     pub faults: FaultCounts,
@@ -53,7 +53,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// Adds what another run has seen.
+    /// Adds another run.
     pub fn add(&mut self, other: &Counts) {
         self.virtual_time += other.virtual_time;
         self.steps += other.steps;
@@ -71,7 +71,7 @@ impl Counts {
         }
     }
 
-    /// Whether everything happened that can.
+    /// Whether every kind of event happened.
     #[must_use]
     pub fn is_lively(&self) -> bool {
         let Counts { takeovers, answers, reads, checkpoints, refusals, recoveries, damaged, .. } = *self;

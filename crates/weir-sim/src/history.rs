@@ -1,10 +1,10 @@
-//! Whether what guests saw of a block is what one register, read and written in some order, could have shown (P7).
+//! Checks that a block's history is linearizable as a register (P7).
 //!
-//! Every write has a value of its own, so the order need not be searched for: the operations on one value form a cluster,
-//! and a history is linearizable if and only if the clusters' zones do not contradict each other (Gibbons and Korach,
-//! "Testing shared memories", SIAM J. Comput. 1997).
+//! Every write has a unique value, so no search is necessary: the operations on one value form a cluster, and a history is
+//! linearizable if and only if the clusters' zones do not contradict each other (Gibbons and Korach, "Testing shared memories",
+//! SIAM J. Comput. 1997).
 
-/// When something has not ended.
+/// End time of an unfinished operation.
 const NEVER: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +15,7 @@ struct Operation {
     end: u64,
 }
 
-/// What guests did with one block. Times are places in the order of everything that happens, so no two are equal.
+/// Guests' operations on one block. Times are indices in the order of all events, so no two are equal.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     operations: Vec<Operation>,
@@ -32,12 +32,12 @@ struct Cluster {
 }
 
 impl History {
-    /// A write of a value that no other write has; 0 is what the block holds at first.
+    /// A write of a unique value; 0 is the block's initial value.
     pub fn write(&mut self, value: u64, start: u64) {
         self.operations.push(Operation { value, is_write: true, start, end: NEVER });
     }
 
-    /// It was acknowledged.
+    /// Records an acknowledgement.
     pub fn acknowledged(&mut self, value: u64, end: u64) {
         let mut newest_first = self.operations.iter_mut().rev();
         if let Some(write) = newest_first.find(|operation| operation.is_write && operation.value == value) {
@@ -45,29 +45,29 @@ impl History {
         }
     }
 
-    /// A read that was answered.
+    /// A completed read.
     pub fn read(&mut self, value: u64, start: u64, end: u64) {
         self.operations.push(Operation { value, is_write: false, start, end });
     }
 
-    /// Whether a write of this value was acknowledged.
+    /// Whether the write of this value was acknowledged.
     pub fn is_acknowledged(&self, value: u64) -> bool {
         let writes =
             self.operations.iter().filter(|operation| operation.is_write && operation.value == value);
         writes.map(|write| write.end).min().is_some_and(|end| end != NEVER)
     }
 
-    /// A loss of power took a value that was never acknowledged: whoever read it has seen what nobody had been promised.
+    /// A power cut lost an unacknowledged value: drops reads of it, because it was never promised.
     pub fn forget_reads(&mut self, value: u64) {
         self.operations.retain(|operation| operation.is_write || operation.value != value);
     }
 
-    /// How many reads.
+    /// Number of reads.
     pub fn reads(&self) -> u64 {
         self.operations.iter().filter(|operation| !operation.is_write).count() as u64
     }
 
-    /// Why there is no order in which a register could have done all this.
+    /// Why no order of these operations is valid for a register, if so.
     pub fn contradiction(&self) -> Option<String> {
         let clusters = self.clusters();
         for cluster in &clusters {
@@ -79,7 +79,7 @@ impl History {
                 Some(_) => {}
             }
         }
-        // A value's zone is forward if some operation on it ended before another began: it was there all between.
+        // A value's zone is forward if one operation on it ended before another began: it was current in between.
         let (mut forward, backward): (Vec<Cluster>, Vec<Cluster>) =
             clusters.into_iter().partition(|cluster| cluster.first_end < cluster.last_start);
         forward.sort_unstable_by_key(|cluster| cluster.first_end);
@@ -87,7 +87,7 @@ impl History {
             if pair[1].first_end < pair[0].last_start {
                 let (one, other) = (pair[0].value, pair[1].value);
                 return Some(format!(
-                    "versions {one} and {other} were each there before and after the other"
+                    "versions {one} and {other} were each current before and after the other"
                 ));
             }
         }
@@ -98,7 +98,7 @@ impl History {
                 && cluster.first_end < zone.last_start
             {
                 return Some(format!(
-                    "version {} came while version {} was there before and after",
+                    "version {} occurred while version {} was current before and after",
                     cluster.value, zone.value
                 ));
             }
@@ -111,7 +111,7 @@ impl History {
         operations.push(Operation { value: 0, is_write: true, start: 0, end: 0 });
         operations.sort_unstable_by_key(|operation| operation.value);
         let groups = operations.chunk_by(|one, other| one.value == other.value);
-        // A write that nobody was told of and nobody saw may never have happened.
+        // An unacknowledged write that no read saw may never have happened.
         let groups = groups.filter(|group| group.len() > 1 || group[0].end != NEVER);
         groups.map(cluster).collect()
     }
@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// The slow way: tries every order.
+    /// The oracle: tries every order.
     fn some_order(done: u64, current: u64, operations: &[Operation]) -> bool {
         let left = |place: &usize| done & (1 << place) == 0;
         let must = (0..operations.len()).filter(left).filter(|place| operations[*place].end != NEVER);
@@ -147,7 +147,7 @@ mod tests {
         })
     }
 
-    /// A register that now and then shows something else than it should.
+    /// A register that sometimes returns a wrong value.
     fn random(rng: &mut Rng) -> History {
         let mut history = History::default();
         let (mut times, count) = ((1..=16u64).collect::<Vec<_>>(), rng.u64(1..8));

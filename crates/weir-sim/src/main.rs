@@ -18,7 +18,7 @@ use cli::{Cli, Command, SeedCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // A core that panics is a violation like any other: it is reported with its seed.
+    // A panic is a violation like any other: it is reported with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let held = match cli.command {
         Command::Seeds(command) => seeds(run, "weir-sim run", command),
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// `replay` is how one of its seeds is run again.
+/// `replay` is the command that replays one of its seeds.
 fn seeds(simulation: Simulation, replay: &str, command: SeedCommand) -> bool {
     match command {
         SeedCommand::Run { seed, bug, trace } => one(simulation, seed, bug, trace),
@@ -58,12 +58,12 @@ fn seeds(simulation: Simulation, replay: &str, command: SeedCommand) -> bool {
     }
 }
 
-/// Replays one seed. Whether all promises held.
+/// Replays one seed. Returns whether all promises held.
 fn one(simulation: Simulation, seed: u64, bug: Option<Bug>, trace: bool) -> bool {
     let run = simulation(seed, bug, trace);
     let mut out = std::io::stdout().lock();
     for line in &run.trace {
-        // Who closes the pipe has seen enough.
+        // The reader may close the pipe.
         if writeln!(out, "{line}").is_err() {
             break;
         }
@@ -72,12 +72,12 @@ fn one(simulation: Simulation, seed: u64, bug: Option<Bug>, trace: bool) -> bool
     run.violation.is_none()
 }
 
-/// A line in a pipe or a file comes after so many seeds, or after that time.
+/// Seeds, and longest time, between progress lines in a pipe or file.
 const SEEDS_PER_LINE: u64 = 10_000;
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 
-/// How far it is, on the error stream, so that the report can be piped. For somebody who looks, one line that changes; otherwise
-/// a line now and then, so that a run which is cut off has said something. `told` is what the last line said, and when.
+/// Prints progress to stderr, so that the report can be piped. On a terminal, one updated line; otherwise occasional lines, so
+/// that an interrupted run leaves its progress. `told` is the last line's count and time.
 fn progress(done: &Progress, seeds: u64, told: &Mutex<(u64, Nanos)>) {
     let Progress { seeds: so_far, virtual_time, violations, first } = done;
     let hours = virtual_time.as_secs_f64() / 3600.0;

@@ -1,4 +1,4 @@
-//! Many seeds, on several threads.
+//! Runs many seeds on several threads.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -10,38 +10,38 @@ use weir_accel::planted::Bug;
 use crate::cluster::{Run, run};
 use crate::counts::Counts;
 
-/// Seeds that a thread takes at once.
+/// Seeds per batch of a thread.
 const PORTION: u64 = 16;
 
-/// What runs a seed: [`run`] or [`crate::nodes::run`].
+/// The function that runs a seed: [`run`] or [`crate::nodes::run`].
 pub type Simulation = fn(u64, Option<Bug>, bool) -> Run;
 
-/// What came of many seeds.
+/// The result of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Seeds that were run to their end, violated ones included.
+    /// Seeds run, including those with violations.
     pub seeds: u64,
-    /// What they have seen, together.
+    /// Their total counts.
     pub counts: Counts,
     /// The seeds that broke a promise, and how; in order of seeds.
     pub violations: Vec<(u64, String)>,
 }
 
-/// How far many seeds are.
+/// The progress of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// Seeds that are done.
+    /// Seeds done.
     pub seeds: u64,
     /// Their virtual time.
     pub virtual_time: Duration,
-    /// Promises that were broken.
+    /// Broken promises.
     pub violations: u64,
-    /// The first seed that was seen to break one.
+    /// The first seed found to break one.
     pub first: Option<u64>,
 }
 
-/// Runs `seeds` on `threads` threads. Ends early after the first violation if `stop` says so. `progress` is called now
-/// and then, by one thread at a time.
+/// Runs `seeds` on `threads` threads. Ends early after the first violation if `stop` says so. One thread at a time calls
+/// `progress` occasionally.
 pub fn many(
     seeds: Range<u64>,
     threads: usize,
@@ -61,8 +61,7 @@ pub fn many_of(
     stop: bool,
     progress: &(dyn Fn(&Progress) + Sync),
 ) -> Summary {
-    // Thousands of logs of which a few KiB are used each: zeroing huge pages for them is a fifth of the time. Refusal costs
-    // only that.
+    // Thousands of logs use a few KiB each: zeroing huge pages for them is a fifth of the time. A refusal only costs that time.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let (next, done, stopped) =
         (AtomicU64::new(seeds.start), Mutex::new(Progress::default()), AtomicBool::new(false));
@@ -120,9 +119,9 @@ impl Summary {
 pub struct Finding {
     /// The bug.
     pub bug: Bug,
-    /// How many seeds found it.
+    /// Number of seeds that found it.
     pub found: u64,
-    /// The first of them, and what the checks said.
+    /// The first of them, and its violation.
     pub first: Option<(u64, String)>,
 }
 

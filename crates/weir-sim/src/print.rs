@@ -1,4 +1,4 @@
-//! Results, for people and for programs.
+//! Results as text and JSON.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use weir_sim::{Bug, Counts, FAULTS, FaultEntry, Finding, Run, Summary};
 
 use crate::cli::Output;
 
-/// Violations of a text report; all of them are in JSON.
+/// Most violations in a text report; JSON has all.
 const MOST_SHOWN: usize = 10;
 
 /// One replayed seed.
@@ -16,7 +16,7 @@ pub fn run(out: &mut impl Write, seed: u64, run: &Run) {
         None => "all promises held".to_owned(),
         Some(violation) => format!("VIOLATION {violation}"),
     };
-    // Who closes the pipe has seen enough.
+    // The reader may close the pipe.
     let _ = writeln!(out, "seed {seed}, {:.1} s virtual: {verdict}", seconds(&run.counts));
 }
 
@@ -88,15 +88,15 @@ fn summary_text(replay: &str, summary: &Summary, bug: Option<Bug>) {
     }
 }
 
-/// What comes before the planted bugs.
+/// The header before the planted bugs.
 pub fn findings_head(seeds: u64, output: Output) {
     if output == Output::Text {
         println!("{seeds} seeds for each bug");
-        println!("{:<28} {:>8} {:>10}  what the first one says", "planted bug", "found by", "first seed");
+        println!("{:<28} {:>8} {:>10}  first violation", "planted bug", "found by", "first seed");
     }
 }
 
-/// One planted bug and what found it, as soon as it is known.
+/// One planted bug and the seeds that found it.
 pub fn finding(finding: &Finding, output: Output) {
     if output == Output::Json {
         return;
@@ -109,7 +109,7 @@ pub fn finding(finding: &Finding, output: Output) {
     println!("{:<28} {found:>8} {seed:>10}  {violation}", bug.name());
 }
 
-/// What comes after them.
+/// The summary after them.
 pub fn findings_foot(findings: &[Finding], seeds: u64, output: Output) {
     if output == Output::Text {
         let found = findings.iter().filter(|finding| finding.found > 0).count();

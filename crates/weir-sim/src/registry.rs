@@ -11,7 +11,7 @@ use weir_cluster::records::{
 
 use crate::scale::{BLOCK, BLOCKS, NODES, Process, name, node_of};
 
-/// The real record, in the words of the simulator.
+/// The production record, converted for the simulator.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     pub owner: Option<Process>,
@@ -21,11 +21,11 @@ pub struct Record {
     /// `N` of the requested policy; `None` for write-through.
     pub wanted: Option<usize>,
     pub former: Vec<Process>,
-    /// Only certain places will do.
+    /// Whether the spread over fault domains is mandatory.
     pub strict: bool,
-    /// Replicas where a strict policy wants none.
+    /// Misplaced replicas of a strict policy.
     pub misplaced: Vec<Process>,
-    /// A takeover has left fewer copies than are requested, and nothing was changed since.
+    /// A takeover has left fewer copies than requested, and the set was not changed since.
     pub short: bool,
 }
 
@@ -47,8 +47,8 @@ pub fn process_of(node: &NodeRef) -> Process {
     Process { node: node_of(&node.node), incarnation }
 }
 
-/// In one of four runs the nodes are in two racks of two, and policies say where the replicas have to be. Every such policy can be
-/// had from every owner when all nodes are there.
+/// In one of four runs the nodes are in two racks of two, and policies are strict. With all nodes up, every owner can satisfy
+/// every such policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Racks {
     of: [usize; NODES],
@@ -85,9 +85,9 @@ pub struct Registry {
     disk: DiskRecord,
     pub racks: Option<Racks>,
     pub record: Record,
-    /// Former owners that have said that nothing of theirs is under way, and since which epoch they are former.
+    /// Former owners that have released the disk, and the epoch since which they are former.
     pub released: Vec<(Process, u64)>,
-    /// Who is registered on each node, and until when its lease stands.
+    /// The registered process of each node, and its lease's deadline.
     leases: [(u32, Nanos); NODES],
     /// The flash of each process, by node and incarnation.
     flash: [Vec<(u32, u64)>; NODES],
@@ -104,7 +104,7 @@ impl Registry {
         Registry { up: true, disk, racks, record, released, leases, flash }
     }
 
-    /// A process begins, with this flash.
+    /// A process starts, with this flash.
     pub fn has_flash(&mut self, process: Process, identity: u64) {
         self.flash[process.node].push((process.incarnation, identity));
     }
@@ -120,7 +120,7 @@ impl Registry {
         node.with_flash(self.flash_of(process))
     }
 
-    /// Whether a process has the copy that another one, which the record names, had.
+    /// Whether a process has the copy recorded for `named`.
     pub fn counts(&self, named: Process, process: Process) -> bool {
         self.disk.counts(&self.node_ref(named), &self.node_ref(process))
     }
@@ -137,7 +137,7 @@ impl Registry {
         &self.disk
     }
 
-    /// A renewal that comes late does not shorten the lease.
+    /// A late renewal does not shorten the lease.
     pub fn renew(&mut self, process: Process, until: Nanos) {
         let lease = &mut self.leases[process.node];
         *lease = (process.incarnation, until).max(*lease);
@@ -147,19 +147,19 @@ impl Registry {
         self.live(process.node, now) == Some(process)
     }
 
-    /// The process on a node, if its lease stands.
+    /// The process on a node, if its lease is valid.
     pub fn live(&self, node: usize, now: Nanos) -> Option<Process> {
         let (incarnation, until) = self.leases[node];
         (now < until).then_some(Process { node, incarnation })
     }
 
-    /// Everybody whose lease stands, as the rules want it.
+    /// All processes with a valid lease, as the rules expect it.
     pub fn live_nodes(&self, now: Nanos) -> Live {
         let live = (0..NODES).filter_map(|node| self.live(node, now));
         live.map(|process| (name(process.node), self.node_record(process))).collect()
     }
 
-    /// Where nodes can be reached plays no part here.
+    /// Addresses are unused here.
     fn node_record(&self, process: Process) -> NodeRecord {
         let rack = |racks: Racks| format!("rack-{}", racks.of[process.node]);
         let flash = self.flash_of(process);
@@ -178,7 +178,7 @@ impl Registry {
         }
     }
 
-    /// Which replicas of a record the policy does not want where they are.
+    /// The misplaced replicas of a record.
     fn misplaced(&self, record: &DiskRecord) -> Vec<Process> {
         let Some(owner) = &record.owner else { return Vec::new() };
         let all = [owner].into_iter().chain(&record.replicas).map(process_of);
@@ -207,7 +207,7 @@ impl Registry {
         self.disk = next;
     }
 
-    /// What the owner asks for.
+    /// The owner changes the replica set.
     pub fn change_replicas(
         &mut self,
         by: Process,
@@ -229,7 +229,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Nobody owns the disk: this process opens it.
+    /// This process opens the disk, which has no owner.
     pub fn claim(&mut self, by: Process) {
         if let Ok(next) = ownership::claim_free(&self.disk, &self.node_ref(by)) {
             self.replace(next);
@@ -245,14 +245,14 @@ impl Registry {
         Ok(())
     }
 
-    /// A replica finds that it does not have its copy any more.
+    /// A replica finds that it has lost its copy.
     pub fn disclaim(&mut self, by: Process, evidence: &OwnerGone) -> Result<(), Refusal> {
         let next = ownership::disclaim(&self.disk, &self.node_ref(by), evidence)?;
         self.replace(next);
         Ok(())
     }
 
-    /// The owner gives the disk to a replica, and is one in its place.
+    /// The owner swaps roles with a replica.
     pub fn hand_over(&mut self, by: Process, to: Process) -> Result<(), Refusal> {
         let next = ownership::hand_over(&self.disk, &self.node_ref(by), self.disk.epoch, &self.node_ref(to))?;
         let short = self.record.short;
@@ -261,7 +261,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The owner goes on in a new epoch: whatever it has asked for before comes too late.
+    /// The owner takes a new epoch: its earlier requests can no longer commit.
     pub fn renew_epoch(&mut self, by: Process) -> Result<(), Refusal> {
         let next = ownership::renew(&self.disk, &self.node_ref(by), self.disk.epoch)?;
         let short = self.record.short;
@@ -270,7 +270,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The I/O of these former owners has ended.
+    /// Removes former owners whose I/O has ended.
     pub fn forget_former(&mut self, by: Process, all: &[FormerOwner]) {
         let (me, epoch, short) = (self.node_ref(by), self.disk.epoch, self.record.short);
         let next = all.iter().try_fold(self.disk.clone(), |record, former| {

@@ -1,4 +1,4 @@
-//! The commands of the right to serve.
+//! The commands for the right to serve.
 
 use std::io::Write;
 
@@ -8,14 +8,14 @@ use crate::cli::RightCommand;
 
 const MOST_SHOWN: usize = 10;
 
-/// Does what was asked for. Whether all held, or all bugs were found.
+/// Runs a command. Returns whether all promises held, or all bugs were found.
 pub fn run(command: RightCommand) -> bool {
     match command {
         RightCommand::Run { seed, bug, trace } => {
             let run = replay(seed, bug, trace);
             let mut out = std::io::stdout().lock();
             for line in run.trace.iter().chain(&run.violation) {
-                // Who closes the pipe has seen enough.
+                // The reader may close the pipe.
                 if writeln!(out, "{line}").is_err() {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! How large everything is, and how long it takes.
+//! Sizes and times of the simulated cluster.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ pub const BLOCKS: usize = 6;
 pub const BLOCK: usize = 512;
 
 pub const PEER_DEADLINE: Duration = Duration::from_millis(300);
-/// How long the registry keeps a process that is silent, and how long a process believes in its own lease.
+/// The registry's lease of a silent process, and the process's own, shorter deadline.
 pub const LEASE: Duration = Duration::from_millis(600);
 pub const OWN_LEASE: Duration = Duration::from_millis(540);
-/// How long a silent owner may have I/O under way; longer than any operation takes.
+/// How long a silent owner may have I/O in flight; longer than any operation.
 pub const FENCE_GRACE: Duration = Duration::from_millis(900);
 pub const LONGEST_OPERATION: Duration = Duration::from_millis(300);
 
-/// `N` of the policies that operators ask for; most want replicas.
+/// `N` of the requested policies; most have replicas.
 pub const POLICIES: [Option<usize>; 6] = [None, Some(0), Some(1), Some(1), Some(2), Some(2)];
 
-/// Faults happen until this time, and guests go on for a second.
+/// Faults happen until this time; guests continue for a second.
 pub const CALM: Nanos = Nanos(6_000_000_000);
 pub const GUESTS_END: Nanos = Nanos(7_000_000_000);
-/// From the end of the faults until everything must have settled; it takes a lease, a fence grace, some retries and a log
-/// that has to be filled or drained.
+/// From the end of the faults until the cluster must have settled: a lease, a fence grace, some retries, and filling or draining
+/// a log.
 pub const BOUND: Duration = Duration::from_secs(10);
-/// Having settled, nothing may happen for so long.
+/// A settled cluster must be idle for this long.
 pub const QUIET: Duration = Duration::from_secs(2);
 
-/// One life of a node.
+/// One incarnation of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     pub node: usize,

@@ -1,12 +1,12 @@
-//! The checker can fail: bugs that people make, planted in what runs in production, are found.
+//! The checks can fail: they find plausible bugs, planted in production code.
 #![allow(clippy::unwrap_used)]
 
 use weir_sim::{Bug, find, run};
 
-/// Every bug is found within so many seeds, but for the rare ones.
+/// Seeds that find every bug except the rare ones.
 const SEEDS: u64 = 200;
 
-/// Bugs that few seeds find, and one that does; `weir-sim bugs` finds others when the faults have changed.
+/// Rare bugs, each with a seed that finds it; `weir-sim bugs` finds others when the faults have changed.
 const RARE: [(Bug, u64); 11] = [
     (Bug::ForgetBypassed, 8489),
     (Bug::ForgetFormer, 1343),

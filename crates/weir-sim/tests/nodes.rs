@@ -30,7 +30,7 @@ fn promises_hold_under_faults_and_everything_settles_afterwards() {
 fn the_same_seed_gives_the_same_trace() {
     for seed in [7, 9, 2, 100] {
         let first = nodes::run(seed, None, true);
-        assert!(first.trace.len() > 100, "a run of some length");
+        assert!(first.trace.len() > 100, "too short a run");
         assert_eq!(first.trace, nodes::run(seed, None, true).trace);
         assert_eq!(first.counts.steps, nodes::run(seed, None, false).counts.steps, "tracing changes nothing");
     }
@@ -38,14 +38,13 @@ fn the_same_seed_gives_the_same_trace() {
 
 /// Seeds that found something when they were new.
 #[test]
-fn what_was_found_once_stays_mended() {
-    // A disk that was being closed, and took no clients any more, took them again when its record changed (P9); a disk that was to be
-    // closed while the outcome of a change was unknown never was, because nobody ended the doubt (P9); a wait for destage to hold was
-    // cut off in the middle of a change, which the shard then waited for without end (P3, P9); a wish of a disk that had been closed
-    // meanwhile made it count as open, and it was never opened again (P9).
-    // A client's flush was told that the backing had lost its power, and the checkpoint that was being written was not (P6).
-    // A record that was heard of during a pause was configured, and the former owner in it never struck off (P9).
-    // A client's request waited for room, which came back before the disk's own time: the shard turned without giving it one (P10).
+fn fixed_bugs_stay_fixed() {
+    // A closing disk that refused clients accepted them again when its record changed (P9); closing a disk with a change in doubt
+    // never completed, because nothing ended the doubt (P9); a time limit cut off the wait for destage in the middle of a change,
+    // which the shard then waited for without end (P3, P9); a request of a closed disk made it count as open, and it was never
+    // opened again (P9). A power cut of the backing failed a client's flush, but not the running checkpoint (P6). A record
+    // received during a pause was applied, but its former owner was never removed (P9). A client's request waited for room that
+    // became free before the disk's deadline: the shard's turns skipped the disk (P10).
     for seed in [14, 100, 72, 119, 20, 1296, 1789] {
         assert_eq!(nodes::run(seed, None, false).violation, None, "seed {seed}");
     }

@@ -24,7 +24,7 @@ fn promises_hold_under_faults_and_everything_settles_afterwards() {
     assert!(summary.seeds < SEEDS || summary.counts.is_lively(), "the faults have become too rare");
 }
 
-/// The atlas is in the order of the kinds, and says something about each.
+/// The atlas has an entry for each kind, in order.
 #[test]
 fn the_atlas_is_complete() {
     for (place, entry) in FAULTS.iter().enumerate() {

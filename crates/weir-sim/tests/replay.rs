@@ -1,4 +1,4 @@
-//! A seed is a run: in this process, in another one, and through the command line.
+//! A seed gives the same run in this process, in another one, and through the command line.
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Output};
@@ -17,7 +17,7 @@ fn text(output: &Output) -> &str {
 fn the_same_seed_gives_the_same_trace() {
     for seed in [7, 9, 2, 6] {
         let first = run(seed, None, true);
-        assert!(first.trace.len() > 300, "a run of some length");
+        assert!(first.trace.len() > 300, "too short a run");
         assert_eq!(first.trace, run(seed, None, true).trace);
         assert_eq!(first.counts.steps, run(seed, None, false).counts.steps, "tracing changes nothing");
     }
@@ -35,7 +35,7 @@ fn another_process_gives_the_same_trace() {
     assert!(verdict.starts_with("seed 7,") && verdict.ends_with("all promises held\n"), "{verdict}");
 }
 
-/// However many threads share the seeds.
+/// The number of threads does not matter.
 #[test]
 fn threads_make_no_difference() {
     let one = many(0..48, 1, None, false, &|_| {});
@@ -60,7 +60,7 @@ fn a_violation_is_reported_with_its_seed_and_a_status() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn invalid_arguments_are_reported() {
     let output = weir_sim(&["run", "--seed", "1", "--bug", "typo"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("there are acknowledge-one-copy-short"));

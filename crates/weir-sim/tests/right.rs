@@ -1,4 +1,4 @@
-//! The right to serve: nothing is broken, and its checks can fail.
+//! The right to serve: no violations, and the checks can fail.
 //!
 //! `WEIR_SIM_RIGHT_SEEDS=n` runs n seeds instead of the usual number; `weir-sim right run --seed s --trace` replays one.
 #![allow(clippy::unwrap_used)]
@@ -12,7 +12,7 @@ fn threads() -> usize {
 }
 
 #[test]
-fn nobody_serves_without_the_right() {
+fn no_owner_serves_without_the_right() {
     let seeds = std::env::var("WEIR_SIM_RIGHT_SEEDS").ok().map_or(SEEDS, |text| text.parse().unwrap());
     let summary = many(0..seeds, threads(), None, true);
     if let Some((seed, violation)) = summary.violations.first() {
@@ -39,7 +39,7 @@ fn the_same_seed_gives_the_same_run() {
     assert!(lines > 1_000, "{lines} lines in all");
 }
 
-/// Rules whose traces are long, and a seed that has found each; `weir-sim right bugs` finds others when the faults have changed.
+/// Rarely violated rules, each with a seed that finds it; `weir-sim right bugs` finds others when the faults have changed.
 const RARE: [(&str, u64); 9] = [
     ("forget-doubtful-set", 1_085),
     ("serve-while-handing-over", 3_690),
@@ -53,7 +53,7 @@ const RARE: [(&str, u64); 9] = [
 ];
 
 #[test]
-fn a_rule_that_is_switched_off_is_found() {
+fn a_disabled_rule_is_found() {
     let mut missed = Vec::new();
     for bug in Bug::all() {
         let rare = RARE.iter().find(|(name, _)| *name == bug.name());

@@ -1,7 +1,9 @@
-//! Tasks and timers of the control plane. A node uses tokio's. Inside [`Process::run`] they belong to a simulated process: one
-//! thread polls the same futures under simulated time, in an order that a seed decides. Code for both uses [`spawn`], [`sleep`],
-//! [`timeout`] and [`interval`] of this crate, and `tokio::select!` with `biased`, because its random order cannot be seeded. The
-//! channels of `tokio::sync` need no runtime and are the same under both.
+//! Tasks and timers of the control plane.
+//!
+//! A node uses tokio's. Inside [`Process::run`] they belong to a simulated process: one thread polls the same futures under
+//! simulated time, in an order that a seed decides. Code for both uses [`spawn`], [`sleep`], [`timeout`] and [`interval`] of this
+//! crate, and `tokio::select!` with `biased`, because its random order cannot be seeded. The channels of `tokio::sync` need no
+//! runtime and are the same under both.
 
 mod process;
 

@@ -15,39 +15,39 @@ fn at(ms: u64) -> Nanos {
 }
 
 /// The log of `steps`, run until nothing is scheduled.
-fn told(seed: u64, steps: impl FnOnce(Arc<Mutex<Vec<String>>>)) -> Vec<String> {
-    let said = Arc::new(Mutex::new(Vec::new()));
+fn log_of(seed: u64, steps: impl FnOnce(Arc<Mutex<Vec<String>>>)) -> Vec<String> {
+    let log = Arc::new(Mutex::new(Vec::new()));
     let process = Process::new(seed);
-    let tell = Arc::clone(&said);
-    process.enter(START, || steps(tell));
+    let handle = Arc::clone(&log);
+    process.enter(START, || steps(handle));
     let mut now = START;
     while process.due() != Nanos::NEVER {
         now = now.max(process.due());
         assert!(process.run(now), "all tasks wait at the end");
     }
     drop(process);
-    std::mem::take(&mut said.lock().unwrap())
+    std::mem::take(&mut log.lock().unwrap())
 }
 
-fn say(said: &Arc<Mutex<Vec<String>>>, text: &str) {
+fn record(log: &Arc<Mutex<Vec<String>>>, text: &str) {
     let at = (Nanos::now() - START).as_millis();
-    said.lock().unwrap().push(format!("{at} {text}"));
+    log.lock().unwrap().push(format!("{at} {text}"));
 }
 
 #[test]
 fn time_follows_the_simulation() {
-    let lines = told(1, |said| {
+    let lines = log_of(1, |log| {
         spawn(async move {
             sleep(Duration::from_millis(30)).await;
-            say(&said, "slept");
+            record(&log, "slept");
             let late = timeout(Duration::from_millis(20), std::future::pending::<()>()).await;
-            say(&said, &format!("{late:?}"));
+            record(&log, &format!("{late:?}"));
             let soon = timeout(Duration::from_millis(20), async { 7 }).await;
-            say(&said, &format!("{soon:?}"));
+            record(&log, &format!("{soon:?}"));
             let mut ticks = interval(Duration::from_millis(100));
             ticks.tick().await;
             ticks.tick().await;
-            say(&said, "ticked");
+            record(&log, "ticked");
         });
     });
     assert_eq!(lines, ["30 slept", "50 Err(Elapsed)", "50 Ok(7)", "150 ticked"]);
@@ -56,7 +56,7 @@ fn time_follows_the_simulation() {
 
 #[test]
 fn tasks_wake_each_other_and_are_joined() {
-    let lines = told(1, |said| {
+    let lines = log_of(1, |log| {
         let (sender, mut queue) = mpsc::channel(1);
         spawn(async move {
             let joined = spawn(async move {
@@ -67,9 +67,9 @@ fn tasks_wake_each_other_and_are_joined() {
                 "done"
             });
             while let Some(number) = queue.recv().await {
-                say(&said, &number.to_string());
+                record(&log, &number.to_string());
             }
-            say(&said, joined.await.unwrap());
+            record(&log, joined.await.unwrap());
         });
     });
     assert_eq!(lines, ["0 0", "10 1", "20 2", "30 done"]);
@@ -77,7 +77,7 @@ fn tasks_wake_each_other_and_are_joined() {
 
 #[test]
 fn an_aborted_task_is_dropped_at_its_await() {
-    let lines = told(1, |said| {
+    let lines = log_of(1, |log| {
         let (held, released) = oneshot::channel::<()>();
         let task = spawn(async move {
             let _held = held;
@@ -87,7 +87,7 @@ fn an_aborted_task_is_dropped_at_its_await() {
             sleep(Duration::from_millis(5)).await;
             assert!(!task.is_finished());
             task.abort();
-            say(&said, &format!("{:?} {:?}", released.await.is_err(), task.await));
+            record(&log, &format!("{:?} {:?}", released.await.is_err(), task.await));
         });
     });
     assert_eq!(lines, ["5 true Err(Aborted)"]);
@@ -112,10 +112,10 @@ fn the_end_of_a_process_ends_its_tasks() {
 #[test]
 fn the_seed_decides_the_order() {
     let order = |seed| {
-        told(seed, |said| {
+        log_of(seed, |log| {
             for number in 0..6 {
-                let said = Arc::clone(&said);
-                spawn(async move { say(&said, &number.to_string()) });
+                let log = Arc::clone(&log);
+                spawn(async move { record(&log, &number.to_string()) });
             }
         })
     };

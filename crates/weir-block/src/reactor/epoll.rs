@@ -261,7 +261,7 @@ fn work(queue: &Mutex<Receiver<Job>>, results: &Results) {
         let job = queue.lock().expect("workers do not panic while they hold the queue").recv();
         let Ok(job) = job else { return };
         let result = run(&job);
-        results.list.lock().expect("nobody panics while holding the list").push((job.key, result));
+        results.list.lock().expect("workers do not panic while they hold the list").push((job.key, result));
         let one = 1u64.to_ne_bytes();
         // SAFETY: eight readable bytes.
         unsafe { libc::write(results.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };

@@ -10,7 +10,7 @@ use super::slot::{FileKind, FileOperation};
 use crate::clock::Nanos;
 
 /// User data of our cancellations; their completions are ignored.
-const NOBODY: u64 = u64::MAX;
+const IGNORED: u64 = u64::MAX;
 
 /// Limit of the kernel's worker threads for this ring's blocking calls: syncs, and everything on FUSE and NFS. The kernel's
 /// default is a few times the number of processors; one hung backing would occupy them all and block the syncs of the shard's
@@ -59,7 +59,7 @@ impl Uring {
     }
 
     pub fn unwatch(&mut self, key: usize) {
-        self.push(opcode::PollRemove::new(key as u64).build().user_data(NOBODY));
+        self.push(opcode::PollRemove::new(key as u64).build().user_data(IGNORED));
     }
 
     pub fn start(&mut self, key: usize, operation: &FileOperation) {
@@ -166,7 +166,7 @@ fn is_transient(error: &io::Error) -> bool {
 
 fn take_completions(ring: &mut IoUring, finished: &mut Vec<(usize, i32)>) {
     for completion in ring.completion() {
-        if completion.user_data() != NOBODY {
+        if completion.user_data() != IGNORED {
             finished.push((completion.user_data() as usize, completion.result()));
         }
     }

@@ -19,7 +19,7 @@ impl Waker {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Waker { event, sleeping: AtomicBool::new(false), notified: AtomicBool::new(false) })
     }

@@ -3,8 +3,9 @@
 //! A [`World`] simulates several machines with their network and media. One seed decides everything in it, so a run can be
 //! replayed. The code above the reactor is production code. Connections deliver bytes in pieces and late, accept partial sends,
 //! break and fall silent. Files answer late, with errors, or not at all; a power cut loses or tears unsynced writes, and
-//! operations that a process submitted before its end may land afterwards. Production nodes do not use this module: their
-//! reactors have other engines.
+//! operations that a process submitted before its end may land afterwards.
+//!
+//! Production nodes do not use this module: their reactors have other engines.
 
 mod clock;
 mod damage;

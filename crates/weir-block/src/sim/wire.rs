@@ -26,7 +26,7 @@ pub struct Wires {
     /// Bytes that a new connection buffers in each direction.
     pub capacity: usize,
     /// One bit of the next piece of at least that many bytes is flipped.
-    pub spoil: Option<usize>,
+    pub flip_bit: Option<usize>,
 }
 
 impl Default for Wires {
@@ -38,7 +38,7 @@ impl Default for Wires {
             longest: Duration::ZERO,
             partial: 0,
             capacity: 256 << 10,
-            spoil: None,
+            flip_bit: None,
         }
     }
 }
@@ -360,8 +360,8 @@ impl State {
         for slice in slices {
             bytes.extend_from_slice(&slice[..slice.len().min(count - bytes.len())]);
         }
-        if !self.pipes[pipe].sound && self.wires.spoil.is_some_and(|least| count >= least) {
-            self.wires.spoil = None;
+        if !self.pipes[pipe].sound && self.wires.flip_bit.is_some_and(|least| count >= least) {
+            self.wires.flip_bit = None;
             let (index, bit) = (self.random.below(count as u64) as usize, self.random.below(8));
             bytes[index] ^= 1 << bit;
         }

@@ -1,7 +1,8 @@
-//! The registry of a single machine: one durable file, one thread that owns it. The thread takes all commands that have arrived,
-//! applies them in order to the state in memory, makes their changes durable in *one* commit of the file, and only then answers
-//! them and notifies the watchers: everything that a client has seen survives a power cut. The limits (P10) are the constants
-//! below and in [`crate::registry`].
+//! The registry of a single machine: one durable file, one thread that owns it.
+//!
+//! The thread takes all commands that have arrived, applies them in order to the state in memory, makes their changes durable in
+//! *one* commit of the file, and only then answers them and notifies the watchers: everything that a client has seen survives a
+//! power cut. The limits (P10) are the constants below and in [`crate::registry`].
 
 mod file;
 mod memory;

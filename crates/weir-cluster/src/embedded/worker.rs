@@ -16,13 +16,13 @@ const GROUP: usize = 256;
 /// A lease timer that fires this late means that the whole process was paused (stopped, swapped out, suspended). No client could
 /// keep a lease alive meanwhile, so none must expire.
 const STALL: Duration = Duration::from_millis(500);
-/// Watchers without a change of their own hear how far the registry is, so that one that was away for
+/// Watchers without changes get the registry's current revision, so that one that was away for
 /// a while resumes from there and not from a revision long forgotten.
 const PROGRESS: u64 = HISTORY as u64 / 4;
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, RegistryError>>;
 
-/// What the thread is asked.
+/// A command to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
     Get { key: String, reply: Reply<Option<Entry>> },
@@ -37,7 +37,7 @@ pub(super) enum Command {
     Close { done: oneshot::Sender<()> },
 }
 
-/// An answer that waits for the commit; it is given how the commit went.
+/// An answer that waits for the commit; called with the commit's result.
 type Answer = Box<dyn FnOnce(&Result<(), RegistryError>) + Send>;
 
 struct Watcher {
@@ -61,12 +61,12 @@ impl Worker {
         Worker { file, state, watchers: Vec::new(), answers: Vec::new(), deadline }
     }
 
-    /// Tells when the next lease ends.
+    /// Notifies when the next lease ends.
     pub fn next_deadline(&self) -> watch::Receiver<Option<Instant>> {
         self.deadline.subscribe()
     }
 
-    /// Serves until it is closed or nobody holds a handle any more.
+    /// Serves until it is closed or the last handle is dropped.
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
         let mut group = Vec::with_capacity(GROUP);
         // The file's first failure is final: what is in memory may then be ahead of what is durable.

@@ -225,6 +225,7 @@ pub struct DiskRecord {
     /// Grows by one with each change of the configuration.
     pub epoch: u64,
     /// The processes that hold a complete copy of the log, in the order in which they would take over.
+    ///
     /// Processes and not nodes: a restarted node has lost its copy in RAM.
     pub replicas: Vec<NodeRef>,
     /// The nodes whose grants uphold the owner's right while the registry is away, for a disk without replicas.
@@ -467,7 +468,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let spoil: [fn(&mut DiskRecord); 15] = [
+        let corrupt: [fn(&mut DiskRecord); 15] = [
             |disk| disk.guards = vec!["b".into()],
             |disk| {
                 (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
@@ -493,9 +494,9 @@ mod tests {
                 disk.replicas = vec![NodeRef::new("a", 2)];
             },
         ];
-        for (case, spoil) in spoil.into_iter().enumerate() {
+        for (case, corrupt) in corrupt.into_iter().enumerate() {
             let mut disk = disk();
-            spoil(&mut disk);
+            corrupt(&mut disk);
             assert!(DiskRecord::decode(&disk.encode()).is_err(), "case {case}");
         }
     }

@@ -12,7 +12,9 @@ use super::{Medium, Record, RecordError, check_name};
 use crate::machine::Machine;
 
 /// One process of a node. A restarted node is the same node and another process: the former one's RAM and rights are gone, its
-/// flash remains ([`DiskRecord::counts`]). Two are equal when they name the same process, whatever their flash identity.
+/// flash remains ([`DiskRecord::counts`]).
+///
+/// Two are equal when they name the same process, whatever their flash identity.
 ///
 /// [`DiskRecord::counts`]: super::DiskRecord::counts
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -99,9 +101,10 @@ pub struct NodeRecord {
     /// Its media for logs, each at most once. Empty in the record of an older version of Weir.
     #[serde(default)]
     pub media: Vec<MediumSpace>,
-    /// Number of its logs: one for each disk that it owns, one for each copy of another owner's log. Each costs about the same
-    /// space, and a share of the node's network and processor. Bytes per second would describe only the current moment, and
-    /// placement would chase it.
+    /// Number of its logs: one for each disk that it owns, one for each copy of another owner's log.
+    ///
+    /// Each costs about the same space, and a share of the node's network and processor. Bytes per second would describe only the
+    /// current moment, and placement would chase it.
     #[serde(default)]
     pub load: u64,
 }
@@ -208,8 +211,10 @@ pub enum StoppedHow {
     Operator,
 }
 
-/// `stopped/<node>/<incarnation>`: this process has ended and will send nothing more. Requests that it submitted to its kernel
-/// may still reach the storage while the *machine* runs. Processes on that machine can check.
+/// `stopped/<node>/<incarnation>`: this process has ended and will send nothing more.
+///
+/// Requests that it submitted to its kernel may still reach the storage while the *machine* runs. Processes on that machine can
+/// check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoppedRecord {
     /// The process.

@@ -244,9 +244,11 @@ pub enum ProcessWatch {
     NotWatched,
 }
 
-/// The store of the state that all nodes must agree on. Many tasks may call all methods at once. A read sees every change
-/// committed before the call. After [`RegistryError::Unavailable`] from a changing call the change may or may not have happened:
-/// read before a retry (a compare-and-swap makes a retry safe).
+/// The store of the state that all nodes must agree on.
+///
+/// Many tasks may call all methods at once. A read sees every change committed before the call. After
+/// [`RegistryError::Unavailable`] from a changing call the change may or may not have happened: read before a retry (a
+/// compare-and-swap makes a retry safe).
 pub trait Registry: Send + Sync {
     /// One key, or `None`.
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>>;
@@ -257,9 +259,10 @@ pub trait Registry: Send + Sync {
     /// Makes all changes if all conditions hold, else none ([`RegistryError::Conflict`]).
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed>;
 
-    /// Every change under `prefix` with a revision above `after_revision`, once and in order. With [`Listing::revision`] no
-    /// change is missed. [`RegistryError::Compacted`], here or later from [`Watch::next`], means that the history lacks the
-    /// changes in between: list again.
+    /// Every change under `prefix` with a revision above `after_revision`, once and in order.
+    ///
+    /// With [`Listing::revision`] no change is missed. [`RegistryError::Compacted`], here or later from [`Watch::next`], means
+    /// that the history lacks the changes in between: list again.
     fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch>;
 
     /// A new lease that lives for `ttl` ([`MIN_TTL`] to [`MAX_TTL`]).

@@ -1,7 +1,9 @@
-//! Detects the end of processes on the server's machine. A closed connection proves nothing (the client may reconnect), and
-//! neither does a silent one (the process may be stopped and resume later, with pending writes). A readable pidfd is proof: no
-//! thread of that process will run again. Requests that it submitted to the kernel may still reach the storage; a successor must
-//! order its I/O after them (P4), and the `stopped/` note names the machine to check.
+//! Detects the end of processes on the server's machine.
+//!
+//! A closed connection proves nothing (the client may reconnect), and neither does a silent one (the process may be stopped and
+//! resume later, with pending writes). A readable pidfd is proof: no thread of that process will run again. Requests that it
+//! submitted to the kernel may still reach the storage; a successor must order its I/O after them (P4), and the `stopped/` note
+//! names the machine to check.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -53,8 +53,10 @@ impl Granted {
     }
 }
 
-/// All grants of one process. Kept in memory. A new process does not know its predecessor's grants, so its start counts as a
-/// longest grant to each disk; and it refuses epochs below the one that it has read since.
+/// All grants of one process.
+///
+/// Kept in memory. A new process does not know its predecessor's grants, so its start counts as a longest grant to each disk; and
+/// it refuses epochs below the one that it has read since.
 #[derive(Clone, Debug)]
 pub struct Grants {
     started: Nanos,

@@ -1,14 +1,18 @@
 //! The right to serve a disk: until when its owner may answer requests and submit I/O to the backing (P2, P4, P12).
+//!
 //! A right belongs to one disk in one tenure of an owner. Two legs uphold it, and either is sufficient:
 //!
 //! - the *registry leg*: the node's session in the registry. A session counts for a disk only after a linearizable read of the
 //!   disk's record, sent since the session began, has confirmed the owner. A takeover may have followed an ended session; a new
 //!   session does not show that.
 //! - the *set leg*: grants of the committed set's members ([`GrantSet`]), and of those of every set whose proposal is in doubt.
-//!   This leg does not use the registry, which may be away (P12). Both legs count from when the owner *sent* the request. A
-//!   takeover is committed only while the owner's session is absent (registry leg over), then seals members of every former set
-//!   and waits until the last grant that they gave has ended (set leg over). [`Grants`] is the members' side. [`Right`] only
-//!   decides: it reads no clock and sends nothing. The node publishes [`Right::until`] to the disk's shard.
+//!   This leg does not use the registry, which may be away (P12).
+//!
+//! Both legs count from when the owner *sent* the request. A takeover commits only while the owner's session is absent (registry
+//! leg over), then seals members of every former set and waits until their last grants have ended (set leg over). [`Grants`] is
+//! the members' side.
+//!
+//! [`Right`] only decides: it reads no clock and sends nothing. The node publishes [`Right::until`] to the disk's shard.
 
 mod grants;
 pub mod planted;

@@ -6,8 +6,9 @@ use weir_block::Nanos;
 /// Most guards of a disk.
 pub const MAX_GUARDS: usize = 3;
 
-/// The nodes whose grants uphold an owner's right while the registry is away. Nodes and not processes: the start of a process
-/// counts as a grant ([`super::Grants`]), so it can replace its predecessor.
+/// The nodes whose grants uphold an owner's right while the registry is away.
+///
+/// Nodes and not processes: the start of a process counts as a grant ([`super::Grants`]), so it can replace its predecessor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GrantSet {
@@ -37,6 +38,7 @@ impl GrantSet {
     }
 
     /// Number of members that a takeover seals, so that too few remain to uphold the right.
+    ///
     /// A majority of grants with *one* seal is unsafe: the other two continue to grant.
     #[must_use]
     pub fn seals_needed(&self) -> usize {

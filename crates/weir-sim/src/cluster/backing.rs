@@ -1,4 +1,4 @@
-//! A disk's backing: a simulated file behind the reactor, asked as the layer below the accelerator is.
+//! A disk's backing: a simulated file as the layer below the accelerator.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,16 +18,16 @@ use weir_volume::VolumeError;
 
 use crate::scale::{FENCE_GRACE, LONGEST_OPERATION};
 
-/// The right under which an owner writes, and what is told of writes without it.
+/// The right of an owner's writes; detects writes without it.
 #[derive(Clone)]
 pub struct Guard {
     clock: Rc<VirtualClock>,
     world: World,
-    /// Until when the disk may be served, by that clock.
+    /// The right's deadline, by that clock.
     pub until: Arc<AtomicU64>,
-    /// Until when it might have been, before that was changed last.
+    /// The previous deadline, before its last change.
     held: Rc<Cell<Nanos>>,
-    /// How long after the right's end a write was handed to the medium.
+    /// How long after the right's end a write was submitted.
     late: Rc<Cell<Duration>>,
 }
 
@@ -47,7 +47,7 @@ impl Guard {
         self.held.get().max(self.now().min(Nanos(self.until.load(Ordering::Acquire))))
     }
 
-    /// The right stands until then.
+    /// Sets the right's deadline.
     pub fn set(&self, until: Nanos) {
         self.held.set(self.end());
         self.until.store(until.0, Ordering::Release);
@@ -57,8 +57,8 @@ impl Guard {
         self.late.set(self.late.get().max(self.now() - self.end()));
     }
 
-    /// Whether something was written so late that no grace covers it: a shard may stand still between the look at its right and the
-    /// write, and the write may take as long as any.
+    /// Whether a write was too late for the fence grace: a shard may pause between the check of its right and the write, and the
+    /// write may take the longest time.
     pub fn was_broken(&self) -> Option<Duration> {
         Some(self.late.get()).filter(|late| *late > FENCE_GRACE - LONGEST_OPERATION)
     }
@@ -69,7 +69,7 @@ pub struct Backing {
     owner: OwnerId,
     file: SharedFile,
     size: u64,
-    /// None where the right is not known here.
+    /// None if the right is unknown here.
     guard: Option<Guard>,
     pending: Slab<(Tag, RequestKind)>,
     done: Vec<Completion>,
@@ -80,7 +80,7 @@ impl Backing {
         Backing { owner: reactor.new_owner(), file, size, guard, pending: Slab::new(), done: Vec::new() }
     }
 
-    /// The number under which its events come.
+    /// The owner number of its events.
     pub fn owner(&self) -> OwnerId {
         self.owner
     }

@@ -1,4 +1,4 @@
-//! Two clients of the disk: one goes wherever the registry says the owner is, one stays where it is as long as it can.
+//! Two clients of the disk: one connects to the owner in the registry, one stays on its connection.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use weir_block::{Nanos, Outcome};
 use super::{Cluster, Task};
 use crate::scale::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES, Process};
 
-/// A client gives up waiting, and its connection, after this time.
+/// A client's timeout; it then drops its connection.
 const PATIENCE: Duration = Duration::from_millis(1_200);
 
-/// After the last request of a client, what is still on its way is there after this time.
-const LAST_WORD: Duration = Duration::from_millis(100);
+/// After a client's last request, requests in flight arrive within this time.
+const LAST_ARRIVAL: Duration = Duration::from_millis(100);
 
-/// The version of a block in which several are mixed, or none.
-pub const SPOILED: u64 = u64::MAX;
+/// The version of a block with mixed or invalid content.
+pub const CORRUPT: u64 = u64::MAX;
 
-/// Most requests of a client under way.
+/// Most requests of a client in flight.
 const DEPTH: usize = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl RequestKind {
     }
 }
 
-/// A request; a write's value is written by nobody else.
+/// A request; a write's value is unique.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     client: usize,
@@ -52,19 +52,19 @@ pub struct Request {
     sent: Nanos,
 }
 
-/// What comes back: what was read, or nothing when it failed.
+/// The reply: the read value, or nothing on failure.
 pub struct Reply {
     request: Request,
     value: Option<u64>,
 }
 
 pub struct Client {
-    /// Whom it talks to, and which opening of the disk there.
+    /// Its server, and the opening of the disk there.
     server: Option<(Process, u64)>,
     session: u64,
-    /// Requests under way, by their values.
+    /// Requests in flight, by their values.
     under_way: Vec<Request>,
-    /// Stays on its connection until that is closed.
+    /// Keeps its connection until that is closed.
     stays: bool,
 }
 
@@ -79,7 +79,7 @@ impl Client {
     }
 }
 
-/// The version that a read brought; 0 for everything else.
+/// The version in a read's result; 0 for everything else.
 pub fn value_block(outcome: &Outcome) -> u64 {
     match outcome {
         Outcome::Read(buffer) => value_in(buffer.bytes()),
@@ -87,19 +87,19 @@ pub fn value_block(outcome: &Outcome) -> u64 {
     }
 }
 
-/// What a block of this version holds.
+/// The content of a block of this version.
 pub fn block_of(value: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
     block
 }
 
-/// The version in a block; one that nobody writes if it is no version's.
+/// The version in a block; [`CORRUPT`] if it has none.
 pub fn value_in(block: &[u8]) -> u64 {
     let mut words = block.chunks_exact(8);
     let first = words.next().unwrap_or(&[0; 8]);
     let value = u64::from_le_bytes(first.try_into().expect("eight bytes"));
-    if words.all(|word| word == first) { value } else { SPOILED }
+    if words.all(|word| word == first) { value } else { CORRUPT }
 }
 
 impl Cluster {
@@ -109,7 +109,7 @@ impl Cluster {
             self.after(200, 12_000, Task::Clients);
         } else {
             self.after(20_000, 60_000, Task::Clients);
-            self.look_whether_settled();
+            self.check_settled();
         }
         for client in 0..self.clients.len() {
             self.reconnect(client);
@@ -125,12 +125,12 @@ impl Cluster {
                 }
             }
         }
-        if now > GUESTS_END + LAST_WORD {
+        if now > GUESTS_END + LAST_ARRIVAL {
             self.read_all();
         }
     }
 
-    /// What is there in the end is read once, and flushed: when no write that somebody has given up is queued any more.
+    /// Reads and flushes the final content, once no abandoned write is queued.
     fn read_all(&mut self) {
         let served = |disk: &super::node::Disk| disk.waiting.is_empty() && disk.serving.is_empty();
         let quiet = self.nodes.iter().filter_map(|node| node.disk.as_ref()).all(served);
@@ -138,11 +138,11 @@ impl Cluster {
             return;
         }
         if !self.flushed {
-            // What a dead owner was never told of is not covered if it lands later.
+            // A dead owner's write without a completion is not covered if it lands later.
             if self.world.writes_to(self.medium) {
                 return;
             }
-            // Should its connection break, another one follows.
+            // If its connection breaks, it sends another one.
             self.last_flush = self.next_value + 1;
             return self.send(0, RequestKind::Flush, 0);
         }
@@ -169,7 +169,7 @@ impl Cluster {
         self.after(20, 200, Task::Arrives { process, serial, request });
     }
 
-    /// Goes where the disk is open, when there is a reason to.
+    /// Connects to a node with the open disk, when necessary.
     fn reconnect(&mut self, client: usize) {
         let now = self.world.now();
         let open = |cluster: &Cluster, node: usize| {
@@ -182,7 +182,7 @@ impl Cluster {
         let (server, stays) = (*server, *stays && now < CALM);
         let gone = server.is_none_or(|(process, serial)| open(self, process.node) != Some((process, serial)));
         let hung = under_way.iter().any(|request| now - request.sent > PATIENCE);
-        // Who stays connects again there, in case that it is answered then.
+        // The sticky client reconnects to the same node, in case that it answers then.
         let leaves = if stays {
             gone || hung
         } else {
@@ -191,7 +191,7 @@ impl Cluster {
         if !leaves {
             return;
         }
-        // Who stays where it is tries any node that has the disk open.
+        // The sticky client tries any node that has the disk open.
         let any = (0..NODES).filter_map(|node| open(self, node)).collect::<Vec<_>>();
         let next = if stays && !gone {
             server
@@ -208,7 +208,7 @@ impl Cluster {
         }
     }
 
-    /// The answer goes to the client, from when the process has got so far.
+    /// Sends the answer to the client, at the process's time.
     pub fn reply(&mut self, node: usize, request: Request, value: Option<u64>) {
         let from = self.world.now().max(self.nodes[node].clock.busy_until());
         let delay = Duration::from_micros(self.rng.u64(20..=200));
@@ -223,7 +223,7 @@ impl Cluster {
         }
         client.under_way.retain(|other| other.value != request.value);
         let Some(read) = value else {
-            // The connection is of no use any more.
+            // The connection is unusable.
             client.server = None;
             return;
         };

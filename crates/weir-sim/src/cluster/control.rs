@@ -1,7 +1,7 @@
-//! The control plane of a node, and the registry's end of it: questions and answers that take time and get lost.
+//! The control plane of a node and its calls to the registry, which take time and get lost.
 //!
-//! What to do is decided by the real [`decide`]; the record changes by the real rules. A session counts for the disk here only
-//! once a read of the record, sent since it began, has named this owner.
+//! Production's [`decide`] makes decisions, and production's rules change the record. A session counts for the disk only after a
+//! read of the record, sent since the session began, has confirmed this owner.
 
 use std::time::Duration;
 
@@ -18,21 +18,21 @@ use crate::atlas::Fault;
 use crate::registry::{Record, process_of};
 use crate::scale::{CALM, FENCE_GRACE, LEASE, NODES, OWN_LEASE, PEER_DEADLINE, Process, name, node_of};
 
-/// With the bug, the disk is let go so much later.
+/// With the planted bug, the disk is released this much later.
 const WAITS: Duration = Duration::from_secs(3);
 
-/// A disk that another node owns, and whose record can be read, is let go within this time (P9).
-const LET_GO_BOUND: Duration = Duration::from_secs(2);
+/// A node releases a disk with another owner and a readable record within this time (P9).
+const RELEASE_BOUND: Duration = Duration::from_secs(2);
 
-/// A node's session, as the node itself may count on it: by its own clock.
+/// A node's session, as far as the node may rely on it, by its own clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Session {
-    /// Tells sessions apart; 0 is none.
+    /// The session's number; 0 is none.
     pub number: u64,
     pub until: Nanos,
 }
 
-/// What a node asks of the registry.
+/// A node's call to the registry.
 pub enum Ask {
     Renew {
         sent: Nanos,
@@ -57,7 +57,7 @@ pub enum Ask {
         to: Process,
         answered: bool,
     },
-    /// A new epoch of its own, for who does not know what came of the last change.
+    /// A new epoch of its own, when the last change's outcome is unknown.
     EndDoubt {
         serial: u64,
     },
@@ -65,7 +65,7 @@ pub enum Ask {
     Released,
 }
 
-/// What it answers.
+/// The registry's answer.
 pub enum Answer {
     Renewed {
         number: u64,
@@ -91,9 +91,9 @@ pub enum Answer {
     },
 }
 
-/// What the control plane tells the shard.
+/// The control plane's message to the shard.
 #[derive(Clone)]
-pub enum Told {
+pub enum ShardMessage {
     Configured(Configuration),
     NotConfigured,
     Policy(Option<usize>),
@@ -113,7 +113,7 @@ impl Cluster {
         self.registry.up && self.nodes[node].reaches
     }
 
-    /// The time of the node's clock, without standing still at it: this is another thread.
+    /// The time of the node's clock, without a pause: the control plane is another thread.
     fn local_now(&self, node: usize) -> Nanos {
         self.nodes[node].clock.at(self.world.now())
     }
@@ -135,7 +135,7 @@ impl Cluster {
         self.ask(process, Ask::Read { session });
     }
 
-    /// A question on its way to the registry, if there is one.
+    /// Sends a call to the registry, if reachable.
     pub fn ask(&mut self, from: Process, ask: Ask) {
         if self.reaches_registry(from.node) {
             let delay = self.registry_delay();
@@ -144,7 +144,7 @@ impl Cluster {
         self.unasked(from, &ask);
     }
 
-    /// A question is over, for who counts what may still be committed.
+    /// A call is over: removes its change from those that may still commit.
     fn unasked(&mut self, from: Process, ask: &Ask) {
         match ask {
             Ask::Change { epoch, replicas, .. } => {
@@ -165,7 +165,7 @@ impl Cluster {
         self.at(self.world.now() + delay, Task::Answered { to, answer });
     }
 
-    /// One way to the registry, or back.
+    /// The delay to or from the registry.
     fn registry_delay(&mut self) -> Duration {
         let slow = self.world.now() < self.registry_slow;
         let more = if slow { self.rng.u64(..400_000) } else { 0 };
@@ -182,7 +182,7 @@ impl Cluster {
         let now = self.world.now();
         self.unasked(from, &ask);
         if !self.registry.up {
-            // Who asked for a change is told that nothing is known of it.
+            // The caller of a change learns that its outcome is unknown.
             if let Ask::Change { serial, answered: true, .. } = ask {
                 self.answer(from, Answer::Changed { serial, committed: None });
             }
@@ -222,7 +222,7 @@ impl Cluster {
                     self.check_copies();
                     self.crash_soon(from.node, 16, 5_000);
                 }
-                if committed.is_some() && self.strikes(Fault::LeaseLoss, 12) {
+                if committed.is_some() && self.should_inject(Fault::LeaseLoss, 12) {
                     self.lose_registry(from.node);
                     self.answer(from, Answer::Changed { serial, committed: None });
                 } else if answered {
@@ -250,7 +250,7 @@ impl Cluster {
         }
     }
 
-    /// Some nodes hear of it at once; the others will find it when they look.
+    /// Some nodes get a notification at once; the others find the change at their next read.
     pub fn record_changed(&mut self) {
         for node in 0..NODES {
             let process = self.process(node);
@@ -269,7 +269,7 @@ impl Cluster {
         self.check_copies();
     }
 
-    /// Committed only while the owner's session is over and the caller's is not.
+    /// Commits only if the owner's session is over and the caller's is valid.
     fn take_over(&mut self, by: Process, evidence: &OwnerGone) {
         let now = self.world.now();
         let owner = process_of(&evidence.owner);
@@ -303,18 +303,18 @@ impl Cluster {
                 self.record_read(to, record, &disk, &live, session)
             }
             Answer::Changed { serial, committed } => {
-                let told = match committed {
+                let message = match committed {
                     Some(configuration) => {
                         if let Some(disk) =
                             self.nodes[to.node].disk.as_mut().filter(|disk| disk.serial == serial)
                         {
                             disk.told_epoch = disk.told_epoch.max(configuration.epoch);
                         }
-                        Told::Configured(configuration)
+                        ShardMessage::Configured(configuration)
                     }
-                    None => Told::NotConfigured,
+                    None => ShardMessage::NotConfigured,
                 };
-                self.tell(to, serial, told);
+                self.send_to_shard(to, serial, message);
             }
             Answer::HandedOver { serial, record } => {
                 self.handed_over(to, serial, record.map(|record| *record));
@@ -323,7 +323,7 @@ impl Cluster {
         }
     }
 
-    /// The shard is told until when it may serve.
+    /// Sends the right's deadline to the shard.
     pub fn publish(&mut self, process: Process) {
         let trusts = self.planted.has(Bug::TrustReturnedLease);
         let node = &self.nodes[process.node];
@@ -352,16 +352,16 @@ impl Cluster {
         }
         self.publish(to);
         if record.owner != Some(to) && !self.planted.has(Bug::OpenWhileFenced) {
-            // Whatever is being opened here is another's by now.
+            // The disk being opened here belongs to another node by now.
             self.nodes[to.node].opening = 0;
         }
-        self.mind_leaving(to);
+        self.report_released(to);
         self.forget_copy(to, disk);
         if record.owner.is_none() {
             return self.ask(to, Ask::Claim);
         }
         let decision = self.decide(to, disk, live);
-        self.mind_overstaying(to, matches!(decision, Decision::LetGo { .. }));
+        self.check_release_bound(to, matches!(decision, Decision::LetGo { .. }));
         match decision {
             Decision::Nothing => self.settle_former(to, disk),
             Decision::Unavailable(_) => {}
@@ -375,11 +375,11 @@ impl Cluster {
                 self.serial += 1;
                 let number = self.serial;
                 self.nodes[to.node].opening = number;
-                // The medium, or the kernel of a dead owner in it, may take long over it.
+                // The medium, or a dead owner's kernel, may delay it.
                 let slow = self.world.now() < CALM && self.rng.u8(..4) == 0;
                 let delay = Duration::from_micros(self.rng.u64(200..=if slow { 3_000_000 } else { 2_000 }));
-                // What is being opened may be taken meanwhile.
-                if slow && self.strikes(Fault::LeaseLoss, 2) {
+                // Another node may take the disk during its opening.
+                if slow && self.should_inject(Fault::LeaseLoss, 2) {
                     self.nodes[to.node].reaches = false;
                     self.after(700_000, 2_000_000, Task::Reach { node: to.node });
                 }
@@ -390,7 +390,7 @@ impl Cluster {
             Decision::LetGo { .. } => {
                 let since = self.nodes[to.node].overstays.unwrap_or(self.world.now());
                 if !self.planted.has(Bug::LetGoWaits) || self.world.now() - since > WAITS {
-                    self.let_go(to);
+                    self.release_disk(to);
                 }
             }
         }
@@ -427,7 +427,7 @@ impl Cluster {
         decide(Some(disk), &situation)
     }
 
-    /// Whether the registry knows that a process has ended: the embedded one sees it, etcd does not.
+    /// Whether the registry knows that a process has ended: the embedded one detects it, etcd does not.
     fn has_stopped(&self, process: Process) -> bool {
         self.sees_ends && !self.is_alive(process)
     }
@@ -437,14 +437,14 @@ impl Cluster {
         let Some(disk) = &mut self.nodes[process.node].disk else { return };
         let (serial, policy) = (disk.serial, disk.told_policy);
         (disk.told_epoch, disk.told_policy) = (record.epoch, record.wanted);
-        self.tell(process, serial, Told::Configured(record.configuration()));
+        self.send_to_shard(process, serial, ShardMessage::Configured(record.configuration()));
         if policy != record.wanted {
-            self.tell(process, serial, Told::Policy(record.wanted));
+            self.send_to_shard(process, serial, ShardMessage::Policy(record.wanted));
         }
     }
 
-    /// Once nothing of a disk that was let go is under way any more, the registry is told.
-    pub fn mind_leaving(&mut self, process: Process) {
+    /// Reports a released disk to the registry, once none of its I/O is in flight.
+    pub fn report_released(&mut self, process: Process) {
         self.take_left(process);
         let node = &self.nodes[process.node];
         let quiet = node.leaving.is_empty() || self.planted.has(Bug::HandOverBesideDestage);
@@ -454,21 +454,21 @@ impl Cluster {
         }
     }
 
-    fn mind_overstaying(&mut self, process: Process, overstays: bool) {
+    fn check_release_bound(&mut self, process: Process, overstays: bool) {
         let now = self.world.now();
         let since = &mut self.nodes[process.node].overstays;
         *since = overstays.then(|| since.unwrap_or(now));
-        if since.is_some_and(|since| now - since > LET_GO_BOUND) {
+        if since.is_some_and(|since| now - since > RELEASE_BOUND) {
             self.fail(|| {
                 format!(
-                    "P9: n{} has known for {LET_GO_BOUND:?} that the disk is another's and has not let go",
+                    "P9: n{} has known for {RELEASE_BOUND:?} that the disk has another owner and has not released it",
                     process.node
                 )
             });
         }
     }
 
-    /// A copy that no record asks for any more.
+    /// Drops a copy that no record needs.
     fn forget_copy(&mut self, process: Process, disk: &DiskRecord) {
         let me = self.registry.node_ref(process);
         let keeps = self.planted.has(Bug::KeepUncounted) && !self.flash.is_empty();
@@ -482,7 +482,7 @@ impl Cluster {
         self.forget_replica(process, below);
     }
 
-    /// Once the I/O of all former owners has ended, the shard is told and they are struck off.
+    /// Once the I/O of all former owners has ended, notifies the shard and removes them from the record.
     fn settle_former(&mut self, process: Process, disk: &DiskRecord) {
         if disk.former.is_empty() {
             return self.nodes[process.node].former_since.clear();
@@ -491,9 +491,9 @@ impl Cluster {
             return;
         }
         let Some(open) = &mut self.nodes[process.node].disk else { return };
-        let (serial, told) = (open.serial, std::mem::replace(&mut open.told_former, true));
-        if !told {
-            self.tell(process, serial, Told::FormerStopped);
+        let (serial, notified) = (open.serial, std::mem::replace(&mut open.told_former, true));
+        if !notified {
+            self.send_to_shard(process, serial, ShardMessage::FormerStopped);
         }
         self.ask(process, Ask::ForgetFormer(disk.former.clone()));
     }
@@ -507,7 +507,7 @@ impl Cluster {
             let evidence = if self.registry.released.contains(&(who, former.epoch)) {
                 Evidence::Released
             } else if self.has_stopped(who) {
-                // Nodes that see each other's ends share a machine, and its kernel.
+                // Nodes that detect each other's ends share a machine and its kernel.
                 if self.world.is_busy_for_ended(self.medium) { Evidence::UnderWay } else { Evidence::Ended }
             } else {
                 Evidence::None
@@ -526,29 +526,29 @@ impl Cluster {
         ended
     }
 
-    /// The way to the shard is a queue: what is told arrives in order.
-    pub fn tell(&mut self, process: Process, serial: u64, told: Told) {
+    /// Sends to the shard through a queue, which keeps the order.
+    pub fn send_to_shard(&mut self, process: Process, serial: u64, message: ShardMessage) {
         let delay = Duration::from_micros(self.rng.u64(20..=300));
-        let twice = self.strikes(Fault::DuplicateNotice, 16).then(|| told.clone());
-        for told in std::iter::once(told).chain(twice) {
+        let twice = self.should_inject(Fault::DuplicateNotice, 16).then(|| message.clone());
+        for message in std::iter::once(message).chain(twice) {
             let now = self.world.now();
             let node = &mut self.nodes[process.node];
             let at = (now + delay).max(node.told_until + Duration::from_nanos(1));
             node.told_until = at;
-            self.at(at, Task::Told { process, serial, told });
+            self.at(at, Task::ShardMessage { process, serial, message });
         }
     }
 
-    pub fn told(&mut self, process: Process, serial: u64, told: Told) {
+    pub fn deliver_to_shard(&mut self, process: Process, serial: u64, message: ShardMessage) {
         let node = &mut self.nodes[process.node];
         let Some(disk) = node.disk.as_mut().filter(|disk| disk.serial == serial) else { return };
-        match told {
-            Told::Configured(configuration) => disk.accel.configured(configuration),
-            Told::NotConfigured => disk.accel.not_configured(),
-            Told::Policy(wanted) => disk.accel.request_policy(wanted),
-            Told::Successor(node) => disk.accel.prepare_successor(node),
-            Told::FormerStopped => disk.accel.former(Former::Stopped),
-            Told::NoPeer => disk.accel.peer_unavailable(String::new()),
+        match message {
+            ShardMessage::Configured(configuration) => disk.accel.configured(configuration),
+            ShardMessage::NotConfigured => disk.accel.not_configured(),
+            ShardMessage::Policy(wanted) => disk.accel.request_policy(wanted),
+            ShardMessage::Successor(node) => disk.accel.prepare_successor(node),
+            ShardMessage::FormerStopped => disk.accel.former(Former::Stopped),
+            ShardMessage::NoPeer => disk.accel.peer_unavailable(String::new()),
         }
         node.wake();
     }
@@ -571,7 +571,7 @@ impl Cluster {
                     |holder: &Process, live| *holder == live || self.registry.counts(*holder, live);
                 live.filter(|live| holder.is_none_or(|holder| has_copy(holder, *live)))
             }
-            // Where the place matters, the real choice is made.
+            // Where the fault domain matters, production code chooses.
             None if self.registry.racks.is_some() => {
                 let (disk, live) = (self.registry.disk(), self.registry.live_nodes(now));
                 let chosen = choose_replicas(disk, &name(process.node), connected, exclude, &live);
@@ -591,20 +591,20 @@ impl Cluster {
         let reaches = |peer: &Process| {
             !self.world.is_blocked(process.node, peer.node) && !self.world.is_blocked(peer.node, process.node)
         };
-        let fails = !peer.as_ref().is_none_or(reaches) || self.strikes(Fault::ConnectFailure, 10);
+        let fails = !peer.as_ref().is_none_or(reaches) || self.should_inject(Fault::ConnectFailure, 10);
         let delay = if fails { PEER_DEADLINE } else { self.mostly(1_000, 200_000) };
         let peer = peer.filter(|_| !fails);
         self.at(now + delay, Task::Connected { process, serial, node: node.unwrap_or_default(), peer });
     }
 
-    /// The control plane has a connection, or none.
+    /// A connection attempt of the control plane has ended.
     pub fn connected(&mut self, process: Process, serial: u64, node: String, peer: Option<Process>) {
         if self.nodes[process.node].disk.as_ref().is_none_or(|disk| disk.serial != serial) {
             return;
         }
         let Some(peer) = peer.filter(|peer| self.is_alive(*peer)) else {
-            self.note(|| format!("n{} finds no peer {node}", process.node));
-            return self.tell(process, serial, Told::NoPeer);
+            self.note(|| format!("n{} cannot reach peer {node}", process.node));
+            return self.send_to_shard(process, serial, ShardMessage::NoPeer);
         };
         let (ours, theirs) = self.world.connect(self.simulated(process), self.simulated(peer));
         let node = &mut self.nodes[process.node];
@@ -633,22 +633,22 @@ impl Cluster {
             connected[node].or_else(|| record.replicas.iter().find(|known| known.node == node).copied())
         };
         let Some(replicas) = replicas.iter().map(whom).collect::<Option<Vec<Process>>>() else {
-            return self.tell(process, serial, Told::NotConfigured);
+            return self.send_to_shard(process, serial, ShardMessage::NotConfigured);
         };
-        let lost = self.strikes(Fault::LostAnswer, 6);
+        let lost = self.should_inject(Fault::LostAnswer, 6);
         let reaches = self.reaches_registry(process.node);
         if reaches || lost {
             if write_back {
                 self.pending.push((epoch, replicas.clone()));
             }
-            // What is not answered is committed soon, late, or never: the registry may be away by then.
+            // An unanswered change commits soon, late, or never: the registry may be away by then.
             let delay =
                 if lost { Duration::from_micros(self.rng.u64(..800_000)) } else { self.mostly(600, 300_000) };
             let ask = Ask::Change { serial, epoch, replicas, write_back, answered: !lost };
             self.at(self.world.now() + delay, Task::AtRegistry { from: process, ask });
         }
         if lost || !reaches {
-            self.tell(process, serial, Told::NotConfigured);
+            self.send_to_shard(process, serial, ShardMessage::NotConfigured);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether everybody who could be asked for the disk, now or after a takeover, has what was acknowledged or seen.
+//! Checks that every possible owner, now or after a takeover, has all acknowledged or seen data.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use weir_accel::Log;
 use weir_accel::flash::FlashStore;
 
 use super::Cluster;
-use super::clients::{SPOILED, value_in};
+use super::clients::{CORRUPT, value_in};
 use crate::scale::{BLOCK, BLOCKS, Process};
 
-/// What clients know of a block, and what they have been promised.
+/// What clients have seen of a block, and what was acknowledged to them.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// From all answers.
     pub seen: Seen,
-    /// From writes that were acknowledged alone: what was read may have been in a volatile cache.
+    /// From acknowledged writes alone: a read may have returned data in a volatile cache.
     pub kept: Seen,
-    /// Values that the backing has lost, which nobody had been promised, and when. A read that began before may bring one yet.
+    /// Unacknowledged values that the backing has lost, and when. A read that began before may still return one.
     lost: Vec<(u64, u64)>,
 }
 
@@ -30,13 +30,13 @@ impl Known {
         self.seen.ended(value, began, ended);
     }
 
-    /// The backing has lost a value that nobody had been promised.
+    /// The backing has lost an unacknowledged value.
     pub fn lost(&mut self, value: u64, at: u64) {
         self.seen.forget(value);
         self.lost.push((value, at));
     }
 
-    /// Whether a read that began then may have brought this value before it was lost.
+    /// Whether a read that began at `began` may have returned this value before its loss.
     pub fn was_there(&self, value: u64, began: u64) -> bool {
         self.lost.iter().any(|&(lost, at)| lost == value && began < at)
     }
@@ -47,7 +47,7 @@ impl Known {
 pub struct Seen {
     /// When the first operation on a value ended.
     ended: BTreeMap<u64, u64>,
-    /// The last beginnings of operations that have ended, of two values at most: the latest first.
+    /// The last start times of ended operations, of at most two values: the latest first.
     latest: Vec<(u64, u64)>,
 }
 
@@ -63,22 +63,22 @@ impl Seen {
         self.latest.truncate(2);
     }
 
-    /// Nobody needs to have seen it.
+    /// Removes a value from what was seen.
     fn forget(&mut self, value: u64) {
         self.ended.remove(&value);
         self.latest.retain(|&(_, other)| other != value);
     }
 
-    /// The value in place of which this one must not be read any more: it was there when the last operation on this one was over.
+    /// The newer value, if any, that makes this one stale: it was current when the last operation on this one was over.
     pub fn newer_than(&self, value: u64) -> Option<u64> {
-        let ended = if [0, SPOILED].contains(&value) { 0 } else { *self.ended.get(&value)? };
+        let ended = if [0, CORRUPT].contains(&value) { 0 } else { *self.ended.get(&value)? };
         let newer = self.latest.iter().find(|&&(_, other)| other != value)?;
         (newer.0 > ended).then_some(newer.1)
     }
 }
 
 impl Cluster {
-    /// P1, P4, P6 and P7 in one: what any of these promises forbids would be read somewhere.
+    /// Checks P1, P4, P6 and P7 together: a violation of any would show in some read.
     pub fn check_copies(&mut self) {
         let record = &self.registry.record;
         let Some(owner) = record.owner else { return };
@@ -94,7 +94,7 @@ impl Cluster {
         }
     }
 
-    /// What would be read if this process were asked alone.
+    /// Checks what reads of this process alone would return.
     fn check_copy(&self, named: Process) -> Option<String> {
         let number = named.node;
         let process = self.process(number);
@@ -113,10 +113,10 @@ impl Cluster {
         }
         let stored = store.map(FlashStore::stored).filter(|stored| stored.epoch > 0)?;
         let stale = self.stale_block(Some((log, stored.last)))?;
-        Some(format!("P1: with what is at rest on n{number} up to {} the disk has {stale}", stored.last))
+        Some(format!("P1: with the durable log of n{number} up to {} the disk has {stale}", stored.last))
     }
 
-    /// A block of which something too old would be read through a log up to a record, even if the backing had lost its power.
+    /// A block with a stale read through a log up to a record, even after a power cut of the backing.
     fn stale_block(&self, log: Option<(&Log, u64)>) -> Option<String> {
         let mut values: [Option<u64>; BLOCKS] = [None; BLOCKS];
         let mut missing = BLOCKS;
@@ -143,14 +143,14 @@ impl Cluster {
             match seen.newer_than(value) {
                 Some(newer) => Some(format!("version {value} of block {block}, not {newer}")),
                 None => lost().map(|newer| {
-                    format!("version {durable} of block {block} after a loss of power, not {newer}")
+                    format!("version {durable} of block {block} after a power cut, not {newer}")
                 }),
             }
         })
     }
 
-    /// The backing loses its power. What it loses of values that were never acknowledged may be lost.
-    pub fn backing_loses_power(&mut self) {
+    /// Cuts the backing's power. It may lose unacknowledged values.
+    pub fn cut_backing_power(&mut self) {
         let at = self.tick();
         let before: Vec<u64> = (0..BLOCKS).map(|block| self.in_backing(block, false)).collect();
         self.world.power_cut(self.medium);
@@ -178,12 +178,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_over_when_something_else_was_there_is_too_old() {
+    fn a_value_is_stale_once_another_was_seen_after_its_last_operation() {
         let mut seen = Seen::default();
         assert_eq!(seen.newer_than(0), None);
         seen.ended(1, 10, 20);
         assert_eq!((seen.newer_than(0), seen.newer_than(1), seen.newer_than(9)), (Some(1), None, None));
-        // Beside the first one: either may be the later.
+        // Concurrent with the first one: either may be later.
         seen.ended(2, 15, 30);
         assert_eq!((seen.newer_than(1), seen.newer_than(2)), (None, None));
         // A read that began after both had ended decides.

@@ -1,4 +1,4 @@
-//! What goes wrong around the production shell, within the limits of the [atlas](crate::atlas).
+//! Injects faults around the production code, within the limits of the [atlas](crate::atlas).
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::{Cluster, Task};
 use crate::atlas::{FAULTS, Fault};
 use crate::scale::{CALM, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process};
 
-/// Faults that happen by themselves, as often as they are named.
-const BY_THEMSELVES: [Fault; 38] = [
+/// Spontaneous faults, weighted by their number of entries.
+const SPONTANEOUS: [Fault; 38] = [
     Fault::Crash,
     Fault::Crash,
     Fault::Crash,
@@ -39,21 +39,21 @@ const BY_THEMSELVES: [Fault; 38] = [
     Fault::BackingError,
     Fault::BackingFull,
     Fault::BackingSlow,
-    Fault::BackingPowerLoss,
+    Fault::BackingPowerCut,
     // On flash.
     Fault::CleanRestart,
     Fault::CleanRestart,
-    Fault::PowerLoss,
-    Fault::PowerLoss,
-    Fault::FlashRot,
+    Fault::PowerCut,
+    Fault::PowerCut,
+    Fault::FlashBitError,
     Fault::FlashLostWrite,
     Fault::FlashMisdirected,
     Fault::FlashFailure,
     Fault::FlashFailure,
 ];
 
-/// Which kinds a run has. Half of the runs have all of them; the others leave some out, because faults hide each other
-/// (swarm testing; Groce et al. 2012).
+/// The kinds of fault in a run. Half of the runs have all; the others omit some, because faults hide each other (swarm testing;
+/// Groce et al. 2012).
 #[derive(Clone, Copy, Debug)]
 pub struct Swarm(u32);
 
@@ -67,18 +67,18 @@ impl Swarm {
     }
 }
 
-/// Two kinds that happen by themselves.
+/// Two spontaneous kinds.
 pub fn favourites(rng: &mut fastrand::Rng) -> [Fault; 2] {
-    std::array::from_fn(|_| BY_THEMSELVES[rng.usize(..BY_THEMSELVES.len())])
+    std::array::from_fn(|_| SPONTANEOUS[rng.usize(..SPONTANEOUS.len())])
 }
 
-/// A shard stands still at a look at its clock for this long at most: with the longest operation after it, less than the fence
-/// grace by the fastest clock (beyond that nothing but fencing of the storage protects; RIGHT-TO-SERVE rule 7).
+/// Longest pause of a shard at a read of its clock: with the longest operation after it, less than the fence grace by the fastest
+/// clock (beyond that only fencing of the storage protects).
 const LONGEST_STALL: Duration = Duration::from_millis(400);
 
 impl Cluster {
-    /// What media and clocks do without any fault.
-    pub fn fair_weather(&mut self) {
+    /// The behaviour of media and clocks without faults.
+    pub fn reset_media(&mut self) {
         let medium = MediumFaults {
             late: if self.slow_medium { 2 } else { self.rng.u32(10..100) },
             longest: LONGEST_OPERATION,
@@ -88,13 +88,13 @@ impl Cluster {
         self.world.set_medium(self.medium, medium);
     }
 
-    /// A fault of this kind happens, once in `odds`, if this run has it.
-    pub fn strikes(&mut self, fault: Fault, odds: u32) -> bool {
-        let strikes = self.world.now() < CALM && self.swarm.has(fault) && self.rng.u32(..odds) == 0;
-        if strikes {
+    /// Injects a fault of this kind once in `odds` calls, if this run has it.
+    pub fn should_inject(&mut self, fault: Fault, odds: u32) -> bool {
+        let should_inject = self.world.now() < CALM && self.swarm.has(fault) && self.rng.u32(..odds) == 0;
+        if should_inject {
             self.count(fault);
         }
-        strikes
+        should_inject
     }
 
     pub fn count(&mut self, fault: Fault) {
@@ -104,14 +104,14 @@ impl Cluster {
 
     pub fn fault(&mut self) {
         if self.world.now() >= CALM {
-            return self.calm_down();
+            return self.end_all_faults();
         }
         self.after(10_000, 400_000, Task::Fault);
-        self.clear_up();
+        self.end_expired_faults();
         let on_flash = !self.flash.is_empty();
         let may = |fault: &Fault| on_flash || (*fault as usize) < Fault::CleanRestart as usize;
         let kinds: Vec<Fault> =
-            BY_THEMSELVES.iter().copied().filter(|fault| self.swarm.has(*fault) && may(fault)).collect();
+            SPONTANEOUS.iter().copied().filter(|fault| self.swarm.has(*fault) && may(fault)).collect();
         if kinds.is_empty() {
             return;
         }
@@ -125,13 +125,13 @@ impl Cluster {
             (Some(owner), 0 | 1) => owner.node,
             _ => self.rng.usize(..NODES),
         };
-        if self.happens(fault, node) {
+        if self.inject(fault, node) {
             self.count(fault);
         }
     }
 
-    /// Whether there was an occasion for it.
-    fn happens(&mut self, fault: Fault, node: usize) -> bool {
+    /// Whether it could be injected.
+    fn inject(&mut self, fault: Fault, node: usize) -> bool {
         let medium = self.world.medium(self.medium);
         match fault {
             Fault::Crash => return self.crash(node),
@@ -159,7 +159,7 @@ impl Cluster {
             }
             Fault::CorruptRecord => {
                 // Only batches are so long.
-                self.world.set_wires(Wires { spoil: Some(600), ..self.world.wires() });
+                self.world.set_wires(Wires { flip_bit: Some(600), ..self.world.wires() });
             }
             Fault::RegistryAway => {
                 self.registry.up = false;
@@ -167,7 +167,7 @@ impl Cluster {
             }
             Fault::RegistrySlow => self.registry_slow = self.in_a_while(100, 2_000),
             Fault::RegistryUnreachable => self.lose_registry(node),
-            Fault::Move => return self.want_move(),
+            Fault::Move => return self.request_move(),
             Fault::PolicyChange => {
                 let wanted = POLICIES[self.rng.usize(..POLICIES.len())];
                 let Some(owner) = self.registry.record.owner else { return false };
@@ -178,14 +178,14 @@ impl Cluster {
             Fault::BackingError => self.bad_backing(MediumFaults { fails: 2, ..medium }, 1_000),
             Fault::BackingFull => self.bad_backing(MediumFaults { full: true, ..medium }, 2_000),
             Fault::BackingSlow => self.bad_backing(MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000),
-            Fault::BackingPowerLoss if self.durable_writes => {
-                self.backing_loses_power();
+            Fault::BackingPowerCut if self.durable_writes => {
+                self.cut_backing_power();
                 self.bad_backing(MediumFaults { fails: 1, ..medium }, 1_000);
             }
             Fault::CleanRestart => return self.restart_cleanly(node),
-            Fault::PowerLoss => return self.lose_power(),
-            Fault::FlashRot | Fault::FlashLostWrite | Fault::FlashMisdirected => {
-                return self.harm_flash(node, fault);
+            Fault::PowerCut => return self.cut_all_power(),
+            Fault::FlashBitError | Fault::FlashLostWrite | Fault::FlashMisdirected => {
+                return self.damage_flash(node, fault);
             }
             Fault::FlashFailure => return self.fail_flash(node),
             _ => return false,
@@ -193,7 +193,7 @@ impl Cluster {
         true
     }
 
-    /// The node does not reach the registry; its peers it does.
+    /// The node cannot reach the registry, but its peers.
     pub fn lose_registry(&mut self, node: usize) {
         self.nodes[node].reaches = false;
         self.after(100_000, 3_000_000, Task::Reach { node });
@@ -204,10 +204,10 @@ impl Cluster {
         self.backing_until = self.in_a_while(10, most);
     }
 
-    /// What has lasted long enough.
-    fn clear_up(&mut self) {
+    /// Ends faults whose time is over.
+    fn end_expired_faults(&mut self) {
         if self.world.now() >= self.backing_until {
-            self.fair_weather();
+            self.reset_media();
         }
         for node in 0..NODES {
             let stalls = self.swarm.has(Fault::Pause) && self.rng.u8(..3) == 0;
@@ -219,7 +219,7 @@ impl Cluster {
         self.world.now() + Duration::from_millis(self.rng.u64(least..=most))
     }
 
-    /// A crash is most telling right after a decision: once in `odds`, `node` crashes within so many microseconds.
+    /// A crash finds most right after a decision: once in `odds` calls, `node` crashes within `within` microseconds.
     pub fn crash_soon(&mut self, node: usize, odds: u32, within: u64) {
         if self.world.now() < CALM && self.swarm.has(Fault::Crash) && self.rng.u32(..odds) == 0 {
             self.after(0, within, Task::Crash { node });
@@ -232,7 +232,7 @@ impl Cluster {
         }
     }
 
-    /// Whether of each set that is committed, or may be, somebody is left, or `process` is of no importance.
+    /// Whether each set that is committed, or may be, keeps a holder without `process`, or does not need it.
     pub fn holders_survive(&self, process: Process, is_left: impl Fn(Process) -> bool) -> bool {
         let record = &self.registry.record;
         let survives = |replicas: &[Process]| {
@@ -245,14 +245,14 @@ impl Cluster {
             && self.pending.iter().all(|(_, set)| survives(set))
     }
 
-    /// Whether all that was acknowledged survives when this node's copy is lost: at rest, if it is on flash.
+    /// Whether all acknowledged data survives the loss of this node's copy (durably, with logs on flash).
     pub fn may_lose(&self, node: usize) -> bool {
         let process = self.process(node);
         !self.taking_over.contains(&process)
             && self.holders_survive(process, |holder| holder.node != node && self.keeps_copy(holder))
     }
 
-    /// Whether this node's copy is there again when the node is, or is not needed.
+    /// Whether this node's copy comes back with the node, or is not needed.
     fn may_crash(&self, node: usize) -> bool {
         let at_rest = !self.flash.is_empty() && self.keeps_copy(self.process(node));
         at_rest || self.may_lose(node)
@@ -264,7 +264,8 @@ impl Cluster {
         }
         let death = if self.rng.u8(..4) == 0 { Death::PowerCut } else { Death::Killed };
         self.note(|| format!("n{node} ends: {death:?}"));
-        let loses = !self.flash.is_empty() && self.may_lose(node) && self.strikes(Fault::FlashLost, 6);
+        let loses =
+            !self.flash.is_empty() && self.may_lose(node) && self.should_inject(Fault::FlashReplaced, 6);
         self.end(node, death);
         if loses {
             self.renew_flash(node);
@@ -273,11 +274,11 @@ impl Cluster {
         true
     }
 
-    /// A process is told to end, and the node starts another one at once.
+    /// A process is asked to end, and the node starts another one at once.
     fn restart_cleanly(&mut self, node: usize) -> bool {
         let possible = self.nodes[node].alive && !self.nodes[node].paused && self.may_crash(node);
         if possible {
-            self.note(|| format!("n{node} is told to end"));
+            self.note(|| format!("n{node} is asked to end"));
             self.end(node, Death::Killed);
             self.after(1_000, 50_000, Task::Restart { node });
         }
@@ -294,11 +295,11 @@ impl Cluster {
         self.world.restore_power(self.nodes[node].process);
         let next = self.start(node, self.nodes[node].incarnation + 1);
         self.nodes[node] = next;
-        self.note(|| format!("n{node} starts again"));
+        self.note(|| format!("n{node} restarts"));
         self.begin_control(node);
     }
 
-    /// A process stands still and goes on later as if nothing had happened.
+    /// Pauses a process; it continues later.
     fn pause(&mut self, node: usize) -> bool {
         if !self.nodes[node].alive || self.nodes[node].paused {
             return false;
@@ -306,7 +307,7 @@ impl Cluster {
         self.nodes[node].paused = true;
         let resumed = self.in_a_while(10, 4_000);
         self.at(resumed, Task::Resume { node });
-        self.note(|| format!("n{node} stands still until {:.3}", resumed.0 as f64 / 1e9));
+        self.note(|| format!("n{node} pauses until {:.3}", resumed.0 as f64 / 1e9));
         true
     }
 
@@ -314,33 +315,33 @@ impl Cluster {
         if !std::mem::replace(&mut self.nodes[node].paused, false) {
             return;
         }
-        self.note(|| format!("n{node} goes on"));
-        // Threads go on in any order: the shard may well be before the control plane.
+        self.note(|| format!("n{node} continues"));
+        // Threads continue in any order: the shard may run before the control plane.
         for task in std::mem::take(&mut self.nodes[node].held) {
             let now = self.world.now();
             let delay = Duration::from_micros(self.rng.u64(0..=2_000));
             match task {
-                // What was told is in a queue, before all that is told from now on.
-                Task::Told { .. } => self.at(now, task),
+                // Earlier messages are in a queue, before all later ones.
+                Task::ShardMessage { .. } => self.at(now, task),
                 task => self.at(now + delay, task),
             }
         }
     }
 
-    fn calm_down(&mut self) {
+    fn end_all_faults(&mut self) {
         self.note(|| "no more faults".into());
         self.registry.up = true;
         self.registry_slow = Nanos(0);
         self.world.unblock();
-        self.world.set_wires(Wires { late: 0, spoil: None, ..self.world.wires() });
-        self.fair_weather();
+        self.world.set_wires(Wires { late: 0, flip_bit: None, ..self.world.wires() });
+        self.reset_media();
         self.world.set_medium(self.medium, MediumFaults { late: 0, ..self.world.medium(self.medium) });
         for node in 0..NODES {
             self.nodes[node].reaches = true;
             self.resume(node);
             self.restart(node);
             self.nodes[node].clock.stall(0, Duration::ZERO);
-            self.mend_flash(node);
+            self.replace_failed_flash(node);
         }
     }
 }

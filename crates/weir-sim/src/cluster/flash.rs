@@ -1,4 +1,4 @@
-//! The flash of the nodes: simulated media under the production device, stores and recovery.
+//! The flash of the nodes: simulated media below the production device, stores and recovery.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,32 +16,32 @@ use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, Process};
 
-/// Slots of a device: one for the log, the others while a log is given up and the next one begins.
+/// Slots of a device: one for the log, the others for a log being released while the next one starts.
 const SLOTS: u64 = 3;
 
-/// Bytes of a ring, by seed: it goes round a few times, and is full now and then.
+/// Bytes of a ring, by seed: small enough to wrap, and to be full sometimes.
 const RINGS: [u64; 2] = [2 << 20, 8 << 20];
 
-/// From the start of the device to its first ring.
+/// Offset of the first ring.
 const FIRST_RING: u64 = 1 << 20;
 
 const LOG: u64 = AccelConfig::SMALLEST_LOG;
 
-/// A write that does not come back for so long counts as failed.
+/// A write without completion for this long counts as failed.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A frame is under way for this long at most, unless the flash fails.
+/// Longest time of a frame in flight, unless the flash fails.
 const LONGEST_FRAME: Duration = Duration::from_millis(30);
 
-/// What a node's logs are at rest on. It stays when the process ends.
+/// A node's flash. It survives the process.
 pub struct Flash {
     file: FileId,
     ring: u64,
     /// Changes when it is formatted.
     identity: u64,
-    /// Takes no write, or answers none, until the node starts again.
+    /// Fails or hangs all writes until the node restarts.
     failed: bool,
-    /// What was at rest of this instance is not all there any more; perhaps nobody needs what is missing.
+    /// The durable content of this instance is incomplete; possibly no record needs the missing part.
     damaged: Option<u64>,
 }
 
@@ -63,12 +63,12 @@ impl Cluster {
         Flash { file, ring, identity: self.serial, failed: false, damaged: None }
     }
 
-    /// A process starts: the device is opened, and what is at rest there is kept as a replica.
+    /// A process starts: opens the device, and keeps its durable logs as replicas.
     pub fn open_flash(&mut self, node: &mut Node) {
         let Some(flash) = self.flash.get(node.number) else { return };
         let file = MediumFile::new(&self.world, flash.file);
         let device = FlashDevice::simulated(file, LOG, flash.ring, flash.identity, self.planted);
-        let device = device.expect("a medium that is whole where its table is");
+        let device = device.expect("the slot table is intact");
         self.registry
             .has_flash(Process { node: node.number, incarnation: node.incarnation }, device.medium());
         node.device = Some(Arc::clone(&device));
@@ -94,7 +94,7 @@ impl Cluster {
         match recovered {
             Ok((store, Some((log, state)))) => {
                 self.note(|| format!("n{number} finds records up to {} on its flash: {state:?}", log.last()));
-                // A copy that was being filled in place of a damaged one is none yet.
+                // An incomplete copy in place of a damaged one does not count yet.
                 let flash = &mut self.flash[number];
                 flash.damaged = flash.damaged.filter(|_| !state.complete);
                 let owner = reactor.new_owner();
@@ -109,19 +109,19 @@ impl Cluster {
                 self.note(|| format!("n{number}: {error}"));
                 if self.flash[number].damaged.is_none() {
                     self.fail(|| {
-                        format!("P11: n{number} finds its flash damaged, and nothing was done to it: {error}")
+                        format!("P11: n{number} finds its flash damaged, without an injected fault: {error}")
                     });
                 }
             }
         }
     }
 
-    /// Whether a complete copy is here.
+    /// Whether the process has a complete copy.
     pub fn has_copy(&self, process: Process) -> bool {
         self.nodes[process.node].host.as_ref().is_some_and(|(_, host)| host.replica().is_complete())
     }
 
-    /// The copy of a disk, if it is of an epoch below this one, is not needed any more.
+    /// Drops a disk's copy of an epoch below this one.
     pub fn forget_replica(&mut self, process: Process, below: u64) {
         let node = &mut self.nodes[process.node];
         let Some(reactor) = &mut node.reactor else { return };
@@ -140,7 +140,7 @@ impl Cluster {
         }
     }
 
-    /// A complete copy is at rest in place of one that was damaged.
+    /// A complete durable copy has replaced a damaged one.
     pub fn heal(&mut self, number: usize) {
         let Some(flash) = self.flash.get_mut(number).filter(|flash| flash.damaged.is_some()) else { return };
         let node = &self.nodes[number];
@@ -154,7 +154,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the copy that a process has, or had, is there or will be when its node starts again.
+    /// Whether a process's copy exists, or will exist when its node restarts.
     pub fn keeps_copy(&self, holder: Process) -> bool {
         match self.flash.get(holder.node) {
             None => self.is_alive(holder),
@@ -164,14 +164,14 @@ impl Cluster {
         }
     }
 
-    /// Of the newest frame but one, something is wrong from now on.
-    pub fn harm_flash(&mut self, number: usize, fault: Fault) -> bool {
+    /// Damages the newest frame but one.
+    pub fn damage_flash(&mut self, number: usize, fault: Fault) -> bool {
         let possible = self.may_lose(number);
         let Some(flash) = self.flash.get_mut(number).filter(|flash| possible && !flash.failed) else {
             return false;
         };
         let damage = match fault {
-            Fault::FlashRot => Damage::BitFlip,
+            Fault::FlashBitError => Damage::BitFlip,
             Fault::FlashLostWrite => Damage::Lost,
             _ => Damage::Misdirected,
         };
@@ -182,7 +182,7 @@ impl Cluster {
         damaged.is_some()
     }
 
-    /// The flash takes no write any more, or answers none, until the node starts again.
+    /// The flash fails or hangs all writes until the node restarts.
     pub fn fail_flash(&mut self, number: usize) -> bool {
         let possible = self.nodes[number].alive && self.may_lose(number);
         let hangs = self.rng.bool();
@@ -195,11 +195,11 @@ impl Cluster {
         true
     }
 
-    /// The process on a node ends, or its machine loses power: what becomes of the frame under way.
+    /// The process on a node ends, or its machine loses power: decides the fate of the frame in flight.
     pub fn leave_flash(&mut self, number: usize, power_is_lost: bool) {
         let Some(flash) = self.flash.get(number) else { return };
         let file = flash.file;
-        // What hung comes to an end with the device.
+        // Hung operations end with the device.
         let medium = self.world.medium(file);
         self.world.set_medium(file, MediumFaults { hangs: false, ..medium });
         if power_is_lost {
@@ -211,8 +211,8 @@ impl Cluster {
         }
     }
 
-    /// A node starts again: a flash that had failed works again, or is another one. Whether it can be opened: the kernel holds a
-    /// device until the I/O of the process before has ended.
+    /// A node restarts: failed flash works again, or is replaced. Returns whether it can be opened: the kernel keeps a device
+    /// locked until the former process's I/O has ended.
     pub fn ready_flash(&mut self, number: usize) -> bool {
         let replaced = self.flash.get(number).is_some_and(|flash| flash.failed)
             && self.may_lose(number)
@@ -227,7 +227,7 @@ impl Cluster {
         !self.world.is_busy(flash.file)
     }
 
-    /// A node comes back with another flash.
+    /// Replaces a node's flash.
     pub fn renew_flash(&mut self, number: usize) {
         if number < self.flash.len() {
             self.flash[number] = self.new_flash();
@@ -235,11 +235,11 @@ impl Cluster {
         }
     }
 
-    /// After the last fault, a flash that has failed is replaced once the node's copy is not the last one. One may stay as it is: the
-    /// others are enough for every policy.
-    pub fn mend_flash(&mut self, number: usize) {
-        if !self.is_to_be_mended(number) {
-            // What hangs comes back one day.
+    /// After the last fault, replaces failed flash unless the node has the last copy. One may stay failed: the others suffice for
+    /// every policy.
+    pub fn replace_failed_flash(&mut self, number: usize) {
+        if !self.needs_replacement(number) {
+            // Hung operations complete eventually.
             if let Some(flash) = self.flash.get(number).filter(|flash| flash.failed) {
                 let medium = self.world.medium(flash.file);
                 self.world.set_medium(flash.file, MediumFaults { fails: 1, hangs: false, ..medium });
@@ -247,48 +247,51 @@ impl Cluster {
             return;
         }
         if !self.may_lose(number) {
-            return self.after(100_000, 200_000, Task::Mend { node: number });
+            return self.after(100_000, 200_000, Task::ReplaceFlash { node: number });
         }
         self.end(number, weir_block::sim::Death::Killed);
         self.renew_flash(number);
         self.after(1_000, 50_000, Task::Restart { node: number });
     }
 
-    /// Whether it is to be replaced after the last fault.
-    pub fn is_to_be_mended(&self, number: usize) -> bool {
+    /// Whether to replace it after the last fault.
+    pub fn needs_replacement(&self, number: usize) -> bool {
         let failed = |flash: &Flash| flash.failed;
         let first = self.flash.iter().position(failed);
         self.flash.get(number).is_some_and(failed) && !(first == Some(number) && self.leaves_failed)
     }
 
-    /// Whether a node has a copy for which no record asks, and has not looked at it in this epoch: one of this epoch may be named
-    /// by a change that is under way, and one that a former owner fills later stays until the next.
+    /// Whether a node has a copy that no record needs, older than this epoch: a change in flight may name one of this epoch, and
+    /// one that a former owner fills later stays until the next epoch.
     pub fn keeps_stray(&self, number: usize) -> bool {
         let (node, record) = (&self.nodes[number], &self.registry.record);
         let process = self.process(number);
         let counted = self.registry.has_owners_copy(process) || self.registry.is_replica(process);
         let stray = match &node.host {
             Some((_, host)) => host.replica().epoch() < record.epoch,
-            // One that could not be read.
+            // An unreadable copy.
             None => node.device.as_ref().is_some_and(|device| !device.disks().is_empty()),
         };
         stray && node.disk.is_none() && !counted && node.forgotten_below != record.epoch
     }
 
-    /// Whether nothing comes to rest on a node any more.
+    /// Whether a node's flash has failed.
     pub fn has_failed_flash(&self, number: usize) -> bool {
         self.flash.get(number).is_some_and(|flash| flash.failed)
     }
 
-    /// All machines lose their power at once.
-    pub fn lose_power(&mut self) -> bool {
-        let nobody = Process { node: NODES, incarnation: 0 };
-        // Whoever has asked for the disk may own it alone by the time that it is there again.
+    /// All machines lose power at once.
+    pub fn cut_all_power(&mut self) -> bool {
+        let no_process = Process { node: NODES, incarnation: 0 };
+        // A node that has requested the disk may be its sole owner when the power is back.
         let keep = self.taking_over.iter().all(|process| self.keeps_copy(*process));
-        if self.flash.is_empty() || !keep || !self.holders_survive(nobody, |holder| self.keeps_copy(holder)) {
+        if self.flash.is_empty()
+            || !keep
+            || !self.holders_survive(no_process, |holder| self.keeps_copy(holder))
+        {
             return false;
         }
-        self.note(|| "all machines lose their power".into());
+        self.note(|| "all machines lose power".into());
         for node in 0..NODES {
             if self.nodes[node].alive {
                 self.end(node, weir_block::sim::Death::PowerCut);
@@ -296,14 +299,14 @@ impl Cluster {
             }
         }
         if self.durable_writes && self.rng.bool() {
-            self.backing_loses_power();
+            self.cut_backing_power();
         }
         true
     }
 }
 
 impl Node {
-    /// A place for a new log, where that is flash.
+    /// A store for a new log, if logs are on flash.
     pub fn empty_store(&mut self, disk_id: u64) -> Result<Option<FlashStore>, FlashError> {
         let (Some(device), Some(reactor)) = (&self.device, &mut self.reactor) else { return Ok(None) };
         let lease = device.take("disk", disk_id)?;
@@ -312,12 +315,12 @@ impl Node {
     }
 }
 
-/// A store whose log nobody needs any more.
+/// Retires a store whose log is no longer needed.
 pub fn retire(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, store: Option<FlashStore>) {
     retired.extend(store.and_then(|store| store.retire(reactor)));
 }
 
-/// An event for a store that is being given up, if it is one.
+/// Passes an event to a retired store, if it is for one.
 pub fn retired_event(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, event: Event) -> Option<Event> {
     let Some(place) = retired.iter().position(|store| store.owner() == event.token.owner) else {
         return Some(event);

@@ -1,13 +1,13 @@
-//! The shell that runs in production, over the reactor's simulated engine.
+//! The production code over the reactor's simulated engine.
 //!
-//! **What is real**: [`Accel`](weir_accel::Accel) with everything in it (log, index, destage, pacing, peers), the
-//! [`ReplicaHost`](weir_accel::ReplicaHost), their channels and frames, the reactor's bookkeeping of operations and buffers,
-//! and of the control plane [`decide`](weir_node::control::decide) and the rules by which the record changes. **What is
-//! played**: time, wires and media ([`weir_block::sim`]), the registry, the tasks of the control plane, guests.
+//! **What is real**: [`Accel`](weir_accel::Accel) with all its parts (log, index, destage, pacing, peers), the
+//! [`ReplicaHost`](weir_accel::ReplicaHost), their channels and frames, the reactor's bookkeeping of operations and buffers, and
+//! of the control plane [`decide`](weir_node::control::decide) and the rules by which the record changes. **What is simulated**:
+//! time, network and media ([`weir_block::sim`]), the registry, the tasks of the control plane, guests.
 //!
-//! A process may stand still at any look at its clock, bytes come in pieces, writes of a dead process land late. Reads, flushes
-//! and writes of two clients make a history per block that must be linearizable; when the faults have stopped, everything has to
-//! be as requested, drained and silent, and the medium has to hold what was read last.
+//! A process may pause at any read of its clock, bytes arrive in pieces, writes of a dead process land late. Reads, flushes and
+//! writes of two clients make a history per block that must be linearizable; when the faults have stopped, the disk must have its
+//! requested policy, be drained and idle, and the medium must have the last value read.
 
 pub(crate) mod backing;
 mod clients;
@@ -37,23 +37,23 @@ use crate::counts::Counts;
 use crate::registry::{Racks, Record, Registry};
 use crate::scale::{BLOCK, BLOCKS, NODES, Process};
 use clients::{Client, Reply, Request};
-use control::{Answer, Ask, Told};
+use control::{Answer, Ask, ShardMessage};
 use copies::Known;
 use faults::Swarm;
 use flash::Flash;
 use node::Node;
 
-/// What a turn of a shard costs at least; see [`crate::scale`] for leases and graces.
+/// Least cost of a shard's turn; see [`crate::scale`] for leases and graces.
 const TURN: Duration = Duration::from_micros(2);
 
-/// What is to happen at some time, apart from what wires and media do.
+/// A scheduled event, apart from those of network and media.
 enum Task {
     Reconcile { process: Process },
     Look { process: Process },
     Renew { process: Process },
     AtRegistry { from: Process, ask: Ask },
     Answered { to: Process, answer: Answer },
-    Told { process: Process, serial: u64, told: Told },
+    ShardMessage { process: Process, serial: u64, message: ShardMessage },
     Connected { process: Process, serial: u64, node: String, peer: Option<Process> },
     Open { process: Process, number: u64, record: Record, disk: Box<DiskRecord>, session: u64 },
     Attach { process: Process, owner: String, end: End },
@@ -67,18 +67,18 @@ enum Task {
     Resume { node: usize },
     RegistryUp,
     Reach { node: usize },
-    Mend { node: usize },
+    ReplaceFlash { node: usize },
 }
 
 impl Task {
-    /// The process without which it does not happen.
+    /// The process that the event needs, if any.
     fn process(&self) -> Option<Process> {
         match self {
             Task::Reconcile { process }
             | Task::Look { process }
             | Task::Renew { process }
             | Task::Answered { to: process, .. }
-            | Task::Told { process, .. }
+            | Task::ShardMessage { process, .. }
             | Task::Connected { process, .. }
             | Task::Open { process, .. }
             | Task::Move { process, .. }
@@ -89,7 +89,7 @@ impl Task {
     }
 }
 
-/// Machines with the production shell on them, a registry, a medium and clients.
+/// Machines with production code, a registry, a medium and clients.
 struct Cluster {
     world: World,
     rng: Rng,
@@ -99,44 +99,44 @@ struct Cluster {
     number: u64,
     nodes: Vec<Node>,
     registry: Registry,
-    /// The session of each node as the registry has it.
+    /// The registry's session of each node.
     sessions: [u64; NODES],
-    /// Changes that were asked for and may still be committed: from which epoch, and whom they name.
+    /// Requested changes that may still commit: their base epoch and members.
     pending: Vec<(u64, Vec<Process>)>,
-    /// Who has asked for the disk, and may get it however long ago it died.
+    /// Processes that have requested the disk and may still get it, even if dead.
     taking_over: Vec<Process>,
     medium: FileId,
-    /// Of each node, if logs are on flash.
+    /// The flash of each node, if logs are on flash.
     flash: Vec<Flash>,
-    /// Whether one flash that has failed stays so to the end. A strict policy may need every node.
+    /// Whether one failed flash stays failed to the end. A strict policy may need every node.
     leaves_failed: bool,
-    /// Whether all writes are durable when they are acknowledged, so that the backing may lose its power in write-through as well.
+    /// Whether all acknowledged writes are durable, so that the backing may also lose power in write-through.
     durable_writes: bool,
     clients: Vec<Client>,
     histories: Vec<crate::history::History>,
     known: Vec<Known>,
-    /// The flush after the last write, once it was sent, and whether it was answered.
+    /// The flush after the last write, once sent, and whether it completed.
     last_flush: u64,
     flushed: bool,
-    /// The value of each block after that.
+    /// The value of each block after the final flush.
     last_read: Vec<Option<u64>>,
     next_value: u64,
     ticks: u64,
     serial: u64,
     planted: Planted,
-    /// Whether the registry knows when a process ends.
+    /// Whether the registry detects the end of a process.
     sees_ends: bool,
     swarm: Swarm,
     backing_until: Nanos,
-    /// Whether every second operation on the backing takes long.
+    /// Whether every second operation on the backing is slow.
     slow_medium: bool,
-    /// Until when the registry takes its time.
+    /// End of a slow phase of the registry.
     registry_slow: Nanos,
-    /// Of the accelerators of this run.
+    /// The accelerators' configuration.
     destage_delay: Duration,
     batch_records: usize,
     checkpoint_records: u64,
-    /// Kinds of fault of which there are more than of others in this run: what is rare together is common in some runs.
+    /// Preferred kinds of fault in this run: makes rare combinations common in some runs.
     favourites: Option<[Fault; 2]>,
     settled: Option<(Nanos, u64)>,
     violation: Option<String>,
@@ -144,14 +144,14 @@ struct Cluster {
     counts: Counts,
 }
 
-/// What came of one seed.
+/// The result of one seed.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What it has seen.
+    /// Its counts.
     pub counts: Counts,
     /// The promise that was broken, when and how; `None` when all held.
     pub violation: Option<String>,
-    /// What happened, one line each, if it was asked for.
+    /// The trace, one line per event, if requested.
     pub trace: Vec<String>,
 }
 
@@ -163,7 +163,7 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     if let Err(panic) = ended {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        cluster.violation = Some(format!("the shell panicked: {}", text.unwrap_or_default()));
+        cluster.violation = Some(format!("production code panicked: {}", text.unwrap_or_default()));
     }
     cluster.switch_off();
     Run {
@@ -230,7 +230,7 @@ impl Cluster {
             world,
             rng,
         };
-        cluster.fair_weather();
+        cluster.reset_media();
         for node in 0..NODES {
             if on_flash {
                 let flash = cluster.new_flash();
@@ -289,13 +289,15 @@ impl Cluster {
             Task::Renew { process } => self.renew(process),
             Task::AtRegistry { from, ask } => self.at_registry(from, ask),
             Task::Answered { to, answer } => self.answered(to, answer),
-            Task::Told { process, serial, told } => self.told(process, serial, told),
+            Task::ShardMessage { process, serial, message } => {
+                self.deliver_to_shard(process, serial, message)
+            }
             Task::Connected { process, serial, node, peer } => self.connected(process, serial, node, peer),
             Task::Open { process, number, record, disk, session } => {
                 self.open(process, number, &record, &disk, session);
             }
             Task::Attach { process, owner, end } => self.attach(process, owner, end),
-            Task::Move { process, serial } => self.go_on_moving(process, serial),
+            Task::Move { process, serial } => self.continue_move(process, serial),
             Task::Clients => self.clients_act(),
             Task::Arrives { process, serial, request } => self.arrives(process, serial, request),
             Task::Replied(reply) => self.replied(reply),
@@ -305,7 +307,7 @@ impl Cluster {
             Task::Resume { node } => self.resume(node),
             Task::RegistryUp => self.registry.up = true,
             Task::Reach { node } => self.nodes[node].reaches = true,
-            Task::Mend { node } => self.mend_flash(node),
+            Task::ReplaceFlash { node } => self.replace_failed_flash(node),
         }
     }
 
@@ -319,7 +321,7 @@ impl Cluster {
         self.queue.push(Reverse((time.max(self.world.now()), self.number, place)));
     }
 
-    /// Between so many microseconds from now.
+    /// Schedules a task between `least` and `most` microseconds from now.
     fn after(&mut self, least: u64, most: u64, task: Task) {
         let delay = Duration::from_micros(self.rng.u64(least..=most));
         self.at(self.world.now() + delay, task);

@@ -1,29 +1,29 @@
-//! An operator moves the disk: its successor gets a copy of the log, destage comes to a stop, the owner gives up its right and asks
-//! for the change. When it does not hear what came of it, it serves again only in a new epoch of its own (RIGHT-TO-SERVE rule 6).
+//! An operator moves the disk: its successor gets a copy of the log, destage stops, the owner gives up its right and requests the
+//! change. If the outcome is unknown, the owner serves again only in a new epoch of its own.
 
 use std::time::Duration;
 
 use weir_block::Nanos;
 
-use super::control::{Answer, Ask, Told};
+use super::control::{Answer, Ask, ShardMessage};
 use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, Process, name};
 
-/// The longest that a move waits for its successor's copy, and for destage to come to a stop.
+/// Longest wait of a move for its successor's copy, and for destage to stop.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Who has not heard what came of the change asks after so many microseconds, and again and again.
-const ASKS_AGAIN: (u64, u64) = (300_000, 1_000_000);
+/// Microseconds between an owner's requests for the outcome of its change.
+const RETRY: (u64, u64) = (300_000, 1_000_000);
 
-/// How far a move has come.
+/// The stage of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The successor has no copy yet, or something is on its way to the backing.
+    /// The successor has no copy yet, or writes to the backing are in flight.
     Prepares,
     /// The change was sent.
     HandsOver,
-    /// Nobody has said what came of it.
+    /// The outcome is unknown.
     Doubts,
 }
 
@@ -36,32 +36,32 @@ pub struct Moving {
 }
 
 impl Moving {
-    /// Whether the disk may be another's without its owner's knowledge: nothing is served.
+    /// Whether the disk may already belong to another node: the owner serves nothing.
     pub fn may_be_over(&self) -> bool {
         self.stage != Stage::Prepares
     }
 }
 
 impl Cluster {
-    /// Somebody wants the disk on another node. Whether there is one to ask.
-    pub fn want_move(&mut self) -> bool {
+    /// An operator moves the disk to another node. Returns whether an owner exists.
+    pub fn request_move(&mut self) -> bool {
         let until = (self.world.now() + PATIENCE).min(CALM);
         let owner = self.registry.record.owner.filter(|owner| self.is_alive(*owner));
         let Some(owner) = owner else { return false };
         let to = (owner.node + self.rng.usize(1..NODES)) % NODES;
-        // A disk's control plane does one thing after the other.
+        // A disk's control plane runs one operation at a time.
         let Some(disk) = self.nodes[owner.node].disk.as_mut().filter(|disk| disk.moving.is_none()) else {
             return false;
         };
         disk.moving = Some(Moving { to, until, stage: Stage::Prepares });
         let serial = disk.serial;
-        self.tell(owner, serial, Told::Successor(Some(name(to))));
+        self.send_to_shard(owner, serial, ShardMessage::Successor(Some(name(to))));
         self.after(1_000, 10_000, Task::Move { process: owner, serial });
         true
     }
 
-    /// The next look at a move.
-    pub fn go_on_moving(&mut self, process: Process, serial: u64) {
+    /// Continues a move.
+    pub fn continue_move(&mut self, process: Process, serial: u64) {
         let now = self.world.now();
         let node = &mut self.nodes[process.node];
         let Some(disk) = node.disk.as_mut().filter(|disk| disk.serial == serial) else { return };
@@ -69,7 +69,7 @@ impl Cluster {
         if moving.stage != Stage::Prepares {
             moving.stage = Stage::Doubts;
             self.ask(process, Ask::EndDoubt { serial });
-            return self.after(ASKS_AGAIN.0, ASKS_AGAIN.1, Task::Move { process, serial });
+            return self.after(RETRY.0, RETRY.1, Task::Move { process, serial });
         }
         if now >= moving.until {
             return self.stay(process, serial);
@@ -85,9 +85,9 @@ impl Cluster {
         moving.stage = Stage::HandsOver;
         let epoch = view.epoch;
         self.publish(process);
-        let answered = !self.strikes(Fault::LostAnswer, 4);
+        let answered = !self.should_inject(Fault::LostAnswer, 4);
         self.ask(process, Ask::HandOver { serial, epoch, to, answered });
-        self.after(ASKS_AGAIN.0, ASKS_AGAIN.1, Task::Move { process, serial });
+        self.after(RETRY.0, RETRY.1, Task::Move { process, serial });
     }
 
     /// The registry gives the disk to a replica.
@@ -106,7 +106,7 @@ impl Cluster {
         }
     }
 
-    /// What came of it.
+    /// The outcome of the change.
     pub fn handed_over(&mut self, process: Process, serial: u64, record: Option<crate::registry::Record>) {
         let node = &mut self.nodes[process.node];
         let Some(disk) = node.disk.as_ref().filter(|disk| disk.serial == serial) else { return };
@@ -115,10 +115,10 @@ impl Cluster {
                 if record.epoch > node.view.epoch {
                     node.view = record;
                 }
-                self.let_go(process);
-                self.mind_leaving(process);
+                self.release_disk(process);
+                self.report_released(process);
             }
-            // Nothing else was sent.
+            // No other change was sent.
             None if disk.moving.is_some_and(|moving| moving.stage == Stage::HandsOver) => {
                 self.stay(process, serial);
             }
@@ -133,7 +133,7 @@ impl Cluster {
         disk.moving = None;
         disk.accel.resume_destage();
         node.wake();
-        self.tell(process, serial, Told::Successor(None));
+        self.send_to_shard(process, serial, ShardMessage::Successor(None));
         self.publish(process);
     }
 }

@@ -1,4 +1,4 @@
-//! A machine with one shard of a node's on it: what `weir-node`'s shard thread does in a turn.
+//! A machine with one shard of a node: the turn of `weir-node`'s shard thread.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use crate::atlas::Fault;
 use crate::registry::{Record, process_of};
 use crate::scale::{BLOCK, BLOCKS, NODES, PEER_DEADLINE, Process};
 
-/// More turns than this in a row that found nothing to do are a shard that spins (P10).
+/// More consecutive idle turns than this mean that the shard spins (P10).
 const IDLE_TURNS: u32 = 300;
 
 pub struct Node {
@@ -35,19 +35,19 @@ pub struct Node {
     /// Reaches the registry.
     pub reaches: bool,
     pub process: ProcessId,
-    /// The disk, the copies and what is on its way out go before the reactor that their sockets are watched by.
+    /// Disk, copies and retired stores are dropped before the reactor of their sockets.
     pub disk: Option<Disk>,
     pub host: Option<(OwnerId, ReplicaHost)>,
-    /// Let go, and not quiet yet.
+    /// Released, with I/O still in flight.
     pub leaving: Vec<(u64, Accel<Backing>, OwnerId)>,
-    /// Stores of logs that nobody needs any more.
+    /// Stores of logs that are no longer needed.
     pub retired: Vec<FlashStore>,
-    /// Where logs are at rest, if that is flash.
+    /// The flash device, if logs are on flash.
     pub device: Option<Arc<FlashDevice>>,
     pub reactor: Option<Reactor>,
     pub clock: Rc<VirtualClock>,
     pub session: Session,
-    /// The record when this node last read it.
+    /// The record at this node's last read.
     pub view: Record,
     pub owner_gone: Option<(Process, Nanos)>,
     pub former_since: Vec<(NodeRef, Evidence, Nanos)>,
@@ -55,9 +55,9 @@ pub struct Node {
     pub held: Vec<Task>,
     pub told_until: Nanos,
     pub forgotten_below: u64,
-    /// Since when a disk that is another's is open here although the registry can be asked.
+    /// Since when a disk of another owner is open here although the registry is reachable.
     pub overstays: Option<Nanos>,
-    /// Number of the opening of the backing that is under way, or 0.
+    /// Number of the backing's opening in progress, or 0.
     pub opening: u64,
     idle_turns: u32,
     wake: Nanos,
@@ -69,7 +69,7 @@ pub struct Disk {
     pub serial: u64,
     pub accel: Accel<Backing>,
     pub backing: OwnerId,
-    /// Until when it may be served.
+    /// The right's deadline.
     pub right: Guard,
     /// The session for which the record has confirmed this owner.
     pub confirmed: u64,
@@ -82,7 +82,7 @@ pub struct Disk {
 }
 
 impl Node {
-    /// When it is to be given a turn, in the time of the world.
+    /// When its next turn is due, in world time.
     pub fn due(&self, world: &World) -> Nanos {
         if !self.alive || self.paused {
             return Nanos::NEVER;
@@ -92,7 +92,7 @@ impl Node {
         soonest.max(free)
     }
 
-    /// Something was put before the shard.
+    /// Wakes the shard for new work.
     pub fn wake(&mut self) {
         self.wake = Nanos(0);
     }
@@ -102,7 +102,7 @@ impl Cluster {
     /// A process starts on a machine.
     pub fn start(&mut self, number: usize, incarnation: u32) -> Node {
         let process = self.world.process(number);
-        let drift = if self.strikes(Fault::ClockDrift, 1) { self.rng.i64(-40..=40) } else { 0 };
+        let drift = if self.should_inject(Fault::ClockDrift, 1) { self.rng.i64(-40..=40) } else { 0 };
         let clock = self.world.clock(process, drift);
         let config = ReactorConfig { buffer_limit: 8 << 20, ..ReactorConfig::default() };
         let reactor = Reactor::simulated(&self.world, process, Rc::clone(&clock), config);
@@ -138,7 +138,7 @@ impl Cluster {
         node
     }
 
-    /// A process ends: what it had in memory is gone.
+    /// Ends a process; its memory is lost.
     pub fn end(&mut self, node: usize, death: Death) {
         self.leave_flash(node, death == Death::PowerCut);
         let node = &mut self.nodes[node];
@@ -152,7 +152,7 @@ impl Cluster {
         node.reactor = None;
     }
 
-    /// In an order in which nothing is missed.
+    /// In the order that its parts require.
     pub fn switch_off(&mut self) {
         for node in 0..self.nodes.len() {
             self.end(node, Death::PowerCut);
@@ -167,7 +167,7 @@ impl Cluster {
         let node = &mut self.nodes[number];
         let Some(reactor) = &mut node.reactor else { return };
         let mut events = Vec::new();
-        reactor.wait(Nanos(0), &mut events).expect("a poll of the simulated engine");
+        reactor.wait(Nanos(0), &mut events).expect("the simulated engine polls without errors");
         let mut moved = !events.is_empty();
         for event in events {
             let Some(event) = retired_event(&mut node.retired, reactor, event) else { continue };
@@ -227,15 +227,15 @@ impl Cluster {
         }
     }
 
-    /// The backing is open: what the record, read in this session, says is this process's is opened with the log of the copy, if
-    /// there may be one. By now the record may say something else.
+    /// The backing is open: opens the disk that the record, read in this session, assigns to this process, with the log of its
+    /// copy, if any. The record may have changed since.
     pub fn open(&mut self, process: Process, number: u64, record: &Record, disk: &DiskRecord, session: u64) {
         let opening = &mut self.nodes[process.node].opening;
         if *opening != number {
             return;
         }
         *opening = 0;
-        // The registry has ended the lease of whoever took the disk from: its right was over before.
+        // The registry has ended the former owner's lease: its right was over before.
         let ended = self.former_has_ended(process, disk);
         let former = if ended { Former::Stopped } else { Former::Silent };
         let (medium, planted) = (self.medium, self.planted);
@@ -266,7 +266,7 @@ impl Cluster {
                 retire(&mut node.retired, reactor, copy);
                 match store {
                     Ok(mut store) => {
-                        // There is nothing that only this flash could hold.
+                        // No data exists only on this flash.
                         let fails = node.device.as_ref().is_some_and(|device| device.has_failed());
                         let fails = store.as_mut().filter(|_| fails);
                         fails.into_iter().for_each(|store| store.fail("it has failed before".into()));
@@ -317,8 +317,8 @@ impl Cluster {
         self.note(|| format!("n{} opens the disk in epoch {}: {record:?}", process.node, record.epoch));
     }
 
-    /// The disk is another's: the log stays as a copy if the record says so.
-    pub fn let_go(&mut self, process: Process) {
+    /// Releases a disk of another owner: the log stays as a copy if the record requires it.
+    pub fn release_disk(&mut self, process: Process) {
         let keep = self.registry_view(process).replicas.contains(&process);
         let planted = self.planted;
         let node = &mut self.nodes[process.node];
@@ -338,13 +338,13 @@ impl Cluster {
         broken.extend(disk.serving.drain());
         node.leaving.push((disk.told_epoch, disk.accel, disk.backing));
         node.wake();
-        self.note(|| format!("n{} lets go", process.node));
+        self.note(|| format!("n{} releases the disk", process.node));
         for request in broken {
             self.reply(process.node, request, None);
         }
     }
 
-    /// Disks that were let go and of which nothing is under way any more.
+    /// Whether released disks have no I/O in flight any more; drops them.
     pub fn take_left(&mut self, process: Process) -> bool {
         let leaving = &mut self.nodes[process.node].leaving;
         let before = leaving.len();
@@ -352,14 +352,14 @@ impl Cluster {
         before > 0 && leaving.is_empty()
     }
 
-    /// An owner, or who thinks that it is, has connected.
+    /// An owner, or a former one, has connected.
     pub fn attach(&mut self, process: Process, owner: String, end: End) {
         let known = self.nodes[process.node].view.epoch;
         let (planted, disk_id) = (self.planted, self.registry.disk().id);
         let node = &mut self.nodes[process.node];
         let is_open = node.disk.is_some() || node.opening != 0;
         if (is_open && !planted.has(Bug::SkipSeal)) || known == 0 {
-            // Dropped: the caller finds nobody here.
+            // Dropped: the caller finds no process here.
             return;
         }
         if node.host.is_none() {
@@ -380,7 +380,7 @@ impl Cluster {
         let attached = host.attach(reactor, owner, known, end.into());
         node.wake();
         if let Err(error) = attached {
-            self.note(|| format!("n{} takes no connection: {error}", process.node));
+            self.note(|| format!("n{} refuses a connection: {error}", process.node));
         }
     }
 
@@ -415,7 +415,7 @@ impl Cluster {
         }
     }
 
-    /// After a takeover nothing new is acknowledged until the set is what it was, or write-through (P1).
+    /// After a takeover the owner acknowledges no new write before the set is restored or the mode is write-through (P1).
     fn enough_copies(&mut self, number: usize, request: Request) {
         let process = self.process(number);
         let record = &self.registry.record;
@@ -442,7 +442,7 @@ impl Cluster {
         }
     }
 
-    /// Whom the record of a node's last look names.
+    /// The record at a node's last read.
     pub fn registry_view(&self, process: Process) -> &Record {
         &self.nodes[process.node].view
     }
@@ -454,7 +454,7 @@ impl Cluster {
 }
 
 impl Disk {
-    /// Hands the accelerator what waits at the export, in order, as far as there is room. Whether anything was.
+    /// Submits waiting requests to the accelerator, in order, while it has room. Returns whether any was submitted.
     fn pump(&mut self, reactor: &mut Reactor, durable: bool) -> bool {
         let mut moved = false;
         while let Some(request) = self.waiting.front()
@@ -489,7 +489,7 @@ impl Disk {
         moved
     }
 
-    /// A request that waits for room is looked at again when the accelerator has had a turn.
+    /// A request that waits for room is retried after a turn of the accelerator.
     fn deadline(&self) -> Nanos {
         let room = self
             .waiting

@@ -1,11 +1,11 @@
-//! What a planted bug needs that no code of production has.
+//! Support for planted bugs that production code lacks.
 
 use weir_accel::lineage::Lineage;
 use weir_accel::replica::Replica;
 use weir_accel::wire::{Batch, Hello, RecordHeader};
 use weir_accel::{AccelConfig, Log};
 
-/// A replica with the same content that does not know of the takeover ([`weir_accel::planted::Bug::SkipSeal`]).
+/// A replica with the same content, not sealed by the takeover ([`weir_accel::planted::Bug::SkipSeal`]).
 pub fn unsealed(replica: &Replica, lineage: Lineage) -> Replica {
     let (log, epoch) = (replica.log(), replica.epoch());
     let mut copy = Replica::new(Log::new(AccelConfig::SMALLEST_LOG, 1).expect("memory"), epoch);

@@ -1,4 +1,4 @@
-//! When the faults have stopped: everything as requested, drained and silent; and nothing that was acknowledged is missing.
+//! Checks after the last fault: requested policy, drained log, idle; no acknowledged write is missing.
 
 use weir_block::Layer;
 
@@ -7,7 +7,7 @@ use super::clients::Client;
 use crate::scale::{BLOCK, BOUND, CALM, GUESTS_END, NODES, QUIET};
 
 impl Cluster {
-    pub fn look_whether_settled(&mut self) {
+    pub fn check_settled(&mut self) {
         let now = self.world.now();
         let problem = self.unsettled();
         match (problem, self.settled) {
@@ -37,10 +37,10 @@ impl Cluster {
         self.settled.is_some_and(|(since, _)| self.world.now() > since + QUIET)
     }
 
-    /// What is not as it should be.
+    /// The reason why the cluster has not settled, if any.
     fn unsettled(&self) -> Option<String> {
         if !self.world.is_quiet() {
-            return Some("messages or operations are under way".into());
+            return Some("messages or operations are in flight".into());
         }
         let record = &self.registry.record;
         let Some(owner) = record.owner.filter(|owner| self.is_alive(*owner)) else {
@@ -51,12 +51,12 @@ impl Cluster {
         };
         let status = disk.accel.status();
         if status.configuration.epoch != record.epoch {
-            return Some(format!("n{} has not heard of epoch {}", owner.node, record.epoch));
+            return Some(format!("n{} does not know epoch {}", owner.node, record.epoch));
         }
         let wanted = record.wanted.map_or(0, |wanted| wanted.min(NODES - 1));
         let fails = self.has_failed_flash(owner.node);
         if fails && record.write_back {
-            return Some(format!("n{} has failed flash and goes on in write-back", owner.node));
+            return Some(format!("n{} has failed flash and stays in write-back", owner.node));
         }
         if !fails && (record.write_back != record.wanted.is_some() || record.replicas.len() != wanted) {
             return Some(format!(
@@ -65,7 +65,7 @@ impl Cluster {
             ));
         }
         if !record.misplaced.is_empty() {
-            return Some(format!("replicas are where the policy wants none: {record:?}"));
+            return Some(format!("replicas are misplaced for the policy: {record:?}"));
         }
         if !record.former.is_empty() {
             return Some("the record still names former owners".into());
@@ -82,14 +82,14 @@ impl Cluster {
                 owner.node, status.log_used
             ));
         }
-        if let Some(node) = (0..NODES).find(|node| self.is_to_be_mended(*node)) {
+        if let Some(node) = (0..NODES).find(|node| self.needs_replacement(*node)) {
             return Some(format!("the flash of n{node} is still to be replaced"));
         }
         if let Some(node) = (0..NODES).find(|node| self.keeps_stray(*node)) {
-            return Some(format!("n{node} keeps a copy that nobody asks for"));
+            return Some(format!("n{node} keeps a copy that no record needs"));
         }
         if let Some(node) = self.nodes.iter().find(|node| !node.retired.is_empty()) {
-            return Some(format!("P10: n{} has not given a slot of its flash back", node.number));
+            return Some(format!("P10: n{} has not released a flash slot", node.number));
         }
         if let Some(node) = self.nodes.iter().find(|node| {
             !node.leaving.is_empty()
@@ -107,7 +107,7 @@ impl Cluster {
         None
     }
 
-    /// Each block's history is that of a register, and the medium holds for good what was read last.
+    /// Each block's history is that of a register, and the medium has the last value read, durably.
     pub fn check_end(&mut self) {
         for block in 0..self.histories.len() {
             self.counts.reads += self.histories[block].reads();

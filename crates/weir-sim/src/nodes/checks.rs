@@ -1,4 +1,4 @@
-//! Whether everybody who could be asked for the disk, now or after a takeover, has what was acknowledged or seen.
+//! Checks that every possible owner, now or after a takeover, has all acknowledged or seen data.
 
 use weir_accel::Log;
 use weir_cluster::records::{Mode, NodeRef};
@@ -9,7 +9,7 @@ use crate::cluster::copies::Known;
 use crate::scale::{BLOCK, BLOCKS};
 
 impl Cluster {
-    /// P1, P4, P6 and P7 in one: what any of these promises forbids would be read somewhere.
+    /// Checks P1, P4, P6 and P7 together: a violation of any would show in some read.
     pub fn check_copies(&mut self) {
         let record = &self.registry.disk;
         let Some(owner) = &record.owner else { return };
@@ -27,14 +27,14 @@ impl Cluster {
         }
     }
 
-    /// What would be read if this process were asked alone.
+    /// Checks what reads of this process alone would return.
     fn check_copy(&self, named: &NodeRef) -> Option<String> {
         let number = self.living(named)?;
         let shard = self.nodes[number].shard.as_ref()?;
         let owned = shard.owned(DISK).map(|accel| accel.log());
         let copy = shard.copy(DISK).map(|host| host.replica()).filter(|replica| replica.is_complete());
         let log = owned.or(copy.map(|replica| replica.log()));
-        // An owner may have closed the disk, with nothing dirty.
+        // An owner may have closed the disk, without dirty data.
         if log.is_none() && self.registry.disk.owner.as_ref() != Some(named) {
             return Some(format!("P1: n{number} is in the set and has no complete copy"));
         }
@@ -42,7 +42,7 @@ impl Cluster {
         Some(format!("P1: with the copy of n{number} the disk has {stale}"))
     }
 
-    /// A block of which something too old would be read through a log, even if the backing had lost its power.
+    /// A block with a stale read through a log, even after a power cut of the backing.
     fn stale_block(&self, log: Option<&Log>) -> Option<String> {
         let mut values: [Option<u64>; BLOCKS] = [None; BLOCKS];
         let mut missing = BLOCKS;
@@ -69,14 +69,14 @@ impl Cluster {
             match seen.newer_than(value) {
                 Some(newer) => Some(format!("version {value} of block {block}, not {newer}")),
                 None => lost().map(|newer| {
-                    format!("version {durable} of block {block} after a loss of power, not {newer}")
+                    format!("version {durable} of block {block} after a power cut, not {newer}")
                 }),
             }
         })
     }
 
-    /// The backing loses its power. What it loses of values that were never acknowledged may be lost.
-    pub fn backing_loses_power(&mut self) {
+    /// Cuts the backing's power. It may lose unacknowledged values.
+    pub fn cut_backing_power(&mut self) {
         let at = self.tick();
         let before: Vec<u64> = (0..BLOCKS).map(|block| self.in_backing(block, false)).collect();
         self.world.power_cut(self.medium);

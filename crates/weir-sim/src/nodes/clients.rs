@@ -1,4 +1,4 @@
-//! Clients of the disk, which speak NBD: one goes wherever the registry says the owner is, one stays where it is for as long as it can.
+//! NBD clients of the disk: one connects to the owner in the registry, one stays on its connection.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use weir_nbd::protocol::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, command, command_fla
 use super::{Cluster, Task, Who};
 use crate::scale::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES};
 
-/// A client gives up waiting, and its connection, after this time.
+/// A client's timeout; it then drops its connection.
 const PATIENCE: Duration = Duration::from_millis(2_500);
 
-/// After the last request of a client, what is still on its way is there after this time.
-const LAST_WORD: Duration = Duration::from_millis(100);
+/// After a client's last request, requests in flight arrive within this time.
+const LAST_ARRIVAL: Duration = Duration::from_millis(100);
 
-/// Most requests of a client under way.
+/// Most requests of a client in flight.
 const DEPTH: usize = 6;
 
-/// Bytes of a reply's head.
+/// Bytes of a reply's header.
 const REPLY: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum Kind {
     Flush,
 }
 
-/// A request; a write's value is written by nobody else. It is also the request's cookie.
+/// A request; a write's value is unique, and is also the request's cookie.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     kind: Kind,
@@ -45,16 +45,16 @@ struct Request {
 struct Connection {
     server: Who,
     end: End,
-    /// Not taken by the wire yet.
+    /// Bytes not sent yet.
     out: Vec<u8>,
-    /// Of replies that are not complete.
+    /// Bytes of incomplete replies.
     input: Vec<u8>,
     under_way: BTreeMap<u64, Request>,
 }
 
 pub struct Client {
     connection: Option<Connection>,
-    /// Stays on its connection until that is closed.
+    /// Keeps its connection until that is closed.
     stays: bool,
 }
 
@@ -68,7 +68,7 @@ impl Client {
     }
 }
 
-/// Tells that a client has something to hear.
+/// Signals that a client has bytes to receive.
 struct Woken(Arc<AtomicBool>);
 
 impl Wake for Woken {
@@ -103,7 +103,7 @@ impl Connection {
         self.under_way.insert(request.value, request);
     }
 
-    /// Sends and receives what there is. False: the connection is of no use any more.
+    /// Sends and receives all it can. False: the connection is unusable.
     fn pump(&mut self, waker: &Waker) -> bool {
         let mut context = Context::from_waker(waker);
         while !self.out.is_empty() {
@@ -123,16 +123,16 @@ impl Connection {
         }
     }
 
-    /// The next reply that has come whole: the request, and what it brought unless it failed.
+    /// The next complete reply: the request, and its value unless it failed.
     fn take_reply(&mut self) -> Result<Option<(Request, Option<u64>)>, &'static str> {
         let Some(head) = self.input.first_chunk::<REPLY>() else { return Ok(None) };
         let number = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         if number(0) != SIMPLE_REPLY_MAGIC {
-            return Err("a reply does not begin as one does");
+            return Err("a reply with a wrong magic number");
         }
         let (error, cookie) = (number(4), u64::from(number(8)) << 32 | u64::from(number(12)));
         let Some(request) = self.under_way.get(&cookie).copied() else {
-            return Err("a reply to a request that was not made");
+            return Err("a reply to an unknown request");
         };
         let data = if request.kind == Kind::Read && error == 0 { BLOCK } else { 0 };
         if self.input.len() < REPLY + data {
@@ -152,7 +152,7 @@ impl Cluster {
             self.after(200, 12_000, Task::Clients);
         } else {
             self.after(20_000, 60_000, Task::Clients);
-            self.look_whether_settled();
+            self.check_settled();
         }
         for client in 0..self.clients.len() {
             self.reconnect(client);
@@ -168,13 +168,13 @@ impl Cluster {
                 }
             }
         }
-        if now > GUESTS_END + LAST_WORD {
+        if now > GUESTS_END + LAST_ARRIVAL {
             self.read_all();
         }
-        self.clients_hear();
+        self.clients_receive();
     }
 
-    /// What is there in the end is read once, and flushed: when no write that somebody has given up is queued any more.
+    /// Reads and flushes the final content, once no abandoned write is queued.
     fn read_all(&mut self) {
         let in_flight = |node: &super::machine::Machine| {
             let shard = node.shard.as_ref();
@@ -184,7 +184,7 @@ impl Cluster {
             return;
         }
         if !self.flushed {
-            // Should its connection break, another one follows.
+            // If its connection breaks, it sends another one.
             self.last_flush = self.next_value + 1;
             return self.send(0, Kind::Flush, 0);
         }
@@ -211,7 +211,7 @@ impl Cluster {
         }
     }
 
-    /// Goes where the disk is open, when there is a reason to.
+    /// Connects to a node with the open disk, when necessary.
     fn reconnect(&mut self, client: usize) {
         let now = self.world.now();
         let open = |cluster: &Cluster, node: usize| cluster.nodes[node].has_open();
@@ -231,7 +231,7 @@ impl Cluster {
         if !leaves {
             return;
         }
-        // Who stays where it is tries any node that has the disk open.
+        // The sticky client tries any node that has the disk open.
         let any = (0..NODES).filter(|node| open(self, *node)).collect::<Vec<_>>();
         let next = match stays && !any.is_empty() {
             true => Some(self.nodes[any[self.rng.usize(..any.len())]].who()),
@@ -248,8 +248,8 @@ impl Cluster {
         }
     }
 
-    /// What has arrived for clients, and what there is room to send now.
-    pub fn clients_hear(&mut self) {
+    /// Receives for clients, and sends as far as there is room.
+    pub fn clients_receive(&mut self) {
         let waker = Waker::from(Arc::new(Woken(Arc::clone(&self.guests_woken))));
         for client in 0..self.clients.len() {
             let Some(mut connection) = self.clients[client].connection.take() else { continue };
@@ -265,14 +265,14 @@ impl Cluster {
                     }
                 }
             }
-            // Who gets an error comes again.
+            // A client reconnects after an error.
             if goes_on && !failed {
                 self.clients[client].connection = Some(connection);
             }
         }
     }
 
-    /// Whether it went well.
+    /// Returns whether the request succeeded.
     fn replied(&mut self, server: Who, request: Request, value: Option<u64>) -> bool {
         let end = self.tick();
         self.note(|| format!("n{} answers {request:?}: {value:?}", server.node));

@@ -1,4 +1,4 @@
-//! What goes wrong around whole nodes, within the limits of the [atlas](crate::atlas), and what operators want.
+//! Injects faults around whole nodes, within the limits of the [atlas](crate::atlas), and operators' requests.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::{Cluster, Task, Who, policy};
 use crate::atlas::{FAULTS, Fault};
 use crate::scale::{CALM, LONGEST_OPERATION, NODES, POLICIES};
 
-/// Faults that happen by themselves, as often as they are named.
-const BY_THEMSELVES: [Fault; 26] = [
+/// Spontaneous faults, weighted by their number of entries.
+const SPONTANEOUS: [Fault; 26] = [
     Fault::Crash,
     Fault::Crash,
     Fault::Crash,
@@ -38,19 +38,19 @@ const BY_THEMSELVES: [Fault; 26] = [
     Fault::BackingError,
     Fault::BackingFull,
     Fault::BackingSlow,
-    Fault::BackingPowerLoss,
+    Fault::BackingPowerCut,
 ];
 
-/// A shard stands still at a look at its clock for this long at most: with the longest operation after it, less than the fence
-/// grace by the fastest clock (beyond that nothing but fencing of the storage protects; RIGHT-TO-SERVE rule 7).
+/// Longest pause of a shard at a read of its clock: with the longest operation after it, less than the fence grace by the fastest
+/// clock (beyond that only fencing of the storage protects).
 const LONGEST_STALL: Duration = Duration::from_millis(400);
 
-/// A control plane hands nothing to the storage: it may stand still, and its process with it, for longer than any lease.
+/// A control plane submits nothing to the storage: its thread may pause for longer than any lease.
 const LONGEST_PLANE_STALL: Duration = Duration::from_millis(2_500);
 
 impl Cluster {
-    /// What media do without any fault.
-    pub fn fair_weather(&mut self) {
+    /// The behaviour of media without faults.
+    pub fn reset_media(&mut self) {
         let medium = MediumFaults {
             late: self.rng.u32(10..100),
             longest: LONGEST_OPERATION,
@@ -60,13 +60,13 @@ impl Cluster {
         self.world.set_medium(self.medium, medium);
     }
 
-    /// A fault of this kind happens, once in `odds`, if this run has it.
-    pub fn strikes(&mut self, fault: Fault, odds: u32) -> bool {
-        let strikes = self.world.now() < CALM && self.swarm.has(fault) && self.rng.u32(..odds) == 0;
-        if strikes {
+    /// Injects a fault of this kind once in `odds` calls, if this run has it.
+    pub fn should_inject(&mut self, fault: Fault, odds: u32) -> bool {
+        let should_inject = self.world.now() < CALM && self.swarm.has(fault) && self.rng.u32(..odds) == 0;
+        if should_inject {
             self.count(fault);
         }
-        strikes
+        should_inject
     }
 
     fn count(&mut self, fault: Fault) {
@@ -76,12 +76,11 @@ impl Cluster {
 
     pub fn fault(&mut self) {
         if self.world.now() >= CALM {
-            return self.calm_down();
+            return self.end_all_faults();
         }
         self.after(10_000, 400_000, Task::Fault);
-        self.clear_up();
-        let kinds: Vec<Fault> =
-            BY_THEMSELVES.iter().copied().filter(|fault| self.swarm.has(*fault)).collect();
+        self.end_expired_faults();
+        let kinds: Vec<Fault> = SPONTANEOUS.iter().copied().filter(|fault| self.swarm.has(*fault)).collect();
         if kinds.is_empty() {
             return;
         }
@@ -91,13 +90,13 @@ impl Cluster {
             (Some(owner), 0 | 1) => owner,
             _ => self.rng.usize(..NODES),
         };
-        if self.happens(fault, node) {
+        if self.inject(fault, node) {
             self.count(fault);
         }
     }
 
-    /// Whether there was an occasion for it.
-    fn happens(&mut self, fault: Fault, node: usize) -> bool {
+    /// Whether it could be injected.
+    fn inject(&mut self, fault: Fault, node: usize) -> bool {
         let medium = self.world.medium(self.medium);
         match fault {
             Fault::Crash => return self.crash(node),
@@ -119,7 +118,7 @@ impl Cluster {
             }
             Fault::CorruptRecord => {
                 // Only batches are so long.
-                self.world.set_wires(Wires { spoil: Some(600), ..self.world.wires() });
+                self.world.set_wires(Wires { flip_bit: Some(600), ..self.world.wires() });
             }
             Fault::RegistryAway => {
                 self.registry.up = false;
@@ -138,7 +137,7 @@ impl Cluster {
             }
             Fault::PolicyChange => {
                 let wanted = POLICIES[self.rng.usize(..POLICIES.len())];
-                // Whoever is asked forwards it to the owner; an owner may be one no longer.
+                // The node forwards the request to the owner, which may be a former one by now.
                 return self.order(node, Order::SetPolicy(policy(wanted)));
             }
             Fault::Move => {
@@ -148,8 +147,8 @@ impl Cluster {
             Fault::BackingError => self.bad_backing(MediumFaults { fails: 2, ..medium }, 1_000),
             Fault::BackingFull => self.bad_backing(MediumFaults { full: true, ..medium }, 2_000),
             Fault::BackingSlow => self.bad_backing(MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000),
-            Fault::BackingPowerLoss if self.durable_writes => {
-                self.backing_loses_power();
+            Fault::BackingPowerCut if self.durable_writes => {
+                self.cut_backing_power();
                 self.bad_backing(MediumFaults { fails: 1, ..medium }, 1_000);
             }
             _ => return false,
@@ -161,12 +160,12 @@ impl Cluster {
         let taken = self.nodes[node].orders.as_ref().is_some_and(|orders| orders.send(order.clone()).is_ok());
         if taken {
             self.nodes[node].shared.lock().orders += 1;
-            self.note(|| format!("n{node} is asked for {order:?}"));
+            self.note(|| format!("n{node} gets the request {order:?}"));
         }
         taken
     }
 
-    /// A disk that nobody owns is exported somewhere.
+    /// Exports a disk without an owner on some node.
     pub fn operator_acts(&mut self) {
         self.after(200_000, 600_000, Task::Operator);
         if self.registry.disk.owner.is_none() {
@@ -180,10 +179,10 @@ impl Cluster {
         self.backing_until = self.in_a_while(10, most);
     }
 
-    /// What has lasted long enough.
-    fn clear_up(&mut self) {
+    /// Ends faults whose time is over.
+    fn end_expired_faults(&mut self) {
         if self.world.now() >= self.backing_until {
-            self.fair_weather();
+            self.reset_media();
         }
         for node in 0..NODES {
             let stalls = self.swarm.has(Fault::Pause) && self.rng.u8(..3) == 0;
@@ -196,7 +195,7 @@ impl Cluster {
         self.world.now() + Duration::from_millis(self.rng.u64(least..=most))
     }
 
-    /// A crash is most telling right after a decision: once in `odds`, `node` crashes within so many microseconds.
+    /// A crash finds most right after a decision: once in `odds` calls, `node` crashes within `within` microseconds.
     pub fn crash_soon(&mut self, node: usize, odds: u32, within: u64) {
         if self.world.now() < CALM && self.swarm.has(Fault::Crash) && self.rng.u32(..odds) == 0 {
             self.after(0, within, Task::Crash { node });
@@ -209,8 +208,8 @@ impl Cluster {
         }
     }
 
-    /// Whether all that was acknowledged survives when this process is gone: of each set that is committed, or may be, somebody is
-    /// left, or the process is of no importance.
+    /// Whether all acknowledged data survives without this process: each set that is committed, or may be, keeps a holder, or
+    /// does not need it.
     fn may_crash(&self, number: usize) -> bool {
         let who = self.nodes[number].who();
         let is_it = |node: &NodeRef| self.living(node) == Some(number);
@@ -223,7 +222,7 @@ impl Cluster {
         let proposed = self.registry.proposed.values();
         survives(&self.registry.disk)
             && proposed.clone().all(|(_, record)| survives(record))
-            // Who asks for the disk may get it however long ago it died.
+            // A process that has requested the disk may get it, even if dead.
             && !proposed.into_iter().any(|(by, record)| *by == who && self.registry.disk.owner != record.owner)
     }
 
@@ -232,7 +231,7 @@ impl Cluster {
         if !machine.alive || !self.may_crash(node) {
             return false;
         }
-        // What it does in a moment that it stands still in is done by then.
+        // Its actions during the current pause are done by then.
         let stands = machine.clock.busy_until();
         if stands > self.world.now() {
             self.at(stands, Task::Crash { node });
@@ -244,7 +243,7 @@ impl Cluster {
         true
     }
 
-    /// A process ends, and another one begins within so many microseconds.
+    /// Ends a process; another one starts within `within` microseconds.
     pub fn end_and_restart(&mut self, node: usize, death: Death, within: u64) {
         let who: Who = self.nodes[node].who();
         self.end(node, death);
@@ -261,10 +260,10 @@ impl Cluster {
         self.world.restore_power(self.nodes[node].process);
         let next = self.start(node, self.nodes[node].incarnation + 1);
         self.nodes[node] = next;
-        self.note(|| format!("n{node} starts again"));
+        self.note(|| format!("n{node} restarts"));
     }
 
-    /// A process stands still and goes on later as if nothing had happened.
+    /// Pauses a process; it continues later.
     fn pause(&mut self, node: usize) -> bool {
         if !self.nodes[node].alive || self.nodes[node].paused {
             return false;
@@ -272,13 +271,13 @@ impl Cluster {
         self.nodes[node].paused = true;
         let resumed = self.in_a_while(10, 4_000);
         self.at(resumed, Task::Resume { node });
-        self.note(|| format!("n{node} stands still until {:.3}", resumed.0 as f64 / 1e9));
+        self.note(|| format!("n{node} pauses until {:.3}", resumed.0 as f64 / 1e9));
         true
     }
 
     pub fn resume(&mut self, node: usize) {
         if std::mem::replace(&mut self.nodes[node].paused, false) {
-            self.note(|| format!("n{node} goes on"));
+            self.note(|| format!("n{node} continues"));
         }
     }
 
@@ -286,16 +285,16 @@ impl Cluster {
         let machine = &mut self.nodes[node];
         if !(machine.reaches && machine.hears) {
             (machine.reaches, machine.hears) = (true, true);
-            self.tell_all(Some(node));
+            self.notify_all(Some(node));
         }
     }
 
-    fn calm_down(&mut self) {
+    fn end_all_faults(&mut self) {
         self.note(|| "no more faults".into());
         self.registry_up();
         self.world.unblock();
-        self.world.set_wires(Wires { late: 0, spoil: None, ..self.world.wires() });
-        self.fair_weather();
+        self.world.set_wires(Wires { late: 0, flip_bit: None, ..self.world.wires() });
+        self.reset_media();
         for node in 0..NODES {
             self.reach(node);
             self.resume(node);

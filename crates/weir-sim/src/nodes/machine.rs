@@ -1,4 +1,4 @@
-//! A machine with a whole node on it: the production control plane and the production shard, as one process.
+//! A machine with a whole node: the production control plane and shard as one process.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -26,26 +26,26 @@ use weir_node::units::Period;
 
 use super::network::{Wire, Wires, address};
 use super::registry::{DISK, Line};
-use super::storage::Shelf;
+use super::storage::SimulatedStorage;
 use super::{Cluster, Who};
 use crate::scale::{FENCE_GRACE, LEASE, PEER_DEADLINE, name};
 
-/// What a turn of a shard, or a round of the control plane's tasks, costs at least.
+/// Least cost of a shard's turn, or of a round of the control plane's tasks.
 const TURN: Duration = Duration::from_micros(2);
 
-/// More turns than this in a row that found nothing to do are a shard that spins (P10).
+/// More consecutive idle turns than this mean that the shard spins (P10).
 const IDLE_TURNS: u32 = 300;
 
 /// Bytes of a log.
 const LOG: u64 = weir_accel::AccelConfig::SMALLEST_LOG;
 
-/// Commands, and notices, that wait.
+/// Capacity for waiting commands and notices.
 const QUEUE: usize = 4096;
 
-/// Time for a greeting.
+/// Timeout of a greeting.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// What operators ask a node for.
+/// An operator's request to a node.
 #[derive(Clone, Debug)]
 pub enum Order {
     Export,
@@ -53,15 +53,15 @@ pub enum Order {
     Move(usize),
 }
 
-/// What is known outside of the control plane that runs in a process.
+/// State of a control plane, shared with the simulation.
 #[derive(Default)]
 pub struct Known {
     pub node: Option<Arc<Node>>,
-    /// Why the process has ended by itself.
+    /// Why the process has exited.
     pub failed: Option<String>,
-    /// Operators' requests that are under way.
+    /// Operators' requests in progress.
     pub orders: usize,
-    /// What came of them, for the trace.
+    /// Their outcomes, for the trace.
     pub said: Vec<String>,
 }
 
@@ -81,13 +81,13 @@ pub struct Machine {
     pub alive: bool,
     pub has_power: bool,
     pub paused: bool,
-    /// Its questions reach the registry.
+    /// Whether its requests reach the registry.
     pub reaches: bool,
-    /// The registry's answers reach it.
+    /// Whether the registry's answers reach it.
     pub hears: bool,
     pub process: ProcessId,
     pub clock: Rc<VirtualClock>,
-    /// The control plane goes before the shard that it has queues to.
+    /// The control plane is dropped before the shard, because it has queues to it.
     tasks: Option<weir_task::Process>,
     pub shard: Option<Turning>,
     waker: Option<Arc<Waker>>,
@@ -97,17 +97,17 @@ pub struct Machine {
     /// Connections of clients.
     pub guests: Option<mpsc::UnboundedSender<End>>,
     pub orders: Option<mpsc::UnboundedSender<Order>>,
-    /// How long the shard stands still at a look at its clock, once in how many looks; and how long the control plane.
+    /// Pauses of the shard (longest, and once in how many reads of its clock), and of the control plane.
     pub stalls: (u32, Duration, Duration),
     idle_turns: u32,
-    /// When the shard's next turn is due, in the world's time.
+    /// When the shard's next turn is due, in world time.
     wake: Nanos,
-    /// The control plane's thread does something else until then.
+    /// The control plane's thread is busy until then.
     elsewhere: Nanos,
     busy: Nanos,
 }
 
-/// Whose turn it is.
+/// The part of a machine that gets a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Shard,
@@ -115,7 +115,7 @@ pub enum Part {
 }
 
 impl Machine {
-    /// When one of its parts is to be given a turn, in the time of the world; and which.
+    /// When its next turn is due, in world time, and of which part.
     pub fn due(&self, world: &World) -> (Nanos, Part) {
         let (Some(tasks), Some(waker), false) = (&self.tasks, &self.waker, self.paused) else {
             return (Nanos::NEVER, Part::Shard);
@@ -164,7 +164,7 @@ fn config(number: usize) -> Config {
     }
 }
 
-/// What a process is made of.
+/// The parts of a process.
 struct Life {
     config: Config,
     record: NodeRecord,
@@ -178,7 +178,7 @@ struct Life {
     shared: Shared,
 }
 
-/// What [`weir_node::run`] does once its sockets and shards are there.
+/// As [`weir_node::run`], after its sockets and shards exist.
 async fn live(life: Life) -> Result<(), String> {
     let Life { config, record, registry, wires, shards, notices, mut peers, mut guests, mut orders, shared } =
         life;
@@ -220,7 +220,7 @@ async fn live(life: Life) -> Result<(), String> {
     }
 }
 
-/// As [`weir_node::operations`] does it, once it is at the right node.
+/// As [`weir_node::operations`], on the right node.
 async fn carry_out(node: &Arc<Node>, tasks: &Tasks, order: Order) -> String {
     let answer = match order {
         Order::Export => {
@@ -259,7 +259,7 @@ impl Cluster {
             full_log_wait: config.limits.full_log_wait.0,
             destage_delay: self.destage_delay,
             engine: Engine::Auto,
-            storage: Arc::new(Shelf { who, wishes: self.wishes.clone() }),
+            storage: Arc::new(SimulatedStorage { who, requests: self.requests.clone() }),
             flash: None,
             wrap: Arc::new(Plain),
             planted: self.planted,
@@ -290,8 +290,8 @@ impl Cluster {
         let life = Life {
             config,
             record,
-            registry: Arc::new(Line { who, wishes: self.wishes.clone() }),
-            wires: Wires { who, wishes: self.wishes.clone() },
+            registry: Arc::new(Line { who, requests: self.requests.clone() }),
+            wires: Wires { who, requests: self.requests.clone() },
             shards: Shards::new(shards),
             notices,
             peers: to_peers,
@@ -333,7 +333,7 @@ impl Cluster {
         }
     }
 
-    /// A process ends: what it had in memory is gone.
+    /// Ends a process; its memory is lost.
     pub fn end(&mut self, number: usize, death: Death) {
         let machine = &mut self.nodes[number];
         self.world.end(machine.process, death);
@@ -346,13 +346,13 @@ impl Cluster {
         machine.waker = None;
     }
 
-    /// In an order in which nothing is missed.
+    /// In the order that its parts require.
     pub fn switch_off(&mut self) {
         for node in 0..self.nodes.len() {
             self.end(node, Death::PowerCut);
         }
         self.tasks.clear();
-        self.wishes.take();
+        self.requests.take();
     }
 
     /// One turn of a machine's shard, or one round of its control plane.
@@ -370,7 +370,7 @@ impl Cluster {
                 if machine.tasks.as_ref().is_some_and(|tasks| !tasks.run(&machine.clock)) {
                     self.fail(|| format!("P10: the control plane of n{number} spins"));
                 }
-                // The system gives a thread its turn when it likes.
+                // The scheduler runs a thread at any time.
                 let late = if self.rng.u8(..) < 8 { 3_000 } else { 20 };
                 let late = Duration::from_micros(self.rng.u64(0..late));
                 self.nodes[number].elsewhere = now.max(self.nodes[number].clock.busy_until()) + late;
@@ -379,9 +379,9 @@ impl Cluster {
         let machine = &mut self.nodes[number];
         machine.busy = now.max(machine.clock.busy_until()) + TURN;
         let sent = now.max(machine.clock.busy_until());
-        self.grant_wishes(sent);
+        self.execute_requests(sent);
         if part == Part::Plane {
-            self.look_at_plane(number);
+            self.check_plane(number);
         }
     }
 
@@ -389,7 +389,7 @@ impl Cluster {
         let machine = &mut self.nodes[number];
         let Some(shard) = &mut machine.shard else { return };
         let time = SetTime::by(&machine.clock);
-        let turned = shard.turn_once(Nanos(0)).expect("the simulated engine does not break");
+        let turned = shard.turn_once(Nanos(0)).expect("the simulated engine polls without errors");
         let deadline = shard.deadline();
         drop(time);
         machine.wake = machine.clock.when(deadline);
@@ -400,11 +400,11 @@ impl Cluster {
             self.fail(|| format!("P10: n{number} spins: {idle} turns in a row with nothing to do"));
         }
         if finished {
-            self.fail(|| format!("n{number} has stopped by itself"));
+            self.fail(|| format!("n{number} has exited"));
         }
     }
 
-    fn look_at_plane(&mut self, number: usize) {
+    fn check_plane(&mut self, number: usize) {
         let mut known = self.nodes[number].shared.lock();
         let (failed, said) = (known.failed.take(), std::mem::take(&mut known.said));
         drop(known);
@@ -412,7 +412,7 @@ impl Cluster {
             self.note(|| said);
         }
         if let Some(reason) = failed {
-            // As a supervisor does, who has it started again.
+            // A supervisor restarts it.
             self.note(|| format!("n{number} ends: {reason}"));
             self.end_and_restart(number, Death::Killed, 300_000);
         }

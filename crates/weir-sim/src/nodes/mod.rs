@@ -1,12 +1,12 @@
 //! Whole nodes under virtual time.
 //!
-//! **What is real**: all of a node but its sockets and threads: the control plane ([`weir_node::plane`]) with its membership,
-//! grants, tasks of disks and operators' requests; the shard ([`weir_node::shard::Turning`]) with export, accelerator, replicas and
-//! openings; what they say to each other; the registry's transactions, leases and watches. **What is played**: time, wires and
-//! media ([`weir_block::sim`]), threads ([`weir_task::Process`]), the lines to the registry, opening a backing, operators, clients.
+//! **What is real**: all of a node except its sockets and threads: the control plane ([`weir_node::plane`]) with its membership,
+//! grants, disk tasks and operators' requests; the shard ([`weir_node::shard::Turning`]) with export, accelerator, replicas and
+//! openings; their messages; the registry's transactions, leases and watches. **What is simulated**: time, network and media
+//! ([`weir_block::sim`]), threads ([`weir_task::Process`]), connections to the registry, opening a backing, operators, clients.
 //!
-//! A process may stand still at any look at its clock, in a shard's turn or in a task of the control plane. Calls to the registry
-//! get lost before or after they are committed. See [`crate::run`] for what the checks are.
+//! A process may pause at any read of its clock, in a shard's turn or in a task of the control plane. Calls to the registry get
+//! lost before or after their commit. See [`crate::run`] for the checks.
 
 mod checks;
 mod clients;
@@ -44,35 +44,35 @@ use machine::Machine;
 use network::Dialling;
 use registry::{Answer, Asked, DISK, Question, Reply, Service};
 
-/// One life of a node.
+/// One incarnation of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Who {
     node: usize,
     incarnation: u64,
 }
 
-/// What a process wants of the world around it.
-enum Wish {
+/// A process's request to the simulation.
+enum WorldRequest {
     Ask(Question, Reply),
     Connect { to: usize, reply: oneshot::Sender<End> },
     Open(Report),
 }
 
-/// What processes want, until their turn is over.
+/// Requests of processes, collected until their turn is over.
 #[derive(Clone, Default)]
-struct Wishes(Arc<Mutex<Vec<(Who, Wish)>>>);
+struct WorldRequests(Arc<Mutex<Vec<(Who, WorldRequest)>>>);
 
-impl Wishes {
-    fn push(&self, who: Who, wish: Wish) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((who, wish));
+impl WorldRequests {
+    fn push(&self, who: Who, request: WorldRequest) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((who, request));
     }
 
-    fn take(&self) -> Vec<(Who, Wish)> {
+    fn take(&self) -> Vec<(Who, WorldRequest)> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What is to happen at some time, apart from what wires and media do.
+/// A scheduled event, apart from those of network and media.
 enum Task {
     AtRegistry(Asked),
     Answered {
@@ -80,10 +80,10 @@ enum Task {
         reply: Reply,
         answer: Result<Answer, RegistryError>,
     },
-    /// Whoever waits for this hears that nothing comes any more.
+    /// Tells the waiting caller that no answer will come.
     Lost(Reply),
-    /// A watcher of the registry is told.
-    Tell(u64),
+    /// Notifies a watcher of the registry.
+    Notify(u64),
     EndSeen(Who),
     Dialled(Dialling),
     Connected {
@@ -110,7 +110,7 @@ enum Task {
     },
 }
 
-/// Machines with nodes on them, a registry, a medium, operators and clients.
+/// Machines with nodes, a registry, a medium, operators and clients.
 struct Cluster {
     world: World,
     rng: Rng,
@@ -118,10 +118,10 @@ struct Cluster {
     tasks: Vec<Option<Task>>,
     free: Vec<usize>,
     number: u64,
-    wishes: Wishes,
+    requests: WorldRequests,
     nodes: Vec<Machine>,
     registry: Service,
-    /// Questions to the registry whose askers do not know yet that no answer comes.
+    /// Calls to the registry whose callers do not know yet that no answer will come.
     unheard: usize,
     medium: FileId,
     /// The process of all clients.
@@ -130,12 +130,12 @@ struct Cluster {
     clients: Vec<Client>,
     histories: Vec<crate::history::History>,
     known: Vec<Known>,
-    /// Whether all writes are durable when they are acknowledged.
+    /// Whether all acknowledged writes are durable.
     durable_writes: bool,
-    /// The flush after the last write, once it was sent, and whether it was answered.
+    /// The flush after the last write, once sent, and whether it completed.
     last_flush: u64,
     flushed: bool,
-    /// The value of each block after that.
+    /// The value of each block after the final flush.
     last_read: Vec<Option<u64>>,
     next_value: u64,
     ticks: u64,
@@ -143,7 +143,7 @@ struct Cluster {
     swarm: Swarm,
     backing_until: Nanos,
     destage_delay: Duration,
-    /// At the last look whether everything has settled.
+    /// Whether the cluster had settled at the last check.
     activity: u64,
     settled: Option<(Nanos, u64)>,
     violation: Option<String>,
@@ -194,7 +194,7 @@ impl Cluster {
         let mut cluster = Cluster {
             registry: Service::new(disk, rng.bool()),
             nodes: Vec::new(),
-            wishes: Wishes::default(),
+            requests: WorldRequests::default(),
             queue: BinaryHeap::new(),
             tasks: Vec::new(),
             free: Vec::new(),
@@ -224,7 +224,7 @@ impl Cluster {
             world,
             rng,
         };
-        cluster.fair_weather();
+        cluster.reset_media();
         for node in 0..NODES {
             let machine = cluster.start(node, 1);
             cluster.nodes.push(machine);
@@ -248,7 +248,7 @@ impl Cluster {
                 self.expire_leases(false);
             }
             if self.guests_woken.swap(false, std::sync::atomic::Ordering::Relaxed) {
-                self.clients_hear();
+                self.clients_receive();
             }
             if task <= next {
                 let Some(Reverse((_, _, place))) = self.queue.pop() else { continue };
@@ -271,17 +271,17 @@ impl Cluster {
         }
     }
 
-    /// What processes have asked for in a turn that was over at `sent`.
-    fn grant_wishes(&mut self, sent: Nanos) {
-        for (who, wish) in self.wishes.take() {
-            match wish {
-                Wish::Ask(question, reply) => self.asked(who, question, reply, sent),
-                Wish::Connect { to, reply } => {
+    /// Executes the requests of a turn that was over at `sent`.
+    fn execute_requests(&mut self, sent: Nanos) {
+        for (who, request) in self.requests.take() {
+            match request {
+                WorldRequest::Ask(question, reply) => self.asked(who, question, reply, sent),
+                WorldRequest::Connect { to, reply } => {
                     let delay = self.mostly(400, 50_000);
                     self.at(sent + delay, Task::Dialled(Dialling { from: who, to, reply }));
                 }
-                Wish::Open(report) => {
-                    // The medium, or the kernel of a dead owner in it, may take long over it.
+                WorldRequest::Open(report) => {
+                    // The medium, or a dead owner's kernel, may delay it.
                     let slow = self.world.now() < CALM && self.rng.u8(..4) == 0;
                     let most = if slow { 3_000_000 } else { 2_000 };
                     let delay = Duration::from_micros(self.rng.u64(200..=most));
@@ -295,7 +295,7 @@ impl Cluster {
         match task {
             Task::AtRegistry(asked) => self.at_registry(asked),
             Task::Answered { to, reply, answer } => {
-                // Who is gone, or has been cut off meanwhile, hears nothing.
+                // A process that has ended or was cut off meanwhile gets nothing.
                 if self.is_alive(to) && self.nodes[to.node].hears {
                     let _ = reply.send(answer);
                 }
@@ -304,7 +304,7 @@ impl Cluster {
                 self.unheard -= 1;
                 drop(reply);
             }
-            Task::Tell(number) => self.tell(number),
+            Task::Notify(number) => self.notify(number),
             Task::EndSeen(who) => self.end_seen(who),
             Task::Dialled(dialling) => self.dialled(dialling),
             Task::Connected { to, reply, end } => {
@@ -340,7 +340,7 @@ impl Cluster {
         self.queue.push(Reverse((time.max(self.world.now()), self.number, place)));
     }
 
-    /// Between so many microseconds from now.
+    /// Schedules a task between `least` and `most` microseconds from now.
     fn after(&mut self, least: u64, most: u64, task: Task) {
         let delay = Duration::from_micros(self.rng.u64(least..=most));
         self.at(self.world.now() + delay, task);
@@ -350,7 +350,7 @@ impl Cluster {
         self.nodes[who.node].alive && self.nodes[who.node].incarnation == who.incarnation
     }
 
-    /// The process that a record means, if it lives.
+    /// The living process of a reference, if any.
     fn living(&self, node: &NodeRef) -> Option<usize> {
         let number = (0..NODES).find(|number| name(*number) == node.node)?;
         self.is_alive(Who { node: number, incarnation: node.incarnation }).then_some(number)

@@ -1,4 +1,4 @@
-//! Connections between nodes: simulated wires behind the production greetings.
+//! Connections between nodes: simulated connections with the production greetings.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use weir_block::Stream;
 use weir_block::sim::End;
 use weir_node::peer::{Duplex, Greeting, Incoming, Network, Pending};
 
-use super::{Cluster, Task, Who, Wish, Wishes};
+use super::{Cluster, Task, Who, WorldRequest, WorldRequests};
 use crate::atlas::Fault;
 
-/// A connection that is not answered is tried again after this time.
+/// Retry interval of an unanswered connection attempt.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// The way of one process to the other nodes.
+/// One process's network to the other nodes.
 pub struct Wires {
     pub who: Who,
-    pub wishes: Wishes,
+    pub requests: WorldRequests,
 }
 
-/// Where a node is reached.
+/// A node's address.
 pub fn address(node: usize) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], node as u16 + 1))
 }
@@ -33,7 +33,7 @@ impl Wires {
     async fn greet(&self, address: SocketAddr, greeting: &Greeting) -> io::Result<Wire> {
         let (reply, connected) = oneshot::channel();
         let node = usize::from(address.port()) - 1;
-        self.wishes.push(self.who, Wish::Connect { to: node, reply });
+        self.requests.push(self.who, WorldRequest::Connect { to: node, reply });
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         let end = connected.await.map_err(|_| refused())?;
         let mut wire = Wire(end);
@@ -93,7 +93,7 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// A connection that is being made.
+/// A connection attempt.
 pub struct Dialling {
     pub from: Who,
     pub to: usize,
@@ -101,7 +101,7 @@ pub struct Dialling {
 }
 
 impl Cluster {
-    /// The first packet of a connection arrives, or does not.
+    /// The first packet of a connection arrives, or is lost.
     pub fn dialled(&mut self, dialling: Dialling) {
         let Dialling { from, to, reply } = &dialling;
         if reply.is_closed() || !self.is_alive(*from) {
@@ -112,11 +112,11 @@ impl Cluster {
         if there || back || !node.has_power {
             return self.at(self.world.now() + AGAIN, Task::Dialled(dialling));
         }
-        let fails = self.strikes(Fault::ConnectFailure, 20);
+        let fails = self.should_inject(Fault::ConnectFailure, 20);
         let node = &self.nodes[dialling.to];
         let (Some(peers), false) = (&node.peers, fails) else { return };
         let (ours, theirs) = self.world.connect(self.nodes[dialling.from.node].process, node.process);
-        // A process that stands still is connected to by its kernel.
+        // The kernel of a paused process accepts the connection.
         if peers.send(theirs).is_ok() {
             let delay = self.mostly(200, 100_000);
             self.at(

@@ -1,4 +1,4 @@
-//! The registry: the embedded one's transactions, behind lines that are slow, break and lose answers.
+//! The registry: the embedded one's transactions, over connections that are slow, break and lose answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use weir_cluster::registry::{
 };
 use weir_cluster::{Feed, Memory};
 
-use super::{Cluster, Task, Who, Wish, Wishes};
+use super::{Cluster, Task, Who, WorldRequest, WorldRequests};
 use crate::atlas::Fault;
 use crate::scale::CALM;
 
 /// The name of the disk.
 pub const DISK: &str = "disk";
 
-/// A call without an answer fails after this time, as the client's does.
+/// Timeout of a call, as in the production client.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is asked of the registry.
+/// A call to the registry.
 #[derive(Debug)]
 pub enum Question {
     Get(String),
@@ -35,7 +35,7 @@ pub enum Question {
     Register(NodeRef, LeaseId),
 }
 
-/// What it answers.
+/// The registry's answer.
 pub enum Answer {
     Entry(Option<Entry>),
     Listing(Listing),
@@ -50,7 +50,7 @@ pub enum Answer {
 pub type Reply = oneshot::Sender<Result<Answer, RegistryError>>;
 
 impl Question {
-    /// The record of the disk as it is to be, if this is to change it.
+    /// The disk's proposed record, if the call changes it.
     fn proposes(&self) -> Option<DiskRecord> {
         let Question::Transact(transaction) = self else { return None };
         let key = keys::disk(DISK);
@@ -64,10 +64,10 @@ impl Question {
     }
 }
 
-/// A process's way to the registry.
+/// A process's connection to the registry.
 pub struct Line {
     pub who: Who,
-    pub wishes: Wishes,
+    pub requests: WorldRequests,
 }
 
 fn unavailable(reason: &str) -> RegistryError {
@@ -77,7 +77,7 @@ fn unavailable(reason: &str) -> RegistryError {
 impl Line {
     async fn ask(&self, question: Question) -> Result<Answer, RegistryError> {
         let (reply, answer) = oneshot::channel();
-        self.wishes.push(self.who, Wish::Ask(question, reply));
+        self.requests.push(self.who, WorldRequest::Ask(question, reply));
         match weir_task::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(unavailable("the connection broke")),
@@ -86,13 +86,13 @@ impl Line {
     }
 }
 
-/// Asks, and takes the kind of answer that there is to this kind of question.
+/// Makes a call and extracts the matching kind of answer.
 macro_rules! ask {
     ($line:expr, $question:expr, $answer:path) => {
         Box::pin(async move {
             match $line.ask($question).await? {
                 $answer(answer) => Ok(answer),
-                _ => Err(unavailable("an answer to another question")),
+                _ => Err(unavailable("an answer of the wrong kind")),
             }
         })
     };
@@ -137,16 +137,16 @@ impl Registry for Line {
     }
 }
 
-/// Whom the registry tells of changes.
+/// A watcher of the registry.
 struct Follower {
     who: Who,
     prefix: String,
     feed: Feed,
-    /// It is about to be told.
+    /// A notification is scheduled.
     due: bool,
 }
 
-/// A question on its way, or before a registry that stands still.
+/// A call in flight, or waiting for a paused registry.
 pub struct Asked {
     pub who: Who,
     pub number: u64,
@@ -154,21 +154,21 @@ pub struct Asked {
     pub reply: Option<Reply>,
 }
 
-/// The registry, and what is on its way there.
+/// The registry and the calls in flight.
 pub struct Service {
     memory: Memory,
     pub up: bool,
-    /// While it is not up, it stands still and answers later; otherwise it is not there.
+    /// While it is not up: paused, and answers later (true), or unreachable (false).
     pub stands: bool,
     waiting: Vec<Asked>,
     followers: BTreeMap<u64, Follower>,
-    /// What may still be committed, by the number of the question.
+    /// Changes that may still commit, by call number.
     pub proposed: BTreeMap<u64, (Who, DiskRecord)>,
     /// The lease of each process that the registry watches.
     watched: BTreeMap<Who, (NodeRef, LeaseId)>,
-    /// Whether it sees when a process ends.
+    /// Whether it detects the end of a process.
     sees_ends: bool,
-    /// The record as it is committed.
+    /// The committed record.
     pub disk: DiskRecord,
     number: u64,
 }
@@ -191,12 +191,12 @@ impl Service {
         }
     }
 
-    /// When a lease ends next.
+    /// When the next lease ends.
     pub fn due(&self) -> Nanos {
         if self.up { self.memory.next_deadline() } else { Nanos::NEVER }
     }
 
-    /// Whether the session of the process on a node stands.
+    /// Whether the session of the process on a node is valid.
     pub fn has_session(&self, name: &str, incarnation: u64) -> bool {
         let entry = self.memory.get(&keys::session(name)).ok().flatten();
         entry.is_some_and(|entry| entry.value == incarnation.to_string().as_bytes())
@@ -246,16 +246,16 @@ impl Cluster {
         self.nodes[node].reaches
     }
 
-    /// A question leaves a process at `sent`.
+    /// A process sends a call at `sent`.
     pub fn asked(&mut self, who: Who, question: Question, reply: Reply, sent: Nanos) {
         self.registry.number += 1;
         let number = self.registry.number;
         let proposes = question.proposes();
         let odds = if proposes.is_some() { 6 } else { 100 };
         let is_lost = !self.reaches(who.node);
-        let choice = if self.strikes(Fault::LostAnswer, odds) { self.rng.u8(1..4) } else { 0 };
+        let choice = if self.should_inject(Fault::LostAnswer, odds) { self.rng.u8(1..4) } else { 0 };
         if is_lost || choice == 1 {
-            // Nobody ever hears of it; who asked learns that soon, or when it is tired of waiting.
+            // The call is lost; the caller learns that soon, or by its timeout.
             let late = Duration::from_millis(if self.rng.bool() { self.rng.u64(1..600) } else { 6_000 });
             self.unheard += 1;
             return self.at(sent + late, Task::Lost(reply));
@@ -268,7 +268,7 @@ impl Cluster {
         if choice > 1
             && let Some(reply) = asked.reply.take()
         {
-            // It arrives, and the answer does not: who asked may give up before, or after.
+            // The call arrives, its answer does not: the caller may time out before or after the commit.
             let told = Duration::from_micros(self.rng.u64(..900_000));
             delay = Duration::from_micros(self.rng.u64(..800_000));
             self.unheard += 1;
@@ -301,8 +301,8 @@ impl Cluster {
             self.note(|| format!("registry: n{} {said}: {came:?}", who.node));
         }
         if answer.is_ok() {
-            self.tell_if_behind(number);
-            self.tell_followers(&changed);
+            self.notify_if_behind(number);
+            self.notify_watchers(&changed);
             self.disk_may_have_changed(who);
         }
         if let Some(reply) = reply
@@ -329,7 +329,7 @@ impl Cluster {
         self.check_copies();
     }
 
-    fn tell_followers(&mut self, changed: &[String]) {
+    fn notify_watchers(&mut self, changed: &[String]) {
         if changed.is_empty() {
             return;
         }
@@ -342,29 +342,29 @@ impl Cluster {
         }
         for number in told {
             let delay = self.mostly(600, 300_000);
-            self.at(self.world.now() + delay, Task::Tell(number));
+            self.at(self.world.now() + delay, Task::Notify(number));
         }
     }
 
-    /// Who begins to watch from before the last change is told of what was in between.
-    fn tell_if_behind(&mut self, number: u64) {
+    /// A new watch from an earlier revision gets the changes since.
+    fn notify_if_behind(&mut self, number: u64) {
         let Service { memory, followers, .. } = &mut self.registry;
         let behind = followers.get_mut(&number).filter(|follower| follower.feed.is_behind(memory));
         if let Some(follower) = behind {
             follower.due = true;
             let delay = self.mostly(600, 300_000);
-            self.at(self.world.now() + delay, Task::Tell(number));
+            self.at(self.world.now() + delay, Task::Notify(number));
         }
     }
 
-    /// Whoever watches is told what has happened.
-    pub fn tell(&mut self, number: u64) {
+    /// Sends a watcher the changes so far.
+    pub fn notify(&mut self, number: u64) {
         let Some(follower) = self.registry.followers.get_mut(&number) else { return };
         follower.due = false;
         let node = &self.nodes[follower.who.node];
         let alive = node.alive && node.incarnation == follower.who.incarnation;
         if alive && !(self.registry.up && node.reaches && node.hears) {
-            // It is told when that is over.
+            // It is notified when the pause is over.
             return;
         }
         let Service { memory, followers, .. } = &mut self.registry;
@@ -375,31 +375,31 @@ impl Cluster {
         }
     }
 
-    /// Leases whose time is up end.
+    /// Ends expired leases.
     pub fn expire_leases(&mut self, stalled: bool) {
         let over = self.registry.memory.expire(self.world.now(), stalled);
         if !over.is_empty() {
             self.note(|| format!("registry: {} sessions have ended", over.len()));
-            self.tell_followers(&[keys::NODES.to_owned()]);
+            self.notify_watchers(&[keys::NODES.to_owned()]);
         }
     }
 
-    /// The registry is there again.
+    /// The registry is reachable again.
     pub fn registry_up(&mut self) {
         if std::mem::replace(&mut self.registry.up, true) {
             return;
         }
         let extended = self.rng.bool();
-        self.note(|| "the registry is there again".into());
+        self.note(|| "the registry is back".into());
         self.expire_leases(extended);
         for asked in std::mem::take(&mut self.registry.waiting) {
             self.after(0, 2_000, Task::AtRegistry(asked));
         }
-        self.tell_all(None);
+        self.notify_all(None);
     }
 
-    /// Who could not be told (of this node, or all) is told now, or has to list again.
-    pub fn tell_all(&mut self, node: Option<usize>) {
+    /// Watchers (of this node, or all) that missed notifications get them now, or have to list again.
+    pub fn notify_all(&mut self, node: Option<usize>) {
         let breaks = self.rng.bool();
         let mut told = Vec::new();
         self.registry.followers.retain(|number, follower| {
@@ -413,11 +413,11 @@ impl Cluster {
             true
         });
         for number in told {
-            self.after(100, 2_000, Task::Tell(number));
+            self.after(100, 2_000, Task::Notify(number));
         }
     }
 
-    /// A process has been killed; the registry may see that.
+    /// A process was killed; the registry may detect it.
     pub fn end_seen(&mut self, who: Who) {
         if !self.registry.sees_ends {
             return;
@@ -429,11 +429,11 @@ impl Cluster {
             let now = self.world.now();
             self.note(|| format!("registry: {node} has ended"));
             self.registry.memory.end_process(lease, node, now);
-            self.tell_followers(&[keys::NODES.to_owned(), keys::STOPPED.to_owned()]);
+            self.notify_watchers(&[keys::NODES.to_owned(), keys::STOPPED.to_owned()]);
         }
     }
 
-    /// Mostly so many microseconds, and now and then many more.
+    /// Usually up to `short` microseconds, occasionally up to `long`.
     pub fn mostly(&mut self, short: u64, long: u64) -> Duration {
         let calm = self.world.now() >= CALM;
         let most = if self.rng.u8(..) < 8 && !calm { long } else { short };
@@ -452,7 +452,7 @@ fn describe(question: &Question) -> Option<String> {
                 Op::Put { value, .. } => serde_json::from_slice::<serde_json::Value>(value).ok(),
                 Op::Delete { .. } => None,
             })?;
-            Some(format!("tells {}: {}", told["kind"], told["text"]))
+            Some(format!("event {}: {}", told["kind"], told["text"]))
         }
         Question::Grant(_) | Question::Revoke(_) | Question::Register(..) => Some(format!("{question:?}")),
         _ => None,
@@ -460,7 +460,7 @@ fn describe(question: &Question) -> Option<String> {
 }
 
 fn compact(disk: &DiskRecord) -> String {
-    let owner = disk.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+    let owner = disk.owner.as_ref().map_or_else(|| "no owner".to_owned(), ToString::to_string);
     let all = |nodes: &[NodeRef]| nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     let former =
         disk.former.iter().map(|former| format!("{} until {}: {:?}", former.node, former.epoch, former.set));

@@ -1,4 +1,4 @@
-//! When the faults have stopped: everything as requested, drained and silent; and nothing that was acknowledged is missing.
+//! Checks after the last fault: requested policy, drained log, idle; no acknowledged write is missing.
 
 use std::time::Duration;
 
@@ -9,15 +9,14 @@ use super::clients::Client;
 use super::registry::DISK;
 use crate::scale::{CALM, GUESTS_END, NODES, QUIET, name};
 
-/// From the end of the clients' requests until everything must have settled. The longest of it is
-/// a move to a node that cannot be had.
+/// From the end of the clients' requests until the cluster must have settled. The longest part is a move to an unavailable node.
 const BOUND: Duration = Duration::from_secs(60);
 
 impl Cluster {
-    pub fn look_whether_settled(&mut self) {
+    pub fn check_settled(&mut self) {
         let now = self.world.now();
         let moves = std::mem::replace(&mut self.activity, self.world.activity()) != self.world.activity();
-        let moving = (moves && self.settled.is_none()).then(|| "messages or operations are under way".into());
+        let moving = (moves && self.settled.is_none()).then(|| "messages or operations are in flight".into());
         let problem = self.unsettled().or(moving);
         match (problem, self.settled) {
             (Some(problem), None) if now > GUESTS_END + BOUND => {
@@ -43,7 +42,7 @@ impl Cluster {
         }
     }
 
-    /// For who looks for the reason.
+    /// Notes the state of all nodes in the trace.
     fn note_states(&mut self) {
         for number in 0..NODES {
             let node = &self.nodes[number];
@@ -65,10 +64,10 @@ impl Cluster {
         self.settled.is_some_and(|(since, _)| self.world.now() > since + QUIET)
     }
 
-    /// What is not as it should be.
+    /// The reason why the cluster has not settled, if any.
     fn unsettled(&self) -> Option<String> {
         if self.unheard > 0 {
-            return Some("somebody waits for an answer of the registry that is lost".into());
+            return Some("a caller waits for a lost answer of the registry".into());
         }
         let record = &self.registry.disk;
         let Some(owner) = record.owner.as_ref().and_then(|owner| self.living(owner)) else {
@@ -80,7 +79,7 @@ impl Cluster {
         };
         let status = accel.status();
         if status.configuration.epoch != record.epoch {
-            return Some(format!("n{owner} has not heard of epoch {}", record.epoch));
+            return Some(format!("n{owner} does not know epoch {}", record.epoch));
         }
         let wanted = match record.policy {
             Policy::WriteThrough => None,
@@ -111,16 +110,16 @@ impl Cluster {
                 return Some(format!("n{number} has not joined"));
             }
             if node.shared.lock().orders > 0 {
-                return Some(format!("n{number} has not carried out what an operator wants"));
+                return Some(format!("n{number} has not completed an operator's request"));
             }
             if shard.left_over() > 0 || (number != owner && shard.owned(DISK).is_some()) {
                 return Some(format!("n{number} still has the disk open"));
             }
             if node.has_open() != (number == owner) {
-                return Some(format!("n{number} is mistaken about where the disk is open"));
+                return Some(format!("n{number} has a wrong view of where the disk is open"));
             }
             if shard.status().iter().any(|disk| disk.in_flight > 0) {
-                return Some(format!("requests are under way on n{number}"));
+                return Some(format!("requests are in flight on n{number}"));
             }
         }
         if !self.clients.iter().all(Client::is_idle) {
@@ -132,7 +131,7 @@ impl Cluster {
         None
     }
 
-    /// Each block's history is that of a register, and the medium holds for good what was read last.
+    /// Each block's history is that of a register, and the medium has the last value read, durably.
     pub fn check_end(&mut self) {
         for block in 0..self.histories.len() {
             self.counts.reads += self.histories[block].reads();

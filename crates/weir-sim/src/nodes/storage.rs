@@ -1,4 +1,4 @@
-//! Where the simulated backing is opened.
+//! Opening of the simulated backing.
 
 use std::path::Path;
 
@@ -9,26 +9,26 @@ use weir_node::shard::opener::{Backing, Report, Storage};
 use weir_node::stack::{Bottom, Wrap};
 use weir_volume::{BackingOptions, Mark, Trace};
 
-use super::{Who, Wish, Wishes};
+use super::{Who, WorldRequest, WorldRequests};
 use crate::cluster::backing;
 
-/// The storage as one process reaches it: an opening takes as long as the simulation says.
-pub struct Shelf {
+/// One process's access to the storage: the simulation decides how long an opening takes.
+pub struct SimulatedStorage {
     pub who: Who,
-    pub wishes: Wishes,
+    pub requests: WorldRequests,
 }
 
-impl Storage for Shelf {
+impl Storage for SimulatedStorage {
     fn open(&self, _: &Path, _: BackingOptions, report: Report) -> Result<(), String> {
-        self.wishes.push(self.who, Wish::Open(report));
+        self.requests.push(self.who, WorldRequest::Open(report));
         Ok(())
     }
 
-    /// Every node has a machine of its own, where nothing is to be seen of the others' I/O.
+    /// Every node has its own machine and cannot observe the others' I/O.
     fn look(&self, _: &Path, _: Mark, _: oneshot::Sender<Trace>) {}
 }
 
-/// A file that has been opened.
+/// An opened file.
 pub struct Opened {
     pub world: World,
     pub file: FileId,

@@ -1,4 +1,4 @@
-//! What an owner changes in the record, and what it does while it does not know what became of that.
+//! An owner's changes of the record, and its behaviour while their outcome is unknown.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(300);
 const BETWEEN_CHANGES: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What an operator wants.
+/// An operator's request.
 #[derive(Clone, Debug)]
-pub enum Wish {
+pub enum Order {
     /// Another owner: one of the replicas.
     Move { to: NodeRef, since: Nanos },
     /// Another policy, with these replicas.
     Set { policy: Policy, replicas: Vec<NodeRef>, since: Nanos },
 }
 
-/// A change that was sent, of which nothing was heard yet.
+/// A sent change with unknown outcome.
 #[derive(Clone, Debug)]
 pub struct Proposal {
     pub id: u64,
@@ -37,7 +37,7 @@ pub struct Proposal {
 }
 
 impl World {
-    /// Sends the next change, if there is one to be made and none is in doubt.
+    /// Sends the next change, if one is pending and none is in doubt.
     pub fn propose(&mut self, n: usize) {
         let now = self.local(n);
         let Some(owner) = &mut self.nodes[n].owner else { return };
@@ -55,7 +55,7 @@ impl World {
         let is_move = next.owner.as_ref() != Some(&self.nodes[n].me);
         let Some(owner) = &mut self.nodes[n].owner else { return };
         match is_move {
-            // It stops serving before it asks.
+            // It stops serving before it sends the change.
             true => {
                 self.counts.moves += 1;
                 owner.right.step(RightEvent::HandingOver)
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// Nothing was heard of a change. A new epoch over the same revision makes it impossible, or finds it committed.
+    /// Resolves a change with unknown outcome: a new epoch over the same revision prevents it, or finds it committed.
     fn resolve(&mut self, n: usize) {
         self.counts.doubts += 1;
         if self.has(Rule::DoubtTakenForNo) {
@@ -109,11 +109,11 @@ impl World {
         if owner.proposals.len() == 1 && owner.proposals[0].id == id {
             return self.not_committed(n);
         }
-        // One of the others may be what it was refused for.
+        // Another change in doubt may be the reason for the refusal.
         owner.proposals.retain(|proposal| proposal.id != id);
     }
 
-    /// The record that names this process as the owner, by a read or by its own change, sent while `session` stood.
+    /// Applies the record of this owner, from a read or its own change, sent during `session`.
     pub fn reconfigure(&mut self, n: usize, record: &Rc<DiskRecord>, revision: u64, session: u64) {
         let (resumes, repeats) = (self.has(Rule::ResumeOnRead), self.has(Rule::DoubtEndedByOldRecord));
         let Some(owner) = &mut self.nodes[n].owner else { return };
@@ -123,16 +123,16 @@ impl World {
         if revision == owner.revision && resumes && moves {
             owner.right.step(RightEvent::Kept);
             owner.proposals.clear();
-            owner.wish = None;
+            owner.order = None;
         }
         if revision <= owner.revision {
-            // The record as it was: what was asked for since may still commit, though the epoch is the same.
+            // The record is unchanged: later requests may still commit, although the epoch is the same.
             if repeats {
                 owner.right.step(RightEvent::NotCommitted);
             }
             return;
         }
-        // All that was asked for over an earlier revision is refused from now on.
+        // Requests against an earlier revision will be refused.
         owner.proposals.retain(|proposal| proposal.base >= revision);
         owner.right.step(committed);
         owner.right.step(RightEvent::NotCommitted);
@@ -149,13 +149,13 @@ impl World {
         self.append_log(n, true);
     }
 
-    /// After a takeover, or at first, there are fewer copies than are asked for.
+    /// Restores the requested number of copies after a takeover or at the start.
     fn restore(&mut self, n: usize) {
         let now = self.local(n);
         let Some(owner) = &self.nodes[n].owner else { return };
         let record = Rc::clone(&owner.record);
         let wanted = record.policy.replicas();
-        if owner.wish.is_none()
+        if owner.order.is_none()
             && record.policy != record.effective()
             && record.replicas.is_empty()
             && wanted > 0
@@ -163,7 +163,7 @@ impl World {
             let mut replicas = self.others(n);
             replicas.truncate(wanted.max(1));
             if let Some(owner) = &mut self.nodes[n].owner {
-                owner.wish = Some(Wish::Set { policy: record.policy, replicas, since: now });
+                owner.order = Some(Order::Set { policy: record.policy, replicas, since: now });
             }
         }
     }
@@ -183,13 +183,13 @@ impl World {
                 return Some(forget_former(record, me, epoch, former));
             }
         }
-        match owner.wish.clone() {
-            Some(Wish::Move { since, .. } | Wish::Set { since, .. }) if now >= since + PATIENCE => {
-                self.nodes[n].owner.as_mut()?.wish = None;
+        match owner.order.clone() {
+            Some(Order::Move { since, .. } | Order::Set { since, .. }) if now >= since + PATIENCE => {
+                self.nodes[n].owner.as_mut()?.order = None;
                 None
             }
-            Some(Wish::Move { to, .. }) => self.next_move(n, &to),
-            Some(Wish::Set { policy, replicas, .. }) => self.next_set(n, policy, &replicas),
+            Some(Order::Move { to, .. }) => self.next_move(n, &to),
+            Some(Order::Set { policy, replicas, .. }) => self.next_set(n, policy, &replicas),
             None => self.next_guards(n),
         }
     }
@@ -198,7 +198,7 @@ impl World {
         let node = &mut self.nodes[n];
         let owner = node.owner.as_mut()?;
         if !owner.record.replicas.contains(to) {
-            owner.wish = None;
+            owner.order = None;
             return None;
         }
         let quiet = !owner.destages && owner.acked == node.copy?.newest;
@@ -218,10 +218,10 @@ impl World {
         let record = Rc::clone(&owner.record);
         let mode = if policy == Policy::WriteThrough { Mode::WriteThrough } else { Mode::WriteBack };
         if record.mode == mode && record.policy == policy && record.replicas == replicas {
-            owner.wish = None;
+            owner.order = None;
             return None;
         }
-        // What is in effect must be allowed before and after.
+        // The effective mode must be allowed before and after.
         if record.policy != policy && mode == Mode::WriteBack {
             return Some(set_policy(&record, Caller::Owner { node: me, epoch: record.epoch }, policy));
         }
@@ -240,7 +240,7 @@ impl World {
         may.then(|| change_replicas(&record, me, record.epoch, replicas, mode, 0))
     }
 
-    /// Guards for a disk without replicas; other ones now and then.
+    /// Sets guards of a disk without replicas; sometimes changes them.
     fn next_guards(&mut self, n: usize) -> Option<Result<DiskRecord, Refusal>> {
         let owner = self.nodes[n].owner.as_ref()?;
         let record = Rc::clone(&owner.record);

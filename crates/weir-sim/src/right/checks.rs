@@ -1,7 +1,7 @@
-//! What must hold after every step, seen from outside.
+//! External invariants, checked after every step.
 //!
-//! A write's [`Version`] is its place in the order of all writes: the tenure of the owner that took it, then its number there. In
-//! that order, answers must be linearizable: none is older than what had been answered when its request arrived.
+//! A write's [`Version`] is its position in the order of all writes: its owner's tenure, then its number there. In that order,
+//! answers must be linearizable: none is older than the newest answer when its request arrived.
 
 use super::world::World;
 
@@ -19,25 +19,25 @@ pub struct Version {
 pub struct Request {
     /// Whether it is a write.
     pub is_write: bool,
-    /// The newest version that had been answered when it arrived.
+    /// The newest answered version at its arrival.
     pub newest: Version,
 }
 
-/// What has been seen from outside.
+/// Observations from outside.
 #[derive(Clone, Debug, Default)]
 pub struct Checks {
-    /// The newest version that was acknowledged, or answered to a read.
+    /// The newest version that was acknowledged or read.
     pub seen: Version,
     /// The highest tenure that has finished its wait.
     pub finished: u64,
-    /// The highest epoch that each node was told to seal.
+    /// The highest sealed epoch of each node.
     sealed: [u64; 5],
-    /// What was broken first.
+    /// The first violation.
     pub violation: Option<String>,
 }
 
 impl Checks {
-    /// Notes what was broken, if it is the first.
+    /// Records the first violation.
     pub fn broken(&mut self, what: impl FnOnce() -> String) {
         self.violation.get_or_insert_with(what);
     }
@@ -48,7 +48,7 @@ impl Checks {
         if version < newest || (is_write && version == newest) {
             let what = if is_write { "acknowledges" } else { "answers" };
             self.broken(|| {
-                format!("P7: {node} {what} {version:?}, but {newest:?} was answered before it was asked")
+                format!("P7: {node} {what} {version:?}, but {newest:?} was answered before the request")
             });
         }
         self.seen = self.seen.max(version);
@@ -59,7 +59,7 @@ impl Checks {
         self.sealed[node] = self.sealed[node].max(epoch);
     }
 
-    /// A node grants something in an epoch: its floor never falls, however often it starts.
+    /// A node grants an epoch: its floor never falls, even after restarts.
     pub fn grant(&mut self, node: usize, epoch: u64) {
         let sealed = self.sealed[node];
         if epoch < sealed {
@@ -67,16 +67,16 @@ impl Checks {
         }
     }
 
-    /// A write of some owner, former or not, reaches the storage.
+    /// A write of a current or former owner reaches the storage.
     pub fn landed(&mut self, before: Version, version: Version) {
         if version < before {
-            self.broken(|| format!("P4: {version:?} covers {before:?}"));
+            self.broken(|| format!("P4: {version:?} overwrites {before:?}"));
         }
     }
 }
 
 impl World {
-    /// Nobody may serve whose tenure is before one that has finished its wait.
+    /// No owner may serve in a tenure before one that has finished its wait.
     pub fn check_rights(&mut self) {
         let (now, finished) = (self.now, self.checks.finished);
         for node in self.nodes.iter().filter(|node| node.alive) {
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Whom an owner asks includes the set of the record, and each copy that the record counts on holds what was answered.
+    /// An owner asks at least the record's set, and each copy in that set has all answered data.
     pub fn check_record(&mut self) {
         let record = &self.registry.record;
         let Some(process) = &record.owner else { return };
@@ -108,7 +108,7 @@ impl World {
                 }
             }
             let counts = record.replicas.iter().any(|replica| replica.incarnation == node.incarnation);
-            // What it would serve: the log over the backing.
+            // Its reads: the log over the backing.
             let log = node.copy.filter(|copy| copy.newest > copy.freed).map(|copy| copy.newest);
             let newest = log.unwrap_or(self.backing);
             if counts && newest < self.checks.seen {

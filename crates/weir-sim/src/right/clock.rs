@@ -1,12 +1,12 @@
-//! Clocks that run at different speeds.
+//! Clocks with drift.
 
 use fastrand::Rng;
 use weir_block::Nanos;
 
-/// How many parts in a million a clock is fast or slow at most.
+/// Largest drift, in parts per million.
 pub const DRIFT: i64 = 30_000;
 
-/// One host's clock, read at real times.
+/// One host's clock, as a function of real time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ppm: i64,
@@ -15,30 +15,30 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A host that has booted some time ago.
+    /// The clock of a host that booted some time ago.
     pub fn new(rng: &mut Rng, real: Nanos) -> Clock {
         Clock { ppm: speed(rng), real, local: Nanos(rng.u64(10_000_000_000..1_000_000_000_000)) }
     }
 
-    /// What it shows.
+    /// Its time at a real time.
     pub fn at(&self, real: Nanos) -> Nanos {
         let passed = (real.0 - self.real.0) as i128;
         Nanos(self.local.0 + (passed * i128::from(1_000_000 + self.ppm) / 1_000_000) as u64)
     }
 
-    /// When it shows that much, if its speed stays.
+    /// The real time at which it shows `local`, at its current speed.
     pub fn when(&self, local: Nanos) -> Nanos {
         let left = local.0.saturating_sub(self.local.0) as i128;
         Nanos(self.real.0 + (left * 1_000_000 / i128::from(1_000_000 + self.ppm)) as u64 + 1)
     }
 
-    /// Runs at another speed from now on.
+    /// Changes its speed.
     pub fn turn(&mut self, rng: &mut Rng, real: Nanos) {
         *self = Clock { ppm: speed(rng), real, local: self.at(real) };
     }
 }
 
-/// Mostly as fast or as slow as can be: that is where margins are too small.
+/// Mostly the extreme speeds, where margins are tightest.
 fn speed(rng: &mut Rng) -> i64 {
     match rng.u8(0..3) {
         0 => -DRIFT,

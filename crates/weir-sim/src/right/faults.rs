@@ -1,4 +1,4 @@
-//! What goes wrong, and what operators wish for. A seed draws its weather first: rare things meet when each is common somewhere.
+//! Faults and operators' requests. A seed first draws its fault rates, so that rare combinations are common in some seeds.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use fastrand::Rng;
 use weir_block::Nanos;
 use weir_cluster::records::{NodeRef, Policy};
 
-use super::change::Wish;
+use super::change::Order;
 use super::clock::Clock;
 use super::node::Node;
 use super::world::{Event, World};
 
 const MOST_NODES: usize = 5;
 
-/// How bad it is, in this seed.
+/// The fault rates of a seed.
 #[derive(Clone, Debug)]
-pub struct Weather {
+pub struct FaultRates {
     /// Share of messages that are late by up to 700 ms.
     pub slow: f64,
     /// Share of messages that are lost.
@@ -26,30 +26,30 @@ pub struct Weather {
     pub slow_storage: f64,
     /// Share of new owners that die or are cut off soon.
     pub short_lives: f64,
-    /// Share of late compare-and-swaps whose sender does not reach the registry afterwards.
+    /// Share of late compare-and-swaps whose sender cannot reach the registry afterwards.
     pub lasting_doubts: f64,
-    /// Share of takeovers at which a member of the former set starts again.
+    /// Share of takeovers with a restart of a member of the former set.
     pub restarts: f64,
-    /// Share of wishes that are moves, where there is a replica.
+    /// Share of operators' requests that are moves, if a replica exists.
     moves: f64,
     /// Until when a node's messages to another are lost.
     pub blocked: [[Nanos; MOST_NODES]; MOST_NODES],
-    /// Until when a node does not reach the registry.
+    /// Until when a node cannot reach the registry.
     pub registry_cut: [Nanos; MOST_NODES],
-    /// Until when nobody does.
+    /// Until when no node can.
     pub registry_down: Nanos,
     /// Milliseconds between two faults, at most.
     pause: u64,
-    /// How often each kind comes.
+    /// Weight of each kind.
     weights: [u32; KINDS],
 }
 
 const KINDS: usize = 9;
 
-impl Weather {
-    pub fn new(rng: &mut Rng) -> Weather {
+impl FaultRates {
+    pub fn new(rng: &mut Rng) -> FaultRates {
         let mut of = |shares: &[f64]| shares[rng.usize(..shares.len())];
-        Weather {
+        FaultRates {
             slow: of(&[0.0, 0.02, 0.1, 0.25]),
             loss: of(&[0.0, 0.02, 0.1]),
             late_changes: of(&[0.0, 0.2, 0.6]),
@@ -62,7 +62,7 @@ impl Weather {
             registry_cut: Default::default(),
             registry_down: Nanos(0),
             pause: [500, 1_500, 4_000][rng.usize(..3)],
-            // Crashes lose copies, and with the last one the run is over.
+            // Crashes lose copies, and losing the last one ends the run.
             weights: std::array::from_fn(
                 |kind| if kind == 0 { [0, 0, 1, 2] } else { [0, 1, 2, 6] }[rng.usize(..4)],
             ),
@@ -72,7 +72,7 @@ impl Weather {
 
 impl World {
     pub fn fault(&mut self) {
-        let weights = self.weather.weights;
+        let weights = self.rates.weights;
         let mut left = self.rng.u32(0..weights.iter().sum::<u32>().max(1));
         let kind = weights.iter().position(|weight| {
             let here = left < *weight;
@@ -92,19 +92,19 @@ impl World {
                 self.nodes[node].paused_until = self.now + pause;
             }
             2 | 3 => {
-                self.note(|| format!("node {node} does not reach the registry for {a_while:?}"));
-                self.weather.registry_cut[node] = until;
+                self.note(|| format!("node {node} cannot reach the registry for {a_while:?}"));
+                self.rates.registry_cut[node] = until;
             }
             4 => {
                 self.note(|| format!("the registry is away for {a_while:?}"));
-                self.weather.registry_down = until;
+                self.rates.registry_down = until;
             }
             5 => {
                 let other = self.rng.usize(..self.nodes.len());
-                self.note(|| format!("nodes {node} and {other} do not reach each other for {a_while:?}"));
-                self.weather.blocked[node][other] = until;
+                self.note(|| format!("nodes {node} and {other} cannot reach each other for {a_while:?}"));
+                self.rates.blocked[node][other] = until;
                 if self.rng.bool() {
-                    self.weather.blocked[other][node] = until;
+                    self.rates.blocked[other][node] = until;
                 }
             }
             6 => {
@@ -112,42 +112,42 @@ impl World {
                 self.nodes[node].clock.turn(&mut self.rng, now);
                 self.registry.clock.turn(&mut self.rng, now);
             }
-            _ => self.wish_something(),
+            _ => self.send_order(),
         }
-        let pause = self.between(10, self.weather.pause);
+        let pause = self.between(10, self.rates.pause);
         self.after(pause, Event::Fault);
     }
 
-    /// A node that believes to own the disk.
+    /// A node that considers itself the owner.
     fn some_owner(&mut self) -> Option<usize> {
         let owners: Vec<usize> =
             (0..self.nodes.len()).filter(|node| self.nodes[*node].owner.is_some()).collect();
         (!owners.is_empty()).then(|| owners[self.rng.usize(..owners.len())])
     }
 
-    fn wish_something(&mut self) {
+    fn send_order(&mut self) {
         let Some(node) = self.some_owner() else { return };
         let others: Vec<NodeRef> = self.others(node);
         let now = self.nodes[node].clock.at(self.now);
         let Some(owner) = &self.nodes[node].owner else { return };
         let replicas = owner.record.replicas.clone();
-        let wish = if !replicas.is_empty() && self.rng.f64() < self.weather.moves {
-            Wish::Move { to: replicas[self.rng.usize(..replicas.len())].clone(), since: now }
+        let order = if !replicas.is_empty() && self.rng.f64() < self.rates.moves {
+            Order::Move { to: replicas[self.rng.usize(..replicas.len())].clone(), since: now }
         } else {
             let count = self.rng.usize(0..=2.min(others.len()));
             let policy = match self.rng.u8(0..3) {
                 0 | 1 if count == 0 => Policy::WriteThrough,
                 _ => Policy::WriteBack(count as u8),
             };
-            Wish::Set { policy, replicas: others[..count].to_vec(), since: now }
+            Order::Set { policy, replicas: others[..count].to_vec(), since: now }
         };
-        self.note(|| format!("node {node} shall {wish:?}"));
+        self.note(|| format!("node {node} gets the order {order:?}"));
         if let Some(owner) = &mut self.nodes[node].owner {
-            owner.wish.get_or_insert(wish);
+            owner.order.get_or_insert(order);
         }
     }
 
-    /// The processes that live on other nodes, in any order.
+    /// The living processes on other nodes, in random order.
     pub fn others(&mut self, node: usize) -> Vec<NodeRef> {
         let others = self.nodes.iter().enumerate().filter(|(other, there)| *other != node && there.alive);
         let mut others: Vec<NodeRef> = others.map(|(_, there)| there.me.clone()).collect();
@@ -155,23 +155,23 @@ impl World {
         others
     }
 
-    /// A change of this process has been committed.
+    /// A change of this process has committed.
     pub fn committed(&mut self, node: usize, incarnation: u64) {
         let took = self.registry.record.owner.as_ref().is_some_and(|owner| owner.incarnation == incarnation)
             && self.registry.record.epoch == self.registry.tenure;
-        if took && self.rng.f64() < self.weather.restarts {
+        if took && self.rng.f64() < self.rates.restarts {
             self.restart_member();
         }
-        if took && self.rng.f64() < self.weather.short_lives {
+        if took && self.rng.f64() < self.rates.short_lives {
             let delay = self.between(0, 800);
             match self.rng.bool() {
                 true => self.after(delay, Event::Crash { node, incarnation }),
-                false => self.weather.registry_cut[node] = self.now + Duration::from_secs(2),
+                false => self.rates.registry_cut[node] = self.now + Duration::from_secs(2),
             }
         }
     }
 
-    /// A member of the set that a takeover has to seal starts again, just before or after.
+    /// Restarts a member of the set that a takeover must seal, just before or after.
     fn restart_member(&mut self) {
         let sets = self.registry.record.former.iter().filter_map(|former| former.set.as_ref());
         let members: Vec<&String> = sets.flat_map(|set| set.members()).collect();

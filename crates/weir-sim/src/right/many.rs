@@ -1,4 +1,4 @@
-//! Many seeds, on several threads.
+//! Runs many seeds on several threads.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -8,12 +8,12 @@ use super::{Bug, Counts, run};
 
 const PORTION: u64 = 32;
 
-/// What came of many seeds.
+/// The result of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Seeds that were run.
+    /// Number of seeds run.
     pub seeds: u64,
-    /// What they have seen, together.
+    /// Their total counts.
     pub counts: Counts,
     /// The seeds that broke a promise, and how; in order of seeds.
     pub violations: Vec<(u64, String)>,
@@ -67,9 +67,9 @@ impl Summary {
 pub struct Finding {
     /// The bug.
     pub bug: Bug,
-    /// How many seeds found it.
+    /// Number of seeds that found it.
     pub found: u64,
-    /// The first of them, and what the checks said.
+    /// The first of them, and its violation.
     pub first: Option<(u64, String)>,
 }
 

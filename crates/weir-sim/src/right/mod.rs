@@ -1,8 +1,8 @@
-//! The right to serve, in virtual time: the production cores ([`weir_cluster::right`]) and the production rules by which the record
-//! changes ([`weir_cluster::ownership`]), between hosts whose clocks drift, over a network that loses and delays.
+//! The right to serve, in virtual time: the production cores ([`weir_cluster::right`]) and the production rules by which the
+//! record changes ([`weir_cluster::ownership`]), between hosts with clock drift, over a network that loses and delays messages.
 //!
-//! One disk with one register. Played here are the registry and what a node does around the cores; each part of that is written
-//! as its rule says, so that it can serve as the reference for the node's own. A seed decides everything.
+//! One disk with one register. The registry and a node's actions around the cores are simulated; each follows its rule literally
+//! and so is a reference for the node's code. A seed decides everything.
 
 mod change;
 mod checks;
@@ -22,57 +22,57 @@ pub use many::{Finding, Summary, find, many};
 pub use planted::Bug;
 use world::World;
 
-/// A session lasts so long, at least.
+/// Least time to live of a session.
 const TTL: Duration = Duration::from_secs(1);
-/// So does a grant.
+/// Length of a grant.
 const GRANT: Duration = Duration::from_secs(1);
-/// For clocks that differ by twice [`clock::DRIFT`], and not much more.
+/// Margin for clocks that differ by twice [`clock::DRIFT`], and little more.
 const MARGIN: Duration = Duration::from_millis(65);
-/// A write to the storage lands within this, or never.
+/// A write to the storage lands within this time, or never.
 const LONGEST_IO: Duration = Duration::from_millis(800);
-/// That, by a clock that is fast.
+/// [`LONGEST_IO`] by a fast clock.
 const FENCE_GRACE: Duration = Duration::from_millis(825);
 const DISK: &str = "d";
-/// How long a run lasts.
+/// Length of a run.
 const LENGTH: Duration = Duration::from_secs(12);
 
-/// What runs have seen.
+/// Counts of runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Events.
     pub steps: u64,
-    /// Takeovers that were asked for.
+    /// Requested takeovers.
     pub takeovers: u64,
-    /// Moves that were asked for.
+    /// Requested moves.
     pub moves: u64,
     /// Changes of the record.
     pub changes: u64,
-    /// Changes of which the owner heard nothing in time.
+    /// Changes without an answer in time.
     pub doubts: u64,
-    /// Tenures that began.
+    /// Tenures started.
     pub tenures: u64,
-    /// Tenures that have waited for former owners.
+    /// Tenures that waited for former owners.
     pub waits: u64,
     /// Grants.
     pub grants: u64,
     /// Seals.
     pub seals: u64,
-    /// Reads that were let in.
+    /// Accepted reads.
     pub reads: u64,
-    /// Writes that were done.
+    /// Completed writes.
     pub writes: u64,
-    /// Answers that clients heard.
+    /// Answers received by clients.
     pub answers: u64,
 }
 
 impl Counts {
-    /// Names and numbers, for people and programs.
+    /// Names and counts, for output.
     #[must_use]
     pub fn list(&self) -> [(&'static str, u64); 12] {
         [
             ("steps", self.steps),
-            ("takeovers asked for", self.takeovers),
-            ("moves asked for", self.moves),
+            ("takeovers requested", self.takeovers),
+            ("moves requested", self.moves),
             ("changes of the record", self.changes),
             ("changes in doubt", self.doubts),
             ("tenures", self.tenures),
@@ -115,18 +115,18 @@ impl Counts {
     }
 }
 
-/// What came of one seed.
+/// The result of one seed.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What it has seen.
+    /// Its counts.
     pub counts: Counts,
     /// The promise that was broken, when and how.
     pub violation: Option<String>,
-    /// What happened, if it was asked for.
+    /// The trace, if requested.
     pub trace: Vec<String>,
 }
 
-/// Runs a seed to its end, or to the first violation; without a rule if a bug is given.
+/// Runs a seed to its end, or to the first violation; with a rule disabled if a bug is given.
 #[must_use]
 pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     let mut world = World::new(seed, bug, traced);

@@ -1,4 +1,4 @@
-//! A process: its session, what it has read, and its side as a member of others' sets.
+//! A process: its session, its view of the record, and its role as a member of sets.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,26 +18,26 @@ use super::registry::{Answer, Change, Question, Seen};
 use super::world::World;
 use super::{DISK, GRANT, MARGIN, TTL};
 
-/// What nodes say to each other.
+/// Messages between nodes.
 #[derive(Clone, Debug)]
 pub enum Message {
-    /// The owner asks for a grant.
+    /// The owner requests a grant.
     Renew { epoch: u64, sent: Nanos },
-    /// It has one.
+    /// The grant.
     Granted { epoch: u64, sent: Nanos },
     /// The new owner ends earlier epochs.
     Seal { epoch: u64 },
-    /// They are over when so much time has passed.
+    /// Earlier epochs are over after this time.
     Sealed { remaining: Duration },
     /// The owner's log.
     Append { epoch: u64, tenure: u64, newest: Version, freed: Version },
-    /// It is held.
+    /// The log is stored.
     Confirm { tenure: u64, newest: Version },
-    /// The epoch is over, or not known.
+    /// The epoch is over or unknown.
     Refused,
 }
 
-/// A copy of the log: of one register, the newest record and up to where the backing holds them.
+/// A copy of the log of one register: its newest record, and the destaged position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
     /// The tenure of the owner that filled it.
@@ -55,7 +55,7 @@ enum Purpose {
     Other,
 }
 
-/// A takeover that has been asked for.
+/// A requested takeover.
 #[derive(Clone, Debug)]
 pub struct Attempt {
     pub copy: Option<Copy>,
@@ -67,7 +67,7 @@ struct Asked {
     purpose: Purpose,
     sent: Nanos,
     session: u64,
-    /// What was to be put.
+    /// The proposed record.
     next: Option<Rc<DiskRecord>>,
 }
 
@@ -84,12 +84,12 @@ pub struct Node {
     pub copy: Option<Copy>,
     /// The lowest epoch from which the log takes records.
     pub log_floor: u64,
-    /// Writes to the backing that are under way.
+    /// Writes to the backing in flight.
     pub io: u32,
     pub view: Option<Seen>,
     pub attempt: Option<Attempt>,
     pub wants_read: bool,
-    /// Epochs that it has ended and not told of.
+    /// Epochs that it has ended and not reported.
     pub leaving: Vec<u64>,
     grants: Grants,
     /// The record's epoch, read since the start.
@@ -142,7 +142,7 @@ impl World {
         self.nodes[node].clock.at(self.now)
     }
 
-    /// Everything that is due.
+    /// Executes everything that is due.
     pub fn turn(&mut self, n: usize) {
         let now = self.local(n);
         let node = &self.nodes[n];
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// A linearizable read, sent while `session` stood.
+    /// A linearizable read, sent during `session`.
     fn saw(&mut self, n: usize, session: u64, seen: Seen) {
         let session = if self.has(Rule::ReadBeforeSession) { self.nodes[n].session.number } else { session };
         let (record, revision) = (Rc::clone(&seen.record), seen.revision);
@@ -247,7 +247,7 @@ impl World {
         self.consider_takeover(n);
     }
 
-    /// Takes the record into account, as read, or as this process has changed it.
+    /// Applies the record, from a read or from this process's own change.
     fn adopt(&mut self, n: usize, record: &Rc<DiskRecord>, revision: u64, session: u64) {
         let node = &mut self.nodes[n];
         let mine = record.owner.as_ref() == Some(&node.me);
@@ -258,7 +258,7 @@ impl World {
             Some(owner) if mine && record.epoch >= owner.since => {
                 self.reconfigure(n, record, revision, session)
             }
-            Some(owner) if !mine && revision > owner.revision => self.let_go(n),
+            Some(owner) if !mine && revision > owner.revision => self.end_tenure(n),
             None if mine && newest => self.open(n, record, revision, session),
             _ => {}
         }

@@ -9,7 +9,7 @@ use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy};
 use weir_cluster::right::planted::Planted;
 use weir_cluster::right::{Event as RightEvent, GrantTimes, Right, SessionLease};
 
-use super::change::{Proposal, Wish};
+use super::change::{Order, Proposal};
 use super::checks::{Request, Version};
 use super::node::{Copy, Message};
 use super::planted::{Bug, Rule};
@@ -20,7 +20,7 @@ const TIMES: GrantTimes = GrantTimes { length: GRANT, margin: MARGIN };
 const SEAL_AGAIN: Duration = Duration::from_millis(100);
 const APPEND_AGAIN: Duration = Duration::from_millis(200);
 
-/// A former owner whose right may last.
+/// A former owner whose right may still be valid.
 #[derive(Clone, Debug)]
 pub struct Wait {
     pub former: FormerOwner,
@@ -36,22 +36,22 @@ pub struct Owner {
     pub record: Rc<DiskRecord>,
     pub revision: u64,
     pub waits: Vec<Wait>,
-    /// When the last of them was proved over.
+    /// When the last former right was proved over.
     silent_at: Option<Nanos>,
-    /// When the former owner's session was seen to be gone.
+    /// When the former owner's session was found absent.
     gone_at: Nanos,
-    /// All up to here is held by every member.
+    /// Every member has all writes up to here.
     pub acked: Version,
     pub confirms: BTreeMap<u64, Version>,
     /// Writes that are not acknowledged yet.
     pub writes: Vec<(Request, Version, Nanos)>,
     pub destages: bool,
-    /// Writes past the log under way.
+    /// Bypassing writes in flight.
     pub bypasses: u32,
     pub proposals: Vec<Proposal>,
     pub proposed_at: Nanos,
-    pub wish: Option<Wish>,
-    /// Processes that get the log although the record does not name them yet.
+    pub order: Option<Order>,
+    /// Processes that get the log before the record names them.
     pub joiners: Vec<NodeRef>,
     number: u64,
     asked_grants: Nanos,
@@ -60,7 +60,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Who must hold a write: the committed set, and all that are in doubt.
+    /// The members that must have a write: of the committed set and of all sets in doubt.
     pub fn needed(&self) -> impl Iterator<Item = &NodeRef> {
         let doubtful = self.proposals.iter().flat_map(|proposal| &proposal.next.replicas);
         self.record.replicas.iter().chain(
@@ -88,7 +88,7 @@ impl World {
         if let Some(Bug::Core(bug)) = self.bug {
             right.plant(Planted::new(Some(bug)));
         }
-        // From here on this copy takes nothing of a former owner.
+        // From here on this copy accepts nothing from a former owner.
         node.log_floor = node.log_floor.max(record.epoch);
         let attempt = node.attempt.take();
         let empty = Copy { tenure: record.epoch, newest: Version::default(), freed: Version::default() };
@@ -124,7 +124,7 @@ impl World {
             bypasses: 0,
             proposals: Vec::new(),
             proposed_at: Nanos(0),
-            wish: None,
+            order: None,
             joiners: Vec::new(),
             number: 0,
             asked_grants: Nanos(0),
@@ -137,15 +137,15 @@ impl World {
     }
 
     /// Another process owns the disk.
-    pub fn let_go(&mut self, n: usize) {
+    pub fn end_tenure(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let Some(mut owner) = node.owner.take() else { return };
         owner.right.step(RightEvent::Ended);
         node.leaving.push(owner.right.epoch());
-        self.note(|| format!("node {n} lets go of its tenure of epoch {}", owner.since));
+        self.note(|| format!("node {n} ends its tenure of epoch {}", owner.since));
     }
 
-    /// What is due for an owner.
+    /// Executes an owner's due actions.
     pub fn own(&mut self, n: usize) {
         self.ask_grants(n);
         self.end_former(n);
@@ -184,7 +184,7 @@ impl World {
         }
     }
 
-    /// Seals members of former sets, and finds out which are over.
+    /// Seals members of former sets, and determines which are over.
     fn end_former(&mut self, n: usize) {
         let now = self.local(n);
         let (one, no_wait) = (self.has(Rule::OneSealOfThree), self.has(Rule::NoSetWait));
@@ -250,7 +250,7 @@ impl World {
         self.wake(n, until);
     }
 
-    /// Whether no former owner's I/O can be under way any more.
+    /// Whether no former owner's I/O can be in flight.
     pub fn is_grace_over(&self, n: usize) -> bool {
         let now = self.local(n);
         let node = &self.nodes[n];
@@ -271,7 +271,7 @@ impl World {
         }
     }
 
-    /// A client asks one of those that believe to be the owner.
+    /// A client sends a request to a node that considers itself the owner.
     pub fn ask_some(&mut self) {
         let owners: Vec<usize> = (0..self.nodes.len())
             .filter(|n| self.nodes[*n].alive && self.nodes[*n].owner.is_some())
@@ -281,7 +281,7 @@ impl World {
             return;
         }
         let request = Request { is_write: self.rng.bool(), newest: self.checks.seen };
-        // The process stood still since it looked.
+        // The process paused after its check.
         let early = if self.has(Rule::CheckBeforeReceipt) { self.between(0, 600) } else { Duration::ZERO };
         let now = self.local(n);
         let Some(owner) = &self.nodes[n].owner else { return };
@@ -297,7 +297,7 @@ impl World {
         let node = &self.nodes[n];
         let (Some(owner), Some(copy)) = (&node.owner, node.copy) else { return };
         let version = match owner.record.mode {
-            // What is not held by everybody may not be seen yet.
+            // A write that some member lacks must not be seen yet.
             Mode::WriteBack if copy.newest > owner.acked => return,
             Mode::WriteBack if copy.newest > copy.freed => copy.newest,
             Mode::WriteThrough if !self.is_grace_over(n) => return,
@@ -313,7 +313,7 @@ impl World {
         let node = &mut self.nodes[n];
         let Some(owner) = &mut node.owner else { return };
         let changes = owner.proposals.iter().any(|proposal| proposal.next.mode != owner.record.mode);
-        let drains = matches!(owner.wish, Some(Wish::Set { policy: Policy::WriteThrough, .. }));
+        let drains = matches!(owner.order, Some(Order::Set { policy: Policy::WriteThrough, .. }));
         if !ready || (changes && !beside) {
             return;
         }
@@ -336,7 +336,7 @@ impl World {
         }
     }
 
-    /// A client hears of it, in a while.
+    /// Sends the answer to the client, with a delay.
     fn reply(&mut self, n: usize, request: Request, version: Version) {
         let incarnation = self.nodes[n].incarnation;
         let most = if self.rng.u8(0..8) == 0 { 1_500 } else { 3 };
@@ -344,7 +344,7 @@ impl World {
         self.after(pause, Event::Reply { node: n, incarnation, request, version });
     }
 
-    /// Acknowledges what every member holds (P1).
+    /// Acknowledges writes that every member has (P1).
     fn progress(&mut self, n: usize) {
         let (now, ready) = (self.local(n), self.is_ready(n));
         let shrinks = self.has(Rule::ShrinkWithoutRegistry);
@@ -417,7 +417,7 @@ impl World {
         let beside = self.has(Rule::ProposeBesideBypass);
         let node = &mut self.nodes[n];
         let (Some(owner), Some(copy)) = (&mut node.owner, node.copy) else { return };
-        let moves = matches!(owner.wish, Some(Wish::Move { .. }));
+        let moves = matches!(owner.order, Some(Order::Move { .. }));
         let idle = !owner.destages && (owner.bypasses == 0 || beside) && !moves;
         let due = copy.newest > copy.freed && owner.acked == copy.newest;
         if owner.record.mode == Mode::WriteBack && grace_over && idle && due && owner.right.until() > now {
@@ -435,14 +435,14 @@ impl World {
         match request {
             Some(request) if version.tenure == owner.since => {
                 owner.bypasses -= 1;
-                // The log begins behind it: an earlier copy of a member that joins again is older.
+                // The log begins after it: a rejoining member's earlier copy is older.
                 if let Some(copy) = &mut node.copy {
                     (copy.newest, copy.freed) = (copy.newest.max(version), copy.freed.max(version));
                 }
                 self.counts.writes += 1;
                 self.reply(n, request, version);
             }
-            // Destage of this tenure may well be of a record that was inherited.
+            // Destage of this tenure may write an inherited record.
             None if owner.destages => {
                 owner.destages = false;
                 if let Some(copy) = &mut node.copy {

@@ -1,56 +1,56 @@
-//! Rules that are switched off, in the production cores or in the logic around them that is played here.
+//! Disabled rules, in the production cores or in the simulated logic around them.
 
 use weir_cluster::right::planted::Bug as CoreBug;
 
-/// A rule of the right to serve that is switched off.
+/// A disabled rule of the right to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// In the production core.
     Core(CoreBug),
-    /// In what surrounds it.
+    /// In the simulated logic around it.
     Shell(Rule),
 }
 
-/// A rule that the logic around the cores keeps. Named by what is done without it.
+/// A rule of the logic around the cores, named by the violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// The right is checked before the request arrives (rule 1).
+    /// The right is checked before the request arrives.
     CheckBeforeReceipt,
-    /// A record that was asked for before the session began confirms it (rule 2).
+    /// A read sent before the session began confirms it.
     ReadBeforeSession,
-    /// A right that grants keep alive confirms a new session (rule 2).
+    /// A right upheld by grants confirms a new session.
     ConfirmByGrants,
-    /// A change of which nothing was heard counts as refused (rule 2).
+    /// A change without an answer counts as refused.
     DoubtTakenForNo,
-    /// A record as it was before the change ends the doubt about it (rule 2).
+    /// An unchanged record ends the doubt about a change.
     DoubtEndedByOldRecord,
-    /// One seal among three guards is enough (rule 3).
+    /// One seal among three guards is sufficient.
     OneSealOfThree,
-    /// The takeover does not compare the session of the owner (rule 4).
+    /// The takeover does not compare the owner's session.
     SessionNotCompared,
-    /// The takeover drops the sets of earlier owners from the record (rule 4).
+    /// The takeover drops the sets of earlier owners from the record.
     FormerSetDropped,
-    /// The log is as the candidate's copy was before it was sealed (rule 4).
+    /// The new owner's log is its copy from before the seal.
     UnsealedCopy,
-    /// Nobody waits until the grants of the sealed members have ended (rule 4).
+    /// The new owner does not wait for the end of the sealed members' grants.
     NoSetWait,
-    /// Members of the new owner's set are sealed instead of the former owner's (rule 4).
+    /// The new owner seals members of its own set instead of the former owner's.
     SealNewSet,
-    /// A former set is dropped from the record before its right is proved over (rule 4).
+    /// The record drops a former set before its right is proved over.
     SilenceBeforeProof,
-    /// Writes are acknowledged during the wait (rule 4).
+    /// The new owner acknowledges writes during the wait.
     AcknowledgeDuringWait,
-    /// A member grants before it has read the record since its start (rule 5).
+    /// A member grants before it has read the record since its start.
     GrantBeforeRead,
-    /// A move of which nothing was heard is undone by a read of the record (rule 6).
+    /// A read of the record cancels a move without an answer.
     ResumeOnRead,
-    /// The fence grace counts from when the session was seen to be gone (rule 7).
+    /// The fence grace counts from when the session was found absent.
     GraceFromSessionEnd,
-    /// No fence grace (rule 7).
+    /// No fence grace.
     NoGrace,
-    /// Write-back is proposed while a write past the log is under way (rule 7).
+    /// The owner proposes write-back while a bypassing write is in flight.
     ProposeBesideBypass,
-    /// A member that does not answer is left out before the registry has agreed (rule 8).
+    /// The owner drops an unresponsive member before the registry has committed it.
     ShrinkWithoutRegistry,
 }
 

@@ -1,4 +1,4 @@
-//! The registry: one record, sessions that end by its own clock, linearizable.
+//! The registry: one linearizable record, and sessions that end by its clock.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -9,18 +9,18 @@ use weir_cluster::records::{DiskRecord, NodeRef};
 use super::TTL;
 use super::clock::Clock;
 
-/// What a node asks of the registry.
+/// A node's call to the registry.
 #[derive(Clone, Debug)]
 pub enum Question {
     /// A new session for this process.
     Register,
-    /// The session goes on.
+    /// Renews the session.
     KeepAlive(u64),
-    /// The record and who is there.
+    /// Reads the record and the sessions.
     Read,
     /// Compare and swap.
     Change(Change),
-    /// The owner of that epoch has no I/O under way any more, and lets nobody serve.
+    /// The owner of that epoch has no more I/O in flight and has stopped serving.
     Release(u64),
 }
 
@@ -29,7 +29,7 @@ pub enum Question {
 pub struct Change {
     /// The revision that the record must have.
     pub base: u64,
-    /// The session of the caller, which must stand.
+    /// The caller's session, which must be valid.
     pub session: u64,
     /// The process whose session must be absent.
     pub absent: Option<NodeRef>,
@@ -37,7 +37,7 @@ pub struct Change {
     pub next: Rc<DiskRecord>,
 }
 
-/// What is read.
+/// The result of a read.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The record.
@@ -52,20 +52,20 @@ pub struct Seen {
     pub released: Rc<BTreeSet<u64>>,
 }
 
-/// What the registry answers.
+/// The registry's answer.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// A session of this number.
     Session(u64),
-    /// No such session; or somebody else holds the name.
+    /// No such session, or another process has the name.
     NoSession,
-    /// What was read.
+    /// The result of a read.
     Seen(Box<Seen>),
-    /// The change is the record now, with this revision.
+    /// The change has committed, with this revision.
     Committed(u64),
     /// The comparison failed.
     Refused,
-    /// Noted.
+    /// Recorded.
     Released,
 }
 

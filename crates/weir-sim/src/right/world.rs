@@ -1,4 +1,4 @@
-//! Virtual time, messages that are late or lost, and whose turn it is.
+//! Virtual time, late and lost messages, and the event loop.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,13 +10,13 @@ use weir_cluster::records::{DiskRecord, NodeRef, Policy, Source};
 
 use super::checks::{Checks, Request, Version};
 use super::clock::Clock;
-use super::faults::Weather;
+use super::faults::FaultRates;
 use super::node::{Message, Node};
 use super::planted::{Bug, Rule};
 use super::registry::{Answer, Question, Registry};
 use super::{Counts, LONGEST_IO};
 
-/// A write on its way to the storage.
+/// A write in flight to the storage.
 #[derive(Clone, Copy, Debug)]
 pub struct Landing {
     pub node: usize,
@@ -26,30 +26,30 @@ pub struct Landing {
     pub request: Option<Request>,
 }
 
-/// Something that happens.
+/// An event.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A question reaches the registry.
+    /// A call reaches the registry.
     Registry { from: usize, process: NodeRef, id: u64, question: Question },
-    /// Its answer reaches the process that asked.
+    /// Its answer reaches the caller.
     Answer { to: usize, incarnation: u64, id: u64, answer: Answer },
-    /// A message reaches a node; only this process of it, if one is named.
+    /// A message reaches a node, or only the named process of it.
     Peer { from: usize, sender: u64, to: usize, receiver: Option<u64>, message: Message },
-    /// A process looks at what is due.
+    /// A process executes what is due.
     Turn { node: usize, incarnation: u64, regular: bool },
-    /// A client asks some owner.
+    /// A client sends a request to some owner.
     Ask,
-    /// A client hears the answer.
+    /// A client receives the answer.
     Reply { node: usize, incarnation: u64, request: Request, version: Version },
     /// A write reaches the storage.
     Land(Landing),
-    /// The process that wrote hears of it.
+    /// Its completion reaches the writer.
     Landed(Landing),
-    /// Something goes wrong, or is wished for.
+    /// A fault, or an operator's request.
     Fault,
     /// This process dies.
     Crash { node: usize, incarnation: u64 },
-    /// It becomes known that a process has ended.
+    /// The end of a process becomes known.
     Stopped { incarnation: u64 },
     /// A node starts.
     Start { node: usize },
@@ -82,16 +82,16 @@ impl Ord for Queued {
     }
 }
 
-/// The cluster and what is around it.
+/// The cluster and its environment.
 pub struct World {
     pub now: Nanos,
     pub rng: Rng,
     pub bug: Option<Bug>,
     pub nodes: Vec<Node>,
     pub registry: Registry,
-    /// What the storage holds.
+    /// The storage's content.
     pub backing: Version,
-    pub weather: Weather,
+    pub rates: FaultRates,
     pub checks: Checks,
     pub counts: Counts,
     pub incarnations: u64,
@@ -101,7 +101,7 @@ pub struct World {
     numbers: u64,
 }
 
-/// A question that takes longer is late.
+/// A call that takes longer is late.
 const LATE: Duration = Duration::from_millis(100);
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
@@ -114,7 +114,7 @@ impl World {
             [Policy::WriteThrough, Policy::WriteBack(0), Policy::WriteBack(1), Policy::WriteBack(2)];
         let record = DiskRecord::new("d", "v", source, 1 << 20, 512, policies[rng.usize(..policies.len())]);
         let clock = Clock::new(&mut rng, start);
-        let weather = Weather::new(&mut rng);
+        let rates = FaultRates::new(&mut rng);
         let count = rng.usize(3..=5);
         let mut world = World {
             now: start,
@@ -123,7 +123,7 @@ impl World {
             nodes: Vec::new(),
             registry: Registry::new(record, clock),
             backing: Version::default(),
-            weather,
+            rates,
             checks: Checks::default(),
             counts: Counts::default(),
             incarnations: 0,
@@ -172,7 +172,7 @@ impl World {
         Duration::from_micros(self.rng.u64(least * 1_000..=most * 1_000))
     }
 
-    /// Runs until then, or to the first violation.
+    /// Runs until `end`, or to the first violation.
     pub fn run(&mut self, end: Nanos) {
         while self.checks.violation.is_none()
             && let Some(Reverse(Queued { at, event, .. })) = self.queue.pop()
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Whether the process that this is for lives; if it is stopped, it comes later.
+    /// Whether the event's process lives; a stopped process gets the event later.
     fn is_for(&mut self, node: usize, incarnation: Option<u64>, event: &Event) -> bool {
         let there = &self.nodes[node];
         if !there.alive || incarnation.is_some_and(|expected| expected != there.incarnation) {
@@ -269,18 +269,18 @@ impl World {
         self.after(pause, Event::Turn { node, incarnation, regular: true });
     }
 
-    /// This process looks again when its clock shows `local`.
+    /// Schedules a turn of this process when its clock shows `local`.
     pub fn wake(&mut self, node: usize, local: Nanos) {
         let Node { clock, incarnation, .. } = self.nodes[node];
         let at = clock.when(local);
         self.at(at, Event::Turn { node, incarnation, regular: false });
     }
 
-    /// Sends a message, unless the way is cut.
+    /// Sends a message, unless the path is cut.
     pub fn send(&mut self, from: usize, to: usize, receiver: Option<u64>, message: Message) {
-        let lost = self.weather.blocked[from][to] > self.now || self.rng.f64() < self.weather.loss;
+        let lost = self.rates.blocked[from][to] > self.now || self.rng.f64() < self.rates.loss;
         let mut delay = self.between(0, 3);
-        if self.rng.f64() < self.weather.slow {
+        if self.rng.f64() < self.rates.slow {
             delay = self.between(1, 700);
         }
         if !lost {
@@ -289,22 +289,22 @@ impl World {
         }
     }
 
-    /// Sends a question to the registry. Returns its number.
+    /// Sends a call to the registry. Returns its number.
     pub fn ask_registry(&mut self, from: usize, question: Question) -> u64 {
         self.ids += 1;
         let (id, process) = (self.ids, self.nodes[from].me.clone());
         let mut delay = self.between(0, 4);
         let late = match question {
-            Question::Change(_) => self.weather.late_changes,
-            _ => self.weather.slow,
+            Question::Change(_) => self.rates.late_changes,
+            _ => self.rates.slow,
         };
         if self.rng.f64() < late {
             delay = self.between(1, 1_500);
         }
         if !self.is_registry_cut(from) {
-            if delay > LATE && self.rng.f64() < self.weather.lasting_doubts {
+            if delay > LATE && self.rng.f64() < self.rates.lasting_doubts {
                 let cut = self.between(1_000, 3_500);
-                self.weather.registry_cut[from] = self.now + cut;
+                self.rates.registry_cut[from] = self.now + cut;
             }
             self.after(delay, Event::Registry { from, process, id, question });
         }
@@ -312,12 +312,12 @@ impl World {
     }
 
     fn is_registry_cut(&mut self, node: usize) -> bool {
-        let cut = self.weather.registry_down.max(self.weather.registry_cut[node]) > self.now;
-        cut || self.rng.f64() < self.weather.loss
+        let cut = self.rates.registry_down.max(self.rates.registry_cut[node]) > self.now;
+        cut || self.rng.f64() < self.rates.loss
     }
 
     fn reach_registry(&mut self, from: usize, process: NodeRef, id: u64, question: Question) {
-        if self.weather.registry_down > self.now {
+        if self.rates.registry_down > self.now {
             return;
         }
         let before = self.registry.record.epoch;
@@ -339,7 +339,7 @@ impl World {
             self.check_record();
         }
         let mut delay = self.between(0, 4);
-        if self.rng.f64() < self.weather.slow {
+        if self.rng.f64() < self.rates.slow {
             delay = self.between(1, 2_500);
         }
         if !self.is_registry_cut(from) {
@@ -347,11 +347,11 @@ impl World {
         }
     }
 
-    /// Hands a write to the storage; it may take as long as the fence grace allows for.
+    /// Submits a write to the storage; it may take as long as the fence grace assumes.
     pub fn write_backing(&mut self, node: usize, version: Version, request: Option<Request>) {
         let incarnation = self.nodes[node].incarnation;
         let most = LONGEST_IO.as_micros() as u64;
-        let delay = match self.rng.f64() < self.weather.slow_storage {
+        let delay = match self.rng.f64() < self.rates.slow_storage {
             true => Duration::from_micros(self.rng.u64(most / 2..most)),
             false => self.between(0, 6),
         };

@@ -131,7 +131,7 @@ impl Shared {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Shared { state: Mutex::default(), asked: Condvar::new(), event })
     }

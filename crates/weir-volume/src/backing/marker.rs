@@ -1,9 +1,12 @@
-//! Marks on backings: a successor sees in the kernel when a former owner's I/O has ended (P4). A process's I/O outlives the
-//! process: the kernel completes submitted requests, however long the storage takes. Until a request completes, the kernel keeps
-//! its open file description and the description's locks. So an owner sets a lock on the description of its I/O. After the
-//! process's end only the kernel holds that description: the lock exists while a request is in flight, plus the kernel's cleanup
-//! time. The lock is shared (`F_OFD_SETLK`), on one byte far beyond any file's end; the process's name selects the byte. It
-//! excludes no other process.
+//! Marks on backings: a successor sees in the kernel when a former owner's I/O has ended (P4).
+//!
+//! A process's I/O outlives the process: the kernel completes submitted requests, however long the storage takes. Until a request
+//! completes, the kernel keeps its open file description and the description's locks. So an owner sets a lock on the description
+//! of its I/O. After the process's end only the kernel holds that description: the lock exists while a request is in flight, plus
+//! the kernel's cleanup time.
+//!
+//! The lock is shared (`F_OFD_SETLK`), on one byte far beyond any file's end; the process's name selects the byte. It excludes no
+//! other process.
 
 use std::fs::{File, OpenOptions};
 use std::io;
