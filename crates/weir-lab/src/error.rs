@@ -9,23 +9,26 @@ use weir_node::api::ApiError;
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// There is no lab in this directory.
-    #[error("there is no lab in {path}; `weir lab up --dir {path}` makes one", path = .0.display())]
+    #[error("there is no lab in {path}; `weir lab up --dir {path}` starts one", path = .0.display())]
     NoLab(PathBuf),
     /// There is one already.
     #[error("a lab is running in {path}; `weir lab status` shows it, `weir lab down` ends it", path = .0.display())]
     Running(PathBuf),
     /// No node of this name.
-    #[error("the lab has no node {name:?}; it has {known}")]
+    #[error("the lab has no node {name:?}; it has {known} and registry")]
     NoNode {
         /// The name.
         name: String,
         /// Those that there are.
         known: String,
     },
+    /// There are nodes, and none runs.
+    #[error("no node of the lab in {path} runs; `weir lab start NODE` starts one", path = .0.display())]
+    NoneRuns(PathBuf),
     /// The node is not in a state for this.
-    #[error("node {node} {state}")]
+    #[error("{node} {state}")]
     State {
-        /// The node.
+        /// The node, or `registry`.
         node: String,
         /// What it is instead, and what to do.
         state: String,
@@ -55,8 +58,8 @@ pub enum LabError {
     },
     /// To end now would lose acknowledged writes.
     #[error(
-        "nothing was ended: acknowledged writes may be in memory only, and do not reach their backings: {}; mend what \
-         holds them up, or `--wait` for it, or `--force` the end and lose them",
+        "the lab goes on: acknowledged writes are in memory only and do not reach the storage: {}; repair the storage, wait for it \
+         with --wait, or lose them with --force",
         .0.join(", ")
     )]
     WouldLose(Vec<String>),

@@ -268,7 +268,7 @@ fn a_node_may_stop_while_others_have_its_log() {
     bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
     bench.lab.kill("n1").unwrap_err();
     let lab = Lab::open(bench.lab.dir()).unwrap();
-    lab.down_as(Ending::Refuse).unwrap();
+    lab.down_as(Ending::Refuse, |_| {}).unwrap();
     check_file(&bench, WRITTEN);
 }
 

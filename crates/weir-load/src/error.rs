@@ -80,6 +80,17 @@ pub enum LoadError {
         /// What the first failed request was told.
         error: String,
     },
+    /// The pass before a load would be, or has become, larger than was allowed.
+    #[error(
+        "{target}: {what}; name a smaller range (--size), allow more (--prefill-size, --prefill-time), or leave the filling \
+         out (--no-prefill)"
+    )]
+    PrefillLimit {
+        /// The target, as it was named.
+        target: String,
+        /// What is too much.
+        what: String,
+    },
     /// Writing would destroy something.
     #[error(
         "{target} holds data ({found}), and this load would overwrite it: pass --destroy if it may be lost"

@@ -4,7 +4,7 @@
 //! counts what came of it without doing any I/O, an [`engine::Engine`] moves the bytes: to nothing, to a file or
 //! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
 //! together and returns a [`summary::Summary`]; [`run::run_steady`] goes on until the target has settled, and
-//! [`prefill::prefill`] comes before. [`report`] writes summaries for other programs and compares them.
+//! [`prefill::look`] comes before. [`report`] writes summaries for other programs and compares them.
 //!
 //! [`submitters`] plays several threads that issue one sequence.
 //!

@@ -1,9 +1,14 @@
 //! Fills what was never written, so that holes and unwritten extents are not measured as speed: a filesystem answers them
 //! with zeroes and asks no device, and a first write has to allocate where later ones do not.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weir_block::Nanos;
 
 use weir_block::size::{Size, format_size};
 use weir_nbd::client::NbdClient;
@@ -23,65 +28,129 @@ const DEPTH: u32 = 8;
 const SAMPLES: u64 = 64;
 const SAMPLE: u64 = 4096;
 
-/// What was found and done before a load.
+/// What has to be done before a load so that it does not measure holes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prefill {
-    /// Everything had been written already.
+    /// Nothing: everything had been written already.
     Full,
-    /// The range was written once.
-    Done,
+    /// The range has to be written once.
+    Needed(Fill),
     /// There are holes, and the load may not write: what they are, in words.
     Hollow(String),
 }
 
-/// Looks whether the range of `workload` has parts that were never written, and when the load may write (it is a
-/// writing one, or `destroy` is set) writes all of it once.
+/// A range of a target that is to be written once, since it has parts that never were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fill {
+    range: Span,
+    /// What shows that something was never written, in words.
+    pub found: String,
+}
+
+/// How much a [`Fill`] may write, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes.
+    pub bytes: u64,
+    /// Time.
+    pub time: Duration,
+}
+
+/// What was written before a load. Neither its time nor its bytes are in the load's result.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Filled {
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// Time that it took, in seconds, until all of it was durable.
+    pub seconds: f64,
+}
+
+impl fmt::Display for Filled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "filled {} in {:.1} s before the load; that is not in its figures",
+            format_size(self.bytes),
+            self.seconds
+        )
+    }
+}
+
+/// Looks whether the range of `workload` has parts that were never written, and whether the load may write (it is a
+/// writing one, or `destroy` is set).
 ///
 /// Files are asked for their holes. Devices and exports cannot tell; of those some pieces are read, and one that is
 /// all zeroes counts as never written.
 ///
 /// # Errors
-/// As [`run`], and a pass that failed.
-pub fn prefill(
-    target: &Target,
-    workload: &Workload,
-    destroy: bool,
-    monitor: &Monitor,
-) -> Result<Prefill, LoadError> {
+/// The target cannot be read, or as [`Target::prepare`].
+pub fn look(target: &Target, workload: &Workload, destroy: bool) -> Result<Prefill, LoadError> {
     let size = target.prepare(workload, destroy)?;
     let start = workload.offset.0;
     let length = workload.size.map_or(size.saturating_sub(start), |size| size.0);
     // Whether the range is possible is the load's to say; here it must only not be exceeded.
     let length = length.min(size.saturating_sub(start)) / u64::from(SECTOR) * u64::from(SECTOR);
     let range = Span { offset: start.min(size), length };
-    let Some(found) = hollow(target, range)? else { return Ok(Prefill::Full) };
-    if !(workload.access.writes() || destroy) {
-        return Ok(Prefill::Hollow(found));
+    Ok(match hollow(target, range)? {
+        None => Prefill::Full,
+        Some(found) if workload.access.writes() || destroy => Prefill::Needed(Fill { range, found }),
+        Some(found) => Prefill::Hollow(found),
+    })
+}
+
+impl Fill {
+    /// Bytes of the range.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.range.length
     }
-    let pass = Workload {
-        access: Access::Write,
-        block_size: Size(block(range)),
-        queue_depth: DEPTH,
-        runtime: None,
-        offset: Size(range.offset),
-        size: Some(Size(range.length)),
-        seed: workload.seed,
-        ..Workload::default()
-    };
-    let summary = run(target, &pass, destroy, monitor)?;
-    match summary.first_error {
-        Some(error) => Err(LoadError::Prefill { target: target.to_string(), error }),
-        None => {
-            if let Target::Path(path) = target {
-                let synced = File::open(path).and_then(|file| file.sync_all());
-                synced.map_err(|source| LoadError::File {
-                    path: path.clone(),
-                    what: "cannot sync",
-                    source,
-                })?;
-            }
-            Ok(Prefill::Done)
+
+    /// Writes the range once with data of the `seed`. A `monitor` that is stopped ends it, with what was written until then.
+    ///
+    /// # Errors
+    /// The range is larger than the limit, or was not written within its time; as [`run`]; or a request failed.
+    pub fn run(
+        &self,
+        target: &Target,
+        seed: u64,
+        destroy: bool,
+        limits: Limits,
+        monitor: &Monitor,
+    ) -> Result<Filled, LoadError> {
+        let bytes = format_size(self.bytes());
+        let limit = |what: String| LoadError::PrefillLimit { target: target.to_string(), what };
+        if self.bytes() > limits.bytes {
+            let most = format_size(limits.bytes);
+            return Err(limit(format!("{bytes} would be filled before the load, and {most} are allowed")));
         }
+        let pass = Workload {
+            access: Access::Write,
+            block_size: Size(block(self.range)),
+            queue_depth: DEPTH,
+            runtime: Some(limits.time),
+            bytes: Some(Size(self.range.length)),
+            offset: Size(self.range.offset),
+            size: Some(Size(self.range.length)),
+            seed,
+            ..Workload::default()
+        };
+        let start = Nanos::now();
+        let summary = run(target, &pass, destroy, monitor)?;
+        if let Some(error) = summary.first_error {
+            return Err(LoadError::Prefill { target: target.to_string(), error });
+        }
+        let written: u64 = summary.kinds.iter().map(|kind| kind.bytes).sum();
+        if written < self.bytes() && !monitor.is_stopped() {
+            let (written, time) = (format_size(written), limits.time);
+            return Err(limit(format!(
+                "only {written} of {bytes} were filled before the load in {time:?}, the time allowed"
+            )));
+        }
+        if let Target::Path(path) = target {
+            let synced = File::open(path).and_then(|file| file.sync_all());
+            synced.map_err(|source| LoadError::File { path: path.clone(), what: "cannot sync", source })?;
+        }
+        Ok(Filled { bytes: written, seconds: (Nanos::now() - start).as_secs_f64() })
     }
 }
 
@@ -163,19 +232,29 @@ mod tests {
         let monitor = Monitor::new();
         let size = (3 << 20) + 4096;
         File::create(&path).unwrap().set_len(size).unwrap();
-        let reading = prefill(&target, &Workload::default(), false, &monitor).unwrap();
+        let reading = look(&target, &Workload::default(), false).unwrap();
         assert!(
             matches!(&reading, Prefill::Hollow(found) if found.contains("hole at byte 0")),
             "{reading:?}"
         );
-        assert_eq!(prefill(&target, &writes(size), false, &monitor).unwrap(), Prefill::Done);
+        let limits = Limits { bytes: size, time: Duration::from_secs(60) };
+        let Prefill::Needed(fill) = look(&target, &writes(size), false).unwrap() else { panic!() };
+        assert!(fill.bytes() == size && fill.found.contains("hole at byte 0"), "{fill:?}");
+        let small = Limits { bytes: size - 1, ..limits };
+        let refused = fill.run(&target, 1, false, small, &monitor).unwrap_err().to_string();
+        assert!(refused.contains("would be filled") && refused.contains("--prefill-size"), "{refused}");
+        let short = Limits { time: Duration::from_nanos(1), ..limits };
+        let late = fill.run(&target, 1, true, short, &monitor).unwrap_err().to_string();
+        assert!(late.contains("the time allowed") && late.contains("--prefill-time"), "{late}");
+        let filled = fill.run(&target, 1, true, limits, &monitor).unwrap();
+        assert!(filled.bytes == size && filled.seconds > 0.0, "{filled:?}");
         let data = std::fs::read(&path).unwrap();
         assert!(data.chunks(512).all(|sector| sector.iter().any(|&byte| byte != 0)), "to the last sector");
-        assert_eq!(prefill(&target, &writes(size), true, &monitor).unwrap(), Prefill::Full);
-        assert_eq!(prefill(&target, &Workload::default(), false, &monitor).unwrap(), Prefill::Full);
+        assert_eq!(look(&target, &writes(size), true).unwrap(), Prefill::Full);
+        assert_eq!(look(&target, &Workload::default(), false).unwrap(), Prefill::Full);
         // A hole outside the range is nobody's business.
         File::options().write(true).open(&path).unwrap().set_len(8 << 20).unwrap();
-        assert_eq!(prefill(&target, &writes(size), true, &monitor).unwrap(), Prefill::Full);
+        assert_eq!(look(&target, &writes(size), true).unwrap(), Prefill::Full);
     }
 
     #[test]

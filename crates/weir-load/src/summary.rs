@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::buckets::Buckets;
 use crate::device::DeviceBytes;
+use crate::prefill::Filled;
 use crate::steady::SteadyState;
 use crate::tally::{IoKind, KindTally, Tally};
 use crate::timeline::Timeline;
@@ -31,7 +32,10 @@ pub struct Summary {
     pub engine: String,
     /// What was asked for.
     pub workload: Workload,
-    /// Seconds that were counted (without the warm-up).
+    /// What was written before the load, so that it does not measure holes; `None` when that was not needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<Filled>,
+    /// Seconds that were counted (without the warm-up and the prefill).
     pub runtime_seconds: f64,
     /// CPU seconds of the load's own threads in that time, user and system; `None` when they did other work too.
     pub cpu_seconds: Option<f64>,
@@ -229,6 +233,7 @@ impl Summary {
             target: target.into(),
             engine: engine.into(),
             workload: workload.clone(),
+            prefill: None,
             runtime_seconds: runtime.as_secs_f64(),
             cpu_seconds: None,
             latency_from: match workload.rate {

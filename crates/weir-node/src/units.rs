@@ -6,38 +6,73 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A stretch of time, kept as text: `250 ms`, `5 s`, `2 min`, `1 h`.
+/// A stretch of time, kept as text: `250 ms`, `5 s`, `2 min`, `1 h`, `2m30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Period(pub Duration);
 
 /// Why a period could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a time: a number and ms, s, min or h, for example \"5 s\"")]
-pub struct PeriodError(String);
+pub enum PeriodError {
+    /// A number without a unit.
+    #[error("{0:?} has no unit: write {0}s for seconds, {0}ms, {0}m for minutes or {0}h")]
+    NoUnit(String),
+    /// Less than nothing.
+    #[error("{0:?} is negative: a time is 0s or longer, for example 5s, 90m or 2m30s")]
+    Negative(String),
+    /// Anything else.
+    #[error(
+        "{0:?} is not a time: write numbers with ms, s, m (or min) or h, the largest first, for example 5s, 1.5h or 2m30s"
+    )]
+    Unknown(String),
+}
 
-const PERIODS: [(&str, u64); 4] = [("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1)];
+/// Names of units and their milliseconds, the largest first; of several names the first is shown.
+const PERIODS: [(&str, u64); 5] = [("h", 3_600_000), ("min", 60_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// Milliseconds of `12.5 s`, when they are a whole number that fits.
+/// Milliseconds of `12.5 s` or `2m30s`, when they are a whole number that fits. Units descend; each occurs once.
 fn parse_period(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-    let (number, unit) = text.split_at(end);
-    let (_, factor) = PERIODS.iter().find(|(name, _)| *name == unit.trim())?;
+    let (mut rest, mut smallest, mut sum) = (text.trim(), u64::MAX, 0_u64);
+    loop {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(end);
+        let tail = tail.trim_start();
+        let (unit, tail) = tail.split_at(tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len()));
+        let (_, factor) = PERIODS.iter().find(|(name, _)| *name == unit)?;
+        if *factor >= smallest {
+            return None;
+        }
+        (smallest, sum) = (*factor, sum.checked_add(milliseconds(number, *factor)?)?);
+        rest = tail.trim_start();
+        if rest.is_empty() {
+            return Some(sum);
+        }
+    }
+}
+
+/// `number` times `factor`, when that is a whole number that fits. Takes at most three decimal places.
+fn milliseconds(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if fraction.is_empty() || fraction.len() > 3 {
         return None;
     }
     let fraction: u64 = format!("{fraction:0<3}").parse().ok()?;
     let thousandths = whole.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(fraction)?;
-    let product = thousandths.checked_mul(*factor)?;
+    let product = thousandths.checked_mul(factor)?;
     product.is_multiple_of(1000).then_some(product / 1000)
 }
 
 impl FromStr for Period {
     type Err = PeriodError;
     fn from_str(text: &str) -> Result<Period, PeriodError> {
-        let period = parse_period(text).map(|ms| Period(Duration::from_millis(ms)));
-        period.ok_or_else(|| PeriodError(text.to_owned()))
+        let trimmed = text.trim();
+        match parse_period(trimmed) {
+            Some(ms) => Ok(Period(Duration::from_millis(ms))),
+            None if trimmed.starts_with('-') => Err(PeriodError::Negative(trimmed.to_owned())),
+            None if trimmed.parse::<f64>().is_ok_and(f64::is_finite) => {
+                Err(PeriodError::NoUnit(trimmed.to_owned()))
+            }
+            None => Err(PeriodError::Unknown(text.to_owned())),
+        }
     }
 }
 
@@ -79,16 +114,42 @@ mod tests {
 
     #[test]
     fn periods_as_people_write_them() {
-        for (text, ms) in
-            [("1.5 s", 1500), ("250ms", 250), (" 2 min ", 120_000), ("1h", 3_600_000), ("0 s", 0)]
-        {
+        for (text, ms) in [
+            ("1.5 s", 1500),
+            ("250ms", 250),
+            (" 2 min ", 120_000),
+            ("1h", 3_600_000),
+            ("0 s", 0),
+            ("2m30s", 150_000),
+            ("2m 30s", 150_000),
+            ("1h 0.5m", 3_630_000),
+            ("90m", 5_400_000),
+            ("1 h 2 min 3 s 4 ms", 3_723_004),
+        ] {
             assert_eq!(text.parse(), Ok(Period(Duration::from_millis(ms))), "{text}");
         }
-        for text in ["", "5", "s", "-1 s", "1. s", "0.0001 s", "0.5 ms", "1 d", "9999999999999999 h", "1 é"]
-        {
+        for text in [
+            "",
+            "s",
+            "-1 s",
+            "1. s",
+            "0.0001 s",
+            "0.5 ms",
+            "1 d",
+            "9999999999999999 h",
+            "1 é",
+            "30s2m",
+            "1s1s",
+            "2m30",
+            "2m,30s",
+            "1m 1min",
+            "5 S",
+        ] {
             let error = text.parse::<Period>().unwrap_err().to_string();
-            assert!(error.contains("5 s"), "{text}: {error}");
+            assert!(error.contains("5s") && error.contains("2m30s"), "{text}: {error}");
         }
+        let unit = "5".parse::<Period>().unwrap_err().to_string();
+        assert!(unit.contains("5s for seconds"), "{unit}");
     }
 
     #[test]

@@ -5,43 +5,51 @@ mod diagnose;
 mod disk;
 mod verify;
 
+use std::any::TypeId;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::units::Period;
 
 use crate::commands::profile::{self, ProfileCommand};
+use crate::completion;
 
 pub use bench::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, CompareArgs};
 pub use diagnose::DiagnoseArgs;
 pub use disk::DiskCommand;
 pub use verify::VerifyArgs;
 
-const ABOUT: &str = "Weir gives a cluster of Linux hypervisors, on storage that they already have, one shared volume, \
-acceleration on the host that loses nothing that was answered, and an instrument that names the layer at fault.";
+const ABOUT: &str = "Weir is storage software for clusters of Linux hypervisors. It serves virtual disks from shared storage that you \
+already have, acknowledges writes once several hosts hold them, and measures which layer is slow.";
 
-const AFTER: &str = "\
-Which cluster is meant:
-  --api SOCKET, or WEIR_API    the node whose API is at that socket
-  --lab DIR, or WEIR_LAB       the lab in that directory (a node of it: --node NAME)
-  otherwise                    the lab in ./weir-lab if there is one, else the node at /run/weir/api.sock
+const AFTER: &str = r#"Which cluster is meant:
+  --api SOCKET or WEIR_API  the node whose API is at that socket
+  --lab DIR or WEIR_LAB     the lab in that directory (one node: --node NAME)
+  otherwise                 the lab in ./weir-lab if there is one, else the node
+                            at /run/weir/api.sock
 
 Exit codes:
   0  done
-  1  failed: storage, system, or a measurement that found data wrong
-  2  the command line is not understood
-  3  there is no such volume, disk, node or lab
+  1  failed: storage, the system, a threshold, or data that is wrong
+  2  the command line, or a file that it names, is not understood
+  3  there is no such volume, disk, node, lab, file or export
   4  refused: the message says what has to happen first
-  5  the cluster does not answer
+  5  no node, or no server, answers
+  6  diagnose: measured, but not to be trusted
+
+With --output json an error is JSON too, on standard error:
+  {"schema":"weir.error/1",
+   "error":{"kind":"not-found","message":"…","hint":"…","exit_code":3}}
 
 Examples:
-  weir lab up                               three nodes on this machine, to try things
-  weir volume create pool --path /srv/pool  disks live in /srv/pool
+  weir lab up                          three nodes on this machine, for tests
+  weir volume create pool --path /srv/pool
   weir disk create db --volume pool --size 20GiB --policy write-back+1
-  weir disk export db                       prints the NBD URIs for QEMU, nbdcopy, fio
-  weir bench --disk db --layer accel        how fast is it?
-  weir diagnose --disk db --destroy         which layer costs what?";
+  weir disk export db                  prints the NBD URIs for QEMU and fio
+  weir bench --disk db --layer accel   how fast is it?
+  weir diagnose --disk db --destroy    which layer costs what?"#;
 
 /// Shared volumes, fault-tolerant write-back and a bottleneck finder for KVM clusters.
 #[derive(Debug, Parser)]
@@ -51,6 +59,39 @@ pub struct Cli {
     pub global: Global,
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The command line as clap knows it. Values that begin with `-` reach the parsers of numbers, sizes and times, which say better
+/// what is wrong with them than "unexpected argument".
+pub fn command() -> clap::Command {
+    fn with_negative_values(command: clap::Command) -> clap::Command {
+        let numbers = [
+            TypeId::of::<Size>(),
+            TypeId::of::<Period>(),
+            TypeId::of::<u8>(),
+            TypeId::of::<u32>(),
+            TypeId::of::<u64>(),
+            TypeId::of::<usize>(),
+        ];
+        let is_number = |arg: &clap::Arg| {
+            let parsed = arg.get_value_parser().type_id();
+            arg.get_action().takes_values() && numbers.iter().any(|number| parsed == *number)
+        };
+        let command =
+            command.mut_args(|arg| if is_number(&arg) { arg.allow_hyphen_values(true) } else { arg });
+        command.mut_subcommands(with_negative_values)
+    }
+    with_negative_values(Cli::command())
+}
+
+/// Reads a command line.
+///
+/// # Errors
+/// It is not understood; or it asks for help, which is in the error.
+pub fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(words)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// Options that every command has.
@@ -73,7 +114,7 @@ pub struct Global {
     )]
     pub api: Option<PathBuf>,
     /// Ask this node of the lab; default: the first that runs, or the one that owns the disk.
-    #[arg(id = "ask", long = "node", global = true, value_name = "NAME", help_heading = "Global options")]
+    #[arg(id = "ask", long = "node", global = true, value_name = "NAME", help_heading = "Global options", add = completion::nodes())]
     pub node: Option<String>,
 }
 
@@ -96,67 +137,75 @@ pub enum Command {
     Node(NodeArgs),
     /// Run the registry of a single machine's cluster.
     ///
-    /// Nodes agree there on who owns which disk. It must outlive the nodes; they go on serving while it is away, as long as
-    /// nothing has to change and their lease stands.
+    /// The nodes agree there on who owns which disk. Stop it after the nodes. While it is away, disks are served as long as
+    /// nothing has to change.
     Registry(RegistryArgs),
-    /// Several nodes on this machine, and faults at will.
+    /// A cluster on this machine, for tests: several nodes that can be killed, paused and resumed.
     #[command(subcommand)]
     Lab(LabCommand),
-    /// Volumes: shared storage that holds disks.
+    /// Volumes: the shared storage that holds disks.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Disks: what guests get.
+    /// Virtual disks.
     #[command(subcommand)]
     Disk(DiskCommand),
-    /// What the cluster is doing: nodes, disks, policies, dirty data.
+    /// Health, nodes and disks of the cluster.
     Status,
     /// What happened lately: takeovers, configurations, refusals.
-    Events,
+    Events {
+        /// Print what happens from now on, too, until Ctrl-C; with --output json a line for each event.
+        #[arg(long)]
+        follow: bool,
+    },
     /// Measure a file, a device, an NBD export, or a layer of a disk.
     #[command(after_long_help = bench::EXAMPLES)]
     Bench(Box<BenchArgs>),
     /// Put the same load on every layer of a disk and name the one that costs most.
     #[command(after_long_help = diagnose::EXAMPLES)]
     Diagnose(DiagnoseArgs),
-    /// What every disk does, live: rates, latencies, the layer in which requests spend their time, dirty data.
+    /// Live rates and latencies of all disks, the slowest layer, dirty data.
     ///
-    /// On a terminal a screen that renews itself (q ends it); in a pipe, or with --count, a table for each interval, and
-    /// with --output json a line. READS and WRITES are those of the export, and so is P99. A disk in bold is not as
-    /// requested, or has something to say.
+    /// On a terminal, a screen that is updated until q is pressed; columns that have no room are left out. In a pipe, or with
+    /// --count, a table for each interval; with --output json, a line. READS, WRITES and P99 are measured at the export. A disk
+    /// in bold is degraded: its policy is not in effect, or a reason is shown at the bottom.
     Top {
-        /// Length of an interval.
-        #[arg(long, default_value = "1 s", value_name = "TIME")]
+        /// Length of an interval, such as 500ms or 5s.
+        #[arg(long, default_value = "1s", value_name = "TIME")]
         every: Period,
         /// End after so many intervals.
         #[arg(long)]
         count: Option<u64>,
     },
-    /// Where the time of a live disk's requests goes, from its meters alone: no load of its own.
+    /// Latency of a live disk, layer by layer, without any load of Weir's own.
     ///
-    /// Looks at the meters of every layer twice and divides the latency at the top among the layers that a request waits
-    /// for. OWN is what a request spends in a layer and not below; a layer without it (destage under write-back) is not
-    /// on the way of the answer. This says where the time goes, not why: `weir diagnose` puts a load of its own on the
-    /// layers, but needs a disk whose data may be lost.
+    /// Reads the meters of every layer twice and divides the latency at the top among the layers that a request waits for. OWN
+    /// is the time that a request spends in a layer and not below it; a layer without it (destage under write-back) is off the
+    /// critical path. This shows where the time goes, not why: `weir diagnose` finds that out with a load of its own, on a disk
+    /// whose data may be lost.
     #[command(after_long_help = "Example:\n  weir explain db --over 10s")]
     Explain {
         /// The disk.
+        #[arg(add = completion::disks())]
         disk: String,
-        /// Time between the two looks.
-        #[arg(long, default_value = "5 s", value_name = "TIME")]
+        /// Time between the two readings.
+        #[arg(long, default_value = "5s", value_name = "TIME")]
         over: Period,
     },
-    /// What a live disk is asked for, always on: sizes, mix, reuse, working set, miss-ratio curve; and loads made of it.
+    /// Workload of a live disk: sizes, mix, reuse, working set, miss-ratio curve; and loads that resemble it.
     #[command(subcommand, after_long_help = profile::EXAMPLES)]
     Profile(ProfileCommand),
-    /// Print the completion script of a shell.
+    /// Print the completion script of a shell. It knows the names of disks, volumes and nodes.
     ///
-    /// For bash, zsh, fish, elvish and PowerShell.
-    #[command(after_long_help = "Example:\n  weir completions bash > /etc/bash_completion.d/weir")]
+    /// For bash, zsh, fish, elvish and PowerShell. The script calls weir, which asks the cluster (--lab, --api and their
+    /// variables count) for at most a second.
+    #[command(
+        after_long_help = "Examples:\n  weir completions bash > /etc/bash_completion.d/weir\n  weir completions fish > ~/.config/fish/completions/weir.fish"
+    )]
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
     },
-    /// Three nodes, a killed owner, nothing lost. What `make demo` runs.
+    /// Three nodes, a killed owner, nothing lost: what `make demo` runs.
     #[command(hide = true)]
     Demo(DemoArgs),
 }
@@ -191,50 +240,56 @@ pub enum LabCommand {
         /// How many nodes, 1 to 16. They are called n1, n2, ….
         #[arg(long, default_value_t = 3)]
         nodes: usize,
-        /// A node not heard of for this long counts as gone.
-        #[arg(long, default_value = "2 s", value_name = "TIME")]
+        /// A node that the registry has not heard from for this long counts as down.
+        #[arg(long, default_value = "2s", value_name = "TIME")]
         lease: Period,
         /// Memory for each write log; not less than 64MiB.
-        #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_size_above_zero, allow_negative_numbers = true)]
+        #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_size_above_zero)]
         log: Size,
     },
-    /// What each node is doing.
+    /// What each node and the registry is doing.
     Status,
-    /// End everything: paused nodes go on, and all destage first. Disks stay. Refuses where acknowledged writes would
-    /// be lost because a backing takes nothing, or a disk's owner does not answer.
+    /// Destage everything and end the lab; its disks stay.
+    ///
+    /// Paused nodes are resumed for that. Refuses, and leaves the lab as it was, where acknowledged writes would be lost because
+    /// the storage takes nothing or a disk's owner does not answer. Without --force no node is killed.
     Down {
-        /// Wait until the backings have everything.
+        /// Wait until the storage has everything, however long that takes.
         #[arg(long, conflicts_with = "force")]
         wait: bool,
-        /// End all the same; says what is lost, and fails if anything is.
+        /// End in any case; say what is lost, and exit with 1 if anything is.
         #[arg(long)]
         force: bool,
     },
-    /// SIGKILL: the node is gone at once.
+    /// Kill a node, or the registry, at once (SIGKILL).
     Kill {
-        /// Its name; `registry` stands for the registry.
+        /// The name of the node, or `registry`.
+        #[arg(add = completion::processes())]
         node: String,
     },
-    /// SIGSTOP: the node stands still and does not know it.
+    /// Pause a node, or the registry (SIGSTOP).
     Pause {
-        /// Its name; `registry` stands for the registry.
+        /// The name of the node, or `registry`.
+        #[arg(add = completion::processes())]
         node: String,
     },
-    /// SIGCONT: the node goes on where it stood.
+    /// Resume a paused node, or the registry (SIGCONT).
     Resume {
-        /// Its name; `registry` stands for the registry.
+        /// The name of the node, or `registry`.
+        #[arg(add = completion::processes())]
         node: String,
     },
-    /// Start a node that was killed.
+    /// Start a node, or the registry, that was killed.
     Start {
-        /// Its name; `registry` stands for the registry.
+        /// The name of the node, or `registry`.
+        #[arg(add = completion::processes())]
         node: String,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// Make a volume out of a directory that all nodes mount.
+    /// Create a volume in a directory that all nodes mount.
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
@@ -250,6 +305,7 @@ pub enum VolumeCommand {
     /// One volume and its disks.
     Show {
         /// Its name.
+        #[arg(add = completion::volumes())]
         name: String,
     },
 }

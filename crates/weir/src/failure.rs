@@ -1,63 +1,246 @@
 //! What went wrong, and the exit code that says so.
 
+use std::path::Path;
+
+use serde::Serialize;
 use weir_lab::LabError;
+use weir_load::LoadError;
+use weir_load::verify::HistoryError;
+use weir_nbd::client::NbdError;
 use weir_node::api::{ApiError, ApiErrorKind};
 
-/// An error for the terminal, with its exit code.
+/// Name and version of the JSON that [`Failure::to_json`] writes.
+const SCHEMA: &str = "weir.error/1";
+
+/// What the caller has to do about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureKind {
+    /// Storage, the system, a threshold, or data that is wrong.
+    Failed,
+    /// The command line, or a file that it names, is not understood.
+    Usage,
+    /// There is no such thing.
+    NotFound,
+    /// Something has to happen first.
+    Refused,
+    /// Nobody answers.
+    Unavailable,
+    /// A measurement that nothing should be concluded from.
+    NotTrusted,
+}
+
+impl FailureKind {
+    /// The exit code, the same for every command; `weir --help` has this table.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            FailureKind::Failed => 1,
+            FailureKind::Usage => 2,
+            FailureKind::NotFound => 3,
+            FailureKind::Refused => 4,
+            FailureKind::Unavailable => 5,
+            FailureKind::NotTrusted => 6,
+        }
+    }
+}
+
+/// An error for the terminal or, as JSON, for a program.
 #[derive(Debug)]
 pub struct Failure {
-    /// 1 to 5; see `weir --help`.
-    pub code: u8,
-    /// What is wrong, and what to do.
+    /// Decides the exit code.
+    pub kind: FailureKind,
+    /// What is wrong.
     pub message: String,
+    /// What to do; empty when the message says it.
+    pub hint: String,
+}
+
+/// As `--output json` prints a failure.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    error: Fields<'a>,
+}
+
+#[derive(Serialize)]
+struct Fields<'a> {
+    kind: FailureKind,
+    message: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    hint: &'a str,
+    exit_code: u8,
 }
 
 impl Failure {
+    /// A failure of a kind, without a hint.
+    pub fn new(kind: FailureKind, message: impl std::fmt::Display) -> Failure {
+        Failure { kind, message: message.to_string(), hint: String::new() }
+    }
+
     /// Storage, system, or wrong data.
     pub fn failed(message: impl std::fmt::Display) -> Failure {
-        Failure { code: 1, message: message.to_string() }
+        Failure::new(FailureKind::Failed, message)
     }
 
     /// The command line.
     pub fn usage(message: impl std::fmt::Display) -> Failure {
-        Failure { code: 2, message: message.to_string() }
+        Failure::new(FailureKind::Usage, message)
     }
 
     /// Something has to happen first.
     pub fn refused(message: impl std::fmt::Display) -> Failure {
-        Failure { code: 4, message: message.to_string() }
+        Failure::new(FailureKind::Refused, message)
+    }
+
+    /// A file that a command needs and cannot read.
+    pub fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
+        Failure::of_system(error, format!("{}: {error}", path.display()))
+    }
+
+    /// What the system has refused, as `message` tells it.
+    fn of_system(error: &std::io::Error, message: impl std::fmt::Display) -> Failure {
+        let is_root = rustix::process::geteuid().is_root();
+        Failure::new(kind_of(error), message).hint(hint_of(error, is_root))
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub fn hint(self, hint: impl Into<String>) -> Failure {
+        Failure { hint: hint.into(), ..self }
+    }
+
+    /// For people: the message, and the hint on a line of its own.
+    pub fn to_text(&self) -> String {
+        let hint = if self.hint.is_empty() { String::new() } else { format!("\n  {}", self.hint) };
+        format!("weir: {}{hint}", self.message)
+    }
+
+    /// For programs: one line, `{"schema":"weir.error/1","error":{"kind":…,"message":…,"exit_code":…}}`.
+    pub fn to_json(&self) -> String {
+        let Failure { kind, message, hint } = self;
+        let error = Fields { kind: *kind, message, hint, exit_code: kind.exit_code() };
+        serde_json::to_string(&Document { schema: SCHEMA, error }).expect("strings and a number are JSON")
+    }
+}
+
+/// A file that is missing is something else than one that cannot be read.
+fn kind_of(error: &std::io::Error) -> FailureKind {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => FailureKind::NotFound,
+        std::io::ErrorKind::ResourceBusy | std::io::ErrorKind::AlreadyExists => FailureKind::Refused,
+        _ => FailureKind::Failed,
+    }
+}
+
+/// What may help against an error of the system.
+fn hint_of(error: &std::io::Error, is_root: bool) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied if !is_root => {
+            "this user may not do that; run the command as root (sudo), or as the user who owns the file, device or process"
+        }
+        _ => "",
     }
 }
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Failure {
-        let code = match error.kind {
-            ApiErrorKind::Failed => 1,
-            ApiErrorKind::Invalid => 2,
-            ApiErrorKind::NotFound => 3,
-            ApiErrorKind::Exists | ApiErrorKind::Refused => 4,
-            ApiErrorKind::Unavailable => 5,
+        let kind = match error.kind {
+            ApiErrorKind::Failed => FailureKind::Failed,
+            ApiErrorKind::Invalid => FailureKind::Usage,
+            ApiErrorKind::NotFound => FailureKind::NotFound,
+            ApiErrorKind::Exists | ApiErrorKind::Refused => FailureKind::Refused,
+            ApiErrorKind::Unavailable => FailureKind::Unavailable,
         };
-        let hint = if error.hint.is_empty() { String::new() } else { format!("\n  {}", error.hint) };
-        Failure { code, message: format!("{}{hint}", error.message) }
+        Failure::new(kind, error.message).hint(error.hint)
     }
 }
 
 impl From<LabError> for Failure {
     fn from(error: LabError) -> Failure {
-        match error {
-            LabError::Api(error) => error.into(),
-            LabError::NoLab(_) | LabError::NoNode { .. } => Failure { code: 3, message: error.to_string() },
-            LabError::Running(_) | LabError::State { .. } | LabError::WouldLose(_) => Failure::refused(error),
-            LabError::Invalid(_) | LabError::Start { .. } | LabError::System { .. } | LabError::Lost(_) => {
-                Failure::failed(error)
+        let kind = match error {
+            LabError::System { ref source, .. } => return Failure::of_system(source, &error),
+            LabError::Api(error) => return error.into(),
+            LabError::NoLab(_) | LabError::NoNode { .. } => FailureKind::NotFound,
+            LabError::Running(_) | LabError::State { .. } | LabError::WouldLose(_) => FailureKind::Refused,
+            LabError::NoneRuns(_) => FailureKind::Unavailable,
+            LabError::Invalid(_) => FailureKind::Usage,
+            LabError::Start { .. } | LabError::Lost(_) => FailureKind::Failed,
+        };
+        Failure::new(kind, error)
+    }
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Failure {
+        let kind = match &error {
+            LoadError::Workload(_)
+            | LoadError::Uri(_)
+            | LoadError::Layout(_)
+            | LoadError::NoPolling { .. }
+            | LoadError::NotAFile { .. }
+            | LoadError::NothingThere(_)
+            | LoadError::NotATarget(_)
+            | LoadError::Null(_)
+            | LoadError::NoFua(_)
+            | LoadError::NoFlush(_)
+            | LoadError::BlockSize { .. }
+            | LoadError::History(HistoryError::Content { .. }) => FailureKind::Usage,
+            LoadError::NoSize(_) => FailureKind::NotFound,
+            LoadError::NotEmpty { .. }
+            | LoadError::ReadOnly(_)
+            | LoadError::PrefillLimit { .. }
+            | LoadError::History(HistoryError::Taken { .. }) => FailureKind::Refused,
+            LoadError::Nbd(NbdError::Connect { .. } | NbdError::Timeout { .. })
+            | LoadError::Unreachable { .. } => FailureKind::Unavailable,
+            LoadError::Nbd(NbdError::Refused { .. }) => FailureKind::NotFound,
+            LoadError::File { source, .. } | LoadError::History(HistoryError::Io { source, .. }) => {
+                return Failure::of_system(source, &error);
             }
-        }
+            LoadError::Nbd(_)
+            | LoadError::Ring(_)
+            | LoadError::Thread(_)
+            | LoadError::Prefill { .. }
+            | LoadError::NotJudged { .. } => FailureKind::Failed,
+        };
+        Failure::new(kind, error)
     }
 }
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
-        Failure::failed(error)
+        Failure::of_system(&error, &error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_not_root_hears_what_to_do() {
+        let denied = std::io::Error::from_raw_os_error(13);
+        assert!(hint_of(&denied, false).contains("as root"));
+        assert!(hint_of(&denied, true).is_empty());
+        assert!(hint_of(&std::io::Error::from_raw_os_error(2), false).is_empty());
+    }
+
+    #[test]
+    fn kinds_of_system_errors_have_codes_of_their_own() {
+        for (number, code) in [(2, 3), (16, 4), (17, 4), (5, 1), (13, 1)] {
+            assert_eq!(
+                kind_of(&std::io::Error::from_raw_os_error(number)).exit_code(),
+                code,
+                "errno {number}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failure_is_one_line_of_json() {
+        let failure = Failure::refused("a \"b\"\nc").hint("do d");
+        let json = r#"{"schema":"weir.error/1","error":{"kind":"refused","message":"a \"b\"\nc","hint":"do d","exit_code":4}}"#;
+        assert_eq!(failure.to_json(), json);
+        assert_eq!(failure.to_text(), "weir: a \"b\"\nc\n  do d");
+        assert!(!Failure::failed("x").to_json().contains("hint"));
     }
 }

@@ -1,6 +1,8 @@
 //! Tables and sentences for people, JSON for programs.
 
-use comfy_table::{CellAlignment, Table, presets};
+use std::io::IsTerminal;
+
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 
 use crate::cli::Output;
@@ -21,32 +23,152 @@ pub fn print<T: Serialize>(
 
 /// Prints a line to standard output. A reader that has gone (`| head`) is not an error worth a word.
 pub fn say(text: &str) -> Result<(), Failure> {
+    goes_on(text).map(drop)
+}
+
+/// Prints a line of many. False when the reader has gone: there is nothing left to do.
+pub fn goes_on(text: &str) -> Result<bool, Failure> {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
-/// A table without lines, the columns in `right` flush right.
+/// Columns to print in: those of the terminal, or `COLUMNS`; `None` where lines may be of any length.
+pub fn width() -> Option<usize> {
+    let terminal = std::io::stdout().is_terminal().then(|| ratatui::crossterm::terminal::size().ok());
+    let asked = || std::env::var("COLUMNS").ok()?.parse().ok();
+    terminal.flatten().map(|(columns, _)| usize::from(columns)).or_else(asked).filter(|&columns| columns > 0)
+}
+
+/// Columns between two cells.
+const GAP: usize = 2;
+
+/// A table without lines, the columns in `right` flush right. Where it is wider than [`width`], cells of several words are wrapped.
 pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    table_within(width(), header, right, rows)
+}
+
+fn table_within(
+    width: Option<usize>,
+    header: &[&str],
+    right: &[usize],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let mut cells: Vec<Vec<String>> = vec![header.iter().map(|&cell| cell.to_owned()).collect()];
+    cells.extend(rows);
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header);
-    for row in rows {
-        table.add_row(row);
+    table.load_preset(presets::NOTHING);
+    let widths = width.and_then(|width| shrunk(&cells, width));
+    for (number, row) in cells.into_iter().enumerate() {
+        match number {
+            0 => table.set_header(row),
+            _ => table.add_row(row),
+        };
+    }
+    if widths.is_some() {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::MAX);
     }
     for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
+        column.set_padding((0, GAP as u16));
         if right.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
+        }
+        if let Some(widths) = &widths {
+            column.set_constraint(ColumnConstraint::Absolute(Width::Fixed((widths[index] + GAP) as u16)));
         }
     }
     table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// Key and value, one under the other; empty values are left out.
+/// Widths of columns that fit, when the natural ones do not: those with the longest lines are wrapped first, between words.
+fn shrunk(cells: &[Vec<String>], width: usize) -> Option<Vec<usize>> {
+    let columns = cells.first().map_or(0, Vec::len);
+    let longest = |column: usize, measure: fn(&str) -> usize| {
+        cells.iter().filter_map(|row| row.get(column)).map(|cell| measure(cell)).max().unwrap_or(0)
+    };
+    let characters = |cell: &str| cell.chars().count();
+    let word = |cell: &str| cell.split_whitespace().map(|word| word.chars().count()).max().unwrap_or(0);
+    let mut widths: Vec<usize> = (0..columns).map(|column| longest(column, characters)).collect();
+    let least: Vec<usize> = (0..columns).map(|column| longest(column, word)).collect();
+    let fits = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * columns.saturating_sub(1) <= width;
+    if fits(&widths) {
+        return None;
+    }
+    while !fits(&widths) {
+        let room = |&column: &usize| widths[column] > least[column];
+        let Some(widest) = (0..columns).filter(room).max_by_key(|&column| widths[column]) else { break };
+        widths[widest] -= 1;
+    }
+    Some(widths)
+}
+
+/// Key and value, one under the other; empty values are left out. Values are wrapped at [`width`].
 pub fn list(pairs: &[(&str, String)]) -> String {
-    let width = pairs.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    list_within(width(), pairs)
+}
+
+fn list_within(width: Option<usize>, pairs: &[(&str, String)]) -> String {
+    let keys = pairs.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    let indent = format!("\n{:1$}", "", keys + GAP);
+    let value = |value: &str| match width {
+        Some(width) => wrap(value, width.saturating_sub(keys + GAP)).join(&indent),
+        None => value.to_owned(),
+    };
     let lines = pairs.iter().filter(|(_, value)| !value.is_empty());
-    lines.map(|(key, value)| format!("{key:width$}  {value}")).collect::<Vec<_>>().join("\n")
+    lines.map(|(key, text)| format!("{key:keys$}  {}", value(text))).collect::<Vec<_>>().join("\n")
+}
+
+/// Lines of at most `width` characters, broken between words; a longer word has a line of its own.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("it begins with one");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(word.to_owned());
+            continue;
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn widest(text: &str) -> usize {
+        text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn tables_are_wrapped_between_words_to_fit() {
+        let row = || vec!["12".into(), "write-back+1out".into(), "one two three four five six seven".into()];
+        let table = |width| table_within(width, &["N", "POLICY", "WHAT"], &[0], [row(), row()]);
+        let natural = table(None);
+        assert_eq!((widest(&natural), natural.lines().count()), (2 + 2 + 15 + 2 + 33, 3));
+        assert_eq!(table(Some(54)), natural);
+        for width in [53, 40, 30] {
+            let narrow = table(Some(width));
+            assert!(widest(&narrow) <= width, "{width}:\n{narrow}");
+            for word in ["write-back+1out", "three", "seven"] {
+                assert!(narrow.contains(word), "{word} at {width}:\n{narrow}");
+            }
+        }
+        assert!(table(Some(10)).contains("write-back+1out"), "no word is broken");
+    }
+
+    #[test]
+    fn values_are_wrapped_under_each_other() {
+        let pairs =
+            [("disk", "db".to_owned()), ("reason", "a b c d e f".to_owned()), ("none", String::new())];
+        assert_eq!(list_within(None, &pairs), "disk    db\nreason  a b c d e f");
+        assert_eq!(list_within(Some(13), &pairs), "disk    db\nreason  a b c\n        d e f");
+        assert_eq!(wrap("a longer-than-that b", 6), ["a", "longer-than-that", "b"]);
+    }
 }

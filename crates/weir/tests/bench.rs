@@ -84,8 +84,8 @@ fn results_are_compared() {
     assert!(text.contains("not alike: queue_depth: 1 and 32"), "{text}");
     assert_eq!(place.parsed("bench compare a.json a.json --output json")[0]["rows"][0]["change"], "same");
     std::fs::write(place.path().join("c.json"), "{\"jobs\": []}").unwrap();
-    assert!(place.fails("bench compare a.json c.json", 1).contains("c.json: it is not a result"));
-    assert!(place.fails("bench compare a.json none.json", 1).contains("none.json"));
+    assert!(place.fails("bench compare a.json c.json", 2).contains("c.json: it is not a result"));
+    assert!(place.fails("bench compare a.json none.json", 3).contains("none.json"));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_target_that_vanishes_or_hangs_does_not_take_the_results_along() {
         let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(1));
         let reason = last["incomplete"].as_str().unwrap();
-        let expected = if hangs { "did not give its last answers" } else { "the target failed" };
+        let expected = if hangs { "did not answer the last requests" } else { "the target failed" };
         assert!(reason.contains(expected), "{reason}");
         assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 100, "{last}");
         server.end();
@@ -151,11 +151,23 @@ fn holes_are_filled_or_said() {
     assert!(!is_full(), "a reading load does not write");
     place.ok(&format!("bench disk --rw randwrite --no-prefill --bytes 64k {short}"));
     assert!(!is_full());
-    let written =
-        place.parsed(&format!("bench disk --rw randwrite --destroy --bytes 64k {short} --format json"));
+    let refused = place.fails(&format!("bench disk --rw randwrite --destroy --prefill-size 1MiB {short}"), 4);
+    assert!(refused.contains("4MiB would be filled") && refused.contains("--no-prefill"), "{refused}");
+    let output =
+        place.weir(&format!("bench disk --rw randwrite --destroy --bytes 64k {short} --format json"));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("filling 4MiB of disk before the load (the file has a hole at byte"), "{said}");
+    let written: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(written["prefill"]["bytes"], 4 << 20);
+    assert!(written["prefill"]["seconds"].as_f64().unwrap() > 0.0, "{written}");
     assert!(is_full(), "the load wrote 64 KiB, the pass before it everything");
     assert_eq!(written["kinds"][0]["bytes"], 64 << 10, "what was filled is not counted");
     assert!(written["notes"].as_array().unwrap().is_empty());
+    std::fs::File::options().write(true).open(&disk).unwrap().set_len(8 << 20).unwrap();
+    let text = place.ok(&format!("bench disk --rw randwrite --destroy {short}"));
+    assert!(text.contains("filled 8MiB in "), "{text}");
+    let again = place.ok(&format!("bench disk --rw randwrite --destroy {short}"));
+    assert!(!again.contains("filled"), "{again}");
 }
 
 #[test]
@@ -179,7 +191,7 @@ fn a_job_file_of_fio_is_run() {
     let said = place.fails("bench --jobs bad.fio", 2);
     assert!(said.contains("bad.fio") && said.contains("zonemode=zbd (line 4), square=1 (line 5)"), "{said}");
     assert!(place.fails("bench --jobs jobs.fio --rw read", 2).contains("--jobs"));
-    assert!(place.fails("bench --jobs none.fio", 1).contains("none.fio"));
+    assert!(place.fails("bench --jobs none.fio", 3).contains("none.fio"));
 }
 
 #[test]
@@ -206,11 +218,11 @@ fn engines_are_chosen_and_named() {
         let said = place.fails(line, 2);
         assert!(said.contains(hint), "{line}: {said}");
     }
-    assert!(place.fails("bench null --engine psync", 1).contains("files and block devices"));
+    assert!(place.fails("bench null --engine psync", 2).contains("files and block devices"));
     // A file in memory lies on no device, so there is nothing to poll.
     let memory = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     memory.as_file().set_len(1 << 20).unwrap();
-    let said = place.fails(&format!("bench {} --poll", memory.path().display()), 1);
+    let said = place.fails(&format!("bench {} --poll", memory.path().display()), 2);
     assert!(said.contains("cannot be polled") && said.contains("leave --poll out"), "{said}");
 }
 
@@ -272,10 +284,10 @@ fn bad_input_is_named() {
         let said = place.fails(line, 2);
         assert!(said.contains(hint), "{line}: {said}");
     }
-    assert!(place.fails("bench null:1M --size 2M", 1).contains("has only 1MiB"));
-    assert!(place.fails("bench none", 1).contains("none"));
+    assert!(place.fails("bench null:1M --size 2M", 2).contains("has only 1MiB"));
+    assert!(place.fails("bench none", 3).contains("none"));
     // Not even root may write there.
     let said = place.fails("bench /sys/kernel/notes --rw write --destroy", 1);
     assert!(said.contains("cannot open /sys/kernel/notes") && said.contains("denied"), "{said}");
-    assert!(place.fails("bench nbd+unix:///?socket=/nonexistent/s", 1).contains("/nonexistent/s"));
+    assert!(place.fails("bench nbd+unix:///?socket=/nonexistent/s", 5).contains("/nonexistent/s"));
 }

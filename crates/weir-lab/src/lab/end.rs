@@ -1,19 +1,21 @@
-//! The end of a lab: nodes that are asked to stop destage everything first, and who asks hears what that would lose, or has lost.
+//! The end of a lab: nodes destage everything before they stop. What would be lost is said before, and what is lost afterwards.
 
 mod awaited;
+mod lost;
 
 use std::fs;
+use std::io;
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use weir_block::Nanos;
-use weir_node::left_behind;
 
-use self::awaited::Awaited;
-use super::{Lab, PATIENCE};
+use self::awaited::{Awaited, Waits};
+use self::lost::Lost;
+use super::{Lab, PATIENCE, REGISTRY};
 use crate::error::LabError;
-use crate::process::ProcessState;
+use crate::process::{ProcessId, ProcessState};
 
 /// A log from which nothing reaches its backing for so long is not going to be empty soon.
 const STUCK: Duration = Duration::from_secs(8);
@@ -24,8 +26,12 @@ const CALM: Duration = Duration::from_millis(500);
 /// Between two looks at the nodes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Longest time for a node that drains a log to end.
+/// Longest time for a node to end when the lab's end is forced.
 const DRAINS: Duration = Duration::from_secs(120);
+
+/// The first word of progress comes after this time, the next ones at this distance.
+const FIRST_WORD: Duration = Duration::from_secs(1);
+const NEXT_WORD: Duration = Duration::from_secs(5);
 
 /// What to do about acknowledged writes that only the lab's memory holds while their backing takes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,55 +46,79 @@ pub enum Ending {
 }
 
 impl Lab {
-    /// Ends all processes: first by asking (the nodes destage what is dirty), then by SIGKILL.
+    /// Ends all processes when everything that was acknowledged is in the backings.
     ///
     /// # Errors
     /// [`LabError::WouldLose`], and the lab goes on; otherwise as [`Lab::down_as`].
     pub fn down(self) -> Result<(), LabError> {
-        self.down_as(Ending::Refuse)
+        self.down_as(Ending::Refuse, |_| {})
     }
 
-    /// As [`Lab::down`], told what to do about a backing that takes nothing.
+    /// As [`Lab::down`], told what to do about a backing that takes nothing. `tell` hears what it waits for, a line at a time.
+    /// Without [`Ending::Force`] no node is killed: one that still destages is waited for.
     ///
     /// # Errors
     /// [`LabError::Lost`]: the lab has ended, and not all that was acknowledged is in its backings. Or a process cannot be ended.
-    pub fn down_as(mut self, ending: Ending) -> Result<(), LabError> {
+    pub fn down_as(mut self, ending: Ending, mut tell: impl FnMut(&str)) -> Result<(), LabError> {
         // A refusal leaves it to whoever has the lab to end it another way.
         self.ends_with_us = false;
-        self.resume_all()?;
+        let paused = self.resume_paused(&mut tell)?;
+        let mut clean = Vec::new();
         if ending != Ending::Force {
-            self.await_destage(ending)?;
+            clean = self.await_destage(ending, &mut tell).inspect_err(|_| {
+                for process in paused {
+                    // As it was found.
+                    let _ = process.signal(Signal::STOP);
+                }
+            })?;
         }
-        let mut lost = self.end()?;
+        let killed = self.end(ending, &mut tell)?;
+        let mut lost = Lost::default();
         for node in self.nodes() {
-            let home = node.config.parent().unwrap_or(&self.dir);
-            let left = fs::read_to_string(left_behind(home)).unwrap_or_default();
-            lost.extend(left.lines().map(|line| format!("{line} on {}", node.name)));
+            lost.left_behind(node.config.parent().unwrap_or(&self.dir), &node.name);
+        }
+        if let Err(reason) = lost.recorded(&self.dir, &clean) {
+            tell(&format!("cannot tell whether logs of killed nodes are lost: {reason}"));
         }
         let state = self.dir.join("lab.json");
-        fs::remove_file(&state).map_err(LabError::system(format!("removing {}", state.display())))?;
+        match fs::remove_file(&state) {
+            // Another `lab down` was faster.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(LabError::system(format!("removing {}", state.display()))(error));
+            }
+            _ => {}
+        }
+        let lost: Vec<String> = killed.into_iter().chain(lost.sentences()).collect();
         if lost.is_empty() { Ok(()) } else { Err(LabError::Lost(lost)) }
     }
 
-    /// A process that stands still can neither say what it holds nor destage it.
-    fn resume_all(&self) -> Result<(), LabError> {
-        for process in self.processes().filter(|process| process.state() == ProcessState::Paused) {
-            process.signal(Signal::CONT).map_err(LabError::system("resuming a process of the lab"))?;
+    /// Resumes the paused processes: a process that stands still can neither say what it holds nor destage it.
+    fn resume_paused(&self, tell: &mut impl FnMut(&str)) -> Result<Vec<ProcessId>, LabError> {
+        let nodes = self.nodes().iter().filter_map(|node| Some((&*node.name, node.process?)));
+        let paused: Vec<_> = nodes
+            .chain([(REGISTRY, self.state.registry)])
+            .filter(|(_, process)| process.state() == ProcessState::Paused)
+            .collect();
+        for (name, process) in &paused {
+            tell(&format!("{name} is paused and resumes now, to say and destage what it holds"));
+            process.signal(Signal::CONT).map_err(LabError::system(format!("resuming {name}")))?;
         }
-        Ok(())
+        Ok(paused.into_iter().map(|(_, process)| process).collect())
     }
 
     /// Waits until every log in memory is empty; unless told to wait for that, until the backings have what the logs held at first.
-    /// Guests that go on writing would hold it up without end.
-    fn await_destage(&self, ending: Ending) -> Result<(), LabError> {
+    /// Guests that go on writing would hold it up without end. Returns the disks whose copies are known to be clean.
+    fn await_destage(&self, ending: Ending, tell: &mut impl FnMut(&str)) -> Result<Vec<String>, LabError> {
         let (mut awaited, mut empty_since) = (Awaited::default(), None);
+        let mut progress = Progress::new(Nanos::now());
         loop {
             let (now, reports) = (Nanos::now(), self.report());
             let waits = awaited.look(&reports, ending, now);
             if waits.is_empty() && now - *empty_since.get_or_insert(now) >= CALM {
-                return Ok(());
+                return Ok(awaited::clean(&reports));
             }
             empty_since = empty_since.filter(|_| waits.is_empty());
+            progress.tell(now, &waits, tell);
             let stuck = waits.into_iter().filter(|(since, _)| now - *since >= STUCK);
             let stuck: Vec<_> = stuck.map(|(_, what)| what).collect();
             if ending == Ending::Refuse && !stuck.is_empty() {
@@ -98,8 +128,8 @@ impl Lab {
         }
     }
 
-    /// Ends all processes. Which nodes had to be killed.
-    fn end(&mut self) -> Result<Vec<String>, LabError> {
+    /// Ends all processes. Which nodes had to be killed, in words; only a forced end kills.
+    fn end(&mut self, ending: Ending, tell: &mut impl FnMut(&str)) -> Result<Vec<String>, LabError> {
         let nodes: Vec<_> =
             self.nodes().iter().filter_map(|node| Some((node.name.clone(), node.process?))).collect();
         let refused = || LabError::system("ending a process of the lab");
@@ -107,11 +137,15 @@ impl Lab {
             process.signal(Signal::TERM).map_err(refused())?;
             process.signal(Signal::CONT).map_err(refused())?;
         }
-        let (mut killed, deadline) = (Vec::new(), Nanos::now() + DRAINS);
+        let limit = (ending == Ending::Force).then(|| Nanos::now() + DRAINS);
+        let mut killed = Vec::new();
         for (name, process) in nodes {
-            if !process.wait(deadline - Nanos::now()).map_err(refused())? {
+            if !await_end(&name, process, limit, tell).map_err(refused())? {
                 process.signal(Signal::KILL).map_err(refused())?;
-                killed.push(format!("{name} did not end and was killed; what it had not destaged"));
+                killed.push(format!(
+                    "{name} did not end within {} s and was killed; what it had not destaged",
+                    DRAINS.as_secs()
+                ));
             }
             self.reap(process)?;
         }
@@ -126,5 +160,93 @@ impl Lab {
         }
         self.reap(registry)?;
         Ok(killed)
+    }
+}
+
+/// Waits for the end of a node that was asked to stop, until `limit` if there is one. Whether it has ended.
+fn await_end(
+    name: &str,
+    process: ProcessId,
+    limit: Option<Nanos>,
+    tell: &mut impl FnMut(&str),
+) -> io::Result<bool> {
+    let mut next = NEXT_WORD;
+    loop {
+        let left = limit.map_or(next, |limit| limit - Nanos::now());
+        if process.wait(next.min(left))? {
+            return Ok(true);
+        }
+        if limit.is_some_and(|limit| Nanos::now() >= limit) {
+            return Ok(false);
+        }
+        match limit {
+            Some(_) => tell(&format!("{name} still destages")),
+            None => tell(&format!(
+                "{name} still destages; `weir lab down --force` from another terminal ends it and loses what is left"
+            )),
+        }
+        next = NEXT_WORD;
+    }
+}
+
+/// Says from time to time what is waited for.
+struct Progress {
+    next: Nanos,
+}
+
+impl Progress {
+    fn new(now: Nanos) -> Progress {
+        Progress { next: now + FIRST_WORD }
+    }
+
+    fn tell(&mut self, now: Nanos, waits: &Waits, tell: &mut impl FnMut(&str)) {
+        if waits.is_empty() || now < self.next {
+            return;
+        }
+        self.next = now + NEXT_WORD;
+        let waits: Vec<&str> = waits.iter().map(|(_, what)| &**what).collect();
+        tell(&format!("waiting for the storage: {}", waits.join(", ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::process::spawn;
+
+    /// A node that takes its time for its end.
+    #[test]
+    fn only_a_forced_end_gives_up_on_a_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let arguments = ["-c", "trap '' TERM; sleep 6"].map(AsRef::as_ref);
+        let (mut child, process) =
+            spawn(Path::new("/bin/sh"), &arguments, &directory.path().join("log")).unwrap();
+        let mut told = Vec::new();
+        let soon = Nanos::now() + Duration::from_millis(300);
+        assert!(!await_end("n1", process, Some(soon), &mut |line: &str| told.push(line.to_owned())).unwrap());
+        assert!(told.is_empty(), "{told:?}");
+        assert!(await_end("n1", process, None, &mut |line: &str| told.push(line.to_owned())).unwrap());
+        assert!(told.len() == 1 && told[0].contains("n1 still destages"), "{told:?}");
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn progress_is_told_now_and_then() {
+        let (begin, mut told) = (Nanos(1), Vec::new());
+        let waits: Waits = vec![(begin, "disk d".into())];
+        let mut progress = Progress::new(begin);
+        for ms in (0..12_000).step_by(100) {
+            progress.tell(begin + Duration::from_millis(ms), &waits, &mut |line: &str| {
+                told.push((ms, line.to_owned()))
+            });
+        }
+        let times: Vec<u64> = told.iter().map(|(ms, _)| *ms).collect();
+        assert_eq!(times, [1000, 6000, 11_000]);
+        assert_eq!(told[0].1, "waiting for the storage: disk d");
+        progress.tell(begin + Duration::from_secs(60), &Waits::new(), &mut |_: &str| {
+            panic!("nothing is waited for")
+        });
     }
 }

@@ -206,12 +206,7 @@ impl Lab {
     /// None does.
     pub fn any_client(&self) -> Result<Client, LabError> {
         let running = self.nodes().iter().find(|node| node.process_state() == ProcessState::Running);
-        running.map(LabNode::client).ok_or_else(|| {
-            LabError::Invalid(format!(
-                "no node of the lab in {} runs; `weir lab start NODE`",
-                self.dir.display()
-            ))
-        })
+        running.map(LabNode::client).ok_or_else(|| LabError::NoneRuns(self.dir.clone()))
     }
 
     /// What every node is doing.
@@ -231,6 +226,25 @@ impl Lab {
     #[must_use]
     pub fn registry_state(&self) -> ProcessState {
         self.state.registry.state()
+    }
+
+    /// The process of a node or of the [`REGISTRY`]; `None` when it was killed.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn process(&self, name: &str) -> Result<Option<ProcessId>, LabError> {
+        match name {
+            REGISTRY => Ok(Some(self.state.registry)),
+            name => Ok(self.node(name)?.process),
+        }
+    }
+
+    /// What the process of a node or of the [`REGISTRY`] is doing.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn state_of(&self, name: &str) -> Result<ProcessState, LabError> {
+        Ok(self.process(name)?.map_or(ProcessState::Gone, |process| process.state()))
     }
 
     /// SIGKILL: the node, or the [`REGISTRY`], is gone at once and does nothing more.
@@ -299,17 +313,18 @@ impl Lab {
     /// # Errors
     /// It runs, or does not start.
     pub fn start(&mut self, name: &str) -> Result<(), LabError> {
-        if name == REGISTRY && self.registry_state() == ProcessState::Gone {
+        if self.state_of(name)? != ProcessState::Gone {
+            let state =
+                format!("runs; `weir lab kill {name}` first, or `weir lab resume {name}` if it is paused");
+            return Err(LabError::State { node: name.to_owned(), state });
+        }
+        if name == REGISTRY {
             let (child, process) = start_registry(&self.state.program, &self.dir)?;
             self.state.registry = process;
             self.children.insert(process.pid, child);
             return self.save();
         }
         let index = self.index(name)?;
-        if self.state.nodes[index].process_state() != ProcessState::Gone {
-            let state = "runs; `weir lab kill` first, or `weir lab resume` if it is paused".to_owned();
-            return Err(LabError::State { node: name.to_owned(), state });
-        }
         self.spawn_node(index)?;
         self.wait_ready(index)
     }
@@ -318,7 +333,8 @@ impl Lab {
     fn reap(&mut self, process: ProcessId) -> Result<(), LabError> {
         let lost = || LabError::system(format!("waiting for process {}", process.pid));
         if !process.wait(PATIENCE).map_err(lost())? {
-            return Err(LabError::Invalid(format!("process {} does not end; see `ps {0}`", process.pid)));
+            let stuck = format!("process {} does not end; see `ps {0}`", process.pid);
+            return Err(LabError::system(stuck)(std::io::ErrorKind::TimedOut.into()));
         }
         match self.children.remove(&process.pid) {
             Some(mut child) => child.wait().map(|_| ()).map_err(lost()),
@@ -339,12 +355,9 @@ impl Lab {
 
     /// The process of a node or of the registry, when it has not ended.
     fn running(&self, name: &str) -> Result<ProcessId, LabError> {
-        let process = match name {
-            REGISTRY => Some(self.state.registry),
-            name => self.node(name)?.process,
-        };
+        let process = self.process(name)?;
         process.filter(|process| process.state() != ProcessState::Gone).ok_or_else(|| {
-            let state = "does not run; `weir lab start` starts it".to_owned();
+            let state = format!("does not run; `weir lab start {name}` starts it");
             LabError::State { node: name.to_owned(), state }
         })
     }

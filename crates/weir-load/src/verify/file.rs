@@ -25,6 +25,14 @@ pub enum HistoryError {
         /// Why.
         source: io::Error,
     },
+    /// The file belongs to another load.
+    #[error("history file {}: {what}", path.display())]
+    Taken {
+        /// Which file.
+        path: PathBuf,
+        /// Whose it is, and what to do.
+        what: &'static str,
+    },
     /// The file is not a history that this version reads.
     #[error("history file {}: {what}", path.display())]
     Content {

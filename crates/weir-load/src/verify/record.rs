@@ -63,7 +63,7 @@ impl Record {
         let length = HEADER + blocks as usize * ENTRY;
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(|error| {
             match error.kind() {
-                io::ErrorKind::AlreadyExists => HistoryError::Content {
+                io::ErrorKind::AlreadyExists => HistoryError::Taken {
                     path: path.into(),
                     what: "is there already: judge by it with `weir bench verify` and remove it, or name another",
                 },
@@ -105,8 +105,10 @@ impl Record {
         let failed = |source| HistoryError::Io { path: path.into(), source };
         let wrong = |what| HistoryError::Content { path: path.into(), what };
         let mut file = File::open(path).map_err(failed)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
-            .map_err(|_| wrong("a load is still writing it: end that first"))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).map_err(|_| HistoryError::Taken {
+            path: path.into(),
+            what: "a load is still writing it: end that first",
+        })?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed)?;
         decode(&bytes).map_err(wrong)

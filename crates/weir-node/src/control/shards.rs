@@ -13,6 +13,7 @@ use weir_block::Nanos;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::shard::health::{Health, Look};
 use crate::shard::messages::{Command, DiskStatus};
+use crate::shard::shard_of;
 
 /// Longest wait for a shard to say what its disks are doing.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -134,7 +135,7 @@ impl Shards {
     /// The number of the shard that has `disk`.
     #[must_use]
     pub fn number_of(&self, disk: &str) -> usize {
-        crc32c::crc32c(disk.as_bytes()) as usize % self.queues.len()
+        shard_of(disk, self.queues.len())
     }
 
     fn of(&self, disk: &str) -> &ShardQueue {

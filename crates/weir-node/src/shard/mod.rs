@@ -12,6 +12,12 @@ mod thread;
 
 pub use thread::{Turned, Turning};
 
+/// The number of the shard that has `disk`, on a node with so many `shards` (at least one).
+#[must_use]
+pub fn shard_of(disk: &str, shards: usize) -> usize {
+    crc32c::crc32c(disk.as_bytes()) as usize % shards
+}
+
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -8,25 +8,26 @@ use weir_node::shard::messages::LoadLayer;
 use weir_node::units::Period;
 
 use super::verify::{self, VerifyArgs};
+use crate::completion;
 
 pub const EXAMPLES: &str = "\
-On a terminal a line shows progress, IOPS, MB/s and percentiles; in a pipe nothing does, and
---format jsonl has a line for each second.
+On a terminal, a line shows progress, IOPS, MB/s and percentiles. In a pipe nothing does; --format jsonl prints a line for each \
+second.
 
-Ctrl-C and SIGTERM end a load early: what was measured is printed and marked as INCOMPLETE, and the
-exit code is 1. A load inside a node (--disk) ends there too; its result is then what the layer's
-meter has counted.
+Ctrl-C and SIGTERM end a load early. What was measured is printed and marked as INCOMPLETE, and the exit code is 1. A load \
+inside a node (--disk) ends there too; its result is what the layer's meter has counted.
 
 Examples:
-  Random 4 KiB reads at depth 32 for 10 s; an NBD export, 70 % reads; a layer of a disk:
+  Random 4 KiB reads at depth 32 for 10 s; an NBD export, 70 % reads; a layer:
     weir bench /dev/nvme1n1
     weir bench nbd://127.0.0.1:10809/db --rw randrw:70
     weir bench --disk db --layer accel --rw randwrite --destroy
   A mix of sizes, some blocks far more often than others:
     weir bench /dev/nvme1n1 --bs 4k:60,64k:40 --pattern zipf:1.1
-  Fixed demand: how long do requests wait?
+  A fixed rate: how long do requests wait?
     weir bench /dev/nvme1n1 --rate 20000 --poisson
-  One request of a thread at a time by plain system calls; completions polled for; the generator alone:
+  One request per thread by plain system calls; polled completions; the load
+  generator alone:
     weir bench /dev/nvme1n1 --engine psync --threads 8
     weir bench /dev/nvme1n1 --poll --qd 4
     weir bench null
@@ -35,7 +36,8 @@ Examples:
   Two results side by side:
     weir bench /dev/nvme1n1 --format json > before.json
     weir bench compare before.json after.json
-  Everything that is read is checked; and after the load or its server was killed:
+  Everything that is read is checked, also after the load or its server was
+  killed:
     weir bench scratch.img --size 1GiB --rw randwrite --verify --history h
     weir bench verify --history h scratch.img";
 
@@ -102,7 +104,7 @@ pub enum BenchFormat {
     Fio,
 }
 
-/// Who makes the requests.
+/// How requests are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchEngine {
     /// A ring for each thread: registered file and buffers, many requests in flight.
@@ -123,7 +125,7 @@ pub struct BenchArgs {
     #[arg(required_unless_present_any = ["disk", "jobs"], conflicts_with_all = ["disk", "jobs"])]
     pub target: Option<String>,
     /// A disk of the cluster instead: the load runs inside its owner, straight on a layer.
-    #[arg(long, value_name = "NAME", requires = "layer")]
+    #[arg(long, value_name = "NAME", requires = "layer", add = completion::disks())]
     pub disk: Option<String>,
     /// Which layer of the disk.
     #[arg(long, value_enum)]
@@ -149,12 +151,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATTERN", default_value = "plain")]
     pub pattern: weir_load::Pattern,
     /// Random offsets are multiples of this; default: the smallest block size.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero)]
     pub align: Option<Size>,
     /// Requests in flight per thread, 1 to 4096; default: 32, with engine psync 1.
     #[arg(long = "qd", value_name = "DEPTH")]
     pub depth: Option<u32>,
-    /// Who reads and writes a file or block device; default: io_uring.
+    /// How a file or block device is read and written; default: io_uring.
     #[arg(long, value_enum, conflicts_with = "disk")]
     pub engine: Option<BenchEngine>,
     /// Poll the device for completions, without interrupts (io_uring on a device with queues for polling). Costs a processor.
@@ -163,8 +165,8 @@ pub struct BenchArgs {
     /// Threads, each with its own connection.
     #[arg(long, default_value_t = 1)]
     pub threads: u32,
-    /// How long, such as 500ms, '30 s' or 1h.
-    #[arg(long, default_value = "10 s")]
+    /// How long, such as 500ms, 30s or 2m30s.
+    #[arg(long, value_name = "TIME", default_value = "10s")]
     pub runtime: Period,
     /// Repeat the runtime as rounds until the last five are steady by SNIA's PTS (excursion 20 %, slope 10 %); the result is of
     /// these five.
@@ -173,17 +175,17 @@ pub struct BenchArgs {
     /// Most rounds, when they do not become steady.
     #[arg(long, value_name = "ROUNDS", default_value_t = 25, requires = "steady")]
     pub max_rounds: u32,
-    /// Load before that is not counted.
-    #[arg(long, default_value = "1 s")]
+    /// Run the load for this long before it is counted.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
     pub warmup: Period,
     /// First byte of the range.
-    #[arg(long, default_value = "0", allow_negative_numbers = true)]
+    #[arg(long, default_value = "0")]
     pub offset: Size,
     /// Bytes of the range; default: up to the end.
-    #[arg(long, value_parser = parse_size_above_zero, allow_negative_numbers = true)]
+    #[arg(long, value_parser = parse_size_above_zero)]
     pub size: Option<Size>,
     /// End when so many bytes were asked for, if that is before the runtime's end.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero)]
     pub bytes: Option<Size>,
     /// Requests per second over all threads, with an open-loop clock: a late request counts from when it was due. Default: as
     /// many as the target takes.
@@ -217,11 +219,20 @@ pub struct BenchArgs {
     /// Overwrite what the target holds.
     #[arg(long)]
     pub destroy: bool,
-    /// Leave what was never written as it is. Otherwise a load that may write (a writing one, or with --destroy) writes the range
-    /// once first when it finds a hole, so that holes are not measured as speed. Of a disk's layer that is done when less of the
-    /// disk is allocated than its size.
+    /// Also while clients are connected to the disk: they are measured too, and a load that writes destroys their data.
+    #[arg(long)]
+    pub force: bool,
+    /// Leave what was never written as it is. Otherwise a load that may write (a writing one, or with --destroy) first fills the
+    /// range when it finds a hole, so that holes are not measured as speed; it says so, and the result counts that apart. A disk's
+    /// layer is filled when less of the disk is allocated than its size.
     #[arg(long)]
     pub no_prefill: bool,
+    /// Refuse to fill more than this.
+    #[arg(long, value_name = "SIZE", default_value = "64GiB", conflicts_with = "no_prefill")]
+    pub prefill_size: Size,
+    /// Give up when filling takes longer.
+    #[arg(long, value_name = "TIME", default_value = "10m", conflicts_with = "no_prefill")]
+    pub prefill_time: Period,
     /// How the result is printed; default: text, or with --output json, json.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<BenchFormat>,

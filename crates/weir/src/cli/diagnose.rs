@@ -5,57 +5,60 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use weir_node::units::Period;
 
-use crate::commands::budget;
+pub const EXAMPLES: &str = "\
+The same cells run on each layer, interleaved in random order, five times, and more often where a step cannot be told: the backing, \
+the accelerator, the NBD export on Unix socket and TCP. The accelerator runs under its present policy and under every other one that \
+the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the disk holds, therefore \
+--destroy. Each hypothesis that the rows suggest predicts a number, and a run of its own at the end confirms or rejects it; without a \
+confirmed cause none is named. Ctrl-C ends the command after the run under way; what was measured is kept, and --resume goes on.
 
-pub const EXAMPLES: &str = r#"The same cells run on each layer, interleaved in random order, five times and more where a step cannot be told: the backing,
-the accelerator, the NBD export on Unix socket and TCP. Beside the accelerator under its present policy it runs under every
-other one that the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the
-disk holds, therefore --destroy. What the rows give grounds to suspect predicts a number, and is confirmed or rejected by a
-run of its own at the end; without a confirmed cause none is named. Ctrl-C ends it after the run under way; what was measured is kept, and --resume goes on.
+--import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's fio \
+JSON (json+ brings distributions) or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: \
+instead_of, threads, write_through, mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, max_us, ios, errors, runtime_s. The same \
+cell again is a repeat.
 
---import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's
-fio JSON (json+ brings distributions) or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: instead_of, threads,
-write_through, mib_per_s, mb_per_s, mean_us, p50_us, p99_us, p99_9_us, max_us, ios, errors, runtime_s. The same cell again is a repeat.
-
---stack measures any layers that can be opened and lead to the same storage. They must have one size; with --destroy a marker
-is written at the lowest and must be read at each other, else it is refused. For example:
+--stack measures any layers that can be opened and lead to the same storage. They must have one size; with --destroy a marker is \
+written at the lowest and must be read at each other, else it is refused. For example:
 
   # stack.toml: layers from the bottom up
   [[layer]]
-  name = "array"                            # unique
-  target = "/dev/nvme1n1"                   # a file, a block device, nbd://…, nbd+unix://…
-  device = "nvme1n1"                        # optional: the block device whose statistics are watched
+  name = \"array\"           # unique
+  target = \"/dev/nvme1n1\"  # a file, a block device, nbd://…, nbd+unix://…
+  device = \"nvme1n1\"       # optional: the block device that is watched
 
   [[layer]]
-  name = "share"
-  target = "nbd://10.0.0.7:10809/array"
-  interface = "eth1"                        # optional: the network interface whose bytes are watched
-  pids = [4711]                             # optional: processes whose processor time is watched
+  name = \"share\"
+  target = \"nbd://10.0.0.7:10809/array\"
+  interface = \"eth1\"       # optional: the network interface that is watched
+  pids = [4711]            # optional: processes whose CPU time is watched
 
   [[layer]]
-  name = "write log"
-  disk = "db"                               # a layer inside the node that has the disk open
-  at = "accel"                              # backing or accel
+  name = \"write log\"
+  disk = \"db\"              # a layer inside the node that has the disk open
+  at = \"accel\"             # backing or accel
 
-Thresholds for --fail-on: likely, confirmed (a layer is named with that grade), inconclusive, rejected (a row cannot be used),
+Thresholds for --fail-on: likely, confirmed (a layer is named with that grade), inconclusive, rejected (a row cannot be used), \
 loss:FACTOR (a step is shown to lose at least so much; the near end of its interval counts).
 
 Exit codes:
   0  done
   1  a threshold of --fail-on failed
-  3  there is no such disk, node or lab
-  4  usage: arguments, or a file that cannot be read; or something has to happen first
-  5  the cluster does not answer
-  6  measured but not to be trusted: interrupted, generator-limited, most rows unusable, or it failed on the way
-  7  refused for safety: clients are connected to the disk, or the layers of a stack do not lead to the same storage
+  2  the command line, or a file that it names, is not understood
+  3  there is no such disk, node, lab or file
+  4  refused: clients are connected to the disk, the layers of a stack are not
+     the same storage, or the message says what has to happen first
+  5  no node, or no server, answers
+  6  measured, but not to be trusted: interrupted, generator-limited, most rows
+     unusable, or it failed on the way
 
 Examples:
   weir diagnose --disk scratch --destroy --dry-run
   weir diagnose --disk scratch --destroy --budget 10m
-  weir diagnose --disk scratch --destroy --tier standard --report scratch.html --fail-on confirmed,loss:1.5
+  weir diagnose --disk scratch --destroy --tier standard \\
+    --report scratch.html --fail-on confirmed,loss:1.5
   weir diagnose --stack stack.toml --destroy --budget 10m
   weir diagnose --import lab-book.csv
-  weir diagnose --import disk=local.json share=share.json guest=guest.xml"#;
+  weir diagnose --import disk=local.json share=share.json guest=guest.xml";
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,7 +88,7 @@ impl Tier {
 #[derive(Debug, Args)]
 pub struct DiagnoseArgs {
     /// The disk.
-    #[arg(long, value_name = "NAME", required_unless_present_any = ["import", "stack"])]
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["import", "stack"], add = crate::completion::disks())]
     pub disk: Option<String>,
     /// Measure the layers that this file describes, from the bottom up; see below.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["disk", "policies"])]
@@ -105,7 +108,7 @@ pub struct DiagnoseArgs {
     #[arg(long, value_enum, default_value = "quick")]
     pub tier: Tier,
     /// Time for everything, such as 10m; runs become shorter to fit.
-    #[arg(long, value_name = "TIME", value_parser = budget)]
+    #[arg(long, value_name = "TIME")]
     pub budget: Option<Period>,
     /// Time for each run, at most this with a budget; default: 7.4 s.
     #[arg(long, value_name = "TIME")]

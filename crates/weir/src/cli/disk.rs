@@ -4,25 +4,27 @@ use clap::Subcommand;
 use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::api::Medium;
 
+use crate::completion;
+
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Make a disk. It takes no space until it is written.
+    /// Create a disk. It takes no space until it is written.
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
         /// The volume to put it in.
-        #[arg(long)]
+        #[arg(long, add = completion::volumes())]
         volume: String,
         /// Size, for example 20GiB.
-        #[arg(long, value_parser = parse_size_above_zero, allow_negative_numbers = true)]
+        #[arg(long, value_parser = parse_size_above_zero)]
         size: Size,
-        /// When a write is answered: write-through, once the storage has it; write-back+N, once the write logs of the owner and of
-        /// N = 0, 1 or 2 other nodes have it, in other fault domains where there are any. Strict forms say where the
-        /// replicas must be and take nothing else: write-back+1in, +2in (in the owner's fault domain), +1out, +2out (in
-        /// others), +1in+1out. What cannot be had is write-through until it can.
+        /// When a write is acknowledged. write-through: once the storage has it. write-back+N: once the write logs of the owner
+        /// and of N = 0, 1 or 2 other nodes have it, in other fault domains where possible. Strict forms fix where the replicas
+        /// are: write-back+1in, +2in (in the owner's fault domain), +1out, +2out (in others), +1in+1out. A policy that the
+        /// cluster cannot meet is write-through until it can.
         #[arg(long, default_value = "write-back+1")]
         policy: String,
-        /// Where its write log is kept, on the owner and on every replica: ram, or flash. Nodes must offer it.
+        /// Where the write log is kept, on the owner and on every replica: ram or flash. Nodes must offer it.
         #[arg(long, default_value = "ram")]
         medium: Medium,
         /// Logical block: 512 or 4096 bytes.
@@ -31,43 +33,47 @@ pub enum DiskCommand {
     },
     /// All disks.
     List,
-    /// One disk: owner, policies, watermarks, where it is exported.
+    /// One disk: owner, policies, watermarks, NBD URIs.
     Show {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
     },
-    /// Change the requested policy, on line. The effective one follows when it can.
+    /// Change the requested policy while the disk is in use. The effective policy follows when the cluster can meet it.
     Policy {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
-        /// write-through, write-back+N with N = 0, 1, 2, or with places, for example write-back+1in+1out; see `weir disk
+        /// write-through, write-back+N with N = 0, 1, 2, or a strict form such as write-back+1in+1out; see `weir disk
         /// create --help`.
         policy: String,
     },
-    /// Make a node the owner of a disk that nobody owns, and print where it is exported.
+    /// Make a node the owner of a disk that has none, and print its NBD URIs.
     Export {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
         /// The node; default: the one asked.
-        #[arg(long, value_name = "NODE")]
+        #[arg(long, value_name = "NODE", add = completion::nodes())]
         on: Option<String>,
         /// Open a disk whose log is lost. Writes that were acknowledged after the last checkpoint are missing then.
         #[arg(long)]
         accept_loss: bool,
     },
-    /// Move a disk to another node while guests use it: nothing is drained, clients reconnect there.
+    /// Move a disk to another node while it is in use: nothing is drained, clients reconnect there.
     ///
     /// The node gets a complete copy of the write log first, if it has none; then ownership changes hands, and the log
     /// of the former owner stays as a replica. A disk in write-through or write-back+0 has no replica to go on from:
     /// it is drained and closed first.
     Move {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
         /// The node.
-        #[arg(long, value_name = "NODE")]
+        #[arg(long, value_name = "NODE", add = completion::nodes())]
         to: String,
     },
-    /// Let clients on another node use a disk before it is there, for a live migration of its guest.
+    /// Prepare a live migration: clients on the target node may use the disk before it moves there.
     ///
     /// That node gets a complete copy of the write log (under a strict policy only at the switch-over), and from then on its
     /// export takes clients of the disk. Their reads are answered by the owner; their first write waits until the disk has
@@ -77,30 +83,35 @@ pub enum DiskCommand {
     /// Example: weir disk follow db --to n2
     Follow {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
         /// The node.
-        #[arg(long, value_name = "NODE", required_unless_present = "stop")]
+        #[arg(long, value_name = "NODE", required_unless_present = "stop", add = completion::nodes())]
         to: Option<String>,
         /// The disk stays where it is; clients on other nodes are refused again.
         #[arg(long, conflicts_with = "to")]
         stop: bool,
     },
-    /// Grow a disk, on line. NBD clients see the new size when they connect again.
+    /// Grow a disk while it is in use. NBD clients see the new size when they connect again.
     Resize {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
         /// The new size; not less than now.
-        #[arg(value_parser = parse_size_above_zero, allow_negative_numbers = true)]
+        #[arg(value_parser = parse_size_above_zero)]
         size: Size,
     },
     /// Delete a disk and everything on it.
+    ///
+    /// On a terminal it asks for the name to be typed again; elsewhere it needs --yes.
     Delete {
         /// Its name.
+        #[arg(add = completion::disks())]
         name: String,
         /// Only say what would be deleted.
         #[arg(long)]
         dry_run: bool,
-        /// Yes, delete it.
+        /// Do not ask.
         #[arg(long)]
         yes: bool,
         /// Also while clients are connected, or when its owner is gone.

@@ -7,6 +7,7 @@ use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export, Moved};
 use weir_node::shard::messages::DiskStatus;
 use weir_node::units::{Period, about};
 
+use super::confirm::confirm;
 use crate::cli::{DiskCommand, Global};
 use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
@@ -50,13 +51,13 @@ fn delete(global: &Global, name: &str, dry_run: bool, yes: bool, force: bool) ->
     let client = any_node(global)?;
     if !dry_run && !yes {
         let would = client.delete(name, &Delete { force, dry_run: true })?;
-        return Err(Failure::refused(format!("{}\n  --yes does it", sentence(&would))));
+        confirm(&sentence(&would), name)?;
     }
     print(global.output, &client.delete(name, &Delete { force, dry_run })?, sentence)
 }
 
 fn moved(moved: &Moved) -> String {
-    let from = moved.from.as_deref().unwrap_or("nobody");
+    let from = moved.from.as_deref().unwrap_or("no owner");
     format!(
         "disk {} moved from {from} to {}, {} dirty; it is exported at\n{}",
         moved.disk.name,
@@ -78,16 +79,25 @@ pub fn rows(disks: &[DiskView]) -> String {
             disk.name.clone(),
             disk.volume.clone(),
             Size(disk.size).to_string(),
-            disk.requested.clone(),
-            disk.effective.clone(),
+            policy(disk),
             disk.owner.clone().unwrap_or_default(),
             disk.replicas.join(" "),
             disk.state.clone(),
             disk.detail.as_ref().map_or_else(String::new, |detail| about(detail.dirty_bytes)),
         ]
     };
-    let header = ["DISK", "VOLUME", "SIZE", "REQUESTED", "EFFECTIVE", "OWNER", "REPLICAS", "STATE", "DIRTY"];
-    table(&header, &[2, 8], disks.iter().map(row))
+    let header = ["DISK", "VOLUME", "SIZE", "POLICY", "OWNER", "REPLICAS", "STATE", "DIRTY"];
+    table(&header, &[2, 7], disks.iter().map(row))
+}
+
+/// The policy in effect; of a disk that is closed, the requested one.
+fn policy(disk: &DiskView) -> String {
+    let DiskView { requested, effective, .. } = disk;
+    match effective.as_str() {
+        "" => requested.clone(),
+        effective if effective == requested => requested.clone(),
+        effective => format!("{effective} (requested {requested})"),
+    }
 }
 
 /// `n2 n4 (1 in the owner's fault domain, 1 in others)`
@@ -120,9 +130,9 @@ pub fn show(disk: &DiskView) -> String {
         ("requested", disk.requested.clone()),
         ("effective", disk.effective.clone()),
         ("medium", disk.medium.to_string()),
-        ("owner", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())),
+        ("owner", disk.owner.clone().unwrap_or_else(|| "none".to_owned())),
         ("replicas", replicas(disk)),
-        ("followed by", disk.follower.clone().unwrap_or_else(|| "nobody".to_owned())),
+        ("follower", disk.follower.clone().unwrap_or_else(|| "none".to_owned())),
         ("epoch", disk.epoch.to_string()),
         ("state", disk.state.clone()),
         ("reason", disk.reason.clone()),
@@ -141,7 +151,7 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ms.map_or_else(|| otherwise.to_owned(), |ms| Period(Duration::from_millis(ms)).to_string())
     };
     let rate = format!(
-        "{}/s, {} at once; {} so far, {} of it coalesced",
+        "{}/s, {} requests in flight; {} so far, {} of it coalesced",
         about(destage.rate),
         destage.depth,
         about(destage.destaged_bytes),
@@ -165,7 +175,7 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ("dirty", about(detail.dirty_bytes)),
         ("write log", of(detail.log_used_bytes, detail.log_bytes)),
         ("oldest dirty", time(destage.oldest_dirty_ms, "nothing is dirty")),
-        ("time to clean", time(destage.time_to_clean_ms, "unknown: nothing reaches the storage")),
+        ("time to clean", time(destage.time_to_clean_ms, "unknown: the storage takes nothing")),
         ("last checkpoint", time(destage.checkpoint_age_ms, "none yet")),
         ("destage", rate),
         (

@@ -1,20 +1,46 @@
 //! `weir lab`
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use weir_lab::{Ending, Lab, LabConfig, NodeReport};
+use weir_lab::process::ProcessState;
+use weir_lab::{Ending, Lab, LabConfig, NodeReport, REGISTRY};
 
-use crate::cli::{Global, LabCommand};
+use crate::cli::{Global, LabCommand, Output};
 use crate::cluster::{lab, lab_dir};
 use crate::failure::Failure;
 use crate::output::{print, say, table};
 
 #[derive(Serialize)]
 struct Report {
-    dir: std::path::PathBuf,
-    registry: weir_lab::process::ProcessState,
+    schema: &'static str,
+    dir: PathBuf,
+    registry: ProcessState,
     nodes: Vec<NodeReport>,
+}
+
+/// What became of a node or of the registry.
+#[derive(Serialize)]
+struct Action {
+    schema: &'static str,
+    /// `kill`, `pause`, `resume` or `start`.
+    action: &'static str,
+    /// The node, or `registry`.
+    process: String,
+    /// Its process id; of one that was killed, the one it had.
+    pid: Option<u32>,
+    /// What it is doing now.
+    state: ProcessState,
+}
+
+/// The end of a lab with which nothing was lost.
+#[derive(Serialize)]
+struct Ended {
+    schema: &'static str,
+    action: &'static str,
+    dir: PathBuf,
+    /// The nodes that it had.
+    nodes: Vec<String>,
 }
 
 /// Carries out a `weir lab` command.
@@ -37,45 +63,100 @@ pub fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
                 (_, true) => Ending::Force,
                 _ => Ending::Refuse,
             };
-            Ok(lab(global)?.down_as(ending)?)
+            down(global, lab(global)?, ending)
         }
-        LabCommand::Kill { node } => Ok(lab(global)?.kill(&node)?),
-        LabCommand::Pause { node } => Ok(lab(global)?.pause(&node)?),
-        LabCommand::Resume { node } => Ok(lab(global)?.resume(&node)?),
-        LabCommand::Start { node } => {
-            let mut lab = lab(global)?;
-            lab.start(&node)?;
-            Ok(())
-        }
+        LabCommand::Kill { node } => act(global, "kill", &node, |lab| lab.kill(&node)),
+        LabCommand::Pause { node } => act(global, "pause", &node, |lab| lab.pause(&node)),
+        LabCommand::Resume { node } => act(global, "resume", &node, |lab| lab.resume(&node)),
+        LabCommand::Start { node } => act(global, "start", &node, |lab| lab.start(&node)),
     }
 }
 
+/// Does something to one process, and says what.
+fn act(
+    global: &Global,
+    action: &'static str,
+    name: &str,
+    carry_out: impl FnOnce(&mut Lab) -> Result<(), weir_lab::LabError>,
+) -> Result<(), Failure> {
+    let mut lab = lab(global)?;
+    let before = lab.process(name)?;
+    carry_out(&mut lab)?;
+    let process = lab.process(name)?.or(before);
+    let (pid, state) = (process.map(|process| process.pid), lab.state_of(name)?);
+    let done = Action { schema: "weir.lab-action/1", action, process: name.to_owned(), pid, state };
+    let nbd = lab.node(name).ok().map(|node| format!(", NBD at {}", node.nbd_tcp)).unwrap_or_default();
+    print(global.output, &done, |done| {
+        let pid = done.pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+        match done.action {
+            "kill" => format!("{name}{pid} was killed; `weir lab start {name}` starts it again"),
+            "pause" => format!("{name}{pid} is paused; `weir lab resume {name}` lets it go on"),
+            "resume" => format!("{name}{pid} goes on"),
+            _ => format!("{name}{pid} runs{nbd}"),
+        }
+    })
+}
+
+fn down(global: &Global, lab: Lab, ending: Ending) -> Result<(), Failure> {
+    let (dir, nodes) = (lab.dir().to_owned(), lab.nodes().iter().map(|node| node.name.clone()).collect());
+    lab.down_as(ending, |line| eprintln!("{line}"))?;
+    let ended = Ended { schema: "weir.lab-action/1", action: "down", dir, nodes };
+    print(global.output, &ended, |ended| {
+        format!(
+            "the lab in {} has ended ({} and the registry); every acknowledged write is in the storage",
+            ended.dir.display(),
+            ended.nodes.join(", ")
+        )
+    })
+}
+
 fn report(global: &Global, lab: &Lab) -> Result<(), Failure> {
-    let report = Report { dir: lab.dir().to_owned(), registry: lab.registry_state(), nodes: lab.report() };
+    let report = Report {
+        schema: "weir.lab/1",
+        dir: lab.dir().to_owned(),
+        registry: lab.registry_state(),
+        nodes: lab.report(),
+    };
     print(global.output, &report, |report| {
+        let word = |state: ProcessState| format!("{state:?}").to_lowercase();
+        let pid = lab.process(REGISTRY).ok().flatten().map(|process| process.pid.to_string());
+        let of_registry = vec![
+            REGISTRY.to_owned(),
+            word(report.registry),
+            pid.filter(|_| report.registry != ProcessState::Gone).unwrap_or_default(),
+            String::new(),
+            String::new(),
+        ];
         let rows = report.nodes.iter().map(|node| {
             let owned = node.status.as_ref().map_or_else(String::new, |status| {
                 let owned = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
                 owned.map(|disk| disk.name.as_str()).collect::<Vec<_>>().join(" ")
             });
-            let pid = node.node.process.map_or_else(String::new, |process| process.pid.to_string());
-            let state = format!("{:?}", node.state).to_lowercase();
+            let pid = node.node.process.filter(|_| node.state != ProcessState::Gone);
             vec![
                 node.node.name.clone(),
-                state,
-                pid,
+                word(node.state),
+                pid.map_or_else(String::new, |process| process.pid.to_string()),
                 node.node.nbd_tcp.to_string(),
                 owned,
-                node.node.log.display().to_string(),
             ]
         });
-        table(&["NODE", "PROCESS", "PID", "NBD", "OWNS", "LOG"], &[2], rows)
+        let table = table(&["NODE", "PROCESS", "PID", "NBD", "OWNS"], &[2], rows.chain([of_registry]));
+        let registry = match report.registry {
+            ProcessState::Running => String::new(),
+            state => format!(
+                "\n\nThe registry is {}: disks go on, but nothing can be changed or taken over until `weir lab {}`",
+                word(state),
+                if state == ProcessState::Paused { "resume registry" } else { "start registry" }
+            ),
+        };
+        format!("lab in {0}; logs in {0}/NODE/log\n\n{table}{registry}", report.dir.display())
     })
 }
 
 /// What to do next, for people.
 fn hint(global: &Global, dir: &Path) -> Result<(), Failure> {
-    if global.output == crate::cli::Output::Json {
+    if global.output == Output::Json {
         return Ok(());
     }
     let elsewhere = if dir.file_name().is_some_and(|name| name == "weir-lab")

@@ -1,10 +1,12 @@
 //! What each command does.
 
 mod bench;
+mod confirm;
 mod daemon;
 mod demo;
 mod diagnose;
 mod disk;
+mod events;
 mod explain;
 mod lab;
 pub mod profile;
@@ -12,8 +14,7 @@ mod status;
 mod top;
 mod volume;
 
-use clap::CommandFactory;
-use weir_node::units::{Period, PeriodError};
+use clap_complete::env::Shells;
 
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
@@ -28,7 +29,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Volume(command) => volume::run(global, command),
         Command::Disk(command) => disk::run(global, command),
         Command::Status => status::status(global),
-        Command::Events => status::events(global),
+        Command::Events { follow } => events::run(global, follow),
         Command::Bench(arguments) => bench::run(global, &arguments),
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),
         Command::Top { every, count } => top::run(global, every, count),
@@ -36,16 +37,14 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Profile(command) => profile::run(global, command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);
-            crate::output::say(&String::from_utf8_lossy(&script))
+            let shells = Shells::builtins();
+            let name = shell.to_string();
+            let completer = shells
+                .completer(&name)
+                .ok_or_else(|| Failure::usage(format!("no completions for {name}")))?;
+            completer.write_registration("COMPLETE", "weir", "weir", "weir", &mut script)?;
+            crate::output::say(String::from_utf8_lossy(&script).trim_end())
         }
         Command::Demo(arguments) => demo::run(&arguments),
     }
-}
-
-/// A period; beside the other units `m` stands for minutes, since a budget of milliseconds makes no sense.
-pub fn budget(text: &str) -> Result<Period, PeriodError> {
-    let minutes =
-        text.trim().strip_suffix('m').filter(|number| number.ends_with(|c: char| c.is_ascii_digit()));
-    minutes.map_or_else(|| text.parse(), |number| format!("{number}min").parse())
 }

@@ -1,6 +1,6 @@
-//! `weir status` and `weir events`
+//! `weir status`
 
-use weir_node::api::{EventView, MediumSpace, NodeStatus, NodeView, ShardView};
+use weir_node::api::{MediumSpace, NodeStatus, NodeView, ShardView};
 use weir_node::units::about;
 
 use super::disk;
@@ -50,7 +50,7 @@ fn of_shard(shard: &ShardView) -> String {
     let ShardView { shard, state, reason, long_turns, longest_turn_ms, spins, .. } = shard;
     let reason = if reason.is_empty() { String::new() } else { format!(" {reason}") };
     format!(
-        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {long_turns} turns over 10 ms, spun {spins} times"
+        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {long_turns} turns over 10 ms, {spins} busy turns without work"
     )
 }
 
@@ -61,26 +61,4 @@ fn room(node: &NodeView) -> String {
         format!("{} of {} {medium}", about(*free), about(*bytes))
     });
     media.collect::<Vec<_>>().join(", ")
-}
-
-/// What happened lately.
-pub fn events(global: &Global) -> Result<(), Failure> {
-    print(global.output, &any_node(global)?.events()?, |events| {
-        let row = |event: &EventView| {
-            vec![
-                time_of_day(event.at_ms),
-                event.node.clone(),
-                event.subject.clone(),
-                event.kind.clone(),
-                event.text.clone(),
-            ]
-        };
-        table(&["TIME (UTC)", "NODE", "SUBJECT", "KIND", "WHAT"], &[], events.iter().map(row))
-    })
-}
-
-/// `21:07:44.125`, UTC.
-fn time_of_day(ms: u64) -> String {
-    let (seconds, ms) = (ms / 1000 % 86_400, ms % 1000);
-    format!("{:02}:{:02}:{:02}.{ms:03}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }

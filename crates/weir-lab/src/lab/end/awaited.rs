@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use weir_block::Nanos;
 use weir_node::api::{DiskView, Medium, NodeStatus, ShardView};
 use weir_node::shard::messages::DiskStatus;
+use weir_node::shard::shard_of;
+use weir_node::units::about;
 
 use super::Ending;
 use crate::lab::NodeReport;
@@ -15,8 +17,8 @@ use crate::process::ProcessState;
 pub(super) struct Awaited {
     /// By disk and owner: another owner's log has numbers of its own.
     logs: HashMap<(String, String), Watched>,
-    /// Logs with an unknown amount of dirty data, and since when it is unknown.
-    unknown: HashMap<String, Nanos>,
+    /// Disks with an unknown amount of dirty data (`None` for all), and since when it is unknown.
+    unknown: HashMap<Option<String>, Nanos>,
 }
 
 /// The logs to wait for, and since when each has made no progress.
@@ -32,7 +34,9 @@ struct Watched {
 }
 
 impl Watched {
-    fn look(&mut self, destaged: u64, now: Nanos) {
+    fn look(&mut self, promised: u64, destaged: u64, now: Nanos) {
+        // The same owner may have opened the log anew, with numbers of its own.
+        self.until = self.until.min(promised);
         if destaged != self.destaged {
             (self.destaged, self.since) = (destaged, now);
         }
@@ -51,13 +55,17 @@ impl Awaited {
     fn logs(&mut self, reports: &[NodeReport], ending: Ending, now: Nanos) -> Waits {
         let mut waits = Waits::new();
         for disk in disks_in_memory(reports) {
+            // A log that comes back to a former owner is another one.
+            self.logs.retain(|(name, owner), _| *name != disk.name || disk.owner.as_ref() == Some(owner));
             let Some((node, detail)) = open_on(reports, disk) else { continue };
             let (promised, destaged) = (detail.promised, detail.destaged);
             let watched = self.logs.entry((disk.name.clone(), node.into()));
             let watched = watched.or_insert(Watched { until: promised, destaged, since: now });
-            watched.look(destaged, now);
+            watched.look(promised, destaged, now);
             if destaged < if ending == Ending::Wait { promised } else { watched.until } {
-                let what = format!("disk {} ({} bytes; {})", disk.name, detail.dirty_bytes, detail.reason);
+                let reason =
+                    if detail.reason.is_empty() { String::new() } else { format!("; {}", detail.reason) };
+                let what = format!("disk {} ({} not destaged{reason})", disk.name, about(detail.dirty_bytes));
                 waits.push((watched.since, what));
             }
         }
@@ -75,18 +83,21 @@ impl Awaited {
                 .collect();
             if let Some(owner) = disk.owner.as_ref().filter(|_| !holders.is_empty()) {
                 let (name, holders) = (&disk.name, holders.join(" and "));
-                found.push(format!(
+                let what = format!(
                     "disk {name} (not open on its owner {owner}; {holders} may have its log in memory)"
-                ));
+                );
+                found.push((Some(name.clone()), what));
             }
         }
         let runs = reports.iter().any(|report| report.state != ProcessState::Gone);
         if runs && statuses(reports).next().is_none() {
-            found.push("all disks (no node answers)".to_owned());
+            found.push((None, "all disks (no node answers)".to_owned()));
         }
-        let waits: Waits =
-            found.into_iter().map(|what| (*self.unknown.get(&what).unwrap_or(&now), what)).collect();
-        self.unknown = waits.iter().map(|(since, what)| (what.clone(), *since)).collect();
+        // By disk: who may have its log changes while processes come and go.
+        let former = std::mem::take(&mut self.unknown);
+        let since = |disk: &Option<String>| *former.get(disk).unwrap_or(&now);
+        let waits = found.iter().map(|(disk, what)| (since(disk), what.clone())).collect();
+        self.unknown = found.into_iter().map(|(disk, _)| (disk.clone(), since(&disk))).collect();
         waits
     }
 }
@@ -132,8 +143,17 @@ fn may_hold(report: &NodeReport, disk: &DiskView) -> bool {
     let lags = own.any(|own| own.epoch < disk.epoch || own.detail.as_ref().is_some_and(is_unknown));
     let mut copies =
         status.replicas.iter().filter(|copy| copy.disk == disk.name && copy.state != DiskStatus::FILLING);
-    let hangs = status.shards.iter().any(|shard| shard.state == ShardView::HANGS);
+    let number = shard_of(&disk.name, status.shards.len().max(1));
+    let hangs = status.shards.iter().any(|shard| shard.shard == number && shard.state == ShardView::HANGS);
     lags || hangs || copies.any(|copy| copy.dirty_bytes > 0 || !copy.is_current())
+}
+
+/// The disks of which a node has a complete copy with nothing dirty: whatever becomes of their owners, nothing is lost.
+pub(super) fn clean(reports: &[NodeReport]) -> Vec<String> {
+    let is_clean =
+        |copy: &&DiskStatus| copy.dirty_bytes == 0 && copy.is_current() && copy.state != DiskStatus::FILLING;
+    let copies = statuses(reports).flat_map(|status| &status.replicas).filter(is_clean);
+    copies.map(|copy| copy.disk.clone()).collect()
 }
 
 #[cfg(test)]
@@ -241,11 +261,70 @@ mod tests {
         let hung = answers("n1", disk(5, "n1", Some(log(DiskStatus::SILENT, 0))), None);
         assert!(waits(&[hung, gone("n2")]), "guests may have written since");
         let mut unspoken = answers("n1", disk(5, "n1", None), None);
-        let shard = json!({
-            "shard": 0, "state": ShardView::HANGS, "reason": "", "turns": 0, "disk_turns": 0, "long_turns": 0, "longest_turn_ms": 0.0, "spins": 0,
-        });
-        unspoken.status.as_mut().unwrap().shards.push(serde_json::from_value(shard).unwrap());
-        assert!(waits(&[unspoken, gone("n2")]));
+        let shard = |number: usize, hung: usize| {
+            json!({
+                "shard": number, "state": if number == hung { ShardView::HANGS } else { "ok" }, "reason": "", "turns": 0, "disk_turns": 0, "long_turns": 0, "longest_turn_ms": 0.0, "spins": 0,
+            })
+        };
+        let own = shard_of("d", 2);
+        let mut with_shards = |hung: usize| {
+            let shards =
+                [0, 1].map(|number| serde_json::from_value::<ShardView>(shard(number, hung)).unwrap());
+            unspoken.status.as_mut().unwrap().shards = shards.to_vec();
+            waits(&[
+                NodeReport { node: gone("n1").node, state: unspoken.state, status: unspoken.status.clone() },
+                gone("n2"),
+            ])
+        };
+        assert!(with_shards(own));
+        assert!(!with_shards(1 - own), "the disk's own shard turns, and does not know the disk");
+    }
+
+    /// Looks at the reports one after the other, a second apart; what is waited for at the end, and since when.
+    fn looked(looks: &[Vec<NodeReport>], ending: Ending) -> Waits {
+        let mut awaited = Awaited::default();
+        let mut waits = Waits::new();
+        for (second, reports) in looks.iter().enumerate() {
+            waits = awaited.look(reports, ending, Nanos(1 + second as u64 * 1_000_000_000));
+        }
+        waits
+    }
+
+    #[test]
+    fn a_log_that_comes_back_to_its_owner_is_a_new_one() {
+        let at = |epoch, owner: &str, promised, dirty| {
+            let log = DiskStatus { promised, destaged: promised - dirty, ..log("serving", dirty) };
+            let view = DiskView { replicas: Vec::new(), ..disk(epoch, owner, Some(log)) };
+            vec![answers(owner, view, None)]
+        };
+        assert!(
+            looked(&[at(5, "n1", 100, 3), at(5, "n1", 103, 3)], Ending::Refuse).is_empty(),
+            "what it held at first"
+        );
+        assert!(!looked(&[at(5, "n1", 100, 3), at(5, "n1", 100, 1)], Ending::Refuse).is_empty());
+        // Opened anew by the same owner, with lower numbers: the old ones are never reached.
+        assert!(looked(&[at(5, "n1", 100, 3), at(6, "n1", 7, 0)], Ending::Refuse).is_empty());
+        // Away and back, with higher ones: they are waited for.
+        let back = [at(5, "n1", 7, 3), at(6, "n2", 7, 3), at(7, "n1", 20, 3)];
+        assert_eq!(looked(&back, Ending::Refuse).len(), 1);
+    }
+
+    #[test]
+    fn the_time_of_a_disk_goes_on_while_its_holders_change() {
+        let third = || answers("n3", disk(5, "n1", None), None);
+        let both = vec![silent("n1"), silent("n2"), third()];
+        let one = vec![gone("n1"), silent("n2"), third()];
+        let waits = looked(&[both, one], Ending::Refuse);
+        assert_eq!(waits.len(), 1);
+        assert_eq!(waits[0].0, Nanos(1), "{waits:?}");
+        assert!(waits[0].1.contains("n2 may have its log"), "{waits:?}");
+    }
+
+    #[test]
+    fn an_empty_copy_is_known_to_be_clean() {
+        let reports = |dirty| [gone("n1"), answers("n2", disk(5, "n1", None), copy(dirty))];
+        assert_eq!(clean(&reports(0)), ["d"]);
+        assert!(clean(&reports(3)).is_empty());
     }
 
     #[test]

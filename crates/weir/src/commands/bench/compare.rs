@@ -25,7 +25,7 @@ pub fn run(global: &Global, files: &CompareArgs) -> Result<(), Failure> {
     let (a, b) = (read(&files.a)?, read(&files.b)?);
     let (first, second) = (a.jobs.len(), b.jobs.len());
     if first != second {
-        return Err(Failure::failed(format!(
+        return Err(Failure::usage(format!(
             "{} has {first} job(s) and {} has {second}: compare results of the same jobs",
             files.a.display(),
             files.b.display()
@@ -41,9 +41,8 @@ pub fn run(global: &Global, files: &CompareArgs) -> Result<(), Failure> {
 }
 
 fn read(path: &Path) -> Result<Report, Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
-    Report::read(&text).map_err(|error| failed(&error))
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))?;
+    Report::read(&text).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
 fn text(named: &Named) -> String {

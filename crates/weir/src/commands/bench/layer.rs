@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use weir_block::size::Size;
+use weir_block::size::{Size, format_size};
 use weir_block::{Nanos, RequestKind};
+use weir_load::LoadError;
+use weir_load::prefill::{Filled, Limits};
 use weir_load::report::Interval;
 use weir_load::summary::Summary;
 use weir_load::tally::{IoKind, Tally};
@@ -14,8 +16,8 @@ use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
-use super::Outcome;
 use super::watch::{INTERVAL, TICK, heed_interrupts, line, styled_bar};
+use super::{Outcome, prefill_limits};
 use crate::cli::{BenchArgs, BenchFormat};
 use crate::failure::Failure;
 use crate::output::say;
@@ -42,17 +44,17 @@ impl Load<'_> {
     /// result is what the layer's meter has counted.
     pub fn run(self, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
         let interrupted = heed_interrupts()?;
-        let mut hollow = None;
+        let (mut hollow, mut filled) = (None, None);
         if !arguments.no_prefill {
             hollow = self.hollow()?;
-            if hollow.is_some() && arguments.destroy {
-                if let (_, Some(failure)) = self.fill(&interrupted)? {
-                    return Err(failure);
-                }
+            if let Some(limits) = prefill_limits(arguments).filter(|_| hollow.is_some() && arguments.destroy)
+            {
+                filled = Some(self.fill(limits, &interrupted)?);
                 hollow = None;
             }
         }
         let (mut summary, failure) = self.watched(format, &interrupted)?;
+        summary.prefill = filled;
         summary.notes.extend(hollow);
         Ok((vec![summary], failure))
     }
@@ -62,8 +64,8 @@ impl Load<'_> {
         let DiskView { size, allocated, .. } = self.client.disk(self.disk)?;
         Ok(allocated.filter(|allocated| *allocated < size).map(|allocated| {
             format!(
-                "not all of the disk has ever been written ({} of {} are allocated); nothing may stand behind reads of \
-                 the rest. --destroy lets the load write its range first",
+                "not all of the disk has ever been written ({} of {} are allocated); reads of the rest may not \
+                 reach the storage. --destroy lets the load write its range first",
                 Size(allocated),
                 Size(size)
             )
@@ -71,33 +73,52 @@ impl Load<'_> {
     }
 
     /// Writes the range once through the same layer, and waits until a write log has taken it to the backing.
-    fn fill(self, interrupted: &AtomicBool) -> Result<(Summary, Option<Failure>), Failure> {
+    fn fill(self, limits: Limits, interrupted: &AtomicBool) -> Result<Filled, Failure> {
         let (offset, size) = (self.workload.offset, self.client.disk(self.disk)?.size);
         let length = self.workload.size.map_or(size.saturating_sub(offset.0), |size| size.0);
+        let (name, bytes) = (format!("disk {}", self.disk), format_size(length));
+        let limit = |what: String| Failure::from(LoadError::PrefillLimit { target: name.clone(), what });
+        if length > limits.bytes {
+            let most = format_size(limits.bytes);
+            return Err(limit(format!("{bytes} would be filled before the load, and {most} are allowed")));
+        }
+        eprintln!(
+            "filling {bytes} of {name} before the load (not all of it was ever written); --no-prefill leaves that out"
+        );
         // The largest blocks of which the range is made, so that nothing is left out.
         let block = 1 << (offset.0 | length | BLOCK).trailing_zeros();
         let pass = Workload {
             access: Access::Write,
             block_size: Size(block),
             queue_depth: DEPTH,
-            runtime: None,
+            runtime: Some(limits.time),
+            bytes: Some(Size(length)),
             offset,
             size: Some(Size(length)),
             flush_every: Some((length / block).max(1)),
             seed: self.workload.seed,
             ..Workload::default()
         };
-        let filled = Load { workload: &pass, ..self }.watched(BenchFormat::Text, interrupted)?;
-        if let Some(error) = &filled.0.first_error {
-            return Err(Failure::failed(format!(
-                "filling disk {} before the load failed: {error}",
-                self.disk
+        let start = Nanos::now();
+        let (summary, failure) = Load { workload: &pass, ..self }.watched(BenchFormat::Text, interrupted)?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if let Some(error) = &summary.first_error {
+            return Err(Failure::failed(format!("filling {name} before the load failed: {error}")));
+        }
+        let written =
+            summary.kinds.iter().filter(|kind| kind.kind == IoKind::Write).map(|kind| kind.bytes).sum();
+        if written < length {
+            let (written, time) = (format_size(written), limits.time);
+            return Err(limit(format!(
+                "only {written} of {bytes} were filled before the load in {time:?}, the time allowed"
             )));
         }
         let deadline = Nanos::now() + PATIENCE;
         while self.client.disk(self.disk)?.detail.is_some_and(|detail| detail.dirty_bytes > 0) {
             if interrupted.load(Ordering::Relaxed) {
-                return Ok((filled.0, Some(Failure::failed("interrupted while the disk was filled"))));
+                return Err(Failure::failed("interrupted while the disk was filled"));
             }
             if Nanos::now() > deadline {
                 return Err(Failure::failed(format!(
@@ -108,7 +129,7 @@ impl Load<'_> {
             }
             std::thread::sleep(TICK);
         }
-        Ok(filled)
+        Ok(Filled { bytes: written, seconds: (Nanos::now() - start).as_secs_f64() })
     }
 
     /// Runs the load in the node while its layer's meter is watched.
@@ -153,7 +174,7 @@ impl Load<'_> {
                 let mut summary = Summary::new(name_of(layer), "layer", workload, &all, at);
                 summary.incomplete =
                     Some("interrupted; the layer's meter counted this, the warm-up included".into());
-                let failure = Failure::failed("interrupted: the results are of the time until then");
+                let failure = Failure::failed("interrupted: the results cover the time until then");
                 return Ok((summary, Some(failure)));
             }
             if format == BenchFormat::Jsonl {

@@ -10,18 +10,24 @@ pub mod watch;
 pub use watch::with_progress;
 
 use std::path::Path;
+use std::time::Duration;
 
 use weir_formats::fio::read_jobs;
 use weir_load::job::Job;
+use weir_load::prefill::Limits;
 use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_load::{Access, Arrivals, IoEngine};
+use weir_nbd::Uri;
 use weir_profile::replay::parse_bench;
 
 use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, Global, Output};
-use crate::cluster::owner_of;
+use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
+
+/// How long a node may take to say who uses a disk.
+const ASKS: Duration = Duration::from_secs(5);
 
 /// Carries out `weir bench`.
 pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
@@ -35,7 +41,7 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
         Output::Json => BenchFormat::Json,
     });
     let (summaries, failure) = match &arguments.jobs {
-        Some(file) => job_file(file, arguments, format)?,
+        Some(file) => job_file(global, file, arguments, format)?,
         None => one(global, arguments, format)?,
     };
     output::print(format, &summaries)?;
@@ -72,6 +78,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
         }
         (_, Some(target), _) => {
             let target = driven_by(target.parse().map_err(Failure::usage)?, arguments.engine, &workload)?;
+            leave_alone(global, arguments, &target, &workload)?;
             let interrupted = watch::heed_interrupts()?;
             watch::run(
                 vec![watch::Job {
@@ -79,7 +86,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     target,
                     workload,
                     destroy: arguments.destroy,
-                    prefill: !arguments.no_prefill,
+                    prefill: prefill_limits(arguments),
                     rounds: arguments.steady.then_some(arguments.max_rounds),
                     profiler: None,
                     history: arguments.history.clone(),
@@ -92,6 +99,42 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
     }
 }
 
+/// Refuses to overwrite a disk of the cluster through its export while clients are connected to it. Of other servers nobody can be
+/// asked for their clients.
+fn leave_alone(
+    global: &Global,
+    arguments: &BenchArgs,
+    target: &Target,
+    workload: &Workload,
+) -> Result<(), Failure> {
+    let Target::Nbd(uri) = target else { return Ok(()) };
+    if arguments.force || !(workload.access.writes() || arguments.destroy) {
+        return Ok(());
+    }
+    let Some(disk) = any_node(global).ok().and_then(|node| node.patience(ASKS).disk(&uri.export).ok()) else {
+        return Ok(());
+    };
+    let disk = owner_of(global, &disk.name)
+        .ok()
+        .and_then(|node| node.patience(ASKS).disk(&disk.name).ok())
+        .unwrap_or(disk);
+    let is_here = disk.uris.iter().any(|known| known.parse::<Uri>().is_ok_and(|known| known == *uri));
+    match disk.detail.map_or(0, |detail| detail.clients) {
+        clients @ 1.. if is_here => Err(Failure::refused(format!(
+            "{clients} client(s) are connected to disk {}, and this load would overwrite their data",
+            disk.name
+        ))
+        .hint("disconnect them, or --force does it all the same")),
+        _ => Ok(()),
+    }
+}
+
+/// How much may be filled before the load; `None` when nothing may.
+fn prefill_limits(arguments: &BenchArgs) -> Option<Limits> {
+    let limits = Limits { bytes: arguments.prefill_size.0, time: arguments.prefill_time.0 };
+    (!arguments.no_prefill).then_some(limits)
+}
+
 /// The target that the engine works on. Null stands in for any other of its size.
 fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -> Result<Target, Failure> {
     match (engine, &target) {
@@ -99,7 +142,7 @@ fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -
             // Nothing is written, so nothing has to be allowed.
             let reading =
                 Workload { access: Access::RandRead, flush_every: None, fua: false, ..workload.clone() };
-            Ok(Target::Null { size: target.prepare(&reading, false).map_err(Failure::failed)? })
+            Ok(Target::Null { size: target.prepare(&reading, false)? })
         }
         (Some(BenchEngine::IoUring), Target::Null { .. } | Target::Nbd(_)) => Err(Failure::usage(format!(
             "engine io_uring is for files and block devices, and {target} is neither: leave --engine out"
@@ -109,9 +152,14 @@ fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -
 }
 
 /// The loads of a job file: those of a group at once, the groups one after the other.
-fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
+fn job_file(
+    global: &Global,
+    file: &Path,
+    arguments: &BenchArgs,
+    format: BenchFormat,
+) -> Result<Outcome, Failure> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|error| Failure::failed(named(&error)))?;
+    let text = std::fs::read_to_string(file).map_err(|error| Failure::unreadable(file, &error))?;
     // What `weir profile export --format bench` wrote is JSON; no job file of fio begins like that.
     let jobs = match text.trim_start().starts_with('{') {
         true => parse_bench(&text).map_err(|error| Failure::usage(named(&error)))?,
@@ -121,7 +169,8 @@ fn job_file(file: &Path, arguments: &BenchArgs, format: BenchFormat) -> Result<O
     for job in jobs {
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let Job { name, target, workload, group } = job;
-        let (destroy, prefill) = (arguments.destroy, !arguments.no_prefill);
+        leave_alone(global, arguments, &target, &workload)?;
+        let (destroy, prefill) = (arguments.destroy, prefill_limits(arguments));
         groups[group as usize].push(watch::Job {
             name: Some(name),
             target,

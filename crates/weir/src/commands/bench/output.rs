@@ -58,15 +58,18 @@ fn text(summary: &Summary) -> String {
     let mut text = rows(|kind| kind.latency_ns);
     if summary.latency_from == LatencyFrom::IntendedStart {
         text = format!(
-            "latency from the intended start:\n{text}\n\nlatency from the issue (hides what waited for room in the queue):\n{}",
+            "latency from the intended start:\n{text}\n\nlatency from the issue (without the wait for room in the queue):\n{}",
             rows(|kind| kind.issue_latency_ns.unwrap_or_default())
         );
     }
     if summary.never_made > 0 {
         text.push_str(&format!(
-            "\n{} requests were due and never made: the queue was full at the end",
+            "\n{} requests were due but never issued: the queue was full at the end",
             summary.never_made
         ));
+    }
+    if let Some(filled) = &summary.prefill {
+        text.push_str(&format!("\n{filled}"));
     }
     for remark in summary.remarks() {
         text.push_str(&format!("\nnote: {remark}"));

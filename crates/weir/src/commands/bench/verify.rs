@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use weir_load::IoEngine;
 use weir_load::judge::{Judgement, judge};
 use weir_load::run::Monitor;
 use weir_load::target::Target;
 use weir_load::verify::{Atomicity, Record};
+use weir_load::{IoEngine, LoadError};
 
 use super::watch::heed_interrupts;
 use crate::cli::{BenchEngine, Global, VerifyArgs};
@@ -30,7 +30,7 @@ pub fn run(global: &Global, arguments: &VerifyArgs) -> Result<(), Failure> {
         Some(BenchEngine::IoUring) | None => IoEngine::IoUring,
     };
     let atomicity = if arguments.torn_in_flight { Atomicity::Sector } else { Atomicity::Block };
-    let history = Record::load(&arguments.history).map_err(Failure::failed)?;
+    let history = Record::load(&arguments.history).map_err(LoadError::from)?;
     let (interrupted, monitor, ended) = (heed_interrupts()?, Monitor::new(), AtomicBool::new(false));
     let bar = bar(history.layout().blocks());
     let judgement = std::thread::scope(|scope| {
@@ -49,14 +49,14 @@ pub fn run(global: &Global, arguments: &VerifyArgs) -> Result<(), Failure> {
         judgement
     });
     bar.finish_and_clear();
-    let judgement = judgement.map_err(Failure::failed)?;
+    let judgement = judgement?;
     print(global.output, &judgement, text)?;
     if judgement.incomplete {
         return Err(Failure::failed("interrupted: only a part of the blocks was judged"));
     }
     match judgement.is_clean() {
         true => Ok(()),
-        false => Err(Failure::failed("the data is not as it must be, or could not all be read; see above")),
+        false => Err(Failure::failed("some blocks are wrong, or could not be read; see above")),
     }
 }
 
@@ -71,7 +71,7 @@ fn bar(blocks: u64) -> ProgressBar {
 fn text(judgement: &Judgement) -> String {
     let found = &judgement.verification;
     let mut text = format!(
-        "{}: checked {} blocks; the load issued {} writes to {} of them, and {} had one under way at its end",
+        "{}: checked {} blocks; the load issued {} writes to {} of them, and {} had one in flight when it ended",
         judgement.target,
         found.checked,
         judgement.writes,
@@ -83,7 +83,7 @@ fn text(judgement: &Judgement) -> String {
         text.push_str(&format!("\n{} blocks could not be read, first error: {error}", judgement.unreadable));
     }
     if found.mismatches == 0 {
-        text.push_str("\nno block is other than it must be");
+        text.push_str("\nevery block is right");
         return text;
     }
     let counts: Vec<String> = found.faults.iter().map(|(fault, count)| format!("{count} {fault}")).collect();

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
-use weir_load::prefill::{Prefill, prefill};
+use weir_block::size::format_size;
+use weir_load::prefill::{Limits, Prefill, look};
 use weir_load::report::Interval;
 use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
 use weir_load::summary::{Summary, format_latency};
@@ -38,8 +39,8 @@ pub struct Job {
     pub target: Target,
     pub workload: Workload,
     pub destroy: bool,
-    /// Whether what was never written is written first.
-    pub prefill: bool,
+    /// How much may be written first where something was never written; `None` when nothing may.
+    pub prefill: Option<Limits>,
     /// Rounds until a steady state, at most so many; `None` for one run.
     pub rounds: Option<u32>,
     /// Told of every request.
@@ -49,19 +50,29 @@ pub struct Job {
 }
 
 impl Job {
-    fn run(&self, filling: &Monitor, monitor: &Monitor) -> Result<Summary, Broken> {
+    fn run(&self, filling: &Monitor, monitor: &Monitor, tell: impl Fn(String)) -> Result<Summary, Broken> {
         let Job { target, workload, destroy, .. } = self;
-        let filled = match self.prefill {
-            true => prefill(target, workload, *destroy, filling)?,
-            false => Prefill::Full,
+        let mut filled = None;
+        let found = match self.prefill {
+            Some(limits) => Some((limits, look(target, workload, *destroy)?)),
+            None => None,
         };
+        if let Some((limits, Prefill::Needed(fill))) = &found {
+            let bytes = format_size(fill.bytes());
+            tell(format!(
+                "filling {bytes} of {target} before the load ({}); --no-prefill leaves that out",
+                fill.found
+            ));
+            filled = Some(fill.run(target, workload.seed, *destroy, *limits, filling)?);
+        }
         // What we have filled ourselves may be overwritten.
-        let destroy = *destroy || filled == Prefill::Done;
+        let destroy = *destroy || filled.is_some();
         let mut summary = match self.rounds {
             Some(most) => run_steady(target, workload, destroy, most, monitor)?,
             None => run_keeping(target, workload, destroy, monitor)?,
         };
-        if let Prefill::Hollow(found) = filled {
+        summary.prefill = filled;
+        if let Some((_, Prefill::Hollow(found))) = found {
             summary.notes.push(format!(
                 "not everything that was read has ever been written ({found}); nothing may stand behind such reads. \
                  --destroy lets the load write it first"
@@ -85,6 +96,14 @@ struct Running {
     ended: Option<Result<Summary, Broken>>,
 }
 
+/// What the thread of a job says.
+enum Word {
+    /// To the user.
+    Note(String),
+    /// Its last.
+    Ended(Box<Result<Summary, Broken>>),
+}
+
 /// Runs `jobs` at once. What they measured comes back also when some were interrupted or failed; then with the reason.
 /// `interrupted` is that of [`heed_interrupts`].
 pub fn run(
@@ -92,42 +111,38 @@ pub fn run(
     format: BenchFormat,
     interrupted: &AtomicBool,
 ) -> Result<(Vec<Summary>, Option<Failure>), Failure> {
-    let (sender, ends) = channel();
+    let (sender, words) = channel();
     let mut running = Vec::new();
     for (number, job) in jobs.into_iter().enumerate() {
         running.push(start(number, job, sender.clone())?);
     }
     drop(sender);
     let bar = bar(&running);
-    watch(&mut running, &ends, interrupted, &bar, format)?;
+    watch(&mut running, &words, interrupted, &bar, format)?;
     bar.finish_and_clear();
     let mut failure = interrupted
         .load(Ordering::Relaxed)
-        .then(|| Failure::failed("interrupted: the results are of the time until then"));
+        .then(|| Failure::failed("interrupted: the results cover the time until then"));
     let mut summaries = Vec::new();
     for running in running {
         match running.result() {
             Ok(summary) => summaries.push(summary),
             Err(Broken { error, partial: Some(partial) }) => {
                 summaries.push(*partial);
-                failure.get_or_insert(Failure::failed(error));
+                failure.get_or_insert(error.into());
             }
             Err(Broken { error, partial: None }) if summaries.is_empty() => {
-                return Err(Failure::failed(error));
+                return Err(error.into());
             }
             Err(Broken { error, partial: None }) => {
-                failure.get_or_insert(Failure::failed(error));
+                failure.get_or_insert(error.into());
             }
         }
     }
     Ok((summaries, failure))
 }
 
-fn start(
-    number: usize,
-    job: Job,
-    sender: Sender<(usize, Result<Summary, Broken>)>,
-) -> Result<Running, Failure> {
+fn start(number: usize, job: Job, sender: Sender<(usize, Word)>) -> Result<Running, Failure> {
     let monitor = match (&job.profiler, &job.history) {
         (Some(profiler), _) => {
             let profiler = Arc::clone(profiler);
@@ -147,24 +162,27 @@ fn start(
         ended: None,
     };
     std::thread::Builder::new().name(format!("job-{number}")).spawn(move || {
-        let result = job.run(&filling, &monitor);
         // Nobody listens when the grace after an interrupt is over.
-        let _ = sender.send((number, result));
+        let tell = |note| drop(sender.send((number, Word::Note(note))));
+        let result = job.run(&filling, &monitor, tell);
+        let _ = sender.send((number, Word::Ended(Box::new(result))));
     })?;
     Ok(running)
 }
 
 fn watch(
     running: &mut [Running],
-    ends: &Receiver<(usize, Result<Summary, Broken>)>,
+    words: &Receiver<(usize, Word)>,
     interrupted: &AtomicBool,
     bar: &ProgressBar,
     format: BenchFormat,
 ) -> Result<(), Failure> {
     let (mut last_interval, mut give_up) = (Nanos::now(), None);
     loop {
-        match ends.recv_timeout(TICK) {
-            Ok((number, result)) => running[number].ended = Some(result),
+        match words.recv_timeout(TICK) {
+            Ok((_, Word::Note(note))) if bar.is_hidden() => eprintln!("{note}"),
+            Ok((_, Word::Note(note))) => bar.println(note),
+            Ok((number, Word::Ended(result))) => running[number].ended = Some(*result),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -235,7 +253,7 @@ impl Running {
             let runtime = (Nanos::now() - started).saturating_sub(job.workload.warmup);
             let target = job.target.to_string();
             let mut summary = Summary::new(&target, "unknown", &job.workload, &monitor.tally(), runtime);
-            summary.incomplete = Some("interrupted, and the target did not give its last answers".into());
+            summary.incomplete = Some("interrupted, and the target did not answer the last requests".into());
             Ok(summary)
         });
         match &mut summary {

@@ -8,7 +8,6 @@ use weir_diagnose::import::LARGEST_FILE;
 use weir_diagnose::{Import, Threshold};
 
 use super::files::Outcome;
-use super::usage;
 use crate::failure::Failure;
 
 /// Reads tables (`FILE`) and layers (`LAYER=FILE`), in the order given, and writes the report.
@@ -19,18 +18,18 @@ pub fn import(files: &[String], report: &Path, thresholds: &[Threshold]) -> Resu
             Some((layer, file)) => import.layer(layer.trim(), file, &read(file)?),
             None => import.csv(argument, &read(argument)?),
         }
-        .map_err(usage)?;
+        .map_err(Failure::usage)?;
     }
     let title =
         Path::new(&files[0]).file_stem().map_or_else(|| "imported".into(), |stem| stem.to_string_lossy());
     let title = title.split_once('=').map_or(title.as_ref(), |(_, file)| file);
-    let diagnosis = import.into_diagnosis(title, std::env::args()).map_err(usage)?;
+    let diagnosis = import.into_diagnosis(title, std::env::args()).map_err(Failure::usage)?;
     Outcome::write(diagnosis, report, thresholds)
 }
 
 fn read(path: &str) -> Result<String, Failure> {
-    let wrong = |problem: String| usage(format!("{path}: {problem}"));
-    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let wrong = |problem: String| Failure::usage(format!("{path}: {problem}"));
+    let file = File::open(path).map_err(|error| Failure::unreadable(Path::new(path), &error))?;
     let mut bytes = Vec::new();
     file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
     if bytes.len() as u64 > LARGEST_FILE {

@@ -13,7 +13,6 @@ use weir_node::shard::messages::LoadLayer;
 
 use super::measure::{Settings, Subject, open_disk};
 use super::observed::{count, observed};
-use super::{UNSAFE, usage};
 use crate::failure::Failure;
 
 /// The policy with the most replicas is `write-back+2`.
@@ -53,7 +52,7 @@ impl<'a> Disk<'a> {
                 let message = format!(
                     "{clients} clients are connected to disk {disk}; their load would be measured with ours"
                 );
-                Err(Failure { code: UNSAFE, message })
+                Err(Failure::refused(message))
             }
             _ => Ok(()),
         }
@@ -124,7 +123,7 @@ fn wanted_policies(
     let possible = other_policies(client, view)?;
     let Some(wanted) = wanted else { return Ok(possible) };
     match wanted.iter().find(|policy| !possible.contains(policy)) {
-        Some(policy) => Err(usage(format!(
+        Some(policy) => Err(Failure::usage(format!(
             "--policies {policy}: not another policy that the disk can have now; it can have {}",
             possible.join(", ")
         ))),

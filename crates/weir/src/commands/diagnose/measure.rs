@@ -21,7 +21,7 @@ use weir_node::units::about;
 
 use super::files::{Outcome, check_writable, json_of, replace};
 use super::layers::Disk;
-use super::{trace, usage};
+use super::trace;
 use crate::cli::{DiagnoseArgs, Global};
 use crate::failure::Failure;
 use crate::output::print;
@@ -115,7 +115,7 @@ impl Settings {
             layers.retain(|layer| !layer.name().starts_with(start.as_str()));
             if layers.len() == count {
                 let names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
-                return Err(usage(format!(
+                return Err(Failure::usage(format!(
                     "--without {start}: no layer begins so; there are {}",
                     names.join(", ")
                 )));
@@ -132,7 +132,7 @@ impl Settings {
     /// The time of each run and the runs beyond the planned ones, for so many layers.
     fn time(&self, layers: usize) -> Result<(Duration, usize), Failure> {
         if self.runtime.is_zero() {
-            return Err(usage("a runtime of zero measures nothing"));
+            return Err(Failure::usage("a runtime of zero measures nothing"));
         }
         let runs = self.cells().len() * layers * self.repeats as usize;
         let Some(budget) = self.budget else {
@@ -140,7 +140,7 @@ impl Settings {
         };
         let runtime = tier::runtime_within(budget.mul_f64(PLANNED_SHARE), runs, self.runtime).map_err(|least| {
             let least = least.div_f64(PLANNED_SHARE);
-            usage(format!(
+            Failure::usage(format!(
                 "{runs} runs do not fit into {}: they take {} at least; give more, or a smaller --tier or fewer --repeats",
                 minutes(budget),
                 minutes(least)
@@ -314,8 +314,8 @@ fn start(subject: &dyn Subject, settings: &Settings) -> Result<Start, Failure> {
         return Ok(Start::Fresh(environment));
     }
     let json = json_of(&settings.report);
-    let wrong = |problem: &dyn std::fmt::Display| usage(format!("{}: {problem}", json.display()));
-    let text = std::fs::read_to_string(&json).map_err(|error| wrong(&error))?;
+    let wrong = |problem: &dyn std::fmt::Display| Failure::usage(format!("{}: {problem}", json.display()));
+    let text = std::fs::read_to_string(&json).map_err(|error| Failure::unreadable(&json, &error))?;
     let earlier = Diagnosis::from_json(&text).map_err(|error| wrong(&error))?;
     if earlier.environment.disk != name {
         return Err(wrong(&format!("it is of {}", earlier.environment.disk)));
@@ -336,7 +336,7 @@ fn same_length(start: &Start, runtime: Duration) -> Result<(), Failure> {
     let length = lengths.get(lengths.len() / 2).copied();
     let same = |length: &f64| (length / runtime.as_secs_f64() - 1.0).abs() <= SAME_LENGTH;
     match length.filter(|length| !same(length)) {
-        Some(length) => Err(usage(format!(
+        Some(length) => Err(Failure::usage(format!(
             "the runs to be gone on with took {length:.2} s each, these would take {:.2} s; give the same --runtime or --budget",
             runtime.as_secs_f64()
         ))),
@@ -414,7 +414,7 @@ fn go(
     };
     let diagnosis = interruptible(&stop, || measure(plan, targets, start, &stop, &mut show))?;
     bar.finish_and_clear();
-    diagnosis.map_err(usage)
+    diagnosis.map_err(Failure::usage)
 }
 
 /// About how long, as people say it.

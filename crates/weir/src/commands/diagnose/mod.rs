@@ -16,7 +16,7 @@ use weir_node::client::Client;
 
 use crate::cli::{DiagnoseArgs, Global};
 use crate::cluster::{lab, owner_of};
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::output::print;
 
 use layers::Disk;
@@ -24,12 +24,6 @@ use stack::Stack;
 
 pub use files::{Outcome, replace};
 pub use measure::{Settings, diagnose};
-
-/// Exit codes of this command, where they differ from the others'; see its `--help`.
-const THRESHOLD: u8 = 1;
-const USAGE: u8 = 4;
-const NOT_TRUSTED: u8 = 6;
-const UNSAFE: u8 = 7;
 
 /// Carries out `weir diagnose`.
 pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
@@ -39,7 +33,7 @@ pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
         (None, None, files @ [_, ..]) => {
             import::import(files, &arguments.report, &arguments.fail_on).map(Some)
         }
-        _ => Err(usage("name a disk, a --stack, or files to --import")),
+        _ => Err(Failure::usage("name a disk, a --stack, or files to --import")),
     };
     let Some(outcome) = outcome.map_err(for_pipelines)? else { return Ok(()) };
     print(global.output, &outcome.summary(), |_| outcome.text())?;
@@ -80,29 +74,24 @@ fn processes_of_others(global: &Global, owner: &Client) -> Result<Vec<u32>, Fail
 fn judge(outcome: &Outcome, thresholds: &[Threshold]) -> Result<(), Failure> {
     let (diagnosis, findings): (_, &Findings) = (&outcome.diagnosis, &outcome.findings);
     if let Some(why) = reliability::distrust(diagnosis, findings) {
-        return Err(Failure {
-            code: NOT_TRUSTED,
-            message: format!("measured, but not to be trusted: {why}"),
-        });
+        return Err(not_trusted(format!("measured, but not to be trusted: {why}")));
     }
     let broken: Vec<String> =
         thresholds.iter().filter_map(|threshold| threshold.broken(diagnosis, findings)).collect();
     if broken.is_empty() {
         return Ok(());
     }
-    Err(Failure { code: THRESHOLD, message: format!("a threshold failed: {}", broken.join("; ")) })
+    Err(Failure::failed(format!("a threshold failed: {}", broken.join("; "))))
 }
 
-fn usage(message: impl std::fmt::Display) -> Failure {
-    Failure { code: USAGE, message: message.to_string() }
+fn not_trusted(message: impl std::fmt::Display) -> Failure {
+    Failure::new(FailureKind::NotTrusted, message)
 }
 
-/// The codes of other commands that mean something else here.
+/// Here a failure on the way is no broken threshold.
 fn for_pipelines(failure: Failure) -> Failure {
-    let code = match failure.code {
-        1 => NOT_TRUSTED,
-        2 => USAGE,
-        code => code,
-    };
-    Failure { code, ..failure }
+    match failure.kind {
+        FailureKind::Failed => Failure { kind: FailureKind::NotTrusted, ..failure },
+        _ => failure,
+    }
 }

@@ -16,24 +16,27 @@ use weir_profile::replay::{Export, export};
 use weir_profile::{Profile, ProfileSummary};
 
 use super::bench::with_progress;
-use super::budget;
 use crate::cli::Global;
 use crate::cluster::owner_of;
+use crate::completion;
 use crate::failure::Failure;
 use crate::output::{print, say};
 
 /// Shown below the help.
 pub const EXAMPLES: &str = "\
-Every open disk is watched all the time, in about 1 MiB of memory; `show` prints what was seen since it was opened on its
-node. Blocks are 4 KiB. Reuse, working set, caches and logs are estimated from a sample of blocks (SHARDS, FAST 2015): within
-about 2 points. A disk that moves or is opened again begins anew.
+Every open disk is profiled all the time, in about 1 MiB of memory; `show` prints what was seen since the disk was opened on its \
+node. Blocks are 4 KiB. Reuse, working set, caches and logs are estimated from a sample of blocks (SHARDS, FAST 2015), to about 2 \
+points. The profile of a disk that moves or is opened again starts anew.
 
 Examples:
-  weir profile show db                                        since the disk was opened
-  weir profile record db --for 10m                            the next ten minutes; kept in db.profile.json
+  weir profile show db                      since the disk was opened
+  weir profile record db --for 10m          the next ten minutes, kept in
+                                            db.profile.json
   weir profile show --from db.profile.json
-  weir profile export --from db.profile.json --format fio --target /dev/nvme1n1 > db.fio
-  weir profile export db --format bench --target scratch.img > db.jobs; weir bench --jobs db.jobs --destroy
+  weir profile export --from db.profile.json --format fio \\
+    --target /dev/nvme1n1 > db.fio
+  weir profile export db --format bench --target scratch.img > db.jobs
+  weir bench --jobs db.jobs --destroy
   weir profile replay --from db.profile.json --target scratch.img --for 1m
   blkparse -i sda | weir profile import - --to sda.profile.json";
 
@@ -43,9 +46,10 @@ pub enum ProfileCommand {
     /// Watch a disk for a time, from now on, and keep its profile in a file.
     Record {
         /// The disk.
+        #[arg(add = completion::disks())]
         disk: String,
         /// How long, such as 10m: 100 ms to 7 days.
-        #[arg(long = "for", value_name = "TIME", default_value = "1 min", value_parser = budget)]
+        #[arg(long = "for", value_name = "TIME", default_value = "1 min")]
         length: Period,
         /// Where it is kept; default: DISK.profile.json.
         #[arg(long, value_name = "FILE")]
@@ -70,7 +74,7 @@ pub enum ProfileCommand {
         #[arg(long)]
         target: String,
         /// How long it runs; default: as long as was watched.
-        #[arg(long = "for", value_name = "TIME", value_parser = budget)]
+        #[arg(long = "for", value_name = "TIME")]
         length: Option<Period>,
     },
     /// Run the load that asks for about the same, and print both profiles side by side.
@@ -84,7 +88,7 @@ pub enum ProfileCommand {
         #[arg(long)]
         target: String,
         /// How long it runs; default: as long as was watched.
-        #[arg(long = "for", value_name = "TIME", value_parser = budget)]
+        #[arg(long = "for", value_name = "TIME")]
         length: Option<Period>,
         /// Overwrite what the target holds.
         #[arg(long)]
@@ -107,7 +111,7 @@ pub enum ProfileCommand {
 #[derive(Debug, Args)]
 pub struct Source {
     /// The disk, as it was watched since it was opened.
-    #[arg(required_unless_present = "from", conflicts_with = "from")]
+    #[arg(required_unless_present = "from", conflicts_with = "from", add = completion::disks())]
     pub disk: Option<String>,
     /// A profile that was kept instead; several, of one stretch of time each, are added up.
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -161,7 +165,7 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
         }
         ProfileCommand::Import { trace, device, to } => {
             let name = trace.display().to_string();
-            let bytes = read(&trace).map_err(|error| Failure::failed(format!("{name}: {error}")))?;
+            let bytes = read(&trace).map_err(|error| Failure::unreadable(&trace, &error))?;
             let profile = import(&bytes, &name, device.as_deref())
                 .map_err(|error| Failure::usage(format!("{name}: {error}")))?;
             let beside = if name == "-" { "trace".to_owned() } else { name };
@@ -195,7 +199,7 @@ impl Source {
         let mut sum: Option<Profile> = None;
         for file in &self.from {
             let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-            let text = std::fs::read_to_string(file).map_err(|error| Failure::failed(wrong(&error)))?;
+            let text = std::fs::read_to_string(file).map_err(|error| Failure::unreadable(file, &error))?;
             let profile = Profile::from_json(&text).map_err(|error| Failure::usage(wrong(&error)))?;
             match &mut sum {
                 None => sum = Some(profile),

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use weir_block::Nanos;
+use weir_block::size::format_size;
 use weir_load::Target;
 use weir_load::job::Job;
-use weir_load::prefill::prefill;
+use weir_load::prefill::{Limits, Prefill, look};
 use weir_load::run::Monitor;
 use weir_load::summary::Summary;
 use weir_load::workload::{Access, Workload};
@@ -19,6 +20,9 @@ use crate::cli::{BenchFormat, Output};
 use crate::commands::bench::watch;
 use crate::failure::Failure;
 use crate::output::{print, table};
+
+/// What may be filled before a replay.
+const LIMITS: Limits = Limits { bytes: 64 << 30, time: Duration::from_secs(600) };
 
 /// What a replay has shown.
 #[derive(Serialize)]
@@ -59,7 +63,7 @@ pub fn run(
         target,
         workload,
         destroy: true,
-        prefill: false,
+        prefill: None,
         rounds: None,
         profiler: Some(Arc::clone(&profiler)),
         history: None,
@@ -93,10 +97,20 @@ fn prepare(jobs: &[Job], destroy: bool) -> Result<(), Failure> {
         (std::cmp::Reverse(job.workload.access.writes()), std::cmp::Reverse(end))
     });
     for job in &order {
-        job.target.prepare(&job.workload, destroy).map_err(Failure::failed)?;
+        job.target.prepare(&job.workload, destroy)?;
     }
     for job in &order {
-        prefill(&job.target, &job.workload, destroy || writes, &Monitor::new()).map_err(Failure::failed)?;
+        let destroy = destroy || writes;
+        if let Prefill::Needed(fill) = look(&job.target, &job.workload, destroy)? {
+            eprintln!(
+                "filling {} of {} before the load ({})",
+                format_size(fill.bytes()),
+                job.target,
+                fill.found
+            );
+            let filled = fill.run(&job.target, job.workload.seed, destroy, LIMITS, &Monitor::new())?;
+            eprintln!("{filled}");
+        }
     }
     Ok(())
 }

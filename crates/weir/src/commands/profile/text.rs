@@ -218,11 +218,11 @@ fn log(profile: &Profile) -> String {
         each.collect::<Vec<_>>().join(", ")
     };
     let bytes = summary.absorbed_by_bytes.iter().map(|&(bytes, percent)| (about(bytes), percent)).collect();
-    let mut text = format!("written bytes that a log of the last … written bytes absorbs: {}", line(bytes));
+    let mut text = format!("writes absorbed by a log of the last … written bytes: {}", line(bytes));
     if profile.seconds > 0.0 {
         let times = summary.absorbed_by_seconds.iter();
         let times = times.map(|&(seconds, percent)| (duration(seconds as f64), percent)).collect();
-        text.push_str(&format!("\nwritten bytes that a log of the last … absorbs: {}", line(times)));
+        text.push_str(&format!("\nwrites absorbed by a log of the last …: {}", line(times)));
     }
     text
 }

@@ -16,7 +16,7 @@ use super::explain::{acknowledged, look};
 use crate::cli::{Global, Output};
 use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
-use crate::output::{say, table};
+use crate::output::{goes_on, table, width};
 
 const HEADER: [&str; 11] = [
     "DISK",
@@ -27,13 +27,19 @@ const HEADER: [&str; 11] = [
     "P99",
     "WRITES",
     "P99",
-    "MOST OF THE TIME IN",
+    "SLOWEST LAYER",
     "DIRTY",
     "CLEAN IN",
 ];
 
 /// Columns that are flush right.
 const RIGHT: [usize; 6] = [4, 5, 6, 7, 9, 10];
+
+/// Columns from the most important on: where there is no room for all, the last ones are left out.
+const PRIORITY: [usize; 11] = [0, 3, 4, 6, 7, 5, 9, 1, 8, 2, 10];
+
+/// Between two columns.
+const GAP: usize = 2;
 
 /// One disk at one look.
 struct Seen {
@@ -155,6 +161,35 @@ impl Row {
     }
 }
 
+/// Widths of all columns, header included.
+fn widths(lines: &[Vec<String>]) -> Vec<usize> {
+    let cells = |column: usize| lines.iter().map(move |line| line[column].chars().count());
+    (0..HEADER.len()).map(|column| cells(column).chain([HEADER[column].len()]).max().unwrap_or(0)).collect()
+}
+
+/// The columns that fit into `width`, in their order, as many as there is room for.
+fn fitting(widths: &[usize], width: usize) -> Vec<usize> {
+    let mut columns: Vec<usize> = PRIORITY.to_vec();
+    let taken = |columns: &[usize]| {
+        columns.iter().map(|&column| widths[column]).sum::<usize>() + GAP * columns.len().saturating_sub(1)
+    };
+    while columns.len() > 1 && taken(&columns) > width {
+        columns.pop();
+    }
+    columns.sort_unstable();
+    columns
+}
+
+/// For a pipe, or a terminal that is not to be renewed.
+fn plain(frame: &Frame) -> String {
+    let lines: Vec<Vec<String>> = frame.rows.iter().map(Row::cells).collect();
+    let columns = fitting(&widths(&lines), width().unwrap_or(usize::MAX));
+    let header: Vec<&str> = columns.iter().map(|&column| HEADER[column]).collect();
+    let right: Vec<usize> = (0..columns.len()).filter(|&index| RIGHT.contains(&columns[index])).collect();
+    let rows = lines.iter().map(|line| columns.iter().map(|&column| line[column].clone()).collect());
+    table(&header, &right, rows)
+}
+
 fn micros(value: f64) -> String {
     if value < 10_000.0 { format!("{value:.0} us") } else { format!("{:.0} ms", value / 1000.0) }
 }
@@ -169,9 +204,12 @@ pub fn run(global: &Global, every: Period, count: Option<u64>) -> Result<(), Fai
     for _ in 0..count.unwrap_or(u64::MAX) {
         std::thread::sleep(every);
         let frame = watcher.frame()?;
-        match global.output {
-            Output::Json => say(&serde_json::to_string(&frame.rows).map_err(Failure::failed)?)?,
-            Output::Text => say(&format!("{}\n", table(&HEADER, &RIGHT, frame.rows.iter().map(Row::cells))))?,
+        let text = match global.output {
+            Output::Json => serde_json::to_string(&frame.rows).map_err(Failure::failed)?,
+            Output::Text => format!("{}\n", plain(&frame)),
+        };
+        if !goes_on(&text)? {
+            return Ok(());
         }
     }
     Ok(())

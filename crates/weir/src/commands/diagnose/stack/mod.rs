@@ -17,7 +17,6 @@ use weir_node::units::about;
 use super::layers::{Inside, prepare};
 use super::measure::Subject;
 use super::observed::{count, observed};
-use super::{UNSAFE, usage};
 use crate::cli::Global;
 use crate::cluster::owner_of;
 use crate::failure::Failure;
@@ -47,14 +46,14 @@ struct Open {
 impl Stack {
     /// Reads the description and looks at each layer; all must have one size.
     pub fn open(global: &Global, file: &Path) -> Result<Stack, Failure> {
-        let wrong = |problem: String| usage(format!("{}: {problem}", file.display()));
+        let wrong = |problem: String| Failure::usage(format!("{}: {problem}", file.display()));
         let text = match std::fs::metadata(file) {
             Ok(found) if found.len() > LARGEST => {
                 return Err(wrong(format!("larger than {}", about(LARGEST))));
             }
-            _ => std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?,
+            _ => std::fs::read_to_string(file).map_err(|error| Failure::unreadable(file, &error))?,
         };
-        let layers = describe(file, &text).map_err(usage)?;
+        let layers = describe(file, &text).map_err(Failure::usage)?;
         let name =
             file.file_stem().map_or_else(|| "stack".into(), |stem| stem.to_string_lossy().into_owned());
         let at_line = |layer: &Described, failure: Failure| Failure {
@@ -88,12 +87,12 @@ impl Open {
                 (opened, Some((client, view.effective, process)))
             }
         };
-        let size = opened.prepare(&Workload::default(), false).map_err(usage)?;
+        let size = opened.prepare(&Workload::default(), false)?;
         Ok(Open { described, opened, size, node })
     }
 
     fn refused(&self, message: String) -> Failure {
-        Failure { code: UNSAFE, message }
+        Failure::refused(message)
     }
 
     fn target<'a>(&'a self, options: &LoadOptions, monitor: &'a Monitor) -> Box<dyn Target + 'a> {

@@ -1,0 +1,26 @@
+//! The question before something is deleted.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use crate::failure::Failure;
+
+/// Lets the user type `name` on the terminal to confirm what `would` says.
+///
+/// # Errors
+/// There is no terminal, and `--yes` was not given; or another name was typed.
+pub fn confirm(would: &str, name: &str) -> Result<(), Failure> {
+    let (stdin, mut stderr) = (std::io::stdin(), std::io::stderr());
+    if !stdin.is_terminal() || !stderr.is_terminal() {
+        let message = format!("{would}, and there is no terminal to ask whether that is meant");
+        return Err(Failure::usage(message)
+            .hint("--yes does it without a question; --dry-run only says what it would do"));
+    }
+    write!(stderr, "{would}\nType {name} to go on: ")?;
+    stderr.flush()?;
+    let mut typed = String::new();
+    stdin.lock().read_line(&mut typed)?;
+    if typed.trim() == name {
+        return Ok(());
+    }
+    Err(Failure::refused(format!("that is not {name}; nothing was deleted")))
+}

@@ -1,0 +1,107 @@
+//! `weir events`
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use weir_node::api::{ApiError, EventView};
+
+use crate::cli::{Global, Output};
+use crate::cluster::any_node;
+use crate::failure::{Failure, FailureKind};
+use crate::output::{goes_on, print, table};
+use crate::time::date_and_time;
+
+/// Between two looks of `--follow`.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Prints what happened lately; with `follow`, also what happens from then on, until it is interrupted.
+pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
+    let events = look(global)?;
+    if !follow {
+        return print(global.output, &events, |events| {
+            table(&["TIME (UTC)", "NODE", "SUBJECT", "KIND", "WHAT"], &[], events.iter().map(cells))
+        });
+    }
+    let mut new = News::default();
+    let (mut fresh, mut silent) = (new.of(events), false);
+    loop {
+        for event in &fresh {
+            let line = match global.output {
+                Output::Json => serde_json::to_string(event).map_err(Failure::failed)?,
+                Output::Text => cells(event).join("  "),
+            };
+            if !goes_on(&line)? {
+                return Ok(());
+            }
+        }
+        std::thread::sleep(LOOK);
+        fresh = match look(global) {
+            Ok(events) => {
+                silent = false;
+                new.of(events)
+            }
+            // The node that is asked may be the one that an event is about.
+            Err(failure) if failure.kind == FailureKind::Unavailable => {
+                if !std::mem::replace(&mut silent, true) {
+                    eprintln!("{}; still trying", failure.message);
+                }
+                Vec::new()
+            }
+            Err(failure) => return Err(failure),
+        };
+    }
+}
+
+fn look(global: &Global) -> Result<Vec<EventView>, Failure> {
+    let events: Result<_, ApiError> = any_node(global)?.events();
+    Ok(events?)
+}
+
+fn cells(event: &EventView) -> Vec<String> {
+    let EventView { at_ms, node, subject, kind, text, .. } = event;
+    vec![date_and_time(*at_ms), node.clone(), subject.clone(), kind.clone(), text.clone()]
+}
+
+/// Tells new events from those that were seen. Events of several nodes may arrive in another order than that of their times.
+#[derive(Default)]
+struct News {
+    seen: HashSet<(u64, String, String, String, String)>,
+}
+
+impl News {
+    /// The events that were not among those of the last call.
+    fn of(&mut self, events: Vec<EventView>) -> Vec<EventView> {
+        let key = |event: &EventView| {
+            let EventView { at_ms, node, subject, kind, text, .. } = event.clone();
+            (at_ms, node, subject, kind, text)
+        };
+        let before = std::mem::replace(&mut self.seen, events.iter().map(key).collect());
+        events.into_iter().filter(|event| !before.contains(&key(event))).collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn event(at_ms: u64, text: &str) -> EventView {
+        let view =
+            serde_json::json!({ "at_ms": at_ms, "node": "n1", "subject": "d", "kind": "open", "text": text });
+        serde_json::from_value(view).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_new_once() {
+        let mut news = News::default();
+        let texts = |events: Vec<EventView>| events.into_iter().map(|event| event.text).collect::<Vec<_>>();
+        assert_eq!(texts(news.of(vec![event(1, "a"), event(3, "c")])), ["a", "c"]);
+        assert_eq!(
+            texts(news.of(vec![event(1, "a"), event(2, "b"), event(3, "c")])),
+            ["b"],
+            "late and before another"
+        );
+        assert!(news.of(vec![event(2, "b"), event(3, "c")]).is_empty(), "old ones go");
+        assert_eq!(texts(news.of(vec![event(3, "c"), event(3, "d")])), ["d"]);
+    }
+}

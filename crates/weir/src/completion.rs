@@ -1,0 +1,71 @@
+//! Completion in a shell of names that only the cluster knows: disks, nodes, volumes.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use weir_lab::REGISTRY;
+use weir_node::client::Client;
+
+use crate::cli::{Global, Output};
+use crate::cluster::{any_node, lab};
+
+/// A shell does not wait longer for an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The names of all disks.
+pub fn disks() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let disks = client().and_then(|client| client.disks().ok());
+        candidates(disks.into_iter().flatten().map(|disk| disk.name))
+    })
+}
+
+/// The names of all volumes.
+pub fn volumes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let volumes = client().and_then(|client| client.volumes().ok());
+        candidates(volumes.into_iter().flatten().map(|volume| volume.name))
+    })
+}
+
+/// The names of all nodes.
+pub fn nodes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let status = client().and_then(|client| client.status().ok());
+        candidates(status.into_iter().flat_map(|status| status.nodes).map(|node| node.name))
+    })
+}
+
+/// What `weir lab` can kill, pause, resume and start.
+pub fn processes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let nodes = lab(&global()).map_or_else(
+            |_| Vec::new(),
+            |lab| lab.nodes().iter().map(|node| node.name.clone()).chain([REGISTRY.to_owned()]).collect(),
+        );
+        candidates(nodes)
+    })
+}
+
+fn candidates(names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
+    names.into_iter().map(CompletionCandidate::new).collect()
+}
+
+fn client() -> Option<Client> {
+    any_node(&global()).ok().map(|client| client.patience(PATIENCE))
+}
+
+/// Which cluster the words that are being completed mean: clap does not parse them.
+fn global() -> Global {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let option = |name: &str, variable: &str| {
+        let given = words.iter().position(|word| word == name).and_then(|at| words.get(at + 1)).cloned();
+        let prefix = format!("{name}=");
+        let joined = words.iter().find_map(|word| word.to_str()?.strip_prefix(&prefix).map(OsString::from));
+        given.or(joined).or_else(|| std::env::var_os(variable)).map(PathBuf::from)
+    };
+    let (lab, api) = (option("--lab", "WEIR_LAB"), option("--api", "WEIR_API"));
+    Global { output: Output::Text, lab, api, node: None }
+}
