@@ -63,7 +63,7 @@ const CELLS: [(&str, Rows); 11] = [
     ),
     (
         "neighbour pinned write-back+1 randwrite 4k qd1",
-        &[("alone", OWN), ("beside weir, polling off", OWN), ("beside weir, polling on", OWN)],
+        &[("alone", OWN), ("weir, polling off", OWN), ("weir, polling on", OWN)],
     ),
     ("profile nbd unix write-through randread 4k qd32", &[("weir", &["weir"]), ("bare echo", OWN)]),
 ];
@@ -123,10 +123,7 @@ fn every_section_gives_a_row_for_every_peer_and_driver() {
     };
     assert!(compared("nbd unix randread 4k qd32 iops", "bare echo"), "{text}");
     assert!(compared("write-back+1 nbd randwrite 4k qd32 fio iops", "qemu quorum + nbdkit tcp"), "{text}");
-    assert!(compared(
-        "neighbour pinned write-back+1 randwrite 4k qd1 neighbour-steps",
-        "beside weir, polling off"
-    ));
+    assert!(compared("neighbour pinned write-back+1 randwrite 4k qd1 neighbour-steps", "weir, polling off"));
     let profiles = results["profiles"].as_array().unwrap();
     assert_eq!(profiles.len(), 2, "{text}");
     for profile in profiles {

@@ -221,6 +221,14 @@ impl Default for ReactorConfig {
     }
 }
 
+/// A thread that computes keeps a yielded processor for its time slice of milliseconds; a peer that handles a request is
+/// done far sooner.
+const LONG_YIELD: Duration = Duration::from_micros(500);
+
+/// After a long yield the reactor blocks for this long instead of polling. The scheduler prefers a thread that wakes to one
+/// that computes; a thread that yields waits for the whole slice, at every request.
+const POLL_BACK_OFF: Duration = Duration::from_millis(200);
+
 enum Driver {
     Uring(uring::Uring),
     Epoll(epoll::Epoll),
@@ -244,6 +252,8 @@ pub struct Reactor {
     /// Deadlines for starting writes of some owners; see [`Reactor::guard`].
     guards: Vec<(OwnerId, Weak<AtomicU64>)>,
     poll: Duration,
+    /// It blocks without polling until then.
+    polls_from: Nanos,
     /// The last wait was short.
     busy: bool,
 }
@@ -296,6 +306,7 @@ impl Reactor {
             spare_vectors: Vec::new(),
             guards: Vec::new(),
             poll: config.poll,
+            polls_from: Nanos(0),
             busy: false,
         })
     }
@@ -471,10 +482,14 @@ impl Reactor {
         let began = self.now();
         if self.busy
             && deadline > began
+            && began >= self.polls_from
             && let Driver::Uring(uring) = &mut self.driver
         {
             let waker = &self.waker;
-            uring.poll(deadline.min(began + self.poll), || waker.is_notified())?;
+            let yielded = uring.poll(deadline.min(began + self.poll), || waker.is_notified())?;
+            if yielded > LONG_YIELD {
+                self.polls_from = Nanos::now() + POLL_BACK_OFF;
+            }
         }
         let before = events.len();
         let waited = self.sleep(deadline, events);

@@ -98,8 +98,8 @@ impl Uring {
 
     /// Submits everything, then busy-polls until `until` or until `woken` returns true. Yields the processor at every poll, so
     /// that the peer can run. If another thread ran, the processor will not halt while we block, so that blocking is cheaper than
-    /// polling on.
-    pub fn poll(&mut self, until: Nanos, woken: impl Fn() -> bool) -> io::Result<bool> {
+    /// polling on. Returns for how long other threads had the processor.
+    pub fn poll(&mut self, until: Nanos, woken: impl Fn() -> bool) -> io::Result<Duration> {
         if let Err(error) = self.ring.submit()
             && !is_transient(&error)
         {
@@ -111,15 +111,16 @@ impl Uring {
                 || !self.ring.completion().is_empty()
                 || woken()
             {
-                return Ok(true);
+                return Ok(Duration::ZERO);
             }
             let before = Nanos::now();
             if before >= until {
-                return Ok(false);
+                return Ok(Duration::ZERO);
             }
             std::thread::yield_now();
-            if Nanos::now() - before > OTHERS_RAN {
-                return Ok(false);
+            let yielded = Nanos::now() - before;
+            if yielded > OTHERS_RAN {
+                return Ok(yielded);
             }
         }
     }

@@ -27,8 +27,8 @@ const PROCESSORS: usize = 2;
 const NEIGHBOUR_TARGET: f64 = 0.9;
 
 const ALONE: &str = "alone";
-const POLLING_OFF: &str = "beside weir, polling off";
-const POLLING_ON: &str = "beside weir, polling on";
+const POLLING_OFF: &str = "weir, polling off";
+const POLLING_ON: &str = "weir, polling on";
 
 impl Suite<'_> {
     /// A neighbour whose threads are pinned to a processor each, and one whose threads the kernel moves.
