@@ -60,8 +60,8 @@ pub fn choose_replicas(
     candidates.sort_by_key(|node| (load_class(node.load), Reverse(weight(&record.name, &node.name))));
     let mut set: Vec<&str> = present.iter().map(String::as_str).collect();
     let mut chosen = Vec::new();
-    while let Some(place) = next_best(record.policy, owner, &set, &candidates, live) {
-        let node = candidates.remove(place);
+    while let Some(index) = next_best(record.policy, owner, &set, &candidates, live) {
+        let node = candidates.remove(index);
         set.push(&node.name);
         chosen.push(node.node_ref());
     }
@@ -265,7 +265,7 @@ mod tests {
             misplaced(policy.parse().unwrap(), owner, &replicas, &live).concat()
         };
         assert_eq!(seen("write-back+2out", "a", &["b", "c"]), "");
-        assert_eq!(seen("write-back+2out", "b", &["c"]), "c", "b has taken over, and c is beside it");
+        assert_eq!(seen("write-back+2out", "b", &["c"]), "c", "b has taken over, and c is in its domain");
         assert_eq!(seen("write-back+1in", "b", &["a"]), "a");
         assert_eq!(seen("write-back+1out", "a", &["b", "d"]), "d", "one too many");
         assert_eq!(

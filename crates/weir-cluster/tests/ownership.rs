@@ -159,7 +159,9 @@ impl Walk {
                     assert!(old.replicas.contains(&self.node(*by)), "only with the whole log");
                 }
             }
-            Attempt::AcceptLoss { how, .. } => assert_ne!(*how, Gone::LeaseEnded, "never beside a writer"),
+            Attempt::AcceptLoss { how, .. } => {
+                assert_ne!(*how, Gone::LeaseEnded, "never with an active writer")
+            }
             Attempt::HandOver { by, lag, to } => {
                 assert_eq!((owner_before, *lag), (Some(&self.node(*by)), 0), "only the owner");
                 assert!(old.replicas.contains(&self.node(*to)), "only to a holder of the whole log");

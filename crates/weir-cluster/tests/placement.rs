@@ -87,7 +87,7 @@ impl Case {
     fn every_set(&self) -> Vec<Vec<String>> {
         let names: Vec<String> = self.live.keys().cloned().collect();
         let subset = |bits: u32| {
-            let one = names.iter().enumerate().filter(move |(place, _)| bits >> place & 1 == 1);
+            let one = names.iter().enumerate().filter(move |(index, _)| bits >> index & 1 == 1);
             one.map(|(_, name)| name.clone()).collect::<Vec<_>>()
         };
         (0..1 << names.len()).map(subset).filter(|set| self.may_add(set)).collect()

@@ -93,8 +93,8 @@ impl History {
         }
         for cluster in backward {
             // The only forward zone that could contain it is the last that begins before it.
-            let place = forward.partition_point(|zone| zone.first_end < cluster.last_start);
-            if let Some(zone) = place.checked_sub(1).map(|place| forward[place])
+            let index = forward.partition_point(|zone| zone.first_end < cluster.last_start);
+            if let Some(zone) = index.checked_sub(1).map(|index| forward[index])
                 && cluster.first_end < zone.last_start
             {
                 return Some(format!(
@@ -136,14 +136,14 @@ mod tests {
 
     /// The oracle: tries every order.
     fn some_order(done: u64, current: u64, operations: &[Operation]) -> bool {
-        let left = |place: &usize| done & (1 << place) == 0;
-        let must = (0..operations.len()).filter(left).filter(|place| operations[*place].end != NEVER);
-        let Some(first_end) = must.map(|place| operations[place].end).min() else { return true };
-        (0..operations.len()).filter(left).any(|place| {
-            let next = operations[place];
+        let left = |index: &usize| done & (1 << index) == 0;
+        let must = (0..operations.len()).filter(left).filter(|index| operations[*index].end != NEVER);
+        let Some(first_end) = must.map(|index| operations[index].end).min() else { return true };
+        (0..operations.len()).filter(left).any(|index| {
+            let next = operations[index];
             let fits = next.is_write || next.value == current;
             let value = if next.is_write { next.value } else { current };
-            next.start <= first_end && fits && some_order(done | 1 << place, value, operations)
+            next.start <= first_end && fits && some_order(done | 1 << index, value, operations)
         })
     }
 

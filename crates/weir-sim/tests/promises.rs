@@ -27,8 +27,8 @@ fn promises_hold_under_faults_and_everything_settles_afterwards() {
 /// The atlas has an entry for each kind, in order.
 #[test]
 fn the_atlas_is_complete() {
-    for (place, entry) in FAULTS.iter().enumerate() {
-        assert_eq!(entry.fault as usize, place, "{}", entry.name);
+    for (index, entry) in FAULTS.iter().enumerate() {
+        assert_eq!(entry.fault as usize, index, "{}", entry.name);
         assert!(entry.covered_by.contains('P') && !entry.what.is_empty() && !entry.limits.is_empty());
     }
 }

@@ -186,8 +186,8 @@ impl Shared {
     fn next_ready(&self) -> Option<u64> {
         let mut ready = self.ready.lock();
         let count = ready.len() as u64;
-        let place = if count < 2 { 0 } else { self.lock().random() % count };
-        let number = *ready.iter().nth(place as usize)?;
+        let index = if count < 2 { 0 } else { self.lock().random() % count };
+        let number = *ready.iter().nth(index as usize)?;
         ready.remove(&number);
         Some(number)
     }
@@ -201,8 +201,8 @@ impl Shared {
             state.tasks.remove(&number);
             drop(state);
             drop(task);
-        } else if let Some(place) = state.tasks.get_mut(&number) {
-            *place = Some(task);
+        } else if let Some(slot) = state.tasks.get_mut(&number) {
+            *slot = Some(task);
         }
     }
 

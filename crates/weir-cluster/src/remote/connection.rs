@@ -22,7 +22,7 @@ const WATCHES: usize = 128;
 const ANSWERS: usize = 64;
 /// Time limit for sending the last answers of a closing connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of keys and values in one part of a listing. The largest entry fits beside it in a frame.
+/// Bytes of keys and values in one part of a listing. A frame also has room for the largest entry.
 const LISTING_PART: usize = 1 << 20;
 
 #[derive(Clone)]

@@ -149,12 +149,12 @@ impl Cluster {
         match ask {
             Ask::Change { epoch, replicas, .. } => {
                 let same = |pending: &(u64, Vec<Process>)| pending.0 == *epoch && pending.1 == *replicas;
-                let place = self.pending.iter().position(same);
-                place.map(|place| self.pending.swap_remove(place));
+                let index = self.pending.iter().position(same);
+                index.map(|index| self.pending.swap_remove(index));
             }
             Ask::TakeOver(_) => {
-                let place = self.taking_over.iter().position(|process| *process == from);
-                place.map(|place| self.taking_over.swap_remove(place));
+                let index = self.taking_over.iter().position(|process| *process == from);
+                index.map(|index| self.taking_over.swap_remove(index));
             }
             _ => {}
         }
@@ -512,14 +512,14 @@ impl Cluster {
             } else {
                 Evidence::None
             };
-            let place = since.iter().position(|seen| seen.0 == former.node).unwrap_or_else(|| {
+            let index = since.iter().position(|seen| seen.0 == former.node).unwrap_or_else(|| {
                 since.push((former.node.clone(), evidence, now));
                 since.len() - 1
             });
-            if since[place].1 != evidence {
-                since[place] = (former.node.clone(), evidence, now);
+            if since[index].1 != evidence {
+                since[index] = (former.node.clone(), evidence, now);
             }
-            let seen = since[place].2;
+            let seen = since[index].2;
             ended &= former_certainty(evidence, seen, Some(seen), FENCE_GRACE, now).0 == Former::Stopped;
         }
         self.nodes[process.node].former_since = since;

@@ -123,7 +123,7 @@ impl Cluster {
         let newest_first = |(log, last): (_, u64)| {
             let last: u64 = last.min(Log::last(log));
             let count = last.saturating_sub(Log::freed(log));
-            (0..count).filter_map(move |place| Some((log, log.get(last - place)?)))
+            (0..count).filter_map(move |index| Some((log, log.get(last - index)?)))
         };
         for (log, record) in log.map(newest_first).into_iter().flatten() {
             let value = &mut values[record.offset as usize / BLOCK];

@@ -322,10 +322,10 @@ pub fn retire(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, store: Optio
 
 /// Passes an event to a retired store, if it is for one.
 pub fn retired_event(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, event: Event) -> Option<Event> {
-    let Some(place) = retired.iter().position(|store| store.owner() == event.token.owner) else {
+    let Some(index) = retired.iter().position(|store| store.owner() == event.token.owner) else {
         return Some(event);
     };
-    let mut store = retired.swap_remove(place);
+    let mut store = retired.swap_remove(index);
     store.on_event(event, reactor.now());
     retire(retired, reactor, Some(store));
     None

@@ -254,9 +254,9 @@ impl Cluster {
             self.world.advance(next);
             self.counts.steps += 1;
             if task <= next {
-                let Some(Reverse((_, _, place))) = self.queue.pop() else { continue };
-                self.free.push(place);
-                if let Some(task) = self.tasks[place].take() {
+                let Some(Reverse((_, _, index))) = self.queue.pop() else { continue };
+                self.free.push(index);
+                if let Some(task) = self.tasks[index].take() {
                     self.dispatch(task);
                 }
                 continue;
@@ -312,13 +312,13 @@ impl Cluster {
     }
 
     fn at(&mut self, time: Nanos, task: Task) {
-        let place = self.free.pop().unwrap_or(self.tasks.len());
-        if place == self.tasks.len() {
+        let index = self.free.pop().unwrap_or(self.tasks.len());
+        if index == self.tasks.len() {
             self.tasks.push(None);
         }
-        self.tasks[place] = Some(task);
+        self.tasks[index] = Some(task);
         self.number += 1;
-        self.queue.push(Reverse((time.max(self.world.now()), self.number, place)));
+        self.queue.push(Reverse((time.max(self.world.now()), self.number, index)));
     }
 
     /// Schedules a task between `least` and `most` microseconds from now.

@@ -211,7 +211,7 @@ impl World {
         policy: Policy,
         replicas: &[NodeRef],
     ) -> Option<Result<DiskRecord, Refusal>> {
-        let (ready, beside) = (self.is_grace_over(n), self.has(Rule::ProposeBesideBypass));
+        let (ready, with_bypass) = (self.is_grace_over(n), self.has(Rule::ProposeBesideBypass));
         let node = &mut self.nodes[n];
         let (owner, me) = (node.owner.as_mut()?, &node.me);
         let Copy { newest, freed, .. } = node.copy?;
@@ -231,7 +231,9 @@ impl World {
             (Mode::WriteBack, Mode::WriteThrough) => {
                 newest <= freed && owner.writes.is_empty() && !owner.destages
             }
-            (Mode::WriteThrough, Mode::WriteBack) => ready && complete && (owner.bypasses == 0 || beside),
+            (Mode::WriteThrough, Mode::WriteBack) => {
+                ready && complete && (owner.bypasses == 0 || with_bypass)
+            }
             (Mode::WriteBack, Mode::WriteBack) => complete,
             (Mode::WriteThrough, Mode::WriteThrough) => {
                 return Some(set_policy(&record, Caller::Owner { node: me, epoch: record.epoch }, policy));

@@ -309,12 +309,12 @@ impl World {
 
     fn write(&mut self, n: usize, request: Request, may: bool) {
         let now = self.local(n);
-        let (ready, beside) = (self.is_ready(n), self.has(Rule::ProposeBesideBypass));
+        let (ready, with_bypass) = (self.is_ready(n), self.has(Rule::ProposeBesideBypass));
         let node = &mut self.nodes[n];
         let Some(owner) = &mut node.owner else { return };
         let changes = owner.proposals.iter().any(|proposal| proposal.next.mode != owner.record.mode);
         let drains = matches!(owner.order, Some(Order::Set { policy: Policy::WriteThrough, .. }));
-        if !ready || (changes && !beside) {
+        if !ready || (changes && !with_bypass) {
             return;
         }
         let version = Version { tenure: owner.since, number: owner.number + 1 };
@@ -414,11 +414,11 @@ impl World {
 
     fn destage(&mut self, n: usize) {
         let (now, grace_over) = (self.local(n), self.is_grace_over(n));
-        let beside = self.has(Rule::ProposeBesideBypass);
+        let with_bypass = self.has(Rule::ProposeBesideBypass);
         let node = &mut self.nodes[n];
         let (Some(owner), Some(copy)) = (&mut node.owner, node.copy) else { return };
         let moves = matches!(owner.order, Some(Order::Move { .. }));
-        let idle = !owner.destages && (owner.bypasses == 0 || beside) && !moves;
+        let idle = !owner.destages && (owner.bypasses == 0 || with_bypass) && !moves;
         let due = copy.newest > copy.freed && owner.acked == copy.newest;
         if owner.record.mode == Mode::WriteBack && grace_over && idle && due && owner.right.until() > now {
             owner.destages = true;
