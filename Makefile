@@ -1,4 +1,4 @@
-# What people run. Each target says in one line what it does: `make help`.
+# Entry points for users and CI; `make help` lists them.
 
 CARGO ?= cargo
 ROUNDS ?= 500
@@ -28,7 +28,7 @@ release: ## optimised build of the `weir` binary
 demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
 	target/release/weir demo
 
-test: setup fmt clippy doc unit ## everything that a change must pass
+test: setup fmt clippy doc unit ## all checks that a change must pass
 
 fmt: ## formatting
 	$(CARGO) fmt --all --check
@@ -36,20 +36,20 @@ fmt: ## formatting
 clippy: ## lints, as errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-# Private items are documented too, so links to them lead somewhere.
+# Documents private items, too, so that links to them resolve.
 doc: ## documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
 
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
 	$(CARGO) test --workspace --no-fail-fast
 
-sim-soak: ## SEEDS=100000 simulated clusters, FROM=0 on
+sim-soak: ## SEEDS=100000 simulated clusters, from seed FROM=0
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
 
-sim-bugs: ## every planted bug and how many of 10 000 seeds find it
+sim-bugs: ## every planted bug, and the number of 10 000 seeds that find it
 	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
 
-confusion: ## faults planted one at a time, and what weir diagnose takes each for: about fourteen minutes (as root)
+confusion: ## planted faults, and the causes that weir diagnose names: about fourteen minutes (as root)
 	$(CARGO) build --release -p weir -p weir-lab
 	target/release/weir-lab-confusion
 
@@ -63,28 +63,28 @@ soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of whi
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition --test right -- --nocapture
 	$(MAKE) histories
 
-histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with faults at random, checked to be linearizable (as root)
+histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with random faults, checked to be linearizable (as root)
 	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture
 
-# What `make heal` and its like measure with; as root.
+# The program behind `make heal`, `join`, `fill-picture` and `neighbours`; needs root.
 BEHAVIOUR = WEIR_PROGRAM=$(CURDIR)/target/release/weir $(CARGO) run --release -p weir-lab --example behaviour --
 
-heal: setup release ## a replica is lost, one is added: stall, time to restore, throughput (as root)
+heal: setup release ## a replica is lost, another one added: stall, time to restore, throughput (as root)
 	$(BEHAVIOUR) heal
 
-join: setup release ## a second replica is added under load, five times: the part of the throughput that is kept (as root)
+join: setup release ## a second replica is added under load, five times: the share of throughput that remains (as root)
 	$(BEHAVIOUR) join
 
 fill-picture: setup release ## latency while a log fills: target/fill.svg and .csv (as root)
 	$(BEHAVIOUR) fill-picture
 
-neighbours: setup release ## a polite guest without and with a greedy one on a slow backing (as root)
+neighbours: setup release ## a polite guest on a slow backing, without and with a greedy one (as root)
 	$(BEHAVIOUR) neighbours
 
 power-soak: setup ## CUTS=50 power cuts of each kind, as root: load, ext4, XFS, PostgreSQL
 	WEIR_POWER_CUTS=$(CUTS) $(CARGO) test --release -p weir-lab --test power_cut -- --nocapture
 
-clean-room: ## make test and make demo on a bare Debian 12 in namespaces of its own: what a fresh machine lacks (as root)
+clean-room: ## make test and make demo on a bare Debian 12 in separate namespaces: finds missing dependencies (as root)
 	@scripts/clean-room
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
@@ -97,5 +97,5 @@ deny: ## licences and banned crates (needs cargo-deny)
 	@command -v cargo-deny >/dev/null || { echo "make deny needs cargo-deny: cargo install --locked cargo-deny"; exit 1; }
 	$(CARGO) deny check licenses bans
 
-clean: ## remove what was built
+clean: ## remove build output
 	$(CARGO) clean
