@@ -16,6 +16,7 @@ pub mod request;
 pub mod sim;
 pub mod size;
 pub mod socket;
+pub mod throttle;
 
 pub use buffer::{Buffer, BufferPool};
 pub use clock::{Clock, Nanos};
@@ -31,3 +32,4 @@ pub use reactor::{
 pub use region::Region;
 pub use request::{Completion, Extent, ExtentState, Outcome, Payload, Request, RequestKind, Tag};
 pub use socket::{Received, Sent, Socket, Stream};
+pub use throttle::Throttle;

@@ -1,5 +1,6 @@
 //! This node's membership in the cluster: its lease, its record, and the deadline of its trust in them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -83,6 +84,8 @@ struct Shared {
     lease: watch::Sender<SessionLease>,
     state: watch::Sender<SessionState>,
     held: Mutex<Held>,
+    /// When the request was sent that the registry answered last, in nanoseconds of the machine's clock.
+    heard: AtomicU64,
 }
 
 /// What the registry has granted to this node.
@@ -118,7 +121,8 @@ impl NodeSession {
         let state = watch::Sender::new(SessionState::Held);
         let (me, record) = (record.node_ref(), Mutex::new(record));
         let held = Mutex::new(joined);
-        let shared = Arc::new(Shared { registry, me, record, config, lease, state, held });
+        let heard = AtomicU64::new(Nanos::now().0);
+        let shared = Arc::new(Shared { registry, me, record, config, lease, state, held, heard });
         let keeper = Mutex::new(Some(weir_task::spawn(keep_alive(Arc::clone(&shared), joined.lease))));
         Ok(NodeSession { shared, keeper })
     }
@@ -161,6 +165,12 @@ impl NodeSession {
         self.shared.lease.subscribe()
     }
 
+    /// When the registry was last known to answer: what is known of it is about as old.
+    #[must_use]
+    pub fn heard(&self) -> Nanos {
+        Nanos(self.shared.heard.load(Ordering::Relaxed))
+    }
+
     /// Notifies of changes of the lease's state.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<SessionState> {
@@ -197,6 +207,7 @@ impl NodeSession {
         let record = self.record();
         let (joined, leased) = join(&*shared.registry, &record, &shared.config).await?;
         *shared.held() = joined;
+        shared.heard.store(Nanos::now().0, Ordering::Relaxed);
         shared.lease.send_replace(leased);
         shared.state.send_replace(SessionState::Held);
         let keeper = weir_task::spawn(keep_alive(Arc::clone(shared), joined.lease));
@@ -343,6 +354,7 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
                 let trusted = granted.saturating_sub(margin);
                 shared.lease.send_modify(|lease| lease.until = lease.until.max(sent + trusted));
                 shared.set_state(SessionState::Held);
+                shared.heard.store(sent.0, Ordering::Relaxed);
                 pause = granted / 3;
                 continue;
             }

@@ -68,6 +68,32 @@ pub fn choose_replicas(
     chosen
 }
 
+/// What the policy that `record` asks for lacks on the nodes that live, for the operator: as a sentence. `None` when it can be met, from
+/// the owner if there is one, else from any node.
+#[must_use]
+pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
+    let wanted = record.policy.replicas();
+    let found = |owner: &str| {
+        let misplaced = misplaced(record.policy, owner, &record.replicas, live);
+        let is_right = |name: &&str| live.contains_key(*name) && *name != owner && !misplaced.contains(name);
+        let present = record.replicas.iter().map(|replica| &*replica.node).filter(is_right);
+        let present: Vec<String> = present.map(str::to_owned).collect();
+        present.len() + choose_replicas(record, owner, &present, &[], live).len()
+    };
+    let owner = record.owner.as_ref().map(|owner| &*owner.node).filter(|owner| live.contains_key(*owner));
+    let best = match owner {
+        Some(owner) => found(owner),
+        None => live.keys().map(|owner| found(owner)).max()?,
+    };
+    (best < wanted).then(|| {
+        let (policy, medium) = (record.policy, record.medium);
+        let others = if wanted == 1 { "1 other node".to_owned() } else { format!("{wanted} other nodes") };
+        let side = if policy.is_strict() { " on that side of the owner's fault domain" } else { "" };
+        let has = if best == 0 { "none has".to_owned() } else { format!("{best} has") };
+        format!("{policy} needs {others} with room for a log on {medium}{side}, and {has}; until then it is write-through")
+    })
+}
+
 /// The guards of a disk without replicas that `owner` owns: its live guards first, then nodes of fault domains other than the
 /// owner's and each other's, then by the hash of the disk's name. Fewer than [`MAX_GUARDS`] if there are fewer nodes.
 #[must_use]
@@ -255,6 +281,34 @@ mod tests {
         assert_eq!(chosen("write-back+1in+1out", &["b"], &["d"]), "c");
         assert_eq!(chosen("write-back+1in+1out", &["c"], &[]), "b", "a lost one is replaced by its kind");
         assert_eq!(chosen("write-back+1in+1out", &["b", "c"], &[]), "");
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_met_says_what_is_missing() {
+        let two = live(&[("a", "r1"), ("b", "r2")]);
+        let said = |policy: &str, live: &Live, owner: Option<&str>| {
+            let mut disk = disk("x", policy.parse().unwrap());
+            disk.owner = owner.map(|owner| NodeRef::new(owner, 1));
+            shortfall(&disk, live)
+        };
+        for fine in ["write-through", "write-back+0", "write-back+1", "write-back+1out"] {
+            assert_eq!(said(fine, &two, None), None, "{fine}");
+            assert_eq!(said(fine, &two, Some("a")), None, "{fine}");
+        }
+        let lacks = said("write-back+2", &two, None).unwrap();
+        assert!(lacks.starts_with("write-back+2 needs 2 other nodes with room for a log on ram"), "{lacks}");
+        assert!(lacks.contains("1 has"), "{lacks}");
+        assert!(said("write-back+1in", &two, Some("a")).unwrap().contains("none has"));
+        let alone = live(&[("a", "r1")]);
+        assert!(said("write-back+1", &alone, Some("a")).unwrap().contains("needs 1 other node with"));
+        let mut full = live(&[("a", "r1"), ("b", "r2")]);
+        full.get_mut("b").unwrap().media =
+            vec![MediumSpace { medium: Medium::Ram, bytes: 100, free: 9, log: 10 }];
+        let mut disk = disk("x", Policy::WriteBack(1));
+        disk.owner = Some(NodeRef::new("a", 1));
+        assert!(shortfall(&disk, &full).is_some());
+        disk.replicas = vec![NodeRef::new("b", 1)];
+        assert_eq!(shortfall(&disk, &full), None, "it has this disk's log already");
     }
 
     #[test]

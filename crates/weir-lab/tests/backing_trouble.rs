@@ -225,7 +225,7 @@ fn a_full_backing_stops_destage_and_loses_nothing() {
     few.run(Duration::from_millis(1000)).unwrap();
     let told = place.await_event("backing-error");
     assert!(told.contains("No space left"), "{told}");
-    let view = place.bench.wait(|view| view.state == "waiting");
+    let view = place.bench.wait(|view| view.state == "degraded");
     assert!(view.reason.contains("No space left"), "{}", view.reason);
 
     let many = place.load(DISK, history(seed + 1, 8 * MIB, SIZE - 8 * MIB), None);

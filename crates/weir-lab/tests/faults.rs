@@ -33,7 +33,7 @@ fn iops(stack: &Stack, layer: LoadLayer, access: Access) -> f64 {
         warmup: Duration::from_millis(200),
         ..Workload::default()
     };
-    let summary = stack.client().unwrap().load(DISK, &RunLoad { layer, workload }).unwrap();
+    let summary = stack.client().unwrap().load(DISK, &RunLoad { layer, workload, force: false }).unwrap();
     assert_eq!(summary.first_error, None);
     summary.kinds.iter().map(|kind| kind.iops).sum()
 }
@@ -123,8 +123,11 @@ fn a_way_to_a_replica_is_as_long_as_it_is_told_to_be() {
             runtime: Some(Duration::from_millis(500)),
             ..Workload::default()
         };
-        let summary =
-            stack.client().unwrap().load(DISK, &RunLoad { layer: LoadLayer::Accel, workload }).unwrap();
+        let summary = stack
+            .client()
+            .unwrap()
+            .load(DISK, &RunLoad { layer: LoadLayer::Accel, workload, force: false })
+            .unwrap();
         Duration::from_nanos(summary.kinds[0].latency_ns.p50)
     };
     let before = median();

@@ -23,7 +23,11 @@ fn other_nodes_say_where_the_disk_is() {
     let _turn = alone();
     let bench = Bench::up(2, "write-back+1", |_| {});
     let there = uri(&bench).to_string();
-    let error = bench.lab.client("n2").unwrap().export(DISK, &Export::default()).unwrap_err();
+    // Whichever node is asked, it says where the disk is exported.
+    let other = bench.lab.client("n2").unwrap();
+    assert_eq!(other.export(DISK, &Export::default()).unwrap().uris[0], there);
+    let here = Export { on: Some("n2".into()), ..Export::default() };
+    let error = other.export(DISK, &here).unwrap_err();
     assert_eq!(error.kind, ApiErrorKind::Refused);
     assert!(error.message.contains(&there), "{} does not name {there}", error.message);
     let elsewhere = format!("nbd+unix:///{DISK}?socket={}", bench.lab.node("n2").unwrap().nbd_unix.display());
@@ -167,7 +171,7 @@ fn deletion_is_asked_for_twice_and_leaves_nothing() {
     assert!(error.kind == ApiErrorKind::Refused && error.message.contains("1 clients"), "{error:?}");
     drop(nbd);
     bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.clients == 0));
-    let would = client.delete(DISK, &Delete { force: false, dry_run: true }).unwrap();
+    let would = client.delete(DISK, &Delete { dry_run: true, ..Delete::default() }).unwrap();
     assert!(!would.done && would.path == file && file.exists());
     assert!(client.delete(DISK, &Delete::default()).unwrap().done);
     assert!(!file.exists());

@@ -84,7 +84,7 @@ fn logs_beyond_a_nodes_room_go_elsewhere_and_then_nowhere() {
     }
     assert_eq!(client.disk("d4").unwrap().state, "closed", "nobody keeps a claim that is of no use");
     // Room comes back with the end of a disk.
-    client.delete(DISK, &weir_node::api::Delete { force: true, dry_run: false }).unwrap();
+    client.delete(DISK, &weir_node::api::Delete { force: true, ..Default::default() }).unwrap();
     wait_nodes(&bench, |nodes| nodes.iter().map(|node| node.load).sum::<u64>() == 4);
     let roomy = wait_nodes(&bench, |nodes| nodes.iter().any(|node| node.media[0].free > 0));
     let roomy = roomy.iter().find(|node| node.media[0].free > 0).unwrap().name.clone();

@@ -2,8 +2,12 @@
 //!
 //! | request | answer |
 //! |---|---|
+//! | `GET /v1/ping` | nothing, at once: the node answers |
 //! | `GET /v1/status` | [`NodeStatus`] |
+//! | `GET /v1/owned` | [`Owned`]: what only the owner of a disk knows; for other nodes |
+//! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
 //! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`VolumeView`] (list, one) |
+//! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
 //! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`DiskView`] (list, one) |
 //! | `GET /v1/disks/NAME` | [`DiskView`] |
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
@@ -19,7 +23,8 @@
 //! | `GET /v1/events` | list of [`EventView`], oldest first |
 //! | `GET /metrics` | how the shards turn, in Prometheus' text format |
 //!
-//! Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind.
+//! Any node answers for any disk. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has
+//! not joined the cluster answers every request with 503 and [`NOT_JOINED`].
 
 use std::path::PathBuf;
 
@@ -55,16 +60,29 @@ pub enum ApiErrorKind {
 pub struct ApiError {
     /// What the caller has to do, as a word.
     pub kind: ApiErrorKind,
+    /// Which error of that kind, as a word, where programs need to tell it from others: [`NOT_JOINED`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
     /// What is wrong, and where.
     pub message: String,
     /// What to do; empty when the message says it.
     pub hint: String,
 }
 
+/// The code of the error of a node that has not joined the cluster yet.
+pub const NOT_JOINED: &str = "not-joined";
+
 impl ApiError {
     /// An error without a hint.
     pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> ApiError {
-        ApiError { kind, message: message.into(), hint: String::new() }
+        ApiError { kind, code: String::new(), message: message.into(), hint: String::new() }
+    }
+
+    /// Tells it from other errors of its kind.
+    #[must_use]
+    pub fn code(mut self, code: &str) -> ApiError {
+        code.clone_into(&mut self.code);
+        self
     }
 
     /// Says what to do.
@@ -88,9 +106,11 @@ pub struct NodeStatus {
     pub pid: u32,
     /// Version of Weir.
     pub version: String,
-    /// `connected`, or why the registry is not reached.
-    pub registry: String,
-    /// Nodes that the registry knows of, by name.
+    /// How the cluster is, in one line.
+    pub health: Health,
+    /// Whether the registry answers this node.
+    pub registry: RegistryView,
+    /// The nodes of the cluster, by name: those that are up, and those that are down until they are removed.
     pub nodes: Vec<NodeView>,
     /// All disks, by name.
     pub disks: Vec<DiskView>,
@@ -101,6 +121,71 @@ pub struct NodeStatus {
     pub shards: Vec<ShardView>,
     /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`.
     pub exports: Vec<String>,
+}
+
+/// How the cluster is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// The worst that holds.
+    pub level: HealthLevel,
+    /// Why it is not `ok`, one sentence each, the worst first.
+    pub reasons: Vec<String>,
+}
+
+/// How bad it is, from good to bad.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HealthLevel {
+    /// Every disk is served as was requested, and every node is up.
+    #[default]
+    Ok,
+    /// All acknowledged data is as safe as was requested, or in the storage; something is missing that was requested.
+    Degraded,
+    /// Acknowledged data exists in fewer copies than was requested, or in one place that may be lost, or is out of reach.
+    AtRisk,
+}
+
+impl std::fmt::Display for Health {
+    /// `ok`, `degraded: node n3 is down`, `at risk: …; …`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let level = match self.level {
+            HealthLevel::Ok => "ok",
+            HealthLevel::Degraded => "degraded",
+            HealthLevel::AtRisk => "at risk",
+        };
+        match self.reasons.as_slice() {
+            [] => f.write_str(level),
+            reasons => write!(f, "{level}: {}", reasons.join("; ")),
+        }
+    }
+}
+
+/// Whether the registry answers, seen from one node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RegistryView {
+    /// `connected`, or `away`: what is shown is what the node heard last.
+    pub state: String,
+    /// Why it is away; empty otherwise.
+    pub reason: String,
+    /// How long ago the node has last heard it, in seconds.
+    pub age_seconds: f64,
+}
+
+impl RegistryView {
+    /// The state of a registry that answers.
+    pub const CONNECTED: &str = "connected";
+
+    /// The state of a registry that does not answer.
+    pub const AWAY: &str = "away";
+}
+
+/// What a node knows alone: of the disks that it owns.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Owned {
+    /// Those that are open here.
+    pub disks: Vec<DiskStatus>,
+    /// Those that are closed here with nothing dirty, of which the registry does not know that yet.
+    pub unreleased: Vec<String>,
 }
 
 /// How a shard (a thread with the disks that are its) turns.
@@ -158,8 +243,11 @@ pub struct NodeView {
     pub name: String,
     /// What fails together with it.
     pub fault_domain: String,
-    /// `up`, or `down` for a node that still owns something.
+    /// `up`, or `down`: it stays in the list until it is removed.
     pub state: String,
+    /// Since when it is down: RFC 3339, UTC.
+    #[serde(default)]
+    pub down_since: Option<String>,
     /// Address for replication; empty when down.
     pub peer_address: String,
     /// What it offers for write logs, by medium; nothing when down.
@@ -168,6 +256,14 @@ pub struct NodeView {
     /// Write logs that it keeps, its own disks' and copies of others'.
     #[serde(default)]
     pub load: u64,
+}
+
+impl NodeView {
+    /// The state of a node whose lease stands.
+    pub const UP: &str = "up";
+
+    /// The state of any other.
+    pub const DOWN: &str = "down";
 }
 
 /// A volume.
@@ -183,7 +279,7 @@ pub struct VolumeView {
     pub disks: usize,
 }
 
-/// A disk: what the registry says, and what its owner says when that is the node asked.
+/// A disk: what the registry says, and what its owner says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskView {
     /// Its name.
@@ -220,15 +316,29 @@ pub struct DiskView {
     /// The node whose clients may use it already, and whose first write moves it there.
     #[serde(default)]
     pub follower: Option<String>,
-    /// `closed`, `opening`, `serving`, `waiting`, `closing`, `letting-go`, `silent` (its shard does not answer), `unavailable` (no copy of its
-    /// log is left), or `owned` when another node has to be asked.
+    /// `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `letting-go`, `silent` (its owner, or the shard there, does
+    /// not answer), `takeover` (its owner is gone, and another node takes over), or `unavailable` (no copy of its log is left).
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
     pub reason: String,
+    /// What the cluster cannot do of what was requested.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Where it is exported.
     pub uris: Vec<String>,
-    /// Watermarks and the like, when the node asked is the owner.
+    /// Watermarks and the like, as its owner says; absent when no node has it open, or its owner does not answer.
     pub detail: Option<DiskStatus>,
+    /// The registry is away, and the rest is what the node asked heard from it this many seconds ago.
+    #[serde(default)]
+    pub registry_age_seconds: Option<f64>,
+}
+
+impl DiskView {
+    /// The state of a disk whose owner is gone and that another node takes over.
+    pub const TAKEOVER: &str = "takeover";
+
+    /// The state of a disk of whose log no copy is left.
+    pub const UNAVAILABLE: &str = "unavailable";
 }
 
 /// Makes a volume.
@@ -241,6 +351,26 @@ pub struct CreateVolume {
     pub kind: String,
     /// Where it is, on every node: an existing directory.
     pub path: PathBuf,
+}
+
+/// Deletes a volume that has no disks. What is in its directory beside the disks stays.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteVolume {
+    /// Only say what would be deleted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What was, or would be, deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeletedVolume {
+    /// The volume.
+    pub volume: String,
+    /// Its directory, which stays.
+    pub path: PathBuf,
+    /// False for a dry run.
+    pub done: bool,
 }
 
 /// Makes a disk.
@@ -324,7 +454,10 @@ pub struct Resize {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delete {
-    /// Also when clients are connected.
+    /// The disk's name once more, so that a request that was meant for another does no harm; not needed with `force` or `dry_run`.
+    #[serde(default)]
+    pub name: String,
+    /// Also when clients are connected, or its owner is gone.
     #[serde(default)]
     pub force: bool,
     /// Only say what would be deleted.
@@ -353,6 +486,9 @@ pub struct RunLoad {
     pub layer: LoadLayer,
     /// What.
     pub workload: Workload,
+    /// Also when clients are connected: a load measures theirs as well, and one that writes destroys their data.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// Watches what a disk is asked for, from now on and for some time.

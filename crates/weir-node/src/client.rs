@@ -14,15 +14,22 @@ use weir_cluster::records::check_name;
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
-    MeterView, Move, Moved, NodeStatus, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume, DiskView,
+    EventView, Export, Follow, MeterView, Move, Moved, NodeStatus, NodeView, Owned, RecordProfile, Resize,
+    RunLoad, SetPolicy, VolumeView,
 };
 
 /// Longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 << 20;
 
-/// How long an ordinary request may take. Loads take their own time on top.
+/// How long a request that changes something may take. Loads take their own time on top.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long one may take that only looks: a node waits for its shards, the registry and other nodes for a second or two each.
+const LOOK: Duration = Duration::from_secs(15);
+
+/// A node that lives says so within this, whatever it is busy with.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// A node's API at a Unix socket. One connection for each request; not for use inside an async runtime.
 #[derive(Clone, Debug)]
@@ -74,6 +81,24 @@ impl Client {
         self.post("/v1/volumes", volume)
     }
 
+    /// Deletes a volume that has no disks.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn delete_volume(&self, name: &str, delete: &DeleteVolume) -> Result<DeletedVolume, ApiError> {
+        check(name)?;
+        self.post(&format!("/v1/volumes/{name}/delete"), delete)
+    }
+
+    /// Removes a node that is down from the list of nodes.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn forget_node(&self, name: &str) -> Result<NodeView, ApiError> {
+        check(name)?;
+        self.post(&format!("/v1/nodes/{name}/forget"), &serde_json::json!({}))
+    }
+
     /// All disks.
     ///
     /// # Errors
@@ -87,7 +112,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn disk(&self, name: &str) -> Result<DiskView, ApiError> {
-        self.get(&of_disk(name, ""))
+        self.get(&of_disk(name, "")?)
     }
 
     /// Makes a disk.
@@ -103,7 +128,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn set_policy(&self, name: &str, policy: &str) -> Result<DiskView, ApiError> {
-        self.post(&of_disk(name, "/policy"), &SetPolicy { policy: policy.to_owned() })
+        self.post(&of_disk(name, "/policy")?, &SetPolicy { policy: policy.to_owned() })
     }
 
     /// Makes a node the disk's owner.
@@ -111,7 +136,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn export(&self, name: &str, export: &Export) -> Result<DiskView, ApiError> {
-        self.post(&of_disk(name, "/export"), export)
+        self.post(&of_disk(name, "/export")?, export)
     }
 
     /// Moves a disk to another node, and waits until that serves it.
@@ -119,7 +144,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn move_disk(&self, name: &str, to: &str) -> Result<Moved, ApiError> {
-        self.post(&of_disk(name, "/move"), &Move { to: to.to_owned() })
+        self.post(&of_disk(name, "/move")?, &Move { to: to.to_owned() })
     }
 
     /// Lets clients on node `to` use a disk before it is there (`None`: on no other node any more), and waits until that
@@ -128,7 +153,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn follow(&self, name: &str, to: Option<&str>) -> Result<DiskView, ApiError> {
-        self.post(&of_disk(name, "/follow"), &Follow { to: to.map(str::to_owned) })
+        self.post(&of_disk(name, "/follow")?, &Follow { to: to.map(str::to_owned) })
     }
 
     /// Grows a disk to `size` bytes.
@@ -136,15 +161,16 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn resize(&self, name: &str, size: u64) -> Result<DiskView, ApiError> {
-        self.post(&of_disk(name, "/resize"), &Resize { size })
+        self.post(&of_disk(name, "/resize")?, &Resize { size })
     }
 
-    /// Deletes a disk and its data.
+    /// Deletes a disk and its data. The name that the request has to repeat is this one.
     ///
     /// # Errors
     /// As [`Client::status`].
     pub fn delete(&self, name: &str, delete: &Delete) -> Result<Deleted, ApiError> {
-        self.post(&of_disk(name, "/delete"), delete)
+        let delete = Delete { name: name.to_owned(), ..delete.clone() };
+        self.post(&of_disk(name, "/delete")?, &delete)
     }
 
     /// The meters of a disk that is open on this node, from the top.
@@ -152,7 +178,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn meters(&self, name: &str) -> Result<Vec<MeterView>, ApiError> {
-        self.get(&of_disk(name, "/meters"))
+        self.get(&of_disk(name, "/meters")?)
     }
 
     /// What a disk that is open on this node was asked for since it was opened.
@@ -160,7 +186,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn profile(&self, name: &str) -> Result<Profile, ApiError> {
-        self.get(&of_disk(name, "/profile"))
+        self.get(&of_disk(name, "/profile")?)
     }
 
     /// Watches for `length` what a disk that is open on this node is asked for.
@@ -170,7 +196,7 @@ impl Client {
     pub fn record_profile(&self, name: &str, length: Duration) -> Result<Profile, ApiError> {
         let length_ms = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
         let body = encode(&RecordProfile { length_ms })?;
-        self.call(Method::POST, &of_disk(name, "/profile"), body, self.patience + length)
+        self.call(Method::POST, &of_disk(name, "/profile")?, body, self.patience + length)
     }
 
     /// Runs a load on a layer of a disk that is open on this node, and waits for its end.
@@ -182,7 +208,7 @@ impl Client {
         let own =
             load.workload.runtime.map_or(Duration::from_secs(3600), |runtime| runtime + load.workload.warmup);
         let body = encode(load)?;
-        self.call(Method::POST, &of_disk(name, "/load"), body, self.patience + own)
+        self.call(Method::POST, &of_disk(name, "/load")?, body, self.patience + own)
     }
 
     /// What happened lately, oldest first.
@@ -194,7 +220,7 @@ impl Client {
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        self.call(Method::GET, path, Vec::new(), self.patience)
+        self.call(Method::GET, path, Vec::new(), self.patience.min(LOOK))
     }
 
     fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ApiError> {
@@ -224,15 +250,25 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     what: &str,
     body: &impl Serialize,
 ) -> Result<T, ApiError> {
-    let path = of_disk(disk, &format!("/{what}"));
+    let path = of_disk(disk, &format!("/{what}"))?;
     let (status, answer) = patiently(socket, Method::POST, &path, encode(body)?, PATIENCE).await?;
     decode(socket, status, &answer)
 }
 
-fn of_disk(name: &str, what: &str) -> String {
-    // A name that is none could make another path of it; '-' begins no name and so finds nothing.
-    let name = if check_name(name).is_ok() { name } else { "-" };
-    format!("/v1/disks/{name}{what}")
+/// Asks another node what it knows alone of the disks that it owns; for use inside an async runtime.
+pub(crate) async fn owned(socket: &Path, patience: Duration) -> Result<Owned, ApiError> {
+    let (status, answer) = patiently(socket, Method::GET, "/v1/owned", Vec::new(), patience).await?;
+    decode(socket, status, &answer)
+}
+
+/// A name that is none could make another path of it.
+fn check(name: &str) -> Result<(), ApiError> {
+    check_name(name).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))
+}
+
+fn of_disk(name: &str, what: &str) -> Result<String, ApiError> {
+    check(name)?;
+    Ok(format!("/v1/disks/{name}{what}"))
 }
 
 fn encode(body: &impl Serialize) -> Result<Vec<u8>, ApiError> {
@@ -250,6 +286,7 @@ fn decode<T: DeserializeOwned>(socket: &Path, status: StatusCode, answer: &[u8])
     Err(serde_json::from_slice::<ApiError>(answer).unwrap_or_else(not_understood))
 }
 
+/// Waits for the answer for as long as the node gives signs of life. One that is paused accepts connections and answers none.
 async fn patiently(
     socket: &Path,
     method: Method,
@@ -257,11 +294,23 @@ async fn patiently(
     body: Vec<u8>,
     patience: Duration,
 ) -> Result<(StatusCode, Bytes), ApiError> {
-    let answered = tokio::time::timeout(patience, exchange(socket, method, path, body)).await;
-    answered.unwrap_or_else(|_| {
-        let seconds = patience.as_secs();
+    if patience > SIGN_OF_LIFE {
+        let ping = exchange(socket, Method::GET, "/v1/ping", Vec::new());
+        within(socket, SIGN_OF_LIFE, ping).await?;
+    }
+    within(socket, patience, exchange(socket, method, path, body)).await
+}
+
+async fn within<T>(
+    socket: &Path,
+    patience: Duration,
+    answer: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| {
+        let seconds = patience.as_secs_f64();
         let message = format!("the node at {} has not answered for {seconds} s", socket.display());
-        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("its log says what it is waiting for"))
+        Err(ApiError::new(ApiErrorKind::Unavailable, message)
+            .hint("is its process paused or overloaded? Its log says what it is waiting for; ask another node meanwhile"))
     })
 }
 

@@ -17,6 +17,9 @@ pub const EXAMPLE: &str = include_str!("weir.toml");
 /// Longest busy-poll that can be asked for. A processor wakes within some tens of microseconds; longer polling gains nothing.
 const MOST_BUSY_POLL_US: u32 = 1000;
 
+/// Where a node's API is, and where the command line looks for it, when nobody says where.
+pub const DEFAULT_API: &str = "/run/weir/api.sock";
+
 /// What a node is told. Documentation of the keys: [`EXAMPLE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -98,7 +101,7 @@ pub struct NbdConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiConfig {
-    /// Unix socket; absent: `api.sock` in the state directory.
+    /// Unix socket; absent: [`DEFAULT_API`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
 }
@@ -310,7 +313,7 @@ impl Config {
     /// The API's socket.
     #[must_use]
     pub fn api_socket(&self) -> PathBuf {
-        self.api.socket.clone().unwrap_or_else(|| self.state_dir.join("api.sock"))
+        self.api.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_API))
     }
 
     /// The NBD export's Unix socket, when there is one.

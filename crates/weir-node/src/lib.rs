@@ -6,16 +6,20 @@
 //! - [`shard`]: the data path, on threads of its own;
 //! - [`stack`]: where whoever starts a node may put layers around a disk's;
 //! - [`peer`], [`exports`]: who connects, and where to;
-//! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how; [`metrics`]: what Prometheus can.
+//! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how; [`metrics`]: what Prometheus can;
+//! - [`backings`]: whether the disks' files are still where they belong;
+//! - [`members`]: the nodes of the cluster, those that are down among them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod api;
+pub mod backings;
 pub mod client;
 pub mod config;
 pub mod control;
 pub mod exports;
 pub mod grants;
 pub mod http;
+pub mod members;
 pub mod metrics;
 pub mod operations;
 pub mod peer;
@@ -24,6 +28,7 @@ mod run;
 pub mod shard;
 pub mod stack;
 mod stop;
+pub mod timestamps;
 pub mod units;
 
 pub use run::{NodeError, Setup, run, run_with};

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use weir_block::Throttle;
+
 use crate::api::ShardView;
 
 /// The content type of [`to_prometheus`].
@@ -28,7 +30,12 @@ const METRICS: [Metric; 7] = [
     }),
 ];
 
-/// The shards of `node` as metrics.
+/// Log lines that anybody can cause are kept to a few; these count the others.
+fn throttles() -> [&'static Throttle; 3] {
+    [&crate::run::TURNED_AWAY, &crate::shard::opener::LOOKS, &weir_export::nbd::BAD_REQUESTS]
+}
+
+/// The shards of `node`, and what it has left out of its log, as metrics.
 #[must_use]
 pub fn to_prometheus(node: &str, shards: &[ShardView]) -> String {
     let mut text = String::new();
@@ -38,6 +45,12 @@ pub fn to_prometheus(node: &str, shards: &[ShardView]) -> String {
         for shard in shards {
             let _ = writeln!(text, "{name}{{node=\"{node}\",shard=\"{}\"}} {}", shard.shard, value(shard));
         }
+    }
+    let name = "weir_log_lines_suppressed_total";
+    let _ = writeln!(text, "# HELP {name} Log lines left out, by cause\n# TYPE {name} counter");
+    for throttle in throttles() {
+        let (what, count) = (throttle.name(), throttle.suppressed());
+        let _ = writeln!(text, "{name}{{node=\"{node}\",what=\"{what}\"}} {count}");
     }
     text
 }
@@ -56,6 +69,10 @@ mod tests {
         assert!(text.contains(
             "# TYPE weir_shard_turns_total counter\nweir_shard_turns_total{node=\"n1\",shard=\"0\"} 0\n"
         ));
+        assert!(
+            text.contains("weir_log_lines_suppressed_total{node=\"n1\",what=\"peer-turned-away\"} "),
+            "{text}"
+        );
         assert!(text.contains("weir_shard_hangs{node=\"n1\",shard=\"1\"} 1\n"), "{text}");
         assert!(text.contains("weir_shard_longest_turn_seconds{node=\"n1\",shard=\"1\"} 1.5\n"), "{text}");
     }

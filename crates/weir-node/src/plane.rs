@@ -74,7 +74,7 @@ impl Services {
     }
 }
 
-/// Waits for the registry, and for the lease of a former process under the same name to end.
+/// Waits for the registry, and for the lease of a former process under the same name to end. `waits` is told what for.
 ///
 /// # Errors
 /// The registry refuses, for a reason that does not pass.
@@ -82,8 +82,11 @@ pub async fn join(
     registry: &Arc<dyn Registry>,
     record: NodeRecord,
     config: &Config,
+    waits: impl Fn(&str),
 ) -> Result<NodeSession, SessionError> {
     let ttl = config.lease.ttl.0;
+    waits(&format!("it has not heard the registry at {} yet", config.registry.socket.display()));
+    let mut told = String::new();
     loop {
         let times = SessionConfig { ttl, margin: ttl / MARGIN };
         match NodeSession::start(Arc::clone(registry), record.clone(), times).await {
@@ -92,7 +95,13 @@ pub async fn join(
                 error @ (SessionError::NameTaken { .. }
                 | SessionError::Registry(RegistryError::Unavailable { .. })),
             ) => {
-                tracing::info!(%error, "waiting to join the cluster");
+                let reason = error.to_string();
+                waits(&reason);
+                // Once for each reason, not five times a second.
+                if told != reason {
+                    tracing::info!(reason, "waiting to join the cluster");
+                    told = reason;
+                }
                 weir_task::sleep(START_AGAIN).await;
             }
             Err(error) => return Err(error),

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use weir_accel::AccelConfig;
 use weir_accel::flash::{FlashDevice, FlashError};
 use weir_accel::planted::Planted;
-use weir_block::{Engine, Nanos};
+use weir_block::{Engine, Nanos, Throttle};
 use weir_cluster::events::Events;
 use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
@@ -22,11 +22,13 @@ use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
 use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
 
+use crate::backings::Backings;
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, flash, room};
 use crate::exports::Exports;
 use crate::http;
+use crate::members::Members;
 use crate::operations::Operations;
 use crate::peer::Tcp;
 use crate::plane::{self, Parts, Plane};
@@ -50,6 +52,9 @@ const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest wait for the shards of a node that stops, once its disks are closed. What they may still have under way is a write to the
 /// flash, and a flash that hangs answers late or never.
 const SHARDS_END: Duration = Duration::from_secs(5);
+
+/// One line a second about peers that are turned away.
+pub(crate) static TURNED_AWAY: Throttle = Throttle::new("peer-turned-away", Duration::from_secs(1));
 
 /// How long an address or a flash medium that is taken is tried again.
 const TAKEN_PATIENCE: Duration = Duration::from_secs(10);
@@ -131,7 +136,13 @@ pub async fn run_with(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     let started = Nanos::now();
-    make_state_dir(&config.state_dir)?;
+    make_dir("state_dir", &config.state_dir)?;
+    // A socket's directory, where it is not the state directory.
+    for (key, socket) in [("api.socket", Some(config.api_socket())), ("nbd.unix", config.nbd_socket())] {
+        if let Some(directory) = socket.as_deref().and_then(Path::parent) {
+            make_dir(key, directory)?;
+        }
+    }
     let _ = std::fs::remove_file(stop::left_behind(&config.state_dir));
     let peers = patiently(async || TcpListener::bind(config.peers.listen).await, is_taken)
         .await
@@ -142,6 +153,9 @@ pub async fn run_with(
     };
     let (listeners, nbd_tcp) = patiently(async || bind_exports(&config).await, taken).await?;
     let api = patiently(async || bind_api(&config.api_socket()).await, taken).await?;
+    let mut services = JoinSet::new();
+    let stage = http::Stage::new(http::not_joined("it is starting"));
+    services.spawn(http::serve(api, stage.subscribe()));
 
     let in_use = |error: &NodeError| matches!(error, NodeError::Flash(FlashError::InUse(_)));
     let flash = patiently(async || open_flash(&config).await, in_use).await?;
@@ -176,19 +190,24 @@ pub async fn run_with(
         load: 0,
     };
     let session = tokio::select! {
-        session = plane::join(&registry, record, &config) => session?,
+        session = plane::join(&registry, record, &config, |reason| {
+            drop(stage.send_replace(http::not_joined(reason)));
+        }) => session?,
         () = &mut shutdown => return Ok(()),
     };
     let parts = Parts { config, registry, network: Arc::new(Tcp), shards: queues, flash, started, damaged };
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
-    let mut services = JoinSet::new();
     services.spawn(accept_peers(peers, Arc::clone(&node)));
-    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks));
+    let members = Arc::new(Members::start(&node).await?);
+    services.spawn(Arc::clone(&members).keep(Arc::clone(&node)));
+    let backings = Arc::new(Backings::default());
+    services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
+    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), members, backings);
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
     for listener in listeners {
         services.spawn(listener.run(exports.clone(), exports.clone()));
     }
-    services.spawn(http::serve(api, operations));
+    drop(stage.send_replace(http::router(operations)));
 
     shutdown.await;
     tracing::info!("stopping: destaging and closing all disks");
@@ -242,12 +261,10 @@ async fn leave_behind(node: &Node, left: Vec<Left>) -> NodeError {
     lost
 }
 
-fn make_state_dir(path: &Path) -> Result<(), NodeError> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(system(format!("creating state_dir {}", path.display())))
+/// Makes a directory that is not there, for this user alone.
+fn make_dir(key: &str, path: &Path) -> Result<(), NodeError> {
+    weir_cluster::remote::make_private_dir(path)
+        .map_err(system(format!("creating {}, for {key}", path.display())))
 }
 
 /// Opens the flash device, if there is to be one. Making the file takes as long as writing it.
@@ -349,12 +366,14 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
                 let (node, members) = (Arc::clone(&node), Arc::clone(&members));
                 greetings.spawn(async move {
                     let _place = place;
-                    match tokio::time::timeout(GREETING_DEADLINE, plane::welcome(stream, &node, members))
-                        .await
-                    {
-                        Ok(Ok(())) => {}
-                        Ok(Err(reason)) => tracing::warn!(%from, reason, "a peer was turned away"),
-                        Err(_) => tracing::warn!(%from, "a peer did not greet in time"),
+                    let welcome = plane::welcome(stream, &node, members);
+                    let reason = match tokio::time::timeout(GREETING_DEADLINE, welcome).await {
+                        Ok(Ok(())) => return,
+                        Ok(Err(reason)) => reason,
+                        Err(_) => "it did not greet in time".to_owned(),
+                    };
+                    if let Some(left_out) = TURNED_AWAY.pass(Nanos::now()) {
+                        tracing::warn!(%from, reason, left_out, "a peer was turned away");
                     }
                 });
             }

@@ -81,6 +81,7 @@ impl Rig {
             disk: name.into(),
             id: 1,
             path,
+            volume: None,
             mark: Mark::of("n1#1"),
             size: SIZE,
             logical_block: 4096,
@@ -129,7 +130,8 @@ impl Rig {
             ..Workload::default()
         });
         let (disk, layer) = (name.to_owned(), LoadLayer::Accel);
-        let loaded = self.shards.ask("", |answer| Command::Load { disk, layer, workload, answer }).await;
+        let loaded =
+            self.shards.ask("", |answer| Command::Load { disk, layer, workload, force: false, answer }).await;
         loaded.unwrap().unwrap()
     }
 

@@ -20,6 +20,24 @@ pub enum VolumeError {
         /// The expected identity.
         id: u64,
     },
+    /// A directory that belongs to the system, or a path that leads elsewhere.
+    #[error("{} cannot be a volume: {reason}", .path.display())]
+    Unsuitable {
+        /// The path as given.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A directory that is a volume already, perhaps under another path.
+    #[error("{} is the directory of volume {volume} ({})", .path.display(), .other.display())]
+    SameDirectory {
+        /// The path as given.
+        path: PathBuf,
+        /// The volume that has it.
+        volume: String,
+        /// Where that volume is.
+        other: PathBuf,
+    },
     /// A disk's path is neither a regular file nor a block device.
     #[error("{} is neither a regular file nor a block device", .0.display())]
     NotABacking(PathBuf),

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -49,6 +49,48 @@ impl DirVolume {
         }
     }
 
+    /// As [`DirVolume::open`], for a directory that is to become a volume: not one of the system's, by a path without detours.
+    ///
+    /// # Errors
+    /// As [`DirVolume::open`], and [`VolumeError::Unsuitable`].
+    pub fn open_new(path: impl Into<PathBuf>) -> Result<DirVolume, VolumeError> {
+        let path = path.into();
+        let unsuitable =
+            |reason: &str| Err(VolumeError::Unsuitable { path: path.clone(), reason: reason.to_owned() });
+        if !path.is_absolute() {
+            return unsuitable("the path is relative; each node has a working directory of its own");
+        }
+        if path.components().any(|part| matches!(part, Component::ParentDir)) {
+            return unsuitable("the path has `..` in it; write where it leads");
+        }
+        let real =
+            std::fs::canonicalize(&path).map_err(|error| VolumeError::from_io("opening", &path, error))?;
+        match is_of_system(&real) {
+            false => DirVolume::open(path),
+            true if real == path => unsuitable("the directory belongs to the system; make one of its own"),
+            true => unsuitable(&format!("it leads to {}, which belongs to the system", real.display())),
+        }
+    }
+
+    /// Whether this is another directory than that of `volume`, which is at `path`; a symbolic link or a second mount does not make it one.
+    ///
+    /// # Errors
+    /// [`VolumeError::SameDirectory`].
+    pub fn check_other(&self, volume: &str, path: &Path) -> Result<(), VolumeError> {
+        let own = self
+            .directory
+            .metadata()
+            .map_err(|error| VolumeError::from_io("examining", &self.path, error))?;
+        // What is not there, or not here, is not this directory.
+        let same =
+            std::fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()));
+        if !same && path != self.path {
+            return Ok(());
+        }
+        let (path, other) = (self.path.clone(), path.to_owned());
+        Err(VolumeError::SameDirectory { path, volume: volume.to_owned(), other })
+    }
+
     /// As [`DirVolume::open`], and checks that the directory is volume `id`. An unmounted mount point would otherwise look like
     /// an empty volume.
     ///
@@ -87,6 +129,20 @@ impl DirVolume {
             _ => self.sync_directory()?,
         }
         self.identity()?.ok_or_else(|| VolumeError::NotTheVolume { path: self.path.clone(), id: new })
+    }
+
+    /// Takes the identity away, durably: the directory is no volume any more. The disks in it stay.
+    ///
+    /// # Errors
+    /// [`VolumeError::Permission`], [`VolumeError::Io`].
+    pub fn forget_identity(&self) -> Result<(), VolumeError> {
+        let path = self.path.join(IDENTITY);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(VolumeError::from_io("removing", &path, error))
+            }
+            _ => self.sync_directory(),
+        }
     }
 
     /// The identity in the directory, if any.
@@ -246,6 +302,20 @@ impl DirVolume {
     fn sync_directory(&self) -> Result<(), VolumeError> {
         self.directory.sync_all().map_err(|error| VolumeError::from_io("syncing", &self.path, error))
     }
+}
+
+/// Whether a directory, its path without links, belongs to the system: what is written there would disturb it, or be lost.
+fn is_of_system(path: &Path) -> bool {
+    const THEMSELVES: [&str; 9] =
+        ["/", "/home", "/opt", "/root", "/tmp", "/var", "/var/lib", "/var/log", "/var/tmp"];
+    const WITH_ALL_BELOW: [&str; 12] = [
+        "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr",
+    ];
+    // Memory and removable media that are meant for users.
+    const EXCEPT_BELOW: [&str; 3] = ["/dev/shm", "/run/media", "/run/user"];
+    let is_below = |parent: &&str| path != Path::new(parent) && path.starts_with(parent);
+    let below = WITH_ALL_BELOW.iter().any(|parent| path.starts_with(parent));
+    THEMSELVES.iter().any(|own| path == Path::new(own)) || (below && !EXCEPT_BELOW.iter().any(is_below))
 }
 
 /// Names are also words in commands, URLs and metrics: letters, digits, `.`, `_`, `-`, starting with a letter or digit.

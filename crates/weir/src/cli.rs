@@ -151,6 +151,11 @@ pub enum Command {
     Disk(DiskCommand),
     /// Health, nodes and disks of the cluster.
     Status,
+    /// Take a node that is down, and will not come back, off the list of nodes.
+    Forget {
+        /// The node.
+        node: String,
+    },
     /// What happened lately: takeovers, configurations, refusals.
     Events {
         /// Print what happens from now on, too, until Ctrl-C; with --output json a line for each event.
@@ -307,6 +312,17 @@ pub enum VolumeCommand {
         /// Its name.
         #[arg(add = completion::volumes())]
         name: String,
+    },
+    /// Delete a volume that has no disks. Its directory stays.
+    Delete {
+        /// Its name.
+        name: String,
+        /// Only say what would be deleted.
+        #[arg(long)]
+        dry_run: bool,
+        /// Yes, delete it.
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -4,15 +4,13 @@ use std::path::{Path, PathBuf};
 
 use weir_lab::Lab;
 use weir_node::client::Client;
+use weir_node::config::DEFAULT_API;
 
 use crate::cli::Global;
 use crate::failure::Failure;
 
 /// Where a lab is when nobody says where.
 const DEFAULT_LAB: &str = "weir-lab";
-
-/// Where a node's API is when nobody says where.
-const DEFAULT_API: &str = "/run/weir/api.sock";
 
 /// The directory of the lab that is meant.
 pub fn lab_dir(global: &Global) -> PathBuf {

@@ -20,6 +20,8 @@ pub const EVENTS: &str = "events/";
 pub const UNFINISHED: &str = "unfinished/";
 /// One key for each node that has been asked to stop, under its lease. See [`stopping`].
 pub const STOPPING: &str = "stopping/";
+/// All [`super::MemberRecord`]s.
+pub const MEMBERS: &str = "members/";
 /// The processes that the registry's server watches; private to it.
 pub const PROCESSES: &str = "processes/";
 
@@ -27,6 +29,12 @@ pub const PROCESSES: &str = "processes/";
 #[must_use]
 pub fn node(name: &str) -> String {
     format!("{NODES}{name}")
+}
+
+/// `members/<name>`: stays when the node is down.
+#[must_use]
+pub fn member(name: &str) -> String {
+    format!("{MEMBERS}{name}")
 }
 
 /// `sessions/<name>`: exists as long as the node's session. Separate from `nodes/<name>`, because a node updates that with its

@@ -13,8 +13,8 @@ pub use disk::{
     DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Policy, Source, Spread,
 };
 pub use node::{
-    EventRecord, MediumSpace, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow, StoppedRecord,
-    UnfinishedRecord, VolumeKind, VolumeRecord,
+    EventRecord, MediumSpace, MemberRecord, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow,
+    StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,
 };
 
 /// The version that this build writes, and the newest that it reads.

@@ -166,6 +166,27 @@ impl Record for NodeRecord {
     }
 }
 
+/// `members/<name>`: a node that belongs to the cluster, up or down, until it is removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberRecord {
+    /// The node's name.
+    pub name: String,
+    /// What it shared the fate of when it joined last.
+    pub fault_domain: String,
+    /// Since when another node has seen it without a lease, in milliseconds since 1970; absent while it is up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_since_unix_ms: Option<u64>,
+}
+
+impl Record for MemberRecord {
+    const KIND: &'static str = "member";
+
+    fn check(&self) -> Result<(), RecordError> {
+        check_name(&self.name)?;
+        check_name(&self.fault_domain)
+    }
+}
+
 /// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
+use weir_block::{Nanos, Throttle};
 
 use super::frame::{FrameError, FrameReader, encode, write_frames};
 use super::process::{Peer, Processes};
@@ -24,6 +25,9 @@ const ANSWERS: usize = 64;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of keys and values in one part of a listing. A frame also has room for the largest entry.
 const LISTING_PART: usize = 1 << 20;
+
+/// One line a second about clients that break the protocol.
+pub static HUNG_UP: Throttle = Throttle::new("registry-client-turned-away", Duration::from_secs(1));
 
 #[derive(Clone)]
 struct Connection {
@@ -101,7 +105,9 @@ impl Connection {
     }
 
     async fn hang_up(&self, reason: String) {
-        tracing::warn!(reason, "closing a connection to the registry");
+        if let Some(left_out) = HUNG_UP.pass(Nanos::now()) {
+            tracing::warn!(reason, left_out, "closing a connection to the registry");
+        }
         self.answer(NO_REQUEST, Answer::Error(RegistryError::malformed(reason))).await;
     }
 

@@ -8,7 +8,18 @@ mod process;
 mod protocol;
 mod server;
 
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
 pub use client::{Client, ClientConfig};
 pub use frame::MAX_FRAME;
 pub use process::MAX_PROCESSES;
 pub use server::{MAX_CONNECTIONS, Server};
+
+/// Makes a directory and those above it, as far as they are not there, for this user alone (mode 0700).
+///
+/// # Errors
+/// What the system says.
+pub fn make_private_dir(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}

@@ -15,7 +15,7 @@ mod listener;
 mod replies;
 mod workspace;
 
-pub use connection::Limits;
+pub use connection::{BAD_REQUESTS, Limits};
 pub use disk::NbdDisk;
 pub use listener::{Address, Attach, Client, ListenError, Listener, ListenerConfig};
 pub use workspace::Workspace;

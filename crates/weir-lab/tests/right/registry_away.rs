@@ -109,15 +109,16 @@ impl Disk {
             atomicity: Atomicity::Block,
             ..Settings::default()
         };
-        let sockets: Vec<_> =
-            bench.lab.nodes().iter().map(|node| (node.client(), node.nbd_unix.clone())).collect();
+        let nodes = bench.lab.nodes().to_vec();
         let name = self.name.clone();
         let locate = move |_| {
-            let open = |client: &weir_node::client::Client| {
-                let view = client.clone().patience(Duration::from_millis(300)).disk(&name).ok()?;
-                view.detail.is_some().then_some(view.epoch)
+            let open = |node: &weir_lab::LabNode| {
+                let view = node.client().patience(Duration::from_millis(300)).disk(&name).ok()?;
+                // Any node knows where it is open.
+                let here = view.detail.is_some() && view.owner.as_ref() == Some(&node.name);
+                here.then_some(view.epoch)
             };
-            let found = sockets.iter().filter_map(|(client, socket)| Some((open(client)?, socket)));
+            let found = nodes.iter().filter_map(|node| Some((open(node)?, &node.nbd_unix)));
             found.max_by_key(|(epoch, _)| *epoch).map(|(_, socket)| Uri::unix(socket, &name))
         };
         VerifyingLoad::new(history, settings, Box::new(locate))

@@ -11,7 +11,7 @@ use weir_block::LayerInfo;
 use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
 use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
-use weir_cluster::registry::Registry;
+use weir_cluster::registry::{Entry, Registry};
 use weir_volume::{DirVolume, VolumeError};
 
 use super::room::LogRoom;
@@ -77,12 +77,23 @@ impl Node {
     /// # Errors
     /// There is no such volume, or the registry does not answer.
     pub async fn volume(&self, volume: &str) -> Result<VolumeRecord, ApiError> {
+        self.volume_entry(volume).await.map(|(_, record)| record)
+    }
+
+    /// As [`Node::volume`], with what a compare-and-swap needs.
+    ///
+    /// # Errors
+    /// As [`Node::volume`].
+    pub async fn volume_entry(&self, volume: &str) -> Result<(Entry, VolumeRecord), ApiError> {
         let entry =
             self.registry.get(&keys::volume(volume)).await.map_err(unavailable)?.ok_or_else(|| {
                 ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {volume}"))
                     .hint("`weir volume list` shows those that there are")
             })?;
-        VolumeRecord::of(&entry).map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))
+        match VolumeRecord::of(&entry) {
+            Ok(record) => Ok((entry, record)),
+            Err(error) => Err(ApiError::new(ApiErrorKind::Failed, error.to_string())),
+        }
     }
 
     /// The file or device behind a disk. Does not look at the storage, which may hang.
@@ -96,6 +107,15 @@ impl Node {
                 let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
                 DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())
             }
+        }
+    }
+
+    /// The identity of the volume that a disk's file is in, as far as this node has heard; `None` for a device.
+    #[must_use]
+    pub fn volume_id(&self, record: &DiskRecord) -> Option<u64> {
+        match &record.source {
+            Source::Device { .. } => None,
+            Source::File { .. } => self.world.volumes.now().get(&record.volume).map(|volume| volume.id),
         }
     }
 
@@ -123,10 +143,11 @@ pub async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result.map_err(|error| {
             let kind = match &error {
-                VolumeError::Exists { .. } => ApiErrorKind::Exists,
+                VolumeError::Exists { .. } | VolumeError::SameDirectory { .. } => ApiErrorKind::Exists,
                 VolumeError::NotFound(_) => ApiErrorKind::NotFound,
                 VolumeError::InvalidName { .. }
                 | VolumeError::InvalidSize { .. }
+                | VolumeError::Unsuitable { .. }
                 | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
                 _ => ApiErrorKind::Failed,
             };

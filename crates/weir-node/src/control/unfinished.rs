@@ -109,14 +109,19 @@ pub async fn make(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError>
 async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError> {
     let (name, size) = (record.name.clone(), record.size);
     let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {} already", record.name));
-    let volume = node.volume(&record.volume).await?;
+    let (volume_entry, volume) = node.volume_entry(&record.volume).await?;
     finish_others(node, &name).await?;
     // A file that is not ours must not stand under our note at any time.
     let (directory, file) = (volume.clone(), name.clone());
     blocking(move || open(&directory)?.check_free(&file)).await?;
     let disk = keys::disk(&name);
-    let note = match Note::write(node, record, Step::Making, Transaction::new().absent(disk.clone())).await {
-        Err(RegistryError::Conflict { .. }) => return Err(exists()),
+    // While the volume is there: whoever deletes it looks for notes after that.
+    let before =
+        Transaction::new().unchanged(volume_entry.key, volume_entry.mod_revision).absent(disk.clone());
+    let note = match Note::write(node, record, Step::Making, before).await {
+        Err(RegistryError::Conflict { .. }) => {
+            return Err(node.volume(&record.volume).await.err().unwrap_or_else(exists));
+        }
         note => note.map_err(unavailable)?,
     };
     let file = name.clone();

@@ -17,7 +17,7 @@ impl Operations {
     /// The meters of a disk that is open here.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn meters(&self, name: &str) -> Answer<Vec<MeterView>> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return Err(elsewhere(name, &owner));
@@ -30,7 +30,7 @@ impl Operations {
     /// What a disk that is open here was asked for since it was opened.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn profile(&self, name: &str) -> Answer<Profile> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return Err(elsewhere(name, &owner));
@@ -43,7 +43,7 @@ impl Operations {
     /// Watches for some time what a disk that is open here is asked for.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn record_profile(&self, name: &str, wanted: RecordProfile) -> Answer<Profile> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return Err(elsewhere(name, &owner));
@@ -62,7 +62,7 @@ impl Operations {
     /// Runs a load on a layer of a disk that is open here.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn load(&self, name: &str, wanted: RunLoad) -> Answer<weir_load::Summary> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return Err(elsewhere(name, &owner));
@@ -72,9 +72,13 @@ impl Operations {
             .validate()
             .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
         let (disk, layer, workload) = (name.to_owned(), wanted.layer, Box::new(wanted.workload));
-        let result =
-            self.node.shards.ask(name, |answer| Command::Load { disk, layer, workload, answer }).await?;
-        result.map_err(|reason| ApiError::new(ApiErrorKind::Refused, reason))
+        let force = wanted.force;
+        let load = |answer| Command::Load { disk, layer, workload, force, answer };
+        let result = self.node.shards.ask(name, load).await?;
+        result.map_err(|reason| {
+            ApiError::new(ApiErrorKind::Refused, format!("disk {name}: {reason}"))
+                .hint("disconnect them; --force runs the load beside theirs, above the write log")
+        })
     }
 }
 

@@ -1,31 +1,32 @@
 //! What the API does: everything an operator can ask of a node.
 
+pub mod health;
 mod measured;
+mod owners;
+mod views;
+mod volumes;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-
+use weir_block::Nanos;
 use weir_cluster::events::Events;
 use weir_cluster::ownership;
-use weir_cluster::placement;
-use weir_cluster::records::{
-    DiskRecord, Medium, NodeRef, Policy, Record, Source, Spread, VolumeKind, VolumeRecord, check_name, keys,
-};
-use weir_cluster::registry::RegistryError;
-use weir_volume::DirVolume;
+use weir_cluster::records::{DiskRecord, Medium, NodeRef, Policy, Record, Source, check_name, keys};
+use weir_volume::{BackingOptions, OpenedFile};
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, Deleted, DiskView, EventView, Export, Follow,
-    Move, Moved, NodeStatus, NodeView, Resize, SetPolicy, ShardView, VolumeView,
+    ApiError, ApiErrorKind, CreateDisk, Delete, Deleted, DiskView, EventView, Export, Follow, Move, Moved,
+    NodeView, Resize, SetPolicy, ShardView,
 };
+use crate::backings::Backings;
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
 use crate::control::node::{blocking, random, unavailable};
 use crate::control::{Node, Tasks, unfinished};
-use crate::shard::messages::DiskStatus;
+use crate::members::Members;
 
 /// Events that are shown.
 const EVENTS: usize = 200;
@@ -33,12 +34,24 @@ const EVENTS: usize = 200;
 /// Longest wait for this node's view to show a disk that is in the registry.
 const VIEW_LAG: Duration = Duration::from_secs(10);
 
+/// Longest wait for the storage of a volume (P10).
+const STORAGE: Duration = Duration::from_secs(10);
+
+/// Longest wait for a disk to be exported by whichever node owns it, or takes it over.
+const EXPORTED: Duration = Duration::from_secs(15);
+
+/// Pause before it is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// What the API can do. Cheap to clone.
 #[derive(Clone)]
 pub struct Operations {
     node: Arc<Node>,
     tasks: Arc<Tasks>,
     events: Arc<Events>,
+    members: Arc<Members>,
+    backings: Arc<Backings>,
+    silent: Arc<owners::Silent>,
 }
 
 type Answer<T> = Result<T, ApiError>;
@@ -46,35 +59,18 @@ type Answer<T> = Result<T, ApiError>;
 impl Operations {
     /// Operations on `node`.
     #[must_use]
-    pub fn new(node: Arc<Node>, tasks: Arc<Tasks>) -> Operations {
+    pub fn new(
+        node: Arc<Node>,
+        tasks: Arc<Tasks>,
+        members: Arc<Members>,
+        backings: Arc<Backings>,
+    ) -> Operations {
         let events = Arc::new(Events::new(Arc::clone(&node.registry), node.session.node_ref()));
-        Operations { node, tasks, events }
+        Operations { node, tasks, events, members, backings, silent: Arc::default() }
     }
 
     fn me(&self) -> NodeRef {
         self.node.session.node_ref()
-    }
-
-    /// What this node says about itself and the cluster.
-    pub async fn status(&self) -> NodeStatus {
-        let statuses = self.node.shards.status().await;
-        let me = self.me();
-        NodeStatus {
-            node: me.node.clone(),
-            fault_domain: self.node.config.fault_domain.clone(),
-            incarnation: me.incarnation,
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            registry: match self.node.registry.get(&keys::node(&me.node)).await {
-                Ok(_) => "connected".to_owned(),
-                Err(error) => error.to_string(),
-            },
-            nodes: self.nodes(),
-            disks: self.node.world.disks.now().values().map(|record| self.view(record, &statuses)).collect(),
-            shards: self.shards(),
-            replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
-            exports: self.node.uris_on(&me.node, ""),
-        }
     }
 
     /// How this node's shards turn. Never waits for one.
@@ -90,112 +86,26 @@ impl Operations {
         crate::metrics::to_prometheus(&self.node.config.name, &self.shards())
     }
 
-    /// The nodes that live, and those that are gone and still own something.
-    fn nodes(&self) -> Vec<NodeView> {
-        let live = self.node.world.nodes.now();
-        let mut nodes: Vec<_> = live
-            .values()
-            .map(|record| NodeView {
-                name: record.name.clone(),
-                fault_domain: record.fault_domain.clone(),
-                state: "up".to_owned(),
-                peer_address: record.peer_address.to_string(),
-                media: record.media.clone(),
-                load: record.load,
-            })
-            .collect();
-        let disks = self.node.world.disks.now();
-        let owners = disks.values().filter_map(|record| record.owner.as_ref());
-        for owner in owners.filter(|owner| !live.contains_key(&owner.node)) {
-            if nodes.iter().all(|node| node.name != owner.node) {
-                nodes.push(NodeView {
-                    name: owner.node.clone(),
-                    fault_domain: String::new(),
-                    state: "down".to_owned(),
-                    peer_address: String::new(),
-                    media: Vec::new(),
-                    load: 0,
-                });
-            }
-        }
-        nodes.sort_by(|left, right| left.name.cmp(&right.name));
-        nodes
-    }
-
-    /// All volumes.
+    /// Removes a node that is down from the list of nodes.
     ///
     /// # Errors
-    /// This, like all operations: what is wrong and what to do.
-    pub async fn volumes(&self) -> Answer<Vec<VolumeView>> {
-        let volumes = self.node.registry.list(keys::VOLUMES).await.map_err(unavailable)?;
-        let records = volumes.entries.iter().filter_map(|entry| VolumeRecord::of(entry).ok());
-        Ok(records.map(|record| self.volume_view(&record)).collect())
+    /// As [`Operations::disks`].
+    pub async fn forget_node(&self, name: &str) -> Answer<NodeView> {
+        check_named(name)?;
+        self.members.forget(&self.node, name).await
     }
 
-    fn volume_view(&self, record: &VolumeRecord) -> VolumeView {
-        VolumeView {
-            name: record.name.clone(),
-            kind: "dir".to_owned(),
-            path: record.path.clone(),
-            disks: self.node.world.disks.now().values().filter(|disk| disk.volume == record.name).count(),
-        }
-    }
-
-    /// Makes a volume.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn create_volume(&self, wanted: CreateVolume) -> Answer<VolumeView> {
-        if wanted.kind != "dir" {
-            let message = format!("{:?} is not a kind of volume; use dir", wanted.kind);
-            return Err(ApiError::new(ApiErrorKind::Invalid, message));
-        }
-        let mut record =
-            VolumeRecord { name: wanted.name, kind: VolumeKind::Dir, path: wanted.path, id: random() };
-        record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-        let (path, new) = (record.path.clone(), record.id);
-        let identified = blocking(move || DirVolume::open(path)?.identify(new)).await;
-        record.id = identified.map_err(|error| {
-            error.hint("the directory must exist, on this node and on every other that is to serve its disks")
-        })?;
-        match self.node.registry.transact(record.create(keys::volume(&record.name))).await {
-            Ok(_) => Ok(self.volume_view(&record)),
-            Err(RegistryError::Conflict { .. }) => {
-                Err(ApiError::new(ApiErrorKind::Exists, format!("there is a volume {} already", record.name)))
-            }
-            Err(error) => Err(unavailable(error)),
-        }
-    }
-
-    /// All disks.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn disks(&self) -> Answer<Vec<DiskView>> {
-        let statuses = self.node.shards.status().await;
-        let disks = self.node.registry.list(keys::DISKS).await.map_err(unavailable)?;
-        let records = disks.entries.iter().filter_map(|entry| DiskRecord::of(entry).ok());
-        Ok(records.map(|record| self.view(&record, &statuses)).collect())
-    }
-
-    /// One disk.
-    ///
-    /// # Errors
-    /// As [`Operations::volumes`].
-    pub async fn disk(&self, name: &str) -> Answer<DiskView> {
-        let record = self.record(name).await?;
-        let view = self.view(&record, &self.node.shards.status().await);
-        Ok(DiskView { allocated: self.allocated(&record).await, ..view })
-    }
-
-    /// What the disk takes up in its volume; absent where it is a device, or cannot be looked at from here.
-    async fn allocated(&self, record: &DiskRecord) -> Option<u64> {
-        let Source::File { name } = &record.source else { return None };
-        let (directory, name) = (self.node.volume(&record.volume).await.ok()?.path, name.clone());
-        blocking(move || DirVolume::open(directory)?.allocated(&name)).await.ok()
+    /// Waits for the storage, but not for ever. What was asked of it may be done yet.
+    async fn bounded<T>(&self, work: impl Future<Output = Answer<T>>) -> Answer<T> {
+        tokio::time::timeout(STORAGE, work).await.unwrap_or_else(|_| {
+            let message = format!("the storage has not answered for {} s", STORAGE.as_secs());
+            Err(ApiError::new(ApiErrorKind::Unavailable, message)
+                .hint("look at the volume's storage; what was asked may be carried out when it answers"))
+        })
     }
 
     async fn record(&self, name: &str) -> Answer<DiskRecord> {
+        check_named(name)?;
         match read(&*self.node.registry, name).await {
             Ok((_, record)) => Ok(record),
             Err(error @ ChangeError::NoDisk(_)) => {
@@ -205,92 +115,10 @@ impl Operations {
         }
     }
 
-    fn view(&self, record: &DiskRecord, statuses: &[DiskStatus]) -> DiskView {
-        let me = self.me();
-        let mine = record.owner.as_ref() == Some(&me);
-        let own = |status: &&DiskStatus| status.disk == record.name && status.role == "owner";
-        let detail = statuses.iter().find(own).filter(|_| mine).cloned();
-        let (state, reason) = match (&record.owner, &detail) {
-            (None, _) => ("closed".to_owned(), String::new()),
-            (Some(_), Some(detail)) => (detail.state.clone(), detail.reason.clone()),
-            (Some(_), None) if mine => self.not_open(&record.name),
-            (Some(owner), None) if is_live(&self.node.world.nodes.now(), owner) => {
-                ("owned".to_owned(), String::new())
-            }
-            (Some(owner), None) => self.orphan(record, owner),
-        };
-        let uris = match &record.owner {
-            Some(owner) if state != "unavailable" && (!mine || detail.is_some()) => {
-                self.node.uris_on(&owner.node, &record.name)
-            }
-            _ => Vec::new(),
-        };
-        let spread = record.owner.as_ref().map_or_else(Spread::default, |owner| {
-            let replicas = record.replicas.iter().map(|replica| &*replica.node);
-            placement::spread(&owner.node, replicas, &self.node.world.nodes.now())
-        });
-        DiskView {
-            name: record.name.clone(),
-            volume: record.volume.clone(),
-            size: record.size,
-            allocated: None,
-            logical_block: record.logical_block,
-            requested: record.policy.to_string(),
-            effective: record.owner.as_ref().map(|_| effective(record, spread)).unwrap_or_default(),
-            medium: record.medium,
-            owner: record.owner.as_ref().map(|owner| owner.node.clone()),
-            epoch: record.epoch,
-            replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
-            inside: spread.inside,
-            outside: spread.outside,
-            follower: record.follower.as_ref().map(|follower| follower.node.clone()),
-            state,
-            reason,
-            uris,
-            detail,
-        }
-    }
-
-    /// A disk that belongs to this node, and is not open here.
-    fn not_open(&self, disk: &str) -> (String, String) {
-        let (state, reason) = match self.node.here.unreleased().contains(disk) {
-            true => {
-                ("closed", "it holds nothing dirty, but the registry does not know yet that it is closed")
-            }
-            false => (
-                DiskStatus::OPENING,
-                "its owner has not opened it yet; if this persists, see that node's log file",
-            ),
-        };
-        (state.to_owned(), reason.to_owned())
-    }
-
-    /// A disk whose owner is gone: on its way to another node, or lost.
-    fn orphan(&self, record: &DiskRecord, owner: &NodeRef) -> (String, String) {
-        use crate::control::decide::{Decision, Local, Situation, decide};
-        let live = self.node.world.nodes.now();
-        let me = self.me();
-        let situation = Situation {
-            me: &me,
-            live: &live,
-            local: Local::Closed,
-            // Only its node knows, and says so when it does not.
-            has_copy: true,
-            owner_stopped: self.node.world.has_stopped(owner),
-            owner_gone_since: None,
-            now: weir_block::Nanos::now(),
-            fence_grace: self.node.config.lease.fence_grace.0,
-        };
-        match decide(Some(record), &situation) {
-            Decision::Unavailable(reason) => ("unavailable".to_owned(), reason),
-            _ => ("waiting".to_owned(), format!("{owner} is gone; another node takes over")),
-        }
-    }
-
     /// Makes a disk.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn create_disk(&self, wanted: CreateDisk) -> Answer<DiskView> {
         let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
@@ -310,10 +138,11 @@ impl Operations {
         // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: what is
         // left of it anywhere is older than this one (P2).
         record.epoch = known.revision;
-        unfinished::make(&self.node, &record).await?;
+        self.bounded(unfinished::make(&self.node, &record)).await?;
         let text = format!("in volume {volume}, {size} bytes, {policy}, {medium}");
         self.node.journal.tell("disk-created", &name, text);
-        Ok(self.view(&record, &[]))
+        let view = self.views([&record], Vec::new(), None).await.into_iter().next();
+        view.ok_or_else(|| ApiError::new(ApiErrorKind::Unavailable, "the disk has just been made"))
     }
 
     /// A disk on a medium that nobody has could never be opened.
@@ -329,7 +158,7 @@ impl Operations {
     /// Changes the requested policy.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn set_policy(&self, name: &str, wanted: SetPolicy) -> Answer<DiskView> {
         let policy = parse_policy(&wanted.policy)?;
         if let Some(owner) = self.owner_elsewhere(name).await? {
@@ -339,36 +168,82 @@ impl Operations {
         self.disk(name).await
     }
 
-    /// Makes a node the owner.
+    /// Has a disk exported: makes this node (or the one named) the owner of a disk that nobody owns. A disk that another node owns, or
+    /// takes over, is exported there already: waits until it is, and says where.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`]; a node was named, and another one owns the disk.
     pub async fn export(&self, name: &str, wanted: Export) -> Answer<DiskView> {
-        self.record(name).await?;
-        let me = self.me().node;
-        match &wanted.on {
-            Some(on) if *on != me => {
-                let other = self.live_node(on)?;
-                self.forward(&other, name, "export", &wanted).await
-            }
-            _ => {
-                let accept_loss = wanted.accept_loss;
-                self.ask(name, |done| Request::Export { accept_loss, done }).await?;
-                self.disk(name).await
-            }
+        let me = self.me();
+        if let Some(on) = wanted.on.as_ref().filter(|on| **on != me.node) {
+            self.record(name).await?;
+            let other = self.live_node(on)?;
+            return self.forward(&other, name, "export", &wanted).await;
         }
+        let deadline = Nanos::now() + EXPORTED;
+        loop {
+            let record = self.record(name).await?;
+            let live = self.node.world.nodes.now();
+            let elsewhere = record.owner.as_ref().filter(|owner| **owner != me && is_live(&live, owner));
+            if elsewhere.is_some() && wanted.on.is_none() {
+                let view = self.disk(name).await?;
+                if !view.uris.is_empty() || Nanos::now() >= deadline {
+                    return Ok(view);
+                }
+            } else {
+                let accept_loss = wanted.accept_loss;
+                let owner_gone = record.owner.as_ref().is_some_and(|owner| !is_live(&live, owner));
+                if accept_loss && owner_gone {
+                    self.check_backing(&record).await?;
+                }
+                let error = match self.ask(name, |done| Request::Export { accept_loss, done }).await {
+                    Ok(()) => return self.disk(name).await,
+                    Err(error) => error,
+                };
+                // Its owner is gone: this node or another one takes over soon, unless nobody can.
+                let gone = record.owner.as_ref().filter(|owner| **owner != me);
+                let passes = gone.is_some_and(|owner| self.orphan(&record, owner).0 == DiskView::TAKEOVER);
+                if wanted.on.is_some() || !passes || Nanos::now() >= deadline {
+                    return Err(error);
+                }
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Whether the file or device behind a disk that nobody has open can be opened here. The loss of its log cannot be unsaid once it is
+    /// accepted: not for a backing that cannot be opened.
+    async fn check_backing(&self, record: &DiskRecord) -> Answer<()> {
+        let cannot = |kind, reason: String| {
+            let message = format!("disk {} cannot be opened: {reason}", record.name);
+            ApiError::new(kind, message).hint("no loss has been accepted; repair the storage first")
+        };
+        let path = self.node.backing_path(record).await;
+        let path = path.map_err(|reason| cannot(ApiErrorKind::Failed, reason))?;
+        let options = BackingOptions {
+            size: Some(record.size),
+            logical_block: Some(record.logical_block),
+            volume: self.node.volume_id(record),
+            ..BackingOptions::default()
+        };
+        let opened = self.bounded(blocking(move || OpenedFile::open(&path, &options).map(drop))).await;
+        opened.map_err(|error| cannot(error.kind, error.message))
     }
 
     /// Moves a disk to another node.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn move_disk(&self, name: &str, wanted: Move) -> Answer<Moved> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "move", &wanted).await;
         }
         let to = self.live_node(&wanted.to)?;
         let from = self.record(name).await?.owner;
+        if from.as_ref() == Some(&to) && to == self.me() && self.node.here.get(name).is_some() {
+            let disk = self.disk(name).await?;
+            return Ok(Moved { from: Some(to.node.clone()), to: to.node, dirty_bytes: 0, disk });
+        }
         let dirty_bytes = match &from {
             Some(from) if *from == self.me() && to != *from => {
                 self.ask(name, |done| Request::Move { to: to.clone(), done }).await?
@@ -384,7 +259,7 @@ impl Operations {
     /// Lets clients on another node use a disk before it is there.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn follow(&self, name: &str, wanted: Follow) -> Answer<DiskView> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "follow", &wanted).await;
@@ -405,7 +280,7 @@ impl Operations {
     /// Grows a disk.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn resize(&self, name: &str, wanted: Resize) -> Answer<DiskView> {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "resize", &wanted).await;
@@ -418,8 +293,17 @@ impl Operations {
     /// Deletes a disk and its data, or says what would be deleted.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn delete(&self, name: &str, wanted: Delete) -> Answer<Deleted> {
+        check_named(name)?;
+        if wanted.name != name && !wanted.force && !wanted.dry_run {
+            let message = match wanted.name.as_str() {
+                "" => format!("the request to delete disk {name} does not repeat its name"),
+                other => format!("the request to delete disk {name} names disk {other:?}"),
+            };
+            return Err(ApiError::new(ApiErrorKind::Invalid, message)
+                .hint("set \"name\" to the disk's name, or \"force\" to true"));
+        }
         let record = match self.record(name).await {
             Err(error) if error.kind == ApiErrorKind::NotFound && !wanted.dry_run => {
                 return self.delete_leftover(name).await?.ok_or(error);
@@ -434,7 +318,7 @@ impl Operations {
             .backing_path(&record)
             .await
             .map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
-        let allocated = self.allocated(&record).await.unwrap_or(0);
+        let allocated = self.allocated(&record, false).await.unwrap_or(0);
         self.check_deletable(&record, wanted.force).await?;
         let deleted = Deleted { disk: name.to_owned(), path, allocated, done: !wanted.dry_run };
         if wanted.dry_run {
@@ -482,13 +366,13 @@ impl Operations {
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
-        unfinished::remove(&self.node, &entry, &record).await
+        self.bounded(unfinished::remove(&self.node, &entry, &record)).await
     }
 
     /// What happened lately.
     ///
     /// # Errors
-    /// As [`Operations::volumes`].
+    /// As [`Operations::disks`].
     pub async fn events(&self) -> Answer<Vec<EventView>> {
         let events = self.events.recent(EVENTS).await.map_err(unavailable)?;
         let view = |event: weir_cluster::records::EventRecord| EventView {
@@ -543,13 +427,9 @@ fn parse_policy(text: &str) -> Answer<Policy> {
     text.parse().map_err(invalid)
 }
 
-/// The effective policy, in the form in which one was requested: a strict request is answered with the actual spread.
-fn effective(record: &DiskRecord, spread: Spread) -> String {
-    let all_up = usize::from(spread.inside) + usize::from(spread.outside) == record.replicas.len();
-    match record.effective() {
-        Policy::WriteBack(1..) if record.policy.is_strict() && all_up => Policy::Strict(spread).to_string(),
-        plain => plain.to_string(),
-    }
+/// Says what is wrong with a name, without repeating all of a long one.
+fn check_named(name: &str) -> Answer<()> {
+    check_name(name).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))
 }
 
 fn ownership_error(refusal: ownership::Refusal) -> ApiError {

@@ -58,6 +58,7 @@ impl Disk {
             size: Some(open.size),
             logical_block: Some(open.logical_block),
             mark: Some(open.mark),
+            volume: open.volume,
             ..BackingOptions::default()
         }
     }
@@ -179,30 +180,36 @@ impl Disk {
         &mut self,
         layer: LoadLayer,
         workload: &Workload,
+        force: bool,
         result: oneshot::Sender<Result<Summary, String>>,
     ) {
-        if let Err(reason) = self.allows_load(layer, workload) {
-            return answer(result, Err(reason.into()));
+        if let Err(reason) = self.allows_load(layer, workload, force) {
+            return answer(result, Err(reason));
         }
         self.load = RunningLoad::start(layer, workload, self.top.accel_mut(), result);
     }
 
-    fn allows_load(&self, layer: LoadLayer, workload: &Workload) -> Result<(), &'static str> {
+    fn allows_load(&self, layer: LoadLayer, workload: &Workload, force: bool) -> Result<(), String> {
         if !matches!(self.life, Life::Serving) {
-            return Err("the disk is being closed");
+            return Err("the disk is being closed".into());
         }
         if self.load.is_some() {
-            return Err("a load runs on this disk already; wait for its end");
+            return Err("a load runs on this disk already; wait for its end".into());
         }
         if layer == LoadLayer::Backing && !self.top.accel().inner().is_clean() {
             return Err(
-                "the write log is not empty, so the backing alone is not the disk; wait until it is clean",
+                "the write log is not empty, so the backing alone is not the disk; wait until it is clean"
+                    .into(),
             );
         }
-        if layer == LoadLayer::Backing && workload.access.writes() && self.nbd.connections() > 0 {
-            return Err("clients are connected: writing below the accelerator would go behind their back");
+        match self.nbd.connections() {
+            0 => Ok(()),
+            clients if layer == LoadLayer::Backing && workload.access.writes() => Err(format!(
+                "{clients} clients are connected: writing below the accelerator would go behind their back"
+            )),
+            clients if !force => Err(format!("{clients} clients are connected to it")),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Takes a client that has chosen this disk.
@@ -389,7 +396,7 @@ impl Disk {
         let status = self.top.accel().inner().status();
         let state = match self.life {
             Life::Serving if status.reason.is_empty() => "serving",
-            Life::Serving => "waiting",
+            Life::Serving => DiskStatus::DEGRADED,
             Life::Closing(_) => "closing",
             Life::LettingGo(_) => DiskStatus::LETTING_GO,
         };
@@ -412,6 +419,7 @@ impl Disk {
             destage: status.destage,
             clients: self.nbd.connections(),
             in_flight: self.top.in_flight(),
+            faults: Vec::new(),
         }
     }
 }

@@ -43,6 +43,8 @@ pub struct OpenDisk {
     pub id: u64,
     /// The backing: a file of a `dir` volume, or a block device.
     pub path: PathBuf,
+    /// What the directory of the file says that it is; `None` for a device.
+    pub volume: Option<u64>,
     /// This process's, by which a successor sees whether I/O of it is under way (P4).
     pub mark: Mark,
     /// Bytes.
@@ -133,6 +135,7 @@ pub enum Command {
         disk: String,
         layer: LoadLayer,
         workload: Box<Workload>,
+        force: bool,
         answer: oneshot::Sender<Result<Summary, String>>,
     },
     /// Close every disk (destaging first), then end the thread.
@@ -172,7 +175,7 @@ pub struct DiskStatus {
     pub disk: String,
     /// `owner` or `replica`.
     pub role: String,
-    /// `opening`, `serving`, `waiting` (with the reason), `closing`, `letting-go`, or for a replica `complete`, `filling`; `silent` when the shard
+    /// `opening`, `serving`, `degraded` (with the reason), `closing`, `letting-go`, or for a replica `complete`, `filling`; `silent` when the shard
     /// does not answer.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
@@ -205,11 +208,17 @@ pub struct DiskStatus {
     pub clients: usize,
     /// Requests in flight at the top of the accelerator.
     pub in_flight: usize,
+    /// What is wrong with its backing, as the node sees it beside the I/O.
+    #[serde(default)]
+    pub faults: Vec<String>,
 }
 
 impl DiskStatus {
     /// The state of a disk whose backing is being opened. Its numbers are zero, whatever its log holds.
     pub const OPENING: &str = "opening";
+
+    /// The state of a disk that serves, and of which something is not as it should be.
+    pub const DEGRADED: &str = "degraded";
 
     /// The state of a replica that does not have the whole log yet.
     pub const FILLING: &str = "filling";

@@ -5,15 +5,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
-use weir_block::{OwnerId, Reactor, Waker};
+use weir_block::{Nanos, OwnerId, Reactor, Throttle, Waker};
 use weir_volume::{BackingOptions, FileBacking, Mark, OpenedFile, Trace};
 
 use crate::stack::{Bottom, Wrap};
 
 /// Most backings of a shard that are being opened at once, those that hang included (P10).
 const MOST: usize = 64;
+
+/// A look that fails is made again five times a second; one line in ten seconds says so.
+pub(crate) static LOOKS: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
 /// Where backings are.
 pub trait Storage: Send + Sync {
@@ -80,7 +84,9 @@ impl Storage for Files {
         let work = move || match mark.probe(&path) {
             Ok(seen) => drop(answer.send(seen)),
             Err(error) => {
-                tracing::warn!(%error, "the end of a former owner's requests cannot be seen now");
+                if let Some(left_out) = LOOKS.pass(Nanos::now()) {
+                    tracing::warn!(%error, left_out, "the end of a former owner's requests cannot be seen now");
+                }
             }
         };
         // Without an answer it is asked again.

@@ -356,8 +356,8 @@ impl Turning {
                 Some(one) => one.record_profile(length, to),
                 None => answer(to, Err("the disk is not open here".into())),
             },
-            Command::Load { disk, layer, workload, answer: to } => match self.find(&disk) {
-                Some(one) => one.start_load(layer, &workload, to),
+            Command::Load { disk, layer, workload, force, answer: to } => match self.find(&disk) {
+                Some(one) => one.start_load(layer, &workload, force, to),
                 None => answer(to, Err("the disk is not open here".into())),
             },
             Command::Stop { done } => self.stop(done),

@@ -184,7 +184,7 @@ async fn live(life: Life) -> Result<(), String> {
         life;
     let started = Nanos::now();
     let damaged = flash::recover(None, &shards).await;
-    let session = plane::join(&registry, record, &config).await.map_err(|error| error.to_string())?;
+    let session = plane::join(&registry, record, &config, |_| {}).await.map_err(|error| error.to_string())?;
     let network = Arc::new(wires);
     let parts = Parts { config, registry, network, shards, flash: None, started, damaged };
     let plane = Plane::start(parts, session, notices).await.map_err(|error| error.to_string())?;

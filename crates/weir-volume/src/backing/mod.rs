@@ -21,6 +21,7 @@ use weir_block::{
 };
 
 use crate::error::VolumeError;
+use crate::volume::DirVolume;
 use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
 use lookups::{Lookup, Lookups};
@@ -64,6 +65,9 @@ pub struct BackingOptions {
     pub engine: EngineChoice,
     /// Shows a successor whether requests of this process are still in flight after its end.
     pub mark: Option<Mark>,
+    /// Identity of the volume that the file's directory must be ([`DirVolume::identify`](crate::DirVolume::identify)): where another
+    /// filesystem is mounted than it was, or none, a file of the same name is another disk's.
+    pub volume: Option<u64>,
 }
 
 impl Default for BackingOptions {
@@ -75,6 +79,7 @@ impl Default for BackingOptions {
             depth: 256,
             engine: EngineChoice::Auto,
             mark: None,
+            volume: None,
         }
     }
 }
@@ -148,8 +153,12 @@ impl OpenedFile {
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::NotABacking`], [`VolumeError::Busy`] (a device that this host uses
-    /// otherwise), [`VolumeError::InvalidSize`], [`VolumeError::LogicalBlock`], [`VolumeError::Permission`].
+    /// otherwise), [`VolumeError::InvalidSize`], [`VolumeError::LogicalBlock`], [`VolumeError::Permission`],
+    /// [`VolumeError::NotTheVolume`].
     pub fn open(path: &Path, options: &BackingOptions) -> Result<OpenedFile, VolumeError> {
+        if let (Some(id), Some(directory)) = (options.volume, path.parent()) {
+            DirVolume::open_as(directory, id)?;
+        }
         let storage = Storage::open(path, options)?;
         let size = options.size.unwrap_or(storage.length);
         check_size(path, size, storage.logical_block)?;

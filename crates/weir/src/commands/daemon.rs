@@ -2,6 +2,7 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use weir_cluster::remote::make_private_dir;
 use weir_cluster::{Embedded, Server};
 use weir_node::config::{Config, EXAMPLE};
 
@@ -30,6 +31,9 @@ pub fn registry(arguments: &RegistryArgs) -> Result<(), Failure> {
     log();
     runtime()?.block_on(async {
         let shutdown = shutdown()?;
+        for path in [&arguments.file, &arguments.socket] {
+            make_room(path)?;
+        }
         let registry = Embedded::open(&arguments.file).map_err(Failure::failed)?;
         let server = Server::start(&arguments.socket, registry).await.map_err(Failure::failed)?;
         tracing::info!(socket = %arguments.socket.display(), file = %arguments.file.display(), "serving the registry");
@@ -37,6 +41,13 @@ pub fn registry(arguments: &RegistryArgs) -> Result<(), Failure> {
         server.stop().await;
         Ok(())
     })
+}
+
+/// Makes the directory that a file or a socket is to be in, for this user alone.
+fn make_room(path: &std::path::Path) -> Result<(), Failure> {
+    let Some(directory) = path.parent() else { return Ok(()) };
+    make_private_dir(directory)
+        .map_err(|error| Failure::failed(format!("cannot make the directory of {}: {error}", path.display())))
 }
 
 /// To standard error; `WEIR_LOG` says how much.

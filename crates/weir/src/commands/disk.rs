@@ -9,7 +9,7 @@ use weir_node::units::{Period, about};
 
 use super::confirm::confirm;
 use crate::cli::{DiskCommand, Global};
-use crate::cluster::{any_node, owner_of};
+use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::output::{list, print, table};
 
@@ -21,7 +21,7 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
         DiskCommand::List => print(global.output, &any_node(global)?.disks()?, |disks| rows(disks)),
-        DiskCommand::Show { name } => print(global.output, &owner_of(global, &name)?.disk(&name)?, show),
+        DiskCommand::Show { name } => print(global.output, &any_node(global)?.disk(&name)?, show),
         DiskCommand::Policy { name, policy } => {
             print(global.output, &any_node(global)?.set_policy(&name, &policy)?, |disk| {
                 format!(
@@ -50,13 +50,17 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
 fn delete(global: &Global, name: &str, dry_run: bool, yes: bool, force: bool) -> Result<(), Failure> {
     let client = any_node(global)?;
     if !dry_run && !yes {
-        let would = client.delete(name, &Delete { force, dry_run: true })?;
+        let would = client.delete(name, &Delete { force, dry_run: true, ..Delete::default() })?;
         confirm(&sentence(&would), name)?;
     }
-    print(global.output, &client.delete(name, &Delete { force, dry_run })?, sentence)
+    print(global.output, &client.delete(name, &Delete { force, dry_run, ..Delete::default() })?, sentence)
 }
 
 fn moved(moved: &Moved) -> String {
+    if moved.from.as_ref() == Some(&moved.to) {
+        let uris = moved.disk.uris.join("\n");
+        return format!("disk {} is on {} already; it is exported at\n{uris}", moved.disk.name, moved.to);
+    }
     let from = moved.from.as_deref().unwrap_or("no owner");
     format!(
         "disk {} moved from {from} to {}, {} dirty; it is exported at\n{}",
@@ -111,7 +115,8 @@ fn replicas(disk: &DiskView) -> String {
 
 fn policies(disk: &DiskView) -> String {
     let effective = if disk.effective.is_empty() { "none: the disk is closed" } else { &disk.effective };
-    list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned())])
+    let warning = disk.warnings.join("; ");
+    list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned()), ("warning", warning)])
 }
 
 /// The disk's size, and what it takes up where that is known.
@@ -136,6 +141,7 @@ pub fn show(disk: &DiskView) -> String {
         ("epoch", disk.epoch.to_string()),
         ("state", disk.state.clone()),
         ("reason", disk.reason.clone()),
+        ("warning", disk.warnings.join("; ")),
     ];
     if let Some(detail) = &disk.detail {
         pairs.extend(watermarks(detail));

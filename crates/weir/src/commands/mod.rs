@@ -29,6 +29,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Volume(command) => volume::run(global, command),
         Command::Disk(command) => disk::run(global, command),
         Command::Status => status::status(global),
+        Command::Forget { node } => status::forget(global, &node),
         Command::Events { follow } => events::run(global, follow),
         Command::Bench(arguments) => bench::run(global, &arguments),
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),

@@ -1,27 +1,24 @@
 //! `weir status`
 
-use weir_node::api::{MediumSpace, NodeStatus, NodeView, ShardView};
+use weir_node::api::{MediumSpace, NodeStatus, NodeView, RegistryView, ShardView};
 use weir_node::units::about;
 
 use super::disk;
 use crate::cli::Global;
-use crate::cluster::{any_node, owner_of};
+use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::output::{print, table};
 
 /// What the cluster is doing.
 pub fn status(global: &Global) -> Result<(), Failure> {
-    let mut status = any_node(global)?.status()?;
-    // What only a disk's owner knows is asked there.
-    for disk in &mut status.disks {
-        let elsewhere = disk.owner.as_ref().is_some_and(|owner| *owner != status.node);
-        if elsewhere
-            && let Ok(detailed) = owner_of(global, &disk.name).and_then(|node| Ok(node.disk(&disk.name)?))
-        {
-            *disk = detailed;
-        }
-    }
-    print(global.output, &status, text)
+    print(global.output, &any_node(global)?.status()?, text)
+}
+
+/// Takes a node that is down off the list of nodes.
+pub fn forget(global: &Global, name: &str) -> Result<(), Failure> {
+    print(global.output, &any_node(global)?.forget_node(name)?, |node| {
+        format!("node {} does not belong to the cluster any more", node.name)
+    })
 }
 
 fn text(status: &NodeStatus) -> String {
@@ -30,7 +27,8 @@ fn text(status: &NodeStatus) -> String {
         &[4],
         status.nodes.iter().map(|node| {
             let logs = if node.media.is_empty() { String::new() } else { node.load.to_string() };
-            let NodeView { name, state, fault_domain, peer_address, .. } = node.clone();
+            let NodeView { name, state, down_since, fault_domain, peer_address, .. } = node.clone();
+            let state = down_since.map_or(state.clone(), |since| format!("{state} since {since}"));
             vec![name, state, fault_domain, peer_address, logs, room(node)]
         }),
     );
@@ -42,7 +40,15 @@ fn text(status: &NodeStatus) -> String {
     let reasons = status.disks.iter().filter(|disk| !disk.reason.is_empty());
     let reasons: String = reasons.map(|disk| format!("\n{}: {}", disk.name, disk.reason)).collect();
     let shards: String = status.shards.iter().map(|shard| format!("\n{}", of_shard(shard))).collect();
-    format!("asked {}, registry {}{shards}\n\n{nodes}\n\n{disks}{reasons}", status.node, status.registry)
+    let RegistryView { state, age_seconds, .. } = &status.registry;
+    let registry = match state.as_str() {
+        RegistryView::AWAY => format!("registry away for {age_seconds:.0} s: what follows is as old"),
+        _ => format!("registry {state}"),
+    };
+    format!(
+        "health: {}\nasked {}, {registry}{shards}\n\n{nodes}\n\n{disks}{reasons}",
+        status.health, status.node
+    )
 }
 
 /// `shard 0: ok; longest turn 3.1 ms, 0 turns over 10 ms, spun 0 times`

@@ -1,7 +1,8 @@
 //! `weir volume`
 
-use weir_node::api::{ApiError, ApiErrorKind, CreateVolume, VolumeView};
+use weir_node::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, VolumeView};
 
+use super::confirm::confirm;
 use super::disk;
 use crate::cli::{Global, VolumeCommand};
 use crate::cluster::any_node;
@@ -40,7 +41,19 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
                 format!("{}\n\n{}", show(volume), disk::rows(disks))
             })
         }
+        VolumeCommand::Delete { name, dry_run, yes } => {
+            if !dry_run && !yes {
+                let would = client.delete_volume(&name, &DeleteVolume { dry_run: true })?;
+                confirm(&deleted(&would), &name)?;
+            }
+            print(global.output, &client.delete_volume(&name, &DeleteVolume { dry_run })?, deleted)
+        }
     }
+}
+
+fn deleted(volume: &DeletedVolume) -> String {
+    let verb = if volume.done { "deleted" } else { "would delete" };
+    format!("{verb} volume {}; its directory {} stays", volume.volume, volume.path.display())
 }
 
 fn show(volume: &VolumeView) -> String {

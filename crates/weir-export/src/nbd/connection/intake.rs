@@ -1,8 +1,9 @@
 //! The way in: from the socket to the layer.
 
 use std::io::{self, IoSliceMut};
+use std::time::Duration;
 
-use weir_block::{Buffer, Payload, Received, Request, RequestKind, Tag};
+use weir_block::{Buffer, Nanos, Payload, Received, Request, RequestKind, Tag, Throttle};
 use weir_nbd::protocol::{LARGEST_PAYLOAD, command_flag, error};
 use weir_nbd::server::{
     CheckedRequest, LONGEST_STATUS, Refusal, RequestHead, STATUS_BYTES, WrongMagic, check_request,
@@ -19,6 +20,9 @@ const HEADER_HUNT: usize = 4 << 10;
 
 /// A stash of at most so many bytes is kept for reuse when it is empty.
 const KEPT_STASH: usize = 4 << 10;
+
+/// One line a second about clients that break the protocol.
+pub static BAD_REQUESTS: Throttle = Throttle::new("nbd-bad-request", Duration::from_secs(1));
 
 /// Why parsing stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,13 +175,18 @@ impl Connection {
                 Ok(Some(read)) => read,
                 Ok(None) => break Stop::Incomplete,
                 Err(WrongMagic(magic)) => {
-                    tracing::info!(magic, "nbd: a request without its magic; closing");
+                    if let Some(left_out) = BAD_REQUESTS.pass(Nanos::now()) {
+                        tracing::info!(magic, left_out, "nbd: a request without its magic; closing");
+                    }
                     break Stop::Closing;
                 }
             };
             if self.terms.extended_headers && head.payload > LARGEST_PAYLOAD.into() {
                 // "A server SHOULD initiate hard disconnect".
-                tracing::info!(bytes = head.payload, "nbd: a payload above the maximum; closing");
+                if let Some(left_out) = BAD_REQUESTS.pass(Nanos::now()) {
+                    let bytes = head.payload;
+                    tracing::info!(bytes, left_out, "nbd: a payload above the maximum; closing");
+                }
                 break Stop::Closing;
             }
             let taken = match check_request(&head, &info, self.terms) {

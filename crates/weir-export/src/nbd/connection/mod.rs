@@ -16,6 +16,7 @@ use weir_nbd::server::{Asked, CheckedRequest, RequestHead, Session, Terms, descr
 use super::edges::Edges;
 use super::replies::{Counted, Data, Flushed, Form, Replies, To};
 use super::workspace::Workspace;
+pub use intake::BAD_REQUESTS;
 use parts::{Rest, Whole};
 
 /// Requests worked off in one turn; then they are answered and other connections have theirs. Few, so that a client

@@ -162,6 +162,7 @@ mod tests {
     use std::path::PathBuf;
 
     use serde_json::json;
+    use weir_node::api::{Health, RegistryView};
 
     use super::*;
     use crate::lab::LabNode;
@@ -208,7 +209,8 @@ mod tests {
             incarnation: 1,
             pid: 1,
             version: String::new(),
-            registry: String::new(),
+            health: Health::default(),
+            registry: RegistryView { state: String::new(), reason: String::new(), age_seconds: 0.0 },
             nodes: Vec::new(),
             disks: vec![disk],
             replicas: copy.into_iter().collect(),

@@ -472,6 +472,7 @@ impl DiskTask {
             disk: self.name.clone(),
             id: record.id,
             path,
+            volume: self.node.volume_id(record),
             mark: mark_of(&self.me),
             size: record.size,
             logical_block: record.logical_block,

@@ -127,7 +127,7 @@ impl DiskTask {
                 self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
                 if lost.is_some() {
                     let text = format!(
-                        "opened on {} as of the last checkpoint; acknowledged writes are lost",
+                        "the loss of acknowledged writes is accepted; {} opens it as of the last checkpoint",
                         me.node
                     );
                     self.event("loss-accepted", text);

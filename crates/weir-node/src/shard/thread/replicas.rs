@@ -65,6 +65,7 @@ impl Replica {
             destage: DestageStatus::default(),
             clients: 0,
             in_flight: 0,
+            faults: Vec::new(),
         }
     }
 }

@@ -145,7 +145,7 @@ impl Load<'_> {
             (styled_bar(total).with_message(name.clone()), self.counted()?, Nanos::now());
         let (sender, end) = channel();
         let (asked, of, load) =
-            (client.clone(), disk.to_owned(), RunLoad { layer, workload: workload.clone() });
+            (client.clone(), disk.to_owned(), RunLoad { layer, workload: workload.clone(), force: false });
         std::thread::Builder::new().name("load".into()).spawn(move || {
             // Nobody listens any more when the load was interrupted.
             let _ = sender.send(asked.load(&of, &load));

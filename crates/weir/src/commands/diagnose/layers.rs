@@ -292,7 +292,7 @@ impl Target for Inside<'_> {
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        let load = RunLoad { layer: self.layer, workload: self.options.workload(cell) };
+        let load = RunLoad { layer: self.layer, workload: self.options.workload(cell), force: true };
         let summary = self.client.load(&self.disk, &load);
         Measurement::of(
             &summary.map_err(|error| TargetError::Failed(error.to_string()))?,

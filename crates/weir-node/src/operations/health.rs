@@ -1,0 +1,245 @@
+//! How the cluster is, in one line. Pure: what a node shows of the cluster comes in, the judgement comes out.
+//!
+//! | level | when |
+//! |---|---|
+//! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away; a shard hangs |
+//! | ok | none of these |
+
+use weir_cluster::records::Policy;
+
+use crate::api::{DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView};
+use crate::shard::messages::DiskStatus;
+use crate::units::about;
+
+/// Judges what a node shows of the cluster; its own `health` is not looked at.
+#[must_use]
+pub fn judge(status: &NodeStatus) -> Health {
+    let mut found: Vec<(HealthLevel, String)> = Vec::new();
+    for disk in &status.disks {
+        found.extend(at_risk(disk, &status.nodes).map(|reason| (HealthLevel::AtRisk, reason)));
+        // A fault of the backing has been told.
+        if disk.detail.as_ref().is_none_or(|detail| detail.faults.is_empty()) {
+            found.extend(degraded(disk).map(|reason| (HealthLevel::Degraded, reason)));
+        }
+    }
+    for node in status.nodes.iter().filter(|node| node.state != NodeView::UP) {
+        let since = node.down_since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
+        found.push((HealthLevel::Degraded, format!("node {} is down{since}", node.name)));
+    }
+    if status.registry.state == RegistryView::AWAY {
+        let age = status.registry.age_seconds;
+        found.push((HealthLevel::Degraded, format!("the registry has been away for {age:.0} s")));
+    }
+    for shard in status.shards.iter().filter(|shard| shard.state == ShardView::HANGS) {
+        let text = format!("shard {} of node {} hangs {}", shard.shard, status.node, shard.reason);
+        found.push((HealthLevel::Degraded, text));
+    }
+    // A stable sort: within a level, in the order of the disks.
+    found.sort_by_key(|(level, _)| std::cmp::Reverse(*level));
+    let level = found.first().map(|(level, _)| *level).unwrap_or_default();
+    Health { level, reasons: found.into_iter().map(|(_, reason)| reason).collect() }
+}
+
+/// Why acknowledged data of a disk may be lost, if it may.
+fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
+    let name = &disk.name;
+    if disk.state == DiskView::UNAVAILABLE {
+        return Some(format!("disk {name} is unavailable: no copy of its write log is left"));
+    }
+    if let Some(fault) = disk.detail.as_ref().and_then(|detail| detail.faults.first()) {
+        return Some(format!("disk {name}: {fault}"));
+    }
+    if !disk.effective.starts_with("write-back") {
+        return None;
+    }
+    let is_up = |node: &str| nodes.iter().any(|other| other.name == node && other.state == NodeView::UP);
+    let replicas: Vec<&str> =
+        disk.replicas.iter().map(String::as_str).filter(|replica| is_up(replica)).collect();
+    let owner_has_it = disk.state != DiskView::TAKEOVER;
+    let holders: Vec<&str> =
+        disk.owner.as_deref().filter(|_| owner_has_it).into_iter().chain(replicas).collect();
+    let wanted = disk.requested.parse().map_or(0, Policy::replicas) + 1;
+    let dirty = match &disk.detail {
+        Some(detail) if detail.dirty_bytes == 0 => return None,
+        Some(detail) => format!("{} of acknowledged writes", about(detail.dirty_bytes)),
+        // Of an owner that is gone or silent, nobody knows how much is dirty.
+        None if disk.state == DiskView::TAKEOVER => "acknowledged writes".to_owned(),
+        None => return None,
+    };
+    match holders.as_slice() {
+        [only] => Some(format!("disk {name}: {dirty} only on node {only}")),
+        some if some.len() < wanted => {
+            Some(format!("disk {name}: {dirty} in {} copies instead of {wanted}", some.len()))
+        }
+        _ => None,
+    }
+}
+
+/// What a disk does not have that was requested.
+fn degraded(disk: &DiskView) -> Option<String> {
+    let name = &disk.name;
+    let quiet = ["serving", "closed", "closing", DiskStatus::LETTING_GO, DiskView::UNAVAILABLE];
+    let below = !disk.effective.is_empty() && disk.effective != disk.requested;
+    let reason = match (disk.warnings.first(), disk.reason.as_str()) {
+        (Some(warning), _) => warning.clone(),
+        (None, "") => String::new(),
+        (None, reason) => reason.to_owned(),
+    };
+    let colon = if reason.is_empty() { "" } else { ": " };
+    if below && !disk.warnings.is_empty() {
+        return Some(format!("disk {name}: {reason}"));
+    }
+    if below {
+        let (effective, requested) = (&disk.effective, &disk.requested);
+        return Some(format!("disk {name} has {effective}, {requested} is requested{colon}{reason}"));
+    }
+    match quiet.contains(&&*disk.state) {
+        true if disk.warnings.is_empty() => None,
+        true => Some(format!("disk {name}{colon}{reason}")),
+        false if disk.reason.is_empty() => Some(format!("disk {name} is {}", disk.state)),
+        false => Some(format!("disk {name}: {}", disk.reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn disk(state: &str, requested: &str, effective: &str, dirty: Option<u64>) -> DiskView {
+        let view = json!({
+            "name": "d", "volume": "v", "size": 1 << 20, "logical_block": 512, "requested": requested, "effective": effective,
+            "owner": "n1", "epoch": 7, "replicas": ["n2"], "state": state, "reason": "", "uris": [],
+        });
+        let view: DiskView = serde_json::from_value(view).unwrap();
+        let detail = dirty.map(|dirty_bytes| DiskStatus { dirty_bytes, ..DiskStatus::default() });
+        DiskView { detail, ..view }
+    }
+
+    fn node(name: &str, state: &str) -> NodeView {
+        let down_since = (state != NodeView::UP).then(|| "2026-11-23T10:00:00Z".to_owned());
+        NodeView {
+            name: name.into(),
+            fault_domain: "r".into(),
+            state: state.into(),
+            down_since,
+            peer_address: String::new(),
+            media: Vec::new(),
+            load: 0,
+        }
+    }
+
+    fn status(nodes: &[(&str, &str)], disks: Vec<DiskView>) -> NodeStatus {
+        NodeStatus {
+            node: "n1".into(),
+            fault_domain: "r".into(),
+            incarnation: 1,
+            pid: 1,
+            version: String::new(),
+            health: Health::default(),
+            registry: RegistryView {
+                state: RegistryView::CONNECTED.into(),
+                reason: String::new(),
+                age_seconds: 0.0,
+            },
+            nodes: nodes.iter().map(|(name, state)| node(name, state)).collect(),
+            disks,
+            replicas: Vec::new(),
+            shards: Vec::new(),
+            exports: Vec::new(),
+        }
+    }
+
+    fn line(status: &NodeStatus) -> String {
+        judge(status).to_string()
+    }
+
+    const UP: [(&str, &str); 2] = [("n1", "up"), ("n2", "up")];
+    const LOST: [(&str, &str); 2] = [("n1", "up"), ("n2", "down")];
+
+    #[test]
+    fn all_is_well_when_everything_is_as_requested() {
+        let dirty = disk("serving", "write-back+1", "write-back+1", Some(4096));
+        assert_eq!(line(&status(&UP, vec![dirty])), "ok");
+        let closed = DiskView { owner: None, ..disk("closed", "write-back+1", "", None) };
+        assert_eq!(line(&status(&UP, vec![closed])), "ok");
+    }
+
+    #[test]
+    fn data_in_fewer_copies_than_the_policy_is_at_risk_while_it_is_dirty() {
+        let lost = |dirty| disk("degraded", "write-back+1", "write-back+1", Some(dirty));
+        let said = line(&status(&LOST, vec![lost(12 << 20)]));
+        assert!(
+            said.starts_with("at risk: disk d: 12 MiB of acknowledged writes only on node n1; "),
+            "{said}"
+        );
+        let said = line(&status(&LOST, vec![lost(0)]));
+        assert!(said.starts_with("degraded: disk d is degraded; node n2 is down since 2026-11-23"), "{said}");
+        let three = [("n1", "up"), ("n2", "up"), ("n3", "down")];
+        let two = DiskView {
+            replicas: vec!["n2".into(), "n3".into()],
+            ..disk("degraded", "write-back+2", "write-back+2", Some(1))
+        };
+        let said = line(&status(&three, vec![two]));
+        assert!(
+            said.starts_with("at risk: disk d: 1 B of acknowledged writes in 2 copies instead of 3"),
+            "{said}"
+        );
+        let alone =
+            DiskView { replicas: Vec::new(), ..disk("serving", "write-back+0", "write-back+0", Some(9)) };
+        let said = line(&status(&UP, vec![alone]));
+        assert_eq!(said, "at risk: disk d: 9 B of acknowledged writes only on node n1");
+    }
+
+    #[test]
+    fn an_owner_that_is_gone_leaves_its_replica_alone() {
+        let gone = [("n1", "down"), ("n2", "up")];
+        let orphan = disk(DiskView::TAKEOVER, "write-back+1", "write-back+1", None);
+        let said = line(&status(&gone, vec![orphan]));
+        assert!(said.starts_with("at risk: disk d: acknowledged writes only on node n2"), "{said}");
+        let lost = disk(DiskView::UNAVAILABLE, "write-back+1", "write-back+1", None);
+        let said = line(&status(&gone, vec![lost]));
+        assert!(said.starts_with("at risk: disk d is unavailable: no copy"), "{said}");
+        let through = disk(DiskView::TAKEOVER, "write-through", "write-through", None);
+        let said = line(&status(&gone, vec![DiskView { reason: "owner n1 is gone".into(), ..through }]));
+        assert!(said.starts_with("degraded: disk d: owner n1 is gone"), "{said}");
+    }
+
+    #[test]
+    fn less_than_requested_is_degraded_and_says_why() {
+        let fallen = disk("degraded", "write-back+1", "write-through", Some(0));
+        let fallen = DiskView { reason: "not enough peers".into(), replicas: Vec::new(), ..fallen };
+        let said = line(&status(&UP, vec![fallen.clone()]));
+        assert_eq!(said, "degraded: disk d has write-through, write-back+1 is requested: not enough peers");
+        let impossible = DiskView { warnings: vec!["write-back+2 needs 2 other nodes".into()], ..fallen };
+        let said = line(&status(&UP, vec![impossible.clone()]));
+        assert_eq!(said, "degraded: disk d: write-back+2 needs 2 other nodes");
+        let closed = DiskView {
+            state: "closed".into(),
+            effective: String::new(),
+            reason: String::new(),
+            ..impossible
+        };
+        assert_eq!(line(&status(&UP, vec![closed])), "degraded: disk d: write-back+2 needs 2 other nodes");
+        let silent = disk(DiskStatus::SILENT, "write-back+1", "write-back+1", None);
+        let silent = DiskView { reason: "owner n1 does not answer".into(), ..silent };
+        assert_eq!(line(&status(&UP, vec![silent])), "degraded: disk d: owner n1 does not answer");
+    }
+
+    #[test]
+    fn a_backing_that_is_gone_comes_before_a_registry_that_is_away() {
+        let mut ill = disk("serving", "write-through", "write-through", Some(0));
+        ill.detail.as_mut().unwrap().faults = vec!["its backing file /v/d.raw was deleted".into()];
+        let mut status = status(&UP, vec![ill]);
+        status.registry =
+            RegistryView { state: RegistryView::AWAY.into(), reason: "x".into(), age_seconds: 12.3 };
+        let health = judge(&status);
+        assert_eq!(health.level, HealthLevel::AtRisk);
+        assert_eq!(
+            health.reasons,
+            ["disk d: its backing file /v/d.raw was deleted", "the registry has been away for 12 s"]
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! What only the owner of a disk knows, asked of that node, so that any node answers for any disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_cluster::records::NodeRef;
+
+use super::Operations;
+use crate::api::Owned;
+use crate::client;
+use crate::control::decide::is_live;
+use crate::shard::messages::DiskStatus;
+
+/// Longest wait for another node.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A node that did not answer is not waited for again for this long.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Nodes that did not answer, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Silent(Mutex<BTreeMap<NodeRef, Nanos>>);
+
+impl Silent {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeRef, Nanos>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a node did not answer a moment ago.
+    fn has(&self, node: &NodeRef, now: Nanos) -> bool {
+        self.lock().get(node).is_some_and(|at| now < *at + SILENCE)
+    }
+
+    fn heard(&self, node: &NodeRef, answers: bool) {
+        let mut silent = self.lock();
+        if answers {
+            silent.remove(node);
+        } else {
+            silent.insert(node.clone(), Nanos::now());
+        }
+    }
+}
+
+/// What the owners of disks say, each of its own. `None`: a node does not answer.
+#[derive(Debug, Default)]
+pub(super) struct Said(BTreeMap<NodeRef, Option<Owned>>);
+
+/// What is known of one disk beyond its record.
+pub(super) enum Known<'a> {
+    /// Its owner has it open.
+    Open(&'a DiskStatus),
+    /// Its owner does not have it open.
+    NotOpen {
+        /// It was closed with nothing dirty, and the registry is to be told.
+        unreleased: bool,
+    },
+    /// Its owner does not answer.
+    Silent,
+}
+
+impl Said {
+    /// What `owner` says of `disk`.
+    pub(super) fn of(&self, owner: &NodeRef, disk: &str) -> Known<'_> {
+        let Some(owned) = self.0.get(owner).and_then(Option::as_ref) else { return Known::Silent };
+        match owned.disks.iter().find(|status| status.disk == disk) {
+            Some(status) => Known::Open(status),
+            None => Known::NotOpen { unreleased: owned.unreleased.iter().any(|name| name == disk) },
+        }
+    }
+}
+
+impl Operations {
+    /// What this node alone knows of the disks that it owns, for other nodes.
+    pub async fn owned(&self) -> Owned {
+        self.owned_of(self.node.shards.status().await)
+    }
+
+    pub(super) fn owned_of(&self, statuses: Vec<DiskStatus>) -> Owned {
+        let disks = statuses.into_iter().filter(|status| status.role == "owner").map(|status| {
+            let faults = self.backings.fault_of(&status.disk).into_iter().collect();
+            DiskStatus { faults, ..status }
+        });
+        Owned { disks: disks.collect(), unreleased: self.node.here.unreleased().into_iter().collect() }
+    }
+
+    /// Asks the owners that live, all at once; none of them for longer than half a second.
+    pub(super) async fn ask_owners(&self, owners: BTreeSet<NodeRef>, own: Owned) -> Said {
+        let me = self.me();
+        let live = self.node.world.nodes.now();
+        let mut said = BTreeMap::from([(me.clone(), Some(own))]);
+        let mut asked = Vec::new();
+        for owner in owners.into_iter().filter(|owner| *owner != me && is_live(&live, owner)) {
+            let Some(record) = live.get(&owner.node) else { continue };
+            if self.silent.has(&owner, Nanos::now()) {
+                said.insert(owner, None);
+                continue;
+            }
+            let (api, silent, node) = (record.api.clone(), Arc::clone(&self.silent), owner.clone());
+            // A task, so that what it finds is kept also when whoever asked has gone.
+            let task = tokio::spawn(async move {
+                let answer = client::owned(&api, PATIENCE).await;
+                silent.heard(&node, answer.is_ok());
+                answer.ok()
+            });
+            asked.push((owner, task));
+        }
+        for (owner, task) in asked {
+            said.insert(owner, task.await.ok().flatten());
+        }
+        Said(said)
+    }
+}

@@ -1,0 +1,269 @@
+//! What an operator sees: the cluster, its disks and its nodes. Any node can be asked, also while the registry or an owner is away.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_cluster::membership::SessionState;
+use weir_cluster::placement;
+use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, keys};
+use weir_cluster::registry::{Listing, RegistryError};
+use weir_volume::DirVolume;
+
+use super::owners::{Known, Said};
+use super::{Answer, Operations, health};
+use crate::api::{ApiError, ApiErrorKind, DiskView, NodeStatus, NodeView, RegistryView};
+use crate::control::decide::{Decision, Local, Situation, decide, is_live};
+use crate::control::node::blocking;
+use crate::shard::messages::DiskStatus;
+
+/// Longest wait for the registry where what was heard last will do.
+const REGISTRY: Duration = Duration::from_secs(1);
+
+/// Longest wait for the storage to say how much a disk takes up.
+const STORAGE: Duration = Duration::from_secs(1);
+
+impl Operations {
+    /// What this node says about itself and the cluster.
+    pub async fn status(&self) -> NodeStatus {
+        let statuses = self.node.shards.status().await;
+        let me = self.me();
+        let registry = self.registry(self.ask_registry(keys::NODES).await.err());
+        let age = (registry.state == RegistryView::AWAY).then_some(registry.age_seconds);
+        let known = self.node.world.disks.now();
+        let disks = self.views(known.values(), statuses.clone(), age).await;
+        let mut status = NodeStatus {
+            node: me.node.clone(),
+            fault_domain: self.node.config.fault_domain.clone(),
+            incarnation: me.incarnation,
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            health: crate::api::Health::default(),
+            registry,
+            nodes: self.nodes(),
+            disks,
+            shards: self.shards(),
+            replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
+            exports: self.node.uris_on(&me.node, ""),
+        };
+        status.health = health::judge(&status);
+        status
+    }
+
+    /// Asks the registry, and does not wait for long; not at all where it has been away for a while.
+    async fn ask_registry(&self, prefix: &str) -> Result<Listing, RegistryError> {
+        let away = |reason: &str| RegistryError::Unavailable { reason: reason.to_owned() };
+        if *self.node.session.state().borrow() == SessionState::Unconfirmed {
+            return Err(away("it does not answer"));
+        }
+        let asked = tokio::time::timeout(REGISTRY, self.node.registry.list(prefix)).await;
+        asked.unwrap_or_else(|_| Err(away(&format!("no answer within {REGISTRY:?}"))))
+    }
+
+    fn registry(&self, error: Option<RegistryError>) -> RegistryView {
+        let age_seconds = (Nanos::now() - self.node.session.heard()).as_secs_f64();
+        let (state, reason) = match error {
+            None => (RegistryView::CONNECTED, String::new()),
+            Some(RegistryError::Unavailable { reason }) => (RegistryView::AWAY, reason),
+            Some(error) => (RegistryView::AWAY, error.to_string()),
+        };
+        let age_seconds = if state == RegistryView::AWAY { age_seconds } else { 0.0 };
+        RegistryView { state: state.to_owned(), reason, age_seconds }
+    }
+
+    /// The nodes of the cluster, by name.
+    pub(super) fn nodes(&self) -> Vec<NodeView> {
+        let live = self.node.world.nodes.now();
+        let up = live.values().map(|record| NodeView {
+            name: record.name.clone(),
+            fault_domain: record.fault_domain.clone(),
+            state: NodeView::UP.to_owned(),
+            down_since: None,
+            peer_address: record.peer_address.to_string(),
+            media: record.media.clone(),
+            load: record.load,
+        });
+        let mut nodes: Vec<_> = up.chain(self.members.down(&live)).collect();
+        nodes.sort_by(|left, right| left.name.cmp(&right.name));
+        nodes
+    }
+
+    /// All disks.
+    ///
+    /// # Errors
+    /// This, like all operations: what is wrong and what to do.
+    pub async fn disks(&self) -> Answer<Vec<DiskView>> {
+        let statuses = self.node.shards.status().await;
+        Ok(match self.ask_registry(keys::DISKS).await {
+            Ok(listing) => {
+                let records: Vec<_> =
+                    listing.entries.iter().filter_map(|entry| DiskRecord::of(entry).ok()).collect();
+                self.views(&records, statuses, None).await
+            }
+            Err(error) => {
+                let age = self.registry(Some(error)).age_seconds;
+                self.views(self.node.world.disks.now().values(), statuses, Some(age)).await
+            }
+        })
+    }
+
+    /// One disk.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`].
+    pub async fn disk(&self, name: &str) -> Answer<DiskView> {
+        let (record, age) = match tokio::time::timeout(REGISTRY, self.record(name)).await {
+            Ok(Err(error)) if error.kind != ApiErrorKind::Unavailable => return Err(error),
+            Ok(Ok(record)) => (record, None),
+            away => {
+                let Some(record) = self.node.world.disk(name) else {
+                    return Err(away.map_or_else(
+                        |_| registry_away(),
+                        |record| record.err().unwrap_or_else(registry_away),
+                    ));
+                };
+                let age = Nanos::now() - self.node.session.heard();
+                (record, Some(age.as_secs_f64()))
+            }
+        };
+        let statuses = self.node.shards.status().await;
+        let allocated = self.allocated(&record, age.is_some());
+        let (views, allocated) = tokio::join!(self.views([&record], statuses, age), allocated);
+        let view = views.into_iter().next();
+        view.map(|view| DiskView { allocated, ..view }).ok_or_else(registry_away)
+    }
+
+    /// What the disk takes up in its volume; absent where it is a device, or cannot be looked at from here.
+    pub(super) async fn allocated(&self, record: &DiskRecord, registry_is_away: bool) -> Option<u64> {
+        let Source::File { name } = &record.source else { return None };
+        let directory = match registry_is_away {
+            true => self.node.volume_path(&record.volume).ok()?,
+            false => self.node.volume(&record.volume).await.ok()?.path,
+        };
+        let name = name.clone();
+        let look = blocking(move || DirVolume::open(directory)?.allocated(&name));
+        tokio::time::timeout(STORAGE, look).await.ok()?.ok()
+    }
+
+    /// Disks with what their owners say of them. `registry_age`: the registry is away for so long, in seconds.
+    pub(super) async fn views<'a>(
+        &self,
+        records: impl IntoIterator<Item = &'a DiskRecord>,
+        own: Vec<DiskStatus>,
+        registry_age: Option<f64>,
+    ) -> Vec<DiskView> {
+        let records: Vec<_> = records.into_iter().collect();
+        let owners: BTreeSet<NodeRef> = records.iter().filter_map(|record| record.owner.clone()).collect();
+        let said = self.ask_owners(owners, self.owned_of(own)).await;
+        let view = |record| DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
+        records.into_iter().map(view).collect()
+    }
+
+    fn view(&self, record: &DiskRecord, said: &Said) -> DiskView {
+        let live = self.node.world.nodes.now();
+        let me = self.me();
+        let (state, reason, detail) = match &record.owner {
+            None => ("closed".to_owned(), String::new(), None),
+            Some(owner) if *owner == me || is_live(&live, owner) => match said.of(owner, &record.name) {
+                Known::Open(status) => match status.faults.first() {
+                    Some(fault) => (DiskStatus::DEGRADED.to_owned(), fault.clone(), Some(status.clone())),
+                    None => (status.state.clone(), status.reason.clone(), Some(status.clone())),
+                },
+                Known::NotOpen { unreleased } => not_open(unreleased),
+                Known::Silent => {
+                    (DiskStatus::SILENT.to_owned(), format!("owner {} does not answer", owner.node), None)
+                }
+            },
+            Some(owner) => self.orphan(record, owner),
+        };
+        let uris = match &record.owner {
+            Some(owner) if detail.is_some() || state == DiskStatus::SILENT => {
+                self.node.uris_on(&owner.node, &record.name)
+            }
+            _ => Vec::new(),
+        };
+        let spread = record.owner.as_ref().map_or_else(Spread::default, |owner| {
+            let replicas = record.replicas.iter().map(|replica| &*replica.node);
+            placement::spread(&owner.node, replicas, &live)
+        });
+        DiskView {
+            name: record.name.clone(),
+            volume: record.volume.clone(),
+            size: record.size,
+            allocated: None,
+            logical_block: record.logical_block,
+            requested: record.policy.to_string(),
+            effective: record.owner.as_ref().map(|_| effective(record, spread)).unwrap_or_default(),
+            medium: record.medium,
+            owner: record.owner.as_ref().map(|owner| owner.node.clone()),
+            epoch: record.epoch,
+            replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
+            inside: spread.inside,
+            outside: spread.outside,
+            follower: record.follower.as_ref().map(|follower| follower.node.clone()),
+            state,
+            reason,
+            warnings: placement::shortfall(record, &live).into_iter().collect(),
+            uris,
+            detail,
+            registry_age_seconds: None,
+        }
+    }
+
+    /// A disk whose owner is gone: on its way to another node, or lost.
+    pub(super) fn orphan(
+        &self,
+        record: &DiskRecord,
+        owner: &NodeRef,
+    ) -> (String, String, Option<DiskStatus>) {
+        let live = self.node.world.nodes.now();
+        let me = self.me();
+        let situation = Situation {
+            me: &me,
+            live: &live,
+            local: Local::Closed,
+            // Only its node knows, and says so when it does not.
+            has_copy: true,
+            owner_stopped: self.node.world.has_stopped(owner),
+            owner_gone_since: None,
+            now: Nanos::now(),
+            fence_grace: self.node.config.lease.fence_grace.0,
+        };
+        match decide(Some(record), &situation) {
+            Decision::Unavailable(reason) => (DiskView::UNAVAILABLE.to_owned(), reason, None),
+            _ => {
+                let reason = format!("owner {} is gone; another node takes over", owner.node);
+                (DiskView::TAKEOVER.to_owned(), reason, None)
+            }
+        }
+    }
+}
+
+fn registry_away() -> ApiError {
+    ApiError::new(
+        ApiErrorKind::Unavailable,
+        "the registry does not answer, and this node has not heard of the disk",
+    )
+    .hint("try again when the registry is back")
+}
+
+/// A disk that its owner does not have open.
+fn not_open(unreleased: bool) -> (String, String, Option<DiskStatus>) {
+    let (state, reason) = match unreleased {
+        true => ("closed", "it holds nothing dirty, but the registry does not know yet that it is closed"),
+        false => (
+            DiskStatus::OPENING,
+            "its owner has not opened it yet; if this persists, see that node's log file",
+        ),
+    };
+    (state.to_owned(), reason.to_owned(), None)
+}
+
+/// The effective policy, in the form in which one was requested: a strict request is answered with the actual spread.
+fn effective(record: &DiskRecord, spread: Spread) -> String {
+    let all_up = usize::from(spread.inside) + usize::from(spread.outside) == record.replicas.len();
+    match record.effective() {
+        Policy::WriteBack(1..) if record.policy.is_strict() && all_up => Policy::Strict(spread).to_string(),
+        plain => plain.to_string(),
+    }
+}
