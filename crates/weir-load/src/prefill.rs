@@ -105,6 +105,19 @@ impl Fill {
         self.range.length
     }
 
+    /// Whether the range may be written.
+    ///
+    /// # Errors
+    /// It is larger than the limit.
+    pub fn check(&self, target: &Target, limits: Limits) -> Result<(), LoadError> {
+        if self.bytes() <= limits.bytes {
+            return Ok(());
+        }
+        let (bytes, most) = (format_size(self.bytes()), format_size(limits.bytes));
+        let what = format!("{bytes} would be filled before the load, and {most} are allowed");
+        Err(LoadError::PrefillLimit { target: target.to_string(), what })
+    }
+
     /// Writes the range once with data of the `seed`. A `monitor` that is stopped ends it, with what was written until then.
     ///
     /// # Errors
@@ -117,12 +130,7 @@ impl Fill {
         limits: Limits,
         monitor: &Monitor,
     ) -> Result<Filled, LoadError> {
-        let bytes = format_size(self.bytes());
-        let limit = |what: String| LoadError::PrefillLimit { target: target.to_string(), what };
-        if self.bytes() > limits.bytes {
-            let most = format_size(limits.bytes);
-            return Err(limit(format!("{bytes} would be filled before the load, and {most} are allowed")));
-        }
+        self.check(target, limits)?;
         let pass = Workload {
             access: Access::Write,
             block_size: Size(block(self.range)),
@@ -141,10 +149,12 @@ impl Fill {
         }
         let written: u64 = summary.kinds.iter().map(|kind| kind.bytes).sum();
         if written < self.bytes() && !monitor.is_stopped() {
-            let (written, time) = (format_size(written), limits.time);
-            return Err(limit(format!(
+            let (written, bytes) = (format_size(written), format_size(self.bytes()));
+            let time = limits.time;
+            let what = format!(
                 "only {written} of {bytes} were filled before the load in {time:?}, the time allowed"
-            )));
+            );
+            return Err(LoadError::PrefillLimit { target: target.to_string(), what });
         }
         if let Target::Path(path) = target {
             let synced = File::open(path).and_then(|file| file.sync_all());

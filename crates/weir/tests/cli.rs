@@ -182,6 +182,17 @@ fn a_session_with_a_lab() {
     let down = place.ok("lab down");
     assert!(down.contains("has ended (n1, n2 and the registry)"), "{down}");
     assert!(!place.path().join("weir-lab/lab.json").exists());
+    // The only node that had a log was killed: that is said, although nothing is left that could tell how much it was.
+    place.ok("lab up --nodes 1");
+    place.ok("disk create scratch --volume pool --size 1MiB --policy write-back+0");
+    place.ok("disk export scratch");
+    while place.json("disk show scratch")["effective"] != "write-back+0" {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    place.ok("lab kill n1");
+    assert!(place.fails("status", 5).contains("no node of the lab"));
+    let said = place.fails("lab down", 1);
+    assert!(said.contains("disk scratch: what its log held in the memory of n1, killed before"), "{said}");
 }
 
 /// A load that would overwrite what a client has asks first, as delete and diagnose do.

@@ -27,6 +27,8 @@ enum What {
     Bytes(u64),
     /// Something else, in words.
     Words(String),
+    /// Whatever its memory held: the node was killed before.
+    Killed,
 }
 
 impl Lost {
@@ -52,9 +54,8 @@ impl Lost {
             if clean.contains(&disk.name) || self.disks.contains_key(&disk.name) {
                 continue;
             }
-            let holders = disk.owner.iter().chain(&disk.replicas).map(|node| &*node.node);
-            let what = "an unknown amount; its log was in memory only, on nodes that were killed".to_owned();
-            let copies = holders.map(|node| Copy { what: What::Words(what.clone()), node: node.to_owned() });
+            let holders = disk.owner.iter().chain(&disk.replicas);
+            let copies = holders.map(|node| Copy { what: What::Killed, node: node.node.clone() });
             self.disks.insert(disk.name.clone(), copies.collect());
         }
         Ok(())
@@ -71,23 +72,26 @@ fn sentences(disk: &str, copies: &[Copy]) -> Vec<String> {
     // Replicas hear late of what was destaged, so copies of one log differ: the largest is what the disk lacks at most.
     let bytes = copies.iter().filter_map(|copy| match copy.what {
         What::Bytes(bytes) => Some(bytes),
-        What::Words(_) => None,
+        What::Words(_) | What::Killed => None,
     });
     let bytes = bytes.max();
     for copy in copies {
         let words = match &copy.what {
-            What::Bytes(_) => format!("{} not destaged", about(bytes.unwrap_or_default())),
-            What::Words(words) => words.clone(),
+            What::Bytes(_) => format!("{} not destaged on NODES", about(bytes.unwrap_or_default())),
+            What::Words(words) => format!("{words} on NODES"),
+            What::Killed => {
+                "what its log held in the memory of NODES, killed before the lab ended".to_owned()
+            }
         };
         match by_words.iter_mut().find(|(known, _)| *known == words) {
             Some((_, nodes)) => nodes.push(&copy.node),
             None => by_words.push((words, vec![&copy.node])),
         }
     }
-    by_words
-        .into_iter()
-        .map(|(words, nodes)| format!("disk {disk}: {words} on {}", nodes.join(" and ")))
-        .collect()
+    let sentence = |(words, nodes): (String, Vec<&str>)| {
+        format!("disk {disk}: {}", words.replace("NODES", &nodes.join(" and ")))
+    };
+    by_words.into_iter().map(sentence).collect()
 }
 
 /// The disks that have an owner and were answered from logs in RAM, according to the registry's file.

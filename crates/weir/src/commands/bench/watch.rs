@@ -59,6 +59,7 @@ impl Job {
         };
         if let Some((limits, Prefill::Needed(fill))) = &found {
             let bytes = format_size(fill.bytes());
+            fill.check(target, *limits)?;
             tell(format!(
                 "filling {bytes} of {target} before the load ({}); --no-prefill leaves that out",
                 fill.found
