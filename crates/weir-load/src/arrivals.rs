@@ -1,7 +1,7 @@
 //! When requests are to start in an open loop: at even distances, or as a Poisson process.
 //!
-//! The clock runs whatever the target does. A start that could not be made in time is made as soon as the queue has
-//! room, and its latency counts from when it was due.
+//! The clock is independent of the target. A request that is late starts as soon as the queue has room, and its latency
+//! counts from its due time.
 
 use serde::{Deserialize, Serialize};
 use weir_block::Nanos;

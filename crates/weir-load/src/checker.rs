@@ -14,7 +14,7 @@ use crate::workload::{Span, Workload};
 /// What stands in the slot of a flush, which has no block.
 const FLUSH: (u64, u32) = (u64::MAX, 0);
 
-/// A name for the data of a run. Unique, so that what an earlier load has left is told from what this one wrote.
+/// A name for the data of a run. Unique, so that data of an earlier load differs from data of this one.
 pub(crate) fn new_run() -> u64 {
     spread(Nanos::now().0 ^ u64::from(std::process::id()) << 32)
 }

@@ -1,4 +1,4 @@
-//! CPU time that was used.
+//! CPU time of this process and of its threads.
 
 use std::time::Duration;
 

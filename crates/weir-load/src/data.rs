@@ -1,6 +1,6 @@
-//! What writes carry: random bytes, as compressible and as often repeated as was asked for.
+//! The data of writes: random bytes with a given compressibility and share of repeated blocks.
 //!
-//! A target that compresses or finds equal blocks must not be fed one buffer over and over. Each write is made unique by
+//! One buffer used again and again would flatter a target that compresses or deduplicates. Each write is made unique by
 //! a number in each of its pieces of 4 KiB, which costs one store and not a new buffer.
 
 use crate::generator::spread;

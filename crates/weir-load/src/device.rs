@@ -1,5 +1,5 @@
-//! What the device under a target did meanwhile: bytes that the load asked for and bytes that the device moved should be
-//! the same. Where they are not, something between them (a page cache, a filesystem, somebody else) was measured too.
+//! The counters of the device under a target, before and after a load. The device should move as many bytes as the load
+//! requests. If it does not, the load measured something else as well: a page cache, a filesystem, another process.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

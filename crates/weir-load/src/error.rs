@@ -1,4 +1,4 @@
-//! What ends a load before its time.
+//! Why a load cannot start, or ends early.
 
 use std::io;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub enum LoadError {
     File {
         /// Which.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// Why not.
         source: io::Error,
@@ -57,7 +57,7 @@ pub enum LoadError {
     NotAFile {
         /// The target, as it was named.
         target: String,
-        /// What was asked for.
+        /// The option.
         what: &'static str,
     },
     /// Nothing is kept there that could be judged.
@@ -77,7 +77,7 @@ pub enum LoadError {
     Prefill {
         /// The target, as it was named.
         target: String,
-        /// What the first failed request was told.
+        /// The error of the first failed request.
         error: String,
     },
     /// The pass before a load would be, or has become, larger than was allowed.
@@ -98,7 +98,7 @@ pub enum LoadError {
     NotEmpty {
         /// The target, as it was named.
         target: String,
-        /// What was found there.
+        /// The first data on it.
         found: String,
     },
     /// Writing to a target that takes no writes.

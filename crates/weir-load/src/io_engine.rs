@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Who reads and writes files and block devices. Other targets have an engine of their own.
+/// How a load reads and writes files and block devices. Other targets have an engine of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoEngine {

@@ -35,7 +35,7 @@ pub struct Judgement {
     pub unanswered_blocks: u64,
     /// Blocks that could not be read, and are not judged.
     pub unreadable: u64,
-    /// What the first of these was told.
+    /// The error of the first of these.
     pub first_error: Option<String>,
     /// Whether it was stopped before all blocks were judged.
     pub incomplete: bool,

@@ -1,17 +1,16 @@
 //! The load generator behind `weir bench` and `weir diagnose`.
 //!
-//! A [`workload::Workload`] says what to ask for, a [`generator::Generator`] says which request comes next and
-//! counts what came of it without doing any I/O, an [`engine::Engine`] moves the bytes: to nothing, to a file or
+//! A [`workload::Workload`] describes a load. A [`generator::Generator`] chooses the next request and counts
+//! completions, without any I/O. An [`engine::Engine`] moves the bytes: to nothing, to a file or
 //! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
 //! together and returns a [`summary::Summary`]; [`run::run_steady`] goes on until the target has settled, and
 //! [`prefill::look`] comes before. [`report`] writes summaries for other programs and compares them.
 //!
-//! [`submitters`] plays several threads that issue one sequence.
+//! [`submitters`] simulates several threads that issue one sequence.
 //!
-//! [`judge`] reads back what a verified load has written and tells what became of it. [`timeline`] is what a load did over time.
+//! [`judge`] reads back the data of a verified load and reports damage. [`timeline`] has completions over time.
 //!
-//! [`verify`] holds what makes written data checkable, [`verifying::VerifyingLoad`] a load that outlives its
-//! server and proves what a disk must hold.
+//! [`verify`] makes written data verifiable. [`verifying::VerifyingLoad`] goes on over restarts of its server.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arrivals;

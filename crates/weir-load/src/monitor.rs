@@ -1,4 +1,4 @@
-//! How others watch a load, and end it.
+//! Progress of a running load, and its early end.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ impl fmt::Debug for Observer {
 pub struct Monitor {
     pub(crate) stop: AtomicBool,
     pub(crate) ios: AtomicU64,
-    /// Grows when somebody wants to know; a thread that has not seen this number hands in what it has counted.
+    /// Incremented to request intermediate results; each thread hands in its tally when it sees a new number.
     pub(crate) asked: AtomicU32,
     /// By thread.
     handed_in: Mutex<Vec<Tally>>,
@@ -59,7 +59,7 @@ impl Monitor {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the load was told to end.
+    /// Whether [`Monitor::stop`] was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
@@ -71,12 +71,12 @@ impl Monitor {
         self.ios.load(Ordering::Relaxed)
     }
 
-    /// Asks every thread to hand in what it has counted; each does when its next requests are answered.
+    /// Asks every thread to hand in its tally; each does when its next requests complete.
     pub fn ask(&self) {
         self.asked.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What was handed in last, of all threads together. Begins anew when the warm-up ends.
+    /// The sum of the tallies that the threads handed in last. Begins anew when the warm-up ends.
     #[must_use]
     pub fn tally(&self) -> Tally {
         let mut whole = Tally::default();

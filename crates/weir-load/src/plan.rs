@@ -1,7 +1,7 @@
 //! What the next requests will be: offsets, lengths and kinds, planned in batches.
 //!
-//! The workload is looked at once for each batch, not for each request: every pattern has a loop of its own,
-//! and what does not vary (one block size, only reads) is filled in when the load begins and never again. No
+//! The workload is examined once per batch, not once per request: every pattern has a loop of its own, and constant
+//! fields (one block size, only reads) are filled in once, when the load begins. No
 //! floats, locks or allocations; only a sequence that threads share is an atomic counter, taken one at a time.
 
 use std::sync::Arc;

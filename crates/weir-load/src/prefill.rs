@@ -1,5 +1,5 @@
-//! Fills what was never written, so that holes and unwritten extents are not measured as speed: a filesystem answers them
-//! with zeroes and asks no device, and a first write has to allocate where later ones do not.
+//! Writes ranges that were never written, so that a load does not measure holes: a filesystem reads holes and unwritten
+//! extents as zeroes without the device, and the first write to one has to allocate.
 
 use std::fmt;
 use std::fs::File;

@@ -1,6 +1,6 @@
-//! Whether a target has settled: the steady state of SNIA's Solid State Storage Performance Test Specification (PTS).
+//! The steady state of SNIA's Solid State Storage Performance Test Specification (PTS).
 //!
-//! A fresh or rested device is faster than it stays. The specification runs rounds until, in a window of five, the
+//! A new or idle device is faster at first than later. The specification runs rounds until, in a window of five, the
 //! figure's largest and smallest value lie no further apart than 20 % of their average (excursion), and the straight line
 //! through them rises or falls by no more than 10 % of the average over the window (slope).
 
@@ -48,7 +48,7 @@ fn average(window: &[f64]) -> f64 {
     window.iter().sum::<f64>() / window.len() as f64
 }
 
-/// In percent of the average; a window of nothing is not at rest but without work.
+/// In percent of the average; a window without requests is not steady.
 fn percent(value: f64, average: f64) -> f64 {
     if average > 0.0 { value / average * 100.0 } else { f64::MAX }
 }

@@ -1,4 +1,4 @@
-//! Threads that issue one sequence together, played in one thread: the order in which they lose it.
+//! Several threads that issue one sequence, simulated in one thread: the order in which their requests arrive.
 //!
 //! Each takes the next request of the sequence and hands it on when it gets to run. Between the two lies a time that
 //! the scheduler decides; here it is drawn from an exponential distribution. So requests overtake each other as they do

@@ -1,4 +1,4 @@
-//! What a load measured, for people and for programs.
+//! The result of a load, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -48,7 +48,7 @@ pub struct Summary {
     pub never_made: u64,
     /// Reads, writes and flushes, as far as there were any.
     pub kinds: Vec<KindSummary>,
-    /// What the first failed request was told.
+    /// The error of the first failed request.
     pub first_error: Option<String>,
     /// Why the load ended before its time, if it did: everything above is what was measured until then.
     #[serde(default)]
@@ -62,7 +62,7 @@ pub struct Summary {
     /// What the device under the target moved in the same time; `None` when it has none that can be seen.
     #[serde(default)]
     pub device: Option<DeviceBytes>,
-    /// What limits that the figures say something, in sentences.
+    /// Why the figures may not mean what they seem to, in sentences.
     #[serde(default)]
     pub notes: Vec<String>,
     /// What verification found; `None` when it was not asked for.

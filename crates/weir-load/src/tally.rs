@@ -1,4 +1,4 @@
-//! What a load counted. Tallies merge by addition: over threads, nodes and time.
+//! Counts and latencies of a load. Tallies merge by addition: over threads, nodes and time.
 
 use hdrhistogram::Histogram;
 use weir_block::meter::new_latency_histogram;
@@ -118,7 +118,7 @@ impl Tally {
         }
     }
 
-    /// Adds what somebody else has counted: successful requests in a histogram of nanoseconds, as pairs of a latency and
+    /// Adds requests counted elsewhere: successful ones in a histogram of nanoseconds, as pairs of a latency and
     /// the number of requests that took as long, their bytes, and the failed ones.
     pub fn count_all(&mut self, kind: IoKind, histogram: &[(u64, u64)], bytes: u64, errors: u64) {
         let kind = &mut self.kinds[kind as usize];

@@ -1,4 +1,4 @@
-//! What a load is aimed at, and whether it may be written to.
+//! Targets of a load, and whether a load may write to them.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! What a load did over time: answers by their latency, in slots of equal length.
+//! Completions over time, by latency, in slots of equal length.
 //!
 //! The size is bounded however long the load runs: when there are more than [`SLOTS`], every two become one that is
 //! twice as long. Slots stand on a grid of the monotonic clock, not on the load's own start, so that what

@@ -1,10 +1,10 @@
-//! A load that remembers every write, survives broken connections, and can prove what a disk must hold.
+//! A load that records every write, survives broken connections, and verifies the content of the disk.
 //!
 //! Crash tests and demonstrations stand on it. Writes in flight when a connection breaks are unknown: the disk may
 //! hold the old version or the new one, and the [`History`] allows both. An acknowledged write is never given up.
 //!
-//! Whoever offers the export again after a break must have made sure that nothing sent over the old connection is
-//! still under way (P4). A server that does not is reported here, rightly, as stale.
+//! Before a server offers the export again after a break, no request of the old connection may still be in flight (P4).
+//! If one is, this load reports stale data.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is to be asked of a target, in fio's words.
+//! The description of a load, in fio's terms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -178,7 +178,7 @@ pub struct Workload {
     pub flush_every: Option<u64>,
     /// How much of what is written is zeroes, in percent: what a compressing target saves, about.
     pub compress_percent: u8,
-    /// Who reads and writes, when the target is a file or a block device.
+    /// The system calls to use, when the target is a file or a block device.
     pub engine: IoEngine,
     /// Completions are polled for, not waited for by interrupt; with `io_uring`, on a device that can be polled.
     pub poll: bool,
@@ -238,12 +238,12 @@ pub enum WorkloadError {
     /// No thread or too many.
     #[error("{0} threads are not possible: use 1 to {MOST_THREADS}")]
     Threads(u32),
-    /// A time of nothing.
+    /// A runtime of zero.
     #[error(
-        "a runtime of zero measures nothing: give at least some milliseconds, or none for one pass over the range"
+        "a runtime of zero measures nothing: give at least some milliseconds, or no runtime for one pass over the range"
     )]
     Runtime,
-    /// A rate of nothing.
+    /// A rate of zero.
     #[error("a rate of zero asks for nothing: leave it out to ask for as much as the target takes")]
     Rate,
     /// The range starts off a block.
@@ -294,7 +294,7 @@ pub enum WorkloadError {
     /// Rounds of no length.
     #[error("rounds until a steady state need a runtime: that of one round")]
     Rounds,
-    /// Flushes that mean nothing.
+    /// Flushes without writes.
     #[error("flushes come after writes: give a writing access, and at least 1 write to each flush")]
     Flush,
     /// Not a percentage.
@@ -305,10 +305,10 @@ pub enum WorkloadError {
         "engine psync makes one request of a thread at a time, not {0}: use queue depth 1, and more threads for more"
     )]
     Psync(u32),
-    /// Polling by who does not poll, or for what cannot be polled.
+    /// Polling with an engine, or for requests, that cannot be polled.
     #[error("polling needs engine io_uring and no flushes: the kernel polls for reads and writes only")]
     Poll,
-    /// Nothing to be asked for.
+    /// A limit of zero bytes.
     #[error("zero bytes ask for nothing: leave the limit out, or give at least a block")]
     Bytes,
     /// A pattern or mix that is not understood.

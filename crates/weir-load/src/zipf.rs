@@ -88,7 +88,7 @@ fn alias(entries: &mut [Entry], weights: &[f64]) {
     let mut share: Vec<f64> = weights.iter().map(|weight| weight / total * entries.len() as f64).collect();
     let (mut light, mut heavy): (Vec<usize>, Vec<usize>) =
         (0..entries.len()).partition(|&column| share[column] < 1.0);
-    // What rounding leaves over is a full column.
+    // The columns that rounding leaves over are full.
     for entry in entries.iter_mut() {
         entry.threshold = 1 << 32;
     }

@@ -1,4 +1,4 @@
-//! Two profiles side by side: what was watched, and what a load made of it.
+//! Two profiles side by side: the original and its replay.
 
 use serde::Serialize;
 

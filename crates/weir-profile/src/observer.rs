@@ -1,4 +1,4 @@
-//! The profiler: what is counted for each request.
+//! The profiler: counts of each request.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A profile as numbers: what is written to files, sent over the API, and merged.
+//! A profile as numbers: written to files, sent over the API, merged.
 
 use serde::{Deserialize, Serialize};
 
@@ -267,14 +267,14 @@ pub struct Sampling {
     pub blocks: u64,
 }
 
-/// What a disk was asked for in a stretch of time.
+/// The requests to a disk in a stretch of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// Number of this layout.
     pub version: u32,
     /// What was watched: `disk db`, or the name of a trace.
     pub source: String,
-    /// Bytes of the disk; absent when nobody knows.
+    /// Bytes of the disk; absent when unknown.
     pub disk_bytes: Option<u64>,
     /// Seconds that were watched; 0 when the times of the requests are not known.
     pub seconds: f64,
@@ -397,7 +397,7 @@ impl Profile {
         }
     }
 
-    /// Adds a later stretch of time. Nobody remembers blocks from one stretch to the next: first uses of each stretch are
+    /// Adds a later stretch of time. Blocks are forgotten between stretches: first uses of each stretch are
     /// first uses of the sum, and the curves are those of a cache that begins each stretch empty.
     pub fn add(&mut self, later: &Profile) {
         self.seconds += later.seconds;

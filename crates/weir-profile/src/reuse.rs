@@ -1,4 +1,4 @@
-//! What needs a memory of blocks: first uses and re-uses, the working set, the distances from which the miss-ratio
+//! Figures that need the history of blocks: first uses and re-uses, the working set, the distances from which the miss-ratio
 //! curve follows, and how soon written blocks are written again. All of it from a spatial sample (SHARDS).
 
 use std::time::Duration;
@@ -25,7 +25,7 @@ const SEEN_READ: u8 = 1;
 const SEEN_WRITTEN: u8 = 2;
 const LAST_WRITTEN: u8 = 4;
 
-/// What is remembered of a sampled block.
+/// The state kept for a sampled block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
     flags: u8,

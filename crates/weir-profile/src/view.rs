@@ -1,4 +1,4 @@
-//! What follows from a profile: rates, shares, hit ratios, cache sizes, coalescing.
+//! Figures derived from a profile: rates, shares, hit ratios, cache sizes, coalescing.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What `blkparse` prints (blkparse(1), "OUTPUT DESCRIPTION AND FORMATTING"): device, processor, sequence, seconds, process,
+//! The output of `blkparse` (blkparse(1), "OUTPUT DESCRIPTION AND FORMATTING"): device, processor, sequence, seconds, process,
 //! action, RWBS, and for requests `sector + sectors`.
 
 use weir_block::RequestKind;

@@ -39,7 +39,7 @@ fn profile(requests: &[Traced], timed: bool, source: &str) -> Profile {
     let start = requests.first().map_or(0, |request| request.at);
     let end = requests.last().map_or(0, |request| request.at - start);
     let interval = Duration::from_nanos(end / INTERVALS).max(Duration::from_secs(1));
-    // Nobody waits for a request of a trace: all that the sample can hold is looked at.
+    // No guest waits for a request of a trace, so the sample may be as large as it can be.
     let settings = Settings { interval, sampled_per_second: u32::MAX, ..Settings::default() };
     let mut profiler = Profiler::new(settings, Nanos(0), Duration::ZERO);
     for request in requests {

@@ -1,4 +1,4 @@
-//! Where requests go. An engine moves bytes; what to ask and how long it took is the generator's business.
+//! Engines move bytes to and from a target. The generator chooses the requests and measures their latency.
 
 mod file;
 mod layer;

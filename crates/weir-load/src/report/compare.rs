@@ -1,4 +1,4 @@
-//! Two results side by side: what changed, and what cannot be said.
+//! Two results side by side: differences, and figures that cannot be compared.
 
 use serde::Serialize;
 

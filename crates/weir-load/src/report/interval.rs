@@ -1,4 +1,4 @@
-//! What happened in a short time: a line of the live view and of jsonl.
+//! The figures of one interval: a line of the live view and of jsonl.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What was written to every block, and whether what it holds may be.
+//! The versions written to every block, and whether the content of a block is one that it may have.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Data that says what it is, and the memory of what was written.
+//! Verifiable data, and the history of its writes.
 //!
 //! A verified block carries a stamp in each of its 512-byte sectors (`stamp.rs`): whose it is, where it
 //! belongs, which version of the block it is, and checksums. A [`History`] remembers for every block which

@@ -1,9 +1,9 @@
-//! A history that is on disk while it grows, so that it outlives the process that writes it.
+//! A history on disk from the first write on, so that it outlives the process.
 //!
 //! A header of one page, then for each block two numbers of 32 bits, the newest version that was acknowledged (or seen)
 //! and the newest that was issued. The table is mapped into memory: a version is noted there before its write leaves,
 //! and its acknowledgement after the answer has come, each with one store. The kernel writes the pages to the file,
-//! whatever becomes of the process. A record of a host whose own power was cut is not to be trusted.
+//! even if the process is killed. After a power cut of its own host a record is not reliable.
 //!
 //! | bytes | content (little endian) |
 //! |---|---|
@@ -36,7 +36,7 @@ const HEADER: usize = 4096;
 const USED: usize = 44;
 const ENTRY: usize = 8;
 
-/// The record of a load that is running. It is locked: one load writes it, and nobody judges by it meanwhile.
+/// The record of a load that is running. It is locked: one load writes it, and no other process reads it meanwhile.
 #[derive(Debug)]
 pub struct Record {
     _file: File,

@@ -1,4 +1,4 @@
-//! Requests on their way out: as many as there are leave in one `sendmsg`.
+//! Outgoing requests: all that are queued leave in one `sendmsg`.
 
 use std::io;
 use std::os::fd::RawFd;

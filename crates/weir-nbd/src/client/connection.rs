@@ -213,9 +213,9 @@ impl Connection {
         let compact = RequestHeader { magic, flags, command, cookie, offset, length: 0.into() };
         let magic = EXTENDED_REQUEST_MAGIC.into();
         let extended = ExtendedRequest { magic, flags, command, cookie, offset, length: 0.into() };
-        let goodbye = if self.export.extended_headers { extended.as_bytes() } else { compact.as_bytes() };
-        // If it does not fit, the closing socket says the same.
-        let _ = rustix::net::send(&self.socket, goodbye, rustix::net::SendFlags::NOSIGNAL);
+        let disconnect = if self.export.extended_headers { extended.as_bytes() } else { compact.as_bytes() };
+        // If it does not fit, closing the socket has the same effect.
+        let _ = rustix::net::send(&self.socket, disconnect, rustix::net::SendFlags::NOSIGNAL);
     }
 
     /// Waits for the socket; false when `until` has passed first.

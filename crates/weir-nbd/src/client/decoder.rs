@@ -1,4 +1,4 @@
-//! Replies on their way in: simple, structured and extended. Does no I/O.
+//! Decoder of replies: simple, structured and extended. Does no I/O.
 
 use zerocopy::FromBytes;
 
@@ -25,7 +25,7 @@ pub struct Done {
 pub(super) struct Decoder {
     /// Block status chunks carry this number for `base:allocation`.
     context: Option<u32>,
-    state: State,
+    phase: Phase,
     /// Headers have the extended form.
     extended: bool,
     /// Copy data out. A load that does not verify has no use for it.
@@ -33,7 +33,7 @@ pub(super) struct Decoder {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum Phase {
     /// At the head of a reply or chunk.
     Head,
     /// Inside the data of a read.
@@ -57,7 +57,7 @@ enum Parsed {
 
 impl Decoder {
     pub fn new(context: Option<u32>, extended: bool, keep_data: bool) -> Decoder {
-        Decoder { context, state: State::Head, extended, keep_data }
+        Decoder { context, phase: Phase::Head, extended, keep_data }
     }
 
     /// Takes as much of `input` as makes sense now; returns how much that was. The rest must be offered again
@@ -71,12 +71,12 @@ impl Decoder {
         let mut taken = 0;
         loop {
             let rest = &input[taken..];
-            match self.state {
-                State::Head => match self.head(rest, slots, done)? {
+            match self.phase {
+                Phase::Head => match self.head(rest, slots, done)? {
                     Parsed::Taken(bytes) => taken += bytes,
                     Parsed::Short => return Ok(taken),
                 },
-                State::Data { slot, at, left, .. } => {
+                Phase::Data { slot, at, left, .. } => {
                     let bytes = left.min(rest.len());
                     if bytes == 0 {
                         return Ok(taken);
@@ -93,9 +93,9 @@ impl Decoder {
 
     /// Where the data that comes next belongs (slot, first and last byte), for receiving it there directly.
     pub fn target(&self) -> Option<(u32, usize, usize)> {
-        match self.state {
-            State::Data { slot, at, left, .. } => Some((slot, at, at + left)),
-            State::Head => None,
+        match self.phase {
+            Phase::Data { slot, at, left, .. } => Some((slot, at, at + left)),
+            Phase::Head => None,
         }
     }
 
@@ -106,11 +106,11 @@ impl Decoder {
         slots: &mut [Slot],
         done: &mut Vec<Done>,
     ) -> Result<(), &'static str> {
-        let State::Data { slot, at, left, last } = self.state else { return Ok(()) };
+        let Phase::Data { slot, at, left, last } = self.phase else { return Ok(()) };
         slots[slot as usize].arrived += bytes as u32;
-        self.state = State::Data { slot, at: at + bytes, left: left - bytes, last };
+        self.phase = Phase::Data { slot, at: at + bytes, left: left - bytes, last };
         if left == bytes {
-            self.state = State::Head;
+            self.phase = Phase::Head;
             if last {
                 finish(slot, slots, done)?;
             }
@@ -148,7 +148,7 @@ impl Decoder {
         slot.errno = reply.error.get();
         match slot.command {
             NbdCommand::Read { length, .. } if slot.errno == 0 => {
-                self.state = State::Data { slot: index, at: 0, left: length as usize, last: true };
+                self.phase = Phase::Data { slot: index, at: 0, left: length as usize, last: true };
             }
             _ => finish(index, slots, done)?,
         }
@@ -211,7 +211,7 @@ impl Decoder {
         let data = length.checked_sub(8).filter(|&data| data > 0).ok_or("a data chunk without data")?;
         let Some((offset, _)) = body.split_first_chunk::<8>() else { return Ok(Parsed::Short) };
         let at = offset_in_buffer(&slots[index as usize], u64::from_be_bytes(*offset), data)?;
-        self.state = State::Data { slot: index, at, left: data, last };
+        self.phase = Phase::Data { slot: index, at, left: data, last };
         Ok(Parsed::Taken(8))
     }
 

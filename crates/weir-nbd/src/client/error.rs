@@ -1,4 +1,4 @@
-//! What can go wrong between a client and a server.
+//! Errors of requests and connections.
 
 use std::io;
 use std::time::Duration;

@@ -44,7 +44,7 @@ pub enum CheckedRequest {
     Disconnect,
 }
 
-/// What the client is told instead.
+/// The error that the client receives instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// [`crate::protocol::error`].
@@ -57,7 +57,7 @@ const fn refuse<T>(error: u32, message: &'static str) -> Result<T, Refusal> {
     Err(Refusal { error, message })
 }
 
-/// What of the handshake counts for a request.
+/// The results of the handshake that matter for a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// Reads and errors are answered with chunks: structured replies, or extended headers.
@@ -84,7 +84,7 @@ impl From<&Session> for Terms {
 /// Whether a request may go to a layer that is described by `info`.
 ///
 /// # Errors
-/// What the client is told: the request is unknown, malformed, misaligned, outside the disk, too large, or not offered.
+/// The error for the client: the request is unknown, malformed, misaligned, outside the disk, too large, or not offered.
 pub fn check_request(head: &RequestHead, info: &LayerInfo, terms: Terms) -> Result<CheckedRequest, Refusal> {
     let flags = head.flags;
     let fua = flags & flag::FUA != 0;
@@ -179,7 +179,7 @@ fn check_range(
     Ok(())
 }
 
-/// How a layer's error is told to a client ("Error values").
+/// A layer's error as the protocol's number ("Error values").
 #[must_use]
 pub fn error_number(io: &IoError, command: CheckedRequest) -> u32 {
     match io.code {

@@ -1,4 +1,4 @@
-//! What the handshake has to know about exports, and what comes out of it.
+//! The exports that the handshake can offer, and the session that it agrees on.
 
 use weir_block::LayerInfo;
 
@@ -78,6 +78,6 @@ pub struct Session {
     pub block_sizes: bool,
     /// Number of the context `base:allocation`, when the client has selected it.
     pub base_allocation: Option<u32>,
-    /// The transmission flags that the client was told.
+    /// The transmission flags that the client received.
     pub flags: u16,
 }

@@ -1,4 +1,4 @@
-//! The handshake ("Fixed newstyle negotiation"), without I/O: bytes in, bytes out, and what has become of it.
+//! The handshake ("Fixed newstyle negotiation"), without I/O: bytes in, bytes out, and the outcome.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,7 +29,7 @@ pub enum Step {
     /// Transmission begins, after what was put out is sent. [`Handshake::into_leftover`] has what the client
     /// sent ahead.
     Attach(Session),
-    /// The client has said goodbye. Send what was put out, then close.
+    /// The client has sent `ABORT`. Send what was put out, then close.
     Aborted,
     /// The session cannot go on. Send what was put out, then close.
     Refused(HandshakeError),

@@ -1,8 +1,8 @@
-//! The bodies of options, taken apart ("Option types"). Every length in them is the client's claim.
+//! Parsers of option bodies ("Option types"). No length in them is trusted.
 
 use crate::protocol::LONGEST_STRING;
 
-/// Why an option's body was refused; told to the client.
+/// Why an option's body was refused; sent to the client.
 pub(super) type Malformed = &'static str;
 
 /// Body of `INFO` and `GO`.

@@ -28,7 +28,7 @@ pub struct Asked {
 
 /// Writes descriptors for the asked range into `out`; returns the bytes used.
 ///
-/// Neighbours in the same state become one. Nothing beyond the range is told, even if the layer knows it: the length is
+/// Neighbours in the same state become one. The reply says nothing beyond the range, even if the layer knows it: the length is
 /// what the client can use at once. 0 when the extents do not begin at the offset.
 pub fn describe_extents(asked: Asked, extents: &[Extent], out: &mut [u8]) -> usize {
     let Asked { offset, length, one, extended } = asked;

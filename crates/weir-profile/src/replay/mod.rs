@@ -1,8 +1,8 @@
-//! Loads that ask for about what a profile shows.
+//! Loads that resemble a profile.
 //!
 //! Reads and writes, random and sequential ones, are a job each, with their own rate and mix of sizes. The random ones get
 //! the distribution whose miss-ratio curve and working set are closest: one for both, so that writes hit what reads read,
-//! or one for each, whatever a rehearsal finds closer. What this cannot reproduce is said in [`Export::notes`].
+//! or one for each, whichever is closer in a rehearsal. [`Export::notes`] lists what the load cannot reproduce.
 
 mod area;
 mod fit;
@@ -50,9 +50,9 @@ const BURSTY: f64 = 3.0;
 /// A load made of a profile.
 #[derive(Clone, Debug)]
 pub struct Export {
-    /// What runs at once.
+    /// The jobs; all run at once.
     pub jobs: Vec<Job>,
-    /// What is different from what was watched, in sentences.
+    /// Differences from the profile, in sentences.
     pub notes: Vec<String>,
 }
 

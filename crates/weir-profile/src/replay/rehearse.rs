@@ -1,4 +1,4 @@
-//! Loads in imagined time: what a profiler would see of them on a target that answers at once.
+//! Loads in simulated time: their profile on a target that answers at once.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use weir_load::workload::WorkloadError;
 use crate::observer::{Profiler, Settings};
 use crate::record::Profile;
 
-/// What requests cost where nothing else decides when they come.
+/// Time between requests of a load without a rate.
 const STEP: Duration = Duration::from_micros(1);
 
 /// Runs `jobs` at once on a target of `size` bytes that does not exist, and profiles what they ask for.

@@ -1,11 +1,11 @@
-//! What a profile is divided into: one share of the requests for each job.
+//! The shares of a profile: one for each job.
 
 use crate::record::{Class, Direction, Part, Profile};
 
 /// Parts with less than this share of the requests are not worth a job; their requests are made at random offsets.
 pub(super) const SMALLEST_PART: f64 = 0.005;
 
-/// What was asked for of one direction in one way.
+/// The requests of one direction and class.
 pub(super) struct Share {
     pub direction: Direction,
     pub class: Class,
