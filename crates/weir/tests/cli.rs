@@ -39,6 +39,17 @@ fn errors_have_codes_and_say_what_to_do() {
         let said = place.fails(&format!("disk create d --volume v --size {size}"), 2);
         assert!(said.contains(&format!("`{size}`")), "{said}");
     }
+    for (command, hint) in [
+        ("disk create d --volume v --size -1", "such as 4096, 4k, 1.5GiB or 1GB"),
+        ("disk create d --volume v --size 1kk", "such as 4096, 4k, 1.5GiB or 1GB"),
+        ("disk create d --volume v --size 1.3", "smaller unit"),
+        ("disk create d --volume v --size 0", "at least one byte"),
+        ("disk resize d -1", "such as 4096, 4k, 1.5GiB or 1GB"),
+        ("bench null --size 0k", "at least one byte"),
+    ] {
+        let said = place.fails(command, 2);
+        assert!(said.contains(hint), "{command}: {said}");
+    }
     assert!(place.fails("lab status", 3).contains("weir lab up"));
     assert!(place.fails("status --lab nowhere", 3).contains("nowhere"));
     assert!(place.fails("status --api ./none.sock", 5).contains("is it running?"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use weir_block::size::parse_size;
+use weir_formats::fio::parse_fio_size;
 use weir_load::summary::Buckets;
 
 use super::{Parsed, cell, mix};
@@ -117,7 +117,7 @@ fn parse_run(global: &BTreeMap<String, String>, first: &Job, jobs: &[&Job]) -> R
     let access = access_of(&access, || number(&["rwmixread"], 50))?;
     let block = match option(&["bs", "blocksize"]) {
         None => 4096,
-        Some(text) => parse_size(&text)
+        Some(text) => parse_fio_size(&text)
             .map_err(|error| format!("bs is {text:?}: one block size is needed ({error})"))?,
     };
     let threads = number(&["numjobs"], 1)?;

@@ -2,8 +2,10 @@
 
 mod json;
 mod read_jobs;
+mod size;
 mod write_jobs;
 
 pub use json::to_json;
 pub use read_jobs::{JobFileError, read_jobs};
+pub use size::{FioSizeError, parse_fio_size};
 pub use write_jobs::write_jobs;

@@ -13,13 +13,15 @@
 
 use std::time::Duration;
 
-use weir_block::size::{Size, parse_size};
+use weir_block::size::Size;
 use weir_load::arrivals::Arrivals;
 use weir_load::io_engine::IoEngine;
 use weir_load::job::Job;
 use weir_load::pattern::{BlockMix, Pattern};
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload, WorkloadError};
+
+use super::size::parse_fio_size;
 
 /// What is wrong with a job file.
 #[derive(Debug, thiserror::Error)]
@@ -372,12 +374,7 @@ fn always(value: Option<&str>, is: bool) -> Result<(), Refusal> {
 }
 
 fn size(text: &str) -> Result<Size, Refusal> {
-    let lower = text.to_ascii_lowercase();
-    if lower.ends_with('i') || lower.ends_with("ib") {
-        return Err(wrong("by fio's default that is a multiple of 1000: write 4k for 4096"));
-    }
-    let number = lower.strip_suffix('b').unwrap_or(&lower);
-    Ok(Size(parse_size(number)?))
+    Ok(Size(parse_fio_size(text)?))
 }
 
 fn time(text: &str) -> Result<Duration, Refusal> {
