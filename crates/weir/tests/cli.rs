@@ -218,6 +218,10 @@ fn loads_leave_a_disk_in_use_alone(place: &Place) {
     let load = format!("bench {uri} --rw randwrite --destroy --no-prefill --runtime 100ms --warmup 0s");
     let said = place.fails(&load, 4);
     let forced = place.weir(&format!("{load} --force"));
+    let inside =
+        "bench --disk db --layer accel --rw randwrite --destroy --no-prefill --runtime 100ms --warmup 0s";
+    place.fails(inside, 4);
+    place.ok(&format!("{inside} --force"));
     guest.kill().unwrap();
     guest.wait().unwrap();
     assert!(said.contains("1 client(s) are connected to disk db") && said.contains("--force"), "{said}");

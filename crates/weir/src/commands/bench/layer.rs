@@ -37,6 +37,8 @@ pub struct Load<'a> {
     pub disk: &'a str,
     pub layer: LoadLayer,
     pub workload: &'a Workload,
+    /// Also while clients are connected to the disk.
+    pub force: bool,
 }
 
 impl Load<'_> {
@@ -138,14 +140,14 @@ impl Load<'_> {
         format: BenchFormat,
         interrupted: &AtomicBool,
     ) -> Result<(Summary, Option<Failure>), Failure> {
-        let Load { client, disk, layer, workload } = self;
+        let Load { client, disk, layer, workload, force } = self;
         let name = format!("{disk} {}", name_of(layer));
         let total = workload.runtime.unwrap_or_default() + workload.warmup;
         let (bar, from, started) =
             (styled_bar(total).with_message(name.clone()), self.counted()?, Nanos::now());
         let (sender, end) = channel();
         let (asked, of, load) =
-            (client.clone(), disk.to_owned(), RunLoad { layer, workload: workload.clone(), force: false });
+            (client.clone(), disk.to_owned(), RunLoad { layer, workload: workload.clone(), force });
         std::thread::Builder::new().name("load".into()).spawn(move || {
             // Nobody listens any more when the load was interrupted.
             let _ = sender.send(asked.load(&of, &load));

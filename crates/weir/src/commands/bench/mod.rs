@@ -73,7 +73,13 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                 )));
             }
             let client = owner_of(global, disk)?;
-            let load = layer::Load { client: &client, disk, layer: layer.into(), workload: &workload };
+            let load = layer::Load {
+                client: &client,
+                disk,
+                layer: layer.into(),
+                workload: &workload,
+                force: arguments.force,
+            };
             load.run(arguments, format)
         }
         (_, Some(target), _) => {
