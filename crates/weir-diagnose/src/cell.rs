@@ -56,7 +56,7 @@ pub struct Cell {
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub threads: u32,
     /// Bytes of the target that are used, from its start; `None` means all that the measurement uses.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "footprint_bytes", skip_serializing_if = "Option::is_none")]
     pub footprint: Option<u64>,
 }
 

@@ -14,6 +14,7 @@ pub struct Environment {
     /// The node that measured.
     pub node: String,
     /// When it began, in seconds since 1970 (UTC).
+    #[serde(rename = "started_unix_seconds")]
     pub started_unix: u64,
     /// The kernel's release.
     pub kernel: String,

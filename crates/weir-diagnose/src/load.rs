@@ -87,7 +87,7 @@ impl<'a> LoadTarget<'a> {
         options: LoadOptions,
         monitor: &'a Monitor,
     ) -> LoadTarget<'a> {
-        LoadTarget { name: name.to_owned(), position: Position::OnTheWay, target, options, monitor }
+        LoadTarget { name: name.to_owned(), position: Position::OnPath, target, options, monitor }
     }
 
     /// The same, in place of another layer.

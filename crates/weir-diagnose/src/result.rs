@@ -11,8 +11,8 @@ use crate::counters::Counters;
 use crate::environment::Environment;
 use crate::json;
 
-/// The schema's name and version. Grows when a reader of the old one would misread the new one.
-pub const SCHEMA: &str = "weir-diagnose/2";
+/// The schema's name and version. Grows when a reader of the old one would misread the new one. `JSON.md` describes it.
+pub const SCHEMA: &str = "weir.diagnosis/1";
 
 /// Slots of a row's timeline: enough for a picture, and few enough for the ten thousand rows of an exhaustive measurement.
 pub const MOST_SLOTS: usize = 32;
@@ -26,9 +26,10 @@ pub struct Measurement {
     /// Completed I/Os per second.
     pub iops: f64,
     /// Completed MiB (2^20 bytes) per second.
+    #[serde(rename = "mib_per_second")]
     pub mib_per_s: Option<f64>,
     /// The throughput was written down in multiples of this, in MiB per second; 0 where it was measured.
-    #[serde(default)]
+    #[serde(default, rename = "mib_per_second_step")]
     pub mib_per_s_step: f64,
     /// Mean latency, in nanoseconds.
     pub mean_ns: Option<f64>,
@@ -65,7 +66,7 @@ pub struct Measurement {
 pub enum Position {
     /// An I/O of the disk, as it is configured now, goes through this layer. These layers form a chain,
     /// from the bottom, in the order in which they are given.
-    OnTheWay,
+    OnPath,
     /// The same place as another layer that is on the way, under a policy that the disk does not have now.
     /// Compared with that layer, never part of the chain.
     AlternativeTo(String),
@@ -134,6 +135,20 @@ pub struct Diagnosis {
     pub rows: Vec<Row>,
 }
 
+/// The same without its schema, for a document that begins with other fields.
+#[derive(Serialize)]
+pub(crate) struct WithoutSchema<'a> {
+    environment: &'a Environment,
+    cells: &'a [Cell],
+    #[serde(skip_serializing_if = "<[Cell]>::is_empty")]
+    follow_ups: &'a [Cell],
+    layers: &'a [LayerEntry],
+    repeats: u32,
+    seed: u64,
+    interrupted: bool,
+    rows: &'a [Row],
+}
+
 /// A document that is not a measurement this version can read.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
@@ -141,7 +156,9 @@ pub enum DocumentError {
     #[error("the document is not a layered measurement: {0}")]
     Malformed(#[from] serde_json::Error),
     /// Written by another version.
-    #[error("the document has the schema {found:?}, this version reads {SCHEMA:?}")]
+    #[error(
+        "its schema is {found:?}; this version of weir reads {SCHEMA:?}: measure again, or use the version that wrote it"
+    )]
     Schema {
         /// What the document says.
         found: String,
@@ -152,6 +169,19 @@ pub enum DocumentError {
 }
 
 impl Diagnosis {
+    pub(crate) fn without_schema(&self) -> WithoutSchema<'_> {
+        WithoutSchema {
+            environment: &self.environment,
+            cells: &self.cells,
+            follow_ups: &self.follow_ups,
+            layers: &self.layers,
+            repeats: self.repeats,
+            seed: self.seed,
+            interrupted: self.interrupted,
+            rows: &self.rows,
+        }
+    }
+
     /// Runs that were planned, or that were done where further repeats made them more.
     #[must_use]
     pub fn planned_runs(&self) -> usize {
@@ -172,7 +202,7 @@ impl Diagnosis {
 
     /// The layers on the I/O's way, from the bottom, with their place in `layers`.
     pub fn chain(&self) -> impl Iterator<Item = (usize, &LayerEntry)> {
-        self.layers.iter().enumerate().filter(|(_, layer)| layer.position == Position::OnTheWay)
+        self.layers.iter().enumerate().filter(|(_, layer)| layer.position == Position::OnPath)
     }
 
     /// The place in `layers` of the layer of that name.
@@ -234,9 +264,9 @@ pub(crate) fn check_layers(layers: &[LayerEntry]) -> Result<(), String> {
         }
         if let Position::AlternativeTo(other) = &layer.position {
             let found = layers.iter().find(|candidate| &candidate.name == other);
-            if found.is_none_or(|candidate| candidate.position != Position::OnTheWay) {
+            if found.is_none_or(|candidate| candidate.position != Position::OnPath) {
                 return Err(format!(
-                    "{:?} is given as an alternative to {other:?}, which is not a layer on the way",
+                    "{:?} is given as an alternative to {other:?}, which is not a layer of the I/O path",
                     layer.name
                 ));
             }
@@ -261,8 +291,8 @@ mod tests {
 
     #[test]
     fn another_schema_is_named_before_anything_else() {
-        let error = Diagnosis::from_json(r#"{"schema":"weir-diagnose/9","rows":7}"#).unwrap_err();
-        assert!(error.to_string().contains("weir-diagnose/9"), "{error}");
+        let error = Diagnosis::from_json(r#"{"schema":"weir-diagnose/2","rows":7}"#).unwrap_err();
+        assert!(error.to_string().contains("weir-diagnose/2"), "{error}");
         assert!(matches!(Diagnosis::from_json("{}"), Err(DocumentError::Malformed(_))));
     }
 
@@ -278,7 +308,7 @@ mod tests {
         assert!(break_it(|d| d.layers[1].name = d.layers[0].name.clone()).contains("two layers"));
         assert!(
             break_it(|d| d.layers[0].position = Position::AlternativeTo("moon".into()))
-                .contains("not a layer on")
+                .contains("not a layer of")
         );
     }
 }

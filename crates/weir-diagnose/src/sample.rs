@@ -94,14 +94,14 @@ pub fn measured(layers: Vec<LayerEntry>, numbers: impl Fn(usize, &Cell) -> Numbe
 pub fn chain(layers: &[(&str, Numbers)]) -> Diagnosis {
     let entries = layers
         .iter()
-        .map(|(name, _)| LayerEntry { name: (*name).to_owned(), position: Position::OnTheWay })
+        .map(|(name, _)| LayerEntry { name: (*name).to_owned(), position: Position::OnPath })
         .collect();
     measured(entries, |layer, _| layers[layer].1)
 }
 
 /// A disk with `write-back+1`: writes are faster than at the backing, the export costs most.
 pub fn write_back() -> Diagnosis {
-    let on_the_way = |name: &str| LayerEntry { name: name.into(), position: Position::OnTheWay };
+    let on_the_way = |name: &str| LayerEntry { name: name.into(), position: Position::OnPath };
     let beside = |name: &str| LayerEntry {
         name: name.into(),
         position: Position::AlternativeTo("accel write-back+1".into()),

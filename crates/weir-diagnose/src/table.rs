@@ -1,4 +1,4 @@
-//! The findings for a terminal: one block for each shape, one line for each layer.
+//! The findings for a terminal: the verdict in one sentence, a block for each shape with a line for each layer, the evidence.
 
 use std::fmt::Write;
 
@@ -6,27 +6,48 @@ use crate::cell::{Cell, Shape};
 use crate::comparison::{Difference, Point, Quantity};
 use crate::finding::Findings;
 use weir_report::format;
-use weir_report::text::Columns;
+use weir_report::text::{self, Columns};
 
 use crate::result::{Diagnosis, Position};
 use crate::stats::PRACTICAL_MARGIN;
 use crate::verdict;
 
-/// Depths beside each other; more would not fit a terminal.
+/// Columns of the text where there is no terminal that says otherwise.
+pub const WIDTH: usize = text::WIDEST;
+
+/// A narrower terminal wraps lines itself: numbers are never cut.
+const NARROWEST: usize = 60;
+
+/// Depths beside each other at most.
 const SIDE_BY_SIDE: usize = 2;
 
-/// The verdict and the table, as plain text that ends with a newline.
+/// The verdict and the table, as plain text that ends with a newline, [`WIDTH`] columns wide.
 #[must_use]
 pub fn render(diagnosis: &Diagnosis, findings: &Findings) -> String {
-    let mut text = String::new();
+    render_within(diagnosis, findings, WIDTH)
+}
+
+/// The same for so many columns; more than [`WIDTH`] are not used.
+#[must_use]
+pub fn render_within(diagnosis: &Diagnosis, findings: &Findings, width: usize) -> String {
+    let width = width.clamp(NARROWEST, WIDTH);
+    let mut text = text::wrap("", &findings.verdict.headline, width) + "\n\n";
     for shape in shapes(diagnosis) {
         let _ = writeln!(text, "{shape}");
         let cells: Vec<&Cell> = diagnosis.cells.iter().filter(|cell| cell.shape == shape).collect();
         for cells in cells.chunks(SIDE_BY_SIDE) {
-            let _ = writeln!(text, "{}\n", block(diagnosis, findings, cells));
+            let together = block(diagnosis, findings, cells);
+            let blocks = if together.fits(width) {
+                vec![together]
+            } else {
+                cells.iter().map(|cell| block(diagnosis, findings, &[*cell])).collect()
+            };
+            for block in blocks {
+                let _ = writeln!(text, "{}\n", block.render(width));
+            }
         }
     }
-    text.push_str(&closing(diagnosis, findings));
+    text.push_str(&closing(diagnosis, findings, width));
     text
 }
 
@@ -45,17 +66,19 @@ pub(crate) fn shapes(diagnosis: &Diagnosis) -> Vec<Shape> {
 fn label(diagnosis: &Diagnosis, layer: usize) -> String {
     let entry = &diagnosis.layers[layer];
     match entry.position {
-        Position::OnTheWay | Position::Reference => entry.name.clone(),
+        Position::OnPath | Position::Reference => entry.name.clone(),
         Position::AlternativeTo(_) => format!("  or {}", entry.name),
     }
 }
 
-fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String {
+fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Columns {
     let mut header = vec!["layer".to_owned()];
     for cell in cells {
         header.extend(headings(findings, cell));
     }
-    let mut table = Columns::new(header);
+    // Of each depth, the third number and the spread can be missed.
+    let spared: Vec<usize> = (0..cells.len()).flat_map(|cell| [4 * cell + 3, 4 * cell + 2]).collect();
+    let mut table = Columns::new(header).sparing(&spared);
     for layer in diagnosis.layers_compared() {
         let mut line = vec![label(diagnosis, layer)];
         for cell in cells {
@@ -63,7 +86,7 @@ fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> String 
         }
         table.push(line);
     }
-    table.render(usize::MAX)
+    table
 }
 
 /// At depth 1 latency comes first, above it IOPS: what the cell is judged by.
@@ -107,38 +130,40 @@ fn step(difference: &Difference) -> String {
     verdict::interval(difference).map_or(short.clone(), |ends| format!("{short} {ends}"))
 }
 
-fn closing(diagnosis: &Diagnosis, findings: &Findings) -> String {
+fn closing(diagnosis: &Diagnosis, findings: &Findings, width: usize) -> String {
     let mut text = String::new();
+    let mut say = |first: &str, sentence: &str| {
+        let _ = writeln!(text, "{}", text::wrap(first, sentence, width));
+    };
     let verdict = &findings.verdict;
-    let _ = writeln!(text, "{}", verdict.headline);
     for sentence in verdict.evidence.iter().chain(&verdict.cautions) {
-        let _ = writeln!(text, "  {sentence}");
+        say("  ", sentence);
     }
     for guess in &verdict.hypotheses {
-        let _ = writeln!(text, "  {}", guess.title());
+        say("  ", &guess.title());
         for sentence in guess.grounds.iter().chain([&guess.prediction]) {
-            let _ = writeln!(text, "    {sentence}");
+            say("    ", sentence);
         }
         if let Some(outcome) = guess.outcome() {
-            let _ = writeln!(text, "    {outcome}");
+            say("    ", &outcome);
         }
     }
-    for (index, sentence) in verdict.would_change.iter().enumerate() {
-        let begin = if index == 0 { "what would change this:" } else { "                       " };
-        let _ = writeln!(text, "  {begin} {sentence}");
+    for (index, sentence) in verdict.to_improve.iter().enumerate() {
+        say(if index == 0 { "  To improve confidence: " } else { "                         " }, sentence);
     }
     for line in unused_lines(diagnosis, findings) {
-        let _ = writeln!(text, "  not used: {line}");
+        say("  Not used: ", &line);
     }
-    let _ = writeln!(
-        text,
-        "\nMedians of the repeats (planned: {}); ± is the greatest distance of a repeat from the median. A step is the change from\n\
-         the layer below on the way (latency at QD 1, IOPS above), with the factor's 95 % interval. \"same\" is shown to be\n\
-         within {}, \"slower\" and \"faster\" to be beyond it; \"?\" is neither. \"or\" marks an alternative; its step is the\n\
-         change from the layer in whose place it stands.",
+    let how_to_read = format!(
+        "Medians of the repeats (planned: {}); ± is the greatest distance of a repeat from the median. A step is the change \
+         from the layer below (latency at QD 1, IOPS above), with the factor's 95 % interval. \"same\" is shown to be within \
+         {}, \"slower\" and \"faster\" to be beyond it; \"?\" is neither. \"or\" marks an alternative; its step is the change \
+         from the layer that it replaces.",
         diagnosis.repeats,
         format::percent(PRACTICAL_MARGIN),
     );
+    say("", "");
+    say("", &how_to_read);
     text
 }
 
@@ -193,5 +218,15 @@ mod tests {
         let text = render(&diagnosis, &find(&diagnosis));
         assert!(text == include_str!("../tests/golden/table.txt"), "the table changed:\n{text}");
         assert!(text.lines().all(|line| line.trim_end() == line), "no trailing blanks");
+        assert!(
+            text.starts_with("Likely: nbd export adds 54.0 µs to accel write-back+1 at QD 1 ("),
+            "{text}"
+        );
+        for width in [WIDTH, 80] {
+            let text = render_within(&diagnosis, &find(&diagnosis), width);
+            let longest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(longest <= width, "{longest} columns of {width}:\n{text}");
+            assert!(text.contains("+54.0 µs slower [2.37, 2.48]"), "numbers are not cut: {text}");
+        }
     }
 }

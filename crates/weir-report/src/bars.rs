@@ -11,6 +11,12 @@ const ROOM_BESIDE: f64 = 1.5;
 /// Characters of a name beside its numbers.
 const LONGEST_NAME: usize = 28;
 
+/// An error bar is drawn where its ends are further apart than this share of the value: a shorter one says nothing.
+pub const FAR_APART: f64 = 0.05;
+
+/// Room at the right of the longest bar, for its error bar. What is beyond it is cut off: one outlier must not shrink all bars.
+const ROOM_FOR_ERRORS: f64 = 1.15;
+
 const BAR: f64 = 13.0;
 const THIN_BAR: f64 = 6.0;
 const ROW: f64 = 44.0;
@@ -25,8 +31,8 @@ pub struct Bar {
     pub value: f64,
     /// The value as text.
     pub label: String,
-    /// The least and the greatest value, drawn as an error bar where it is wide enough to be seen.
-    pub range: [f64; 2],
+    /// The least and the greatest value, drawn as an error bar where they are [`FAR_APART`].
+    pub range: Option<[f64; 2]>,
     /// The change from the bar before, in words.
     pub step: Option<Step>,
     /// Shown when pointed at.
@@ -66,12 +72,14 @@ pub struct Chart {
 /// The chart; `None` without a bar.
 #[must_use]
 pub fn panel(chart: &Chart) -> Option<Panel> {
-    let longest = |bars: &[Bar]| bars.iter().map(|bar| bar.range[1].max(bar.value)).fold(0.0, f64::max);
+    let longest = |bars: &[Bar]| bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
+    let errors = |bars: &[Bar]| bars.iter().filter_map(|bar| Some(bar.error()?[1])).fold(0.0, f64::max);
     let most = match (longest(&chart.chain), longest(&chart.beside)) {
         (0.0, 0.0) => return None,
         (0.0, beside) => beside,
         (chain, beside) => chain.max(beside.min(chain * ROOM_BESIDE)),
     };
+    let most = most.max(errors(&chart.chain).min(most * ROOM_FOR_ERRORS));
     let axis = Axis::linear(0.0, WIDTH, most);
     let mut drawing = Drawing::default();
     draw_chain(&mut drawing, &axis, chart);
@@ -101,7 +109,7 @@ fn draw_chain(drawing: &mut Drawing, axis: &Axis, chart: &Chart) {
             }
             _ => drawing.rect("base", 0.0, y, end, BAR),
         }
-        error_bar(drawing, axis, bar.range, y + BAR / 2.0);
+        error_bar(drawing, axis, bar, y + BAR / 2.0);
         drawing.end_group();
         previous = Some(bar.value);
     }
@@ -126,7 +134,7 @@ fn draw_beside(drawing: &mut Drawing, axis: &Axis, chart: &Chart) {
             drawing.rect("cut", end - 16.0, y - 1.0, 3.0, THIN_BAR + 2.0);
             drawing.rect("cut", end - 10.0, y - 1.0, 3.0, THIN_BAR + 2.0);
         } else {
-            error_bar(drawing, axis, bar.range, y + THIN_BAR / 2.0);
+            error_bar(drawing, axis, bar, y + THIN_BAR / 2.0);
         }
         drawing.end_group();
     }
@@ -148,14 +156,19 @@ fn label(drawing: &mut Drawing, bar: &Bar, baseline: f64, [name_class, value_cla
     drawing.spans(WIDTH, baseline, Anchor::End, &parts);
 }
 
-/// The range, where it is wide enough to be seen.
-fn error_bar(drawing: &mut Drawing, axis: &Axis, [least, most]: [f64; 2], y: f64) {
-    let (left, right) = (axis.at(least), axis.at(most));
-    if right - left < 2.0 {
-        return;
+impl Bar {
+    /// The ends of the error bar, if it is to be drawn.
+    fn error(&self) -> Option<[f64; 2]> {
+        self.range.filter(|[least, most]| most - least > FAR_APART * self.value)
     }
+}
+
+/// The error bar. An end that is beyond the axis has no cap.
+fn error_bar(drawing: &mut Drawing, axis: &Axis, bar: &Bar, y: f64) {
+    let Some(ends) = bar.error() else { return };
+    let [left, right] = ends.map(|end| axis.at(end));
     drawing.line("whisker", (left, y), (right, y));
-    for x in [left, right] {
+    for (_, x) in ends.into_iter().zip([left, right]).filter(|(end, _)| !axis.is_beyond(*end)) {
         drawing.line("whisker", (x, y - 2.5), (x, y + 2.5));
     }
 }
@@ -168,7 +181,7 @@ mod tests {
     fn bar(name: &str, value: f64) -> Bar {
         let step = Step { text: "added".into(), interval: String::new(), class: "cost" };
         let name = name.to_owned();
-        Bar { name, value, label: value.to_string(), range: [value; 2], step: Some(step), tip: String::new() }
+        Bar { name, value, label: value.to_string(), range: None, step: Some(step), tip: String::new() }
     }
 
     fn chart(chain: Vec<Bar>, beside: Vec<Bar>) -> Chart {
@@ -195,5 +208,16 @@ mod tests {
         let svg = panel(&chart(vec![bar("a", 50e3)], vec![bar("b", 900e3)])).unwrap().svg;
         assert_eq!(svg.matches(r#"class="cut""#).count(), 2, "{svg}");
         assert!(panel(&chart(Vec::new(), Vec::new())).is_none());
+    }
+
+    #[test]
+    fn error_bars_are_drawn_where_they_say_something_and_never_shrink_the_bars() {
+        let with = |least, most| Bar { range: Some([least, most]), ..bar("a", 100.0) };
+        let svg = |one: Bar| panel(&chart(vec![one], Vec::new())).unwrap().svg;
+        assert_eq!(svg(with(99.0, 102.0)).matches("whisker").count(), 0, "3 % apart");
+        assert_eq!(svg(with(90.0, 110.0)).matches("whisker").count(), 3);
+        let outlier = svg(with(90.0, 1000.0));
+        assert_eq!(outlier.matches("whisker").count(), 2, "the far end is cut off and has no cap: {outlier}");
+        assert!(outlier.contains(r#"class="base" x="0.0" y="18.0" width="400.0""#), "{outlier}");
     }
 }

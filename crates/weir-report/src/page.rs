@@ -104,7 +104,8 @@ impl Key {
     }
 }
 
-/// A table. It scrolls sideways by itself where the screen is too narrow for it, and its first column stays in view.
+/// A table. On a narrow screen its rows become lists of labelled numbers, so that no column is cut off; a table that is too wide
+/// for a wide screen scrolls within a box of its own.
 #[derive(Debug, Default)]
 pub struct Table {
     /// Its style: `matrix`, `matrix dense`, `suspicions`, or empty.
@@ -181,6 +182,15 @@ impl Table {
     fn has_names(&self) -> bool {
         self.groups.iter().any(|group| !group.name.is_empty())
     }
+
+    /// What the cells of a column are called where a narrow screen shows them under each other.
+    fn label(&self, column: &usize) -> String {
+        let labels = self.groups.iter().flat_map(|group| {
+            let name = &group.name;
+            group.columns.iter().map(move |column| format!("{name} {column}").trim().to_owned())
+        });
+        labels.into_iter().nth(*column).unwrap_or_default()
+    }
 }
 
 impl Cell {
@@ -231,5 +241,29 @@ mod tests {
         assert_eq!(html.matches("<table").count(), html.matches(r#"<div class="scroll""#).count());
         assert!(html.contains(r#"colspan="2""#) && html.contains("QD 32"), "{html}");
         assert!(html.contains(r#"<span class="tile slow2"><b>▲</b>1.3×</span>"#), "{html}");
+    }
+
+    /// At 420 pixels no table is wider than the screen: each cell carries its heading, rows wrap, and drawings scale.
+    #[test]
+    fn nothing_has_a_fixed_width_that_a_narrow_screen_cuts() {
+        let html = page().html().unwrap();
+        assert!(
+            html.contains(r#"data-label="export QD 1""#) && html.contains(r#"data-label="export QD 32""#),
+            "{html}"
+        );
+        let narrow =
+            &html[html.find("@media (max-width: 720px)").unwrap()..html.find("@media print").unwrap()];
+        for rule in
+            ["content: attr(data-label)", "thead { display: none; }", "flex-wrap: wrap", "min-width: 0"]
+        {
+            assert!(narrow.contains(rule), "{rule} in {narrow}");
+        }
+        let css = include_str!("../templates/report.css");
+        assert!(css.contains("svg { display: block; width: 100%; height: auto"), "drawings scale");
+        let wide =
+            css.split("width: ").skip(1).filter_map(|rest| rest.split("px").next()?.parse::<u32>().ok());
+        let beyond: Vec<u32> =
+            wide.filter(|pixels| *pixels > 384 && ![620, 720, 1120].contains(pixels)).collect();
+        assert!(beyond.is_empty(), "wider than a narrow screen: {beyond:?}");
     }
 }

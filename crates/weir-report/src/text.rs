@@ -140,7 +140,7 @@ pub fn wrap(first: &str, text: &str, width: usize) -> String {
         used += length;
     }
     lines.push(line);
-    lines.join("\n")
+    lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

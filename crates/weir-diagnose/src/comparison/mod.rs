@@ -63,6 +63,7 @@ pub struct Point {
     /// I/Os per second.
     pub iops: Spread,
     /// MiB per second: IOPS times block size.
+    #[serde(rename = "mib_per_second")]
     pub mib_per_s: Spread,
     /// Mean latency, in nanoseconds.
     pub mean_ns: Option<Spread>,
@@ -113,6 +114,7 @@ pub struct Unused {
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
     /// Median latency, in nanoseconds: less is better.
+    #[serde(rename = "latency_ns")]
     Latency,
     /// I/Os per second: more is better.
     Iops,
@@ -232,7 +234,7 @@ pub struct Comparisons {
     /// From a layer on the way to each of its alternatives.
     pub alternatives: Vec<Difference>,
     /// From the lowest to the highest layer on the way in each cell with more than one step.
-    pub whole_way: Vec<Difference>,
+    pub whole_path: Vec<Difference>,
     /// Rows that are not used, with the reason.
     pub unused: Vec<Unused>,
 }
@@ -261,7 +263,7 @@ impl Comparisons {
 
     /// Every comparison, in the order in which they are judged.
     pub fn comparisons(&self) -> impl Iterator<Item = &Difference> {
-        self.steps.iter().chain(&self.alternatives).chain(&self.whole_way)
+        self.steps.iter().chain(&self.alternatives).chain(&self.whole_path)
     }
 
     /// The step that ends at a layer, or the comparison of an alternative with the layer in whose place it stands.
@@ -283,7 +285,7 @@ pub fn compare(diagnosis: &Diagnosis) -> Comparisons {
     for cell in &diagnosis.cells {
         let steps = steps(&compared, cell, &chain);
         if let [first, .., last] = steps.as_slice() {
-            compared.whole_way.extend(between(&compared, cell, first.from, last.to, Vec::new()));
+            compared.whole_path.extend(between(&compared, cell, first.from, last.to, Vec::new()));
         }
         let beside = alternatives(diagnosis, &compared, cell);
         compared.steps.extend(steps);
@@ -439,7 +441,7 @@ fn between(
 
 /// Judges all comparisons that have repeats, as one family: the more is looked at, the more it takes.
 fn judge(compared: &mut Comparisons) {
-    let all = compared.steps.iter_mut().chain(&mut compared.alternatives).chain(&mut compared.whole_way);
+    let all = compared.steps.iter_mut().chain(&mut compared.alternatives).chain(&mut compared.whole_path);
     let mut tested: Vec<(&mut Difference, Comparison)> = all
         .filter_map(|difference| difference.comparison.map(|comparison| (difference, comparison)))
         .collect();

@@ -42,8 +42,8 @@ fn slower_faster_same_and_what_cannot_be_told() {
     assert_eq!(step.quantity, Quantity::Iops);
     assert!((step.loss_factor() - 1.01).abs() < 1e-3);
     assert!(step.assured_loss_factor().unwrap() < step.loss_factor());
-    let way = compared.whole_way.iter().find(|way| way.cell == diagnosis.cells[0]).unwrap();
-    assert_eq!((way.from, way.to, way.judgement), (0, 4, Judgement::Slower));
+    let path = compared.whole_path.iter().find(|path| path.cell == diagnosis.cells[0]).unwrap();
+    assert_eq!((path.from, path.to, path.judgement), (0, 4, Judgement::Slower));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn without_median_latencies_depth_one_is_judged_by_iops() {
 fn a_single_layer_has_no_step() {
     let compared = compare(&sample::chain(&[("backing", Numbers::steady(40e3))]));
     assert_eq!(compared.points.len(), 8);
-    assert!(compared.steps.is_empty() && compared.whole_way.is_empty());
+    assert!(compared.steps.is_empty() && compared.whole_path.is_empty());
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_missing_layer_is_stepped_over_and_named() {
     assert_eq!(steps.len(), 1);
     assert_eq!((steps[0].from, steps[0].to, steps[0].skipped.as_slice()), (0, 2, &[1][..]));
     assert_eq!(compared.steps.len(), 15);
-    assert_eq!(compared.whole_way.len(), 7);
+    assert_eq!(compared.whole_path.len(), 7);
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub(super) fn latency(view: &View<'_>) -> Option<Hypothesis> {
             format::duration(to_client)
         )],
         prediction:
-            "If the way is long, a 16K write pays the same hop; if it is narrow, several times as much."
+            "With a high latency, a 16K write takes as long for the hop; with little bandwidth, several times as long."
                 .to_owned(),
         predicted: base.map(|_| predicted),
         run: format!("{deciding} at {} and {}.", view.name(without), view.name(with)),
@@ -115,7 +115,7 @@ pub(super) fn bandwidth(view: &View<'_>) -> Option<Hypothesis> {
             format::throughput(replicated * f64::from(deep.shape.block_bytes) / f64::from(1 << 20))
         )],
         prediction: format!(
-            "If the way is narrow, {deciding} carries as many bytes: {} IOPS; if each request costs, it carries more.",
+            "With little bandwidth, {deciding} moves as many bytes: {} IOPS; with a cost per request, it moves more.",
             format::whole(value)
         ),
         predicted: Some(predicted),
@@ -154,12 +154,11 @@ pub(super) fn slow_replica(view: &View<'_>) -> Option<Hypothesis> {
         layer: None,
         standing,
         grounds: vec![format!(
-            "In {deep} a thread of a replica's node was ready to run and did not for {} of the time; this node's for {}.",
+            "In {deep} a thread of a replica's node waited for a processor {} of the time; one of this node's {}.",
             format::percent(waited),
             format::percent(here)
         )],
-        prediction: "If its processor is busy with something else, it waits as much at another depth."
-            .to_owned(),
+        prediction: "If other work uses its processor, it waits as much at another depth.".to_owned(),
         predicted: Some(predicted),
         run: format!("{deciding} at {}, with the counters of the replicas' nodes.", view.name(with)),
         asks,

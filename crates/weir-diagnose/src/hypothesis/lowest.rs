@@ -46,12 +46,12 @@ pub(super) fn throttled(view: &View<'_>) -> Option<Hypothesis> {
         layer: Some(lowest),
         standing: predicted.standing(),
         grounds: vec![format!(
-            "{name} carries {} MiB/s in {few} and {} MiB/s in {many}: as many bytes, whatever the size.",
+            "{name} does {} MiB/s in {few} and {} MiB/s in {many}: the same bytes per second at either block size.",
             mib(of_few),
             mib(of_many)
         )],
         prediction: format!(
-            "If a rate in bytes is the limit, {deciding} comes to {} IOPS; a device limited by its requests does more.",
+            "If bytes per second are the limit, {deciding} does {} IOPS; a device limited by IOPS does more.",
             format::whole(value)
         ),
         predicted: Some(predicted),
@@ -80,7 +80,7 @@ pub(super) fn tier_exhausted(view: &View<'_>) -> Option<Hypothesis> {
         layer: Some(lowest),
         standing: predicted.standing(),
         grounds: vec![format!(
-            "A single 4K random read takes {} at {name}: it may come from behind a tier that is too small.",
+            "A single 4K random read takes {} at {name}: a fast tier may be too small to hold it.",
             format::duration(latency)
         )],
         prediction: format!(

@@ -27,11 +27,11 @@ pub enum Cause {
     PartialWrites,
     /// A layer makes several requests of one.
     SplitRequests,
-    /// The way to the replicas carries few bytes a second.
+    /// The network to the replicas has little bandwidth.
     LinkBandwidth,
     /// A layer has one request in flight, however many wait.
     OneInFlight,
-    /// The way to the replicas is long.
+    /// The network to the replicas has a high latency.
     LinkLatency,
     /// The load generator gets too little of a processor.
     Generator,
@@ -59,8 +59,8 @@ impl fmt::Display for Cause {
             Cause::PartialWrites => "writes of parts of blocks",
             Cause::SplitRequests => "requests are split",
             Cause::Throttled => "a fixed rate in bytes",
-            Cause::LinkBandwidth => "bandwidth of the way to the replicas",
-            Cause::LinkLatency => "latency of the way to the replicas",
+            Cause::LinkBandwidth => "bandwidth to the replicas",
+            Cause::LinkLatency => "latency to the replicas",
         })
     }
 }
@@ -139,9 +139,9 @@ impl Hypothesis {
     #[must_use]
     pub fn title(&self) -> String {
         let standing = match self.standing {
-            Standing::Open => "not yet decided",
-            Standing::Supported => "supported by the run that decides",
-            Standing::Rejected => "rejected by the run that decides",
+            Standing::Open => "undecided",
+            Standing::Supported => "supported by its run",
+            Standing::Rejected => "rejected by its run",
         };
         format!("Hypothesis: {} ({standing}).", self.cause)
     }

@@ -73,7 +73,7 @@ fn ask_for_the_others(view: &View<'_>, loss: &Difference, asks: Vec<Ask>) -> Hyp
             loss.loss_factor()
         )],
         prediction: format!(
-            "If so, sequential read and random write cross {to} as before; if not, {to} is slow in itself."
+            "If so, sequential reads and random writes cross {to} unchanged; if not, {to} itself is slow."
         ),
         predicted: None,
         run: "Sequential read and random write of the same size and depth, at both layers.".to_owned(),
@@ -92,9 +92,9 @@ fn grounds(
     let depth = f64::from(loss.cell.queue_depth);
     vec![
         format!(
-            "What else crosses {to} at the same size and depth crosses it as before: sequential read {} → {} IOPS, \
+            "Other loads of the same size and depth cross {to} unchanged: sequential read {} → {} IOPS, \
              random write {} → {} IOPS. If a write crosses it as a read \
-             does, the time is not spent in {to} itself.",
+             does, {to} itself does not spend the time.",
             format::whole(read.0),
             format::whole(read.1),
             format::whole(random.0),
@@ -108,7 +108,7 @@ fn grounds(
             format::duration(queue_below * 1e9 / after)
         ),
         format!(
-            "The same requests, as many at a time, each taking longer: they arrive in another order. {}",
+            "The same requests, as many in flight, take longer each: they arrive in another order. {}",
             arrivals(view, loss)
         ),
     ]
@@ -131,14 +131,14 @@ fn arrivals(view: &View<'_>, loss: &Difference) -> String {
     };
     match (share(loss.from), share(loss.to), submitters(loss.to)) {
         (Some(before), Some(after), Some(threads)) => format!(
-            "Seen at the device: {} of the requests came for a lower address than the one before when {} was loaded, from \
-             {threads:.0} threads, and {} when {} was.",
+            "At the device {} of the requests had a lower address than the request before when {} was loaded, from \
+             {threads:.0} threads, and {} when {} was loaded.",
             format::percent(after),
             view.name(loss.to),
             format::percent(before),
             view.name(loss.from)
         ),
-        _ => "It is inferred from rates; a meter at the lower layer would show it directly.".to_owned(),
+        _ => "This is inferred from rates; a meter at the lower layer would show it directly.".to_owned(),
     }
 }
 

@@ -65,13 +65,13 @@ pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
         layer: None,
         standing: predicted.standing(),
         grounds: vec![format!(
-            "Under load at {name} the node's busiest thread was ready to run and did not for {} of the time \
+            "Under load at {name} the node's busiest thread waited for a processor {} of the time \
              (the hypervisor took {}).",
             format::percent(waited),
             format::percent(steal)
         )],
         prediction: format!(
-            "If its processor is shared with something else, it waits in {deciding} too, which touches no storage; \
+            "If other work uses its processor, it also waits in {deciding}, which touches no storage; \
              with a processor of its own it would do up to ×{:.1}.",
             1.0 / (1.0 - waited.min(0.95))
         ),
@@ -105,12 +105,12 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
         layer: None,
         standing: predicted.standing(),
         grounds: vec![format!(
-            "Loading {}, the generator's busiest thread was ready to run and did not for {} of the time.",
+            "While {} was loaded, the generator's busiest thread waited for a processor {} of the time.",
             view.name(highest),
             format::percent(waited)
         )],
         prediction: format!(
-            "If it is short of processor time, it gets {} of a processor or less also with nothing to wait for, \
+            "If it is short of processor time, it also gets {} of a processor or less without any I/O, \
              where it could use all of one.",
             format::percent(1.0 - waited / 2.0)
         ),

@@ -46,7 +46,7 @@ pub(super) fn one_in_flight(view: &View<'_>) -> Option<Hypothesis> {
                 format::whole(view.iops(loss.from, &deep)?)
             )],
             prediction: format!(
-                "If it takes one at a time, {deciding} does {} IOPS too, each request waiting for those before it.",
+                "If it serves one request at a time, {deciding} also does {} IOPS: each request waits for those before it.",
                 format::whole(one)
             ),
             predicted: Some(predicted),

@@ -58,8 +58,8 @@ pub(super) fn split(view: &View<'_>) -> Option<Hypothesis> {
                 loss.loss_factor()
             )],
             prediction: format!(
-                "If the pieces cost it, {deciding}, which stays whole, does {} IOPS, {pieces:.1} times as many, and is nearer to \
-                 what {from} does; if {to} is slow in itself, it is not.",
+                "If the split is the cause, {deciding}, which is not split, does {} IOPS, {pieces:.1} times as many, and is closer to \
+                 {from}; if {to} itself is slow, it is not.",
                 format::whole(value)
             ),
             predicted,

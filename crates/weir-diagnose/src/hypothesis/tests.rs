@@ -98,10 +98,10 @@ fn stack() -> Vec<Played> {
         in_flight: 1.0,
     };
     vec![
-        layer("backing", Position::OnTheWay, backing),
-        layer(ACCEL, Position::OnTheWay, replicated),
+        layer("backing", Position::OnPath, backing),
+        layer(ACCEL, Position::OnPath, replicated),
         layer("accel write-back+0", Position::AlternativeTo(ACCEL.into()), log),
-        layer("nbd unix", Position::OnTheWay, export),
+        layer("nbd unix", Position::OnPath, export),
         layer("generator alone", Position::Reference, alone),
     ]
 }
@@ -333,7 +333,7 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     busy[4].cpu_share = 0.4;
     let verdict = diagnose(busy).verdict;
     assert_eq!(verdict.cause, None);
-    assert!(verdict.cautions.iter().any(|caution| caution.contains("no processor to spare")), "{verdict:?}");
+    assert!(verdict.cautions.iter().any(|caution| caution.contains("no processor was idle")), "{verdict:?}");
     // Nobody else is there: three of our own on two processors wait for each other.
     let own: fn(&mut Counters) = |counters| {
         (counters.node_wait, counters.replica_wait, counters.generator_wait) =
@@ -365,5 +365,5 @@ fn a_hypothesis_without_its_run_is_open_and_names_no_cause() {
     let verdict = find(&diagnosis).verdict;
     let throttled = verdict.hypotheses.iter().find(|guess| guess.cause == Cause::Throttled).unwrap();
     assert_eq!((throttled.standing, verdict.cause), (Standing::Open, None));
-    assert!(throttled.outcome().is_none() && verdict.would_change.contains(&throttled.run));
+    assert!(throttled.outcome().is_none() && verdict.to_improve.contains(&throttled.run));
 }

@@ -52,14 +52,14 @@ pub(super) fn device(view: &View<'_>) -> Option<Hypothesis> {
         layer: Some(lowest),
         standing: predicted.standing(),
         grounds: vec![format!(
-            "Repeats of the same read at {name} vary by {} of their rate, at {next} by {}: nothing above can be steadier than \
-             what it stands on.",
+            "Repeats of the same read at {name} vary by {} of their rate, at {next} by {}: no layer above can be \
+             steadier.",
             format::percent(here),
             format::percent(there)
         )],
         prediction: format!(
-            "If it is the device, {name} varies as much in further runs, beyond what the generator alone does at the same time; \
-             if the machine is busy, both vary."
+            "If the device is the cause, {name} varies as much in further runs, and more than the generator alone at the same \
+             time; if the machine is busy, both vary."
         ),
         predicted: Some(predicted),
         run: format!("{} and {} at {name} and with the generator alone.", deciding[0], deciding[1]),

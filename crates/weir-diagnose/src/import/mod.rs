@@ -102,11 +102,11 @@ impl Import {
         }
         let position = match instead_of {
             Some(other) => Position::AlternativeTo(other.to_owned()),
-            None => Position::OnTheWay,
+            None => Position::OnPath,
         };
         match self.layers.iter().find(|entry| entry.name == layer) {
             Some(entry) if entry.position != position => {
-                return Err(wrong(format!("layer {layer:?} stands somewhere else in an earlier row")));
+                return Err(wrong(format!("layer {layer:?} has another position in an earlier row")));
             }
             Some(_) => {}
             None => self.layers.push(LayerEntry { name: layer.to_owned(), position }),

@@ -42,7 +42,7 @@ pub trait Target {
 
     /// Where the layer stands. Targets on the way are given to [`measure`] from the bottom up.
     fn position(&self) -> Position {
-        Position::OnTheWay
+        Position::OnPath
     }
 
     /// Whether the layer can run this cell; if not, the reason, in words for the report.

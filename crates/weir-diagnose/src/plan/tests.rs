@@ -36,7 +36,7 @@ impl Target for Steady {
 }
 
 fn steady(name: &str) -> Steady {
-    let position = Position::OnTheWay;
+    let position = Position::OnPath;
     Steady { name: name.to_owned(), position, latency_ns: 50e3, fails: None, refuses_depth: None }
 }
 

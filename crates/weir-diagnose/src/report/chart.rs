@@ -10,7 +10,7 @@ pub const HEAT: &[(&str, &str)] = &[
     ("heat2", "2 %"),
     ("heat3", "10 %"),
     ("heat4", "30 %"),
-    ("heat5", "60 % of a moment’s answers and more"),
+    ("heat5", "60 % of the I/Os of a moment and more"),
     ("rate", "I/Os per second of this run"),
     ("repeat", "of its repeats"),
 ];

@@ -21,10 +21,10 @@ pub fn bars(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell], quantit
 }
 
 fn bar_panel(diagnosis: &Diagnosis, findings: &Findings, cell: &Cell, quantity: Quantity) -> Option<Panel> {
-    let collect = |in_chain: bool| -> Vec<Bar> {
+    let collect = |on_path: bool| -> Vec<Bar> {
         let layers =
             diagnosis.layers.iter().enumerate().filter(|(_, layer)| layer.position != Position::Reference);
-        let wanted = layers.filter(|(_, layer)| (layer.position == Position::OnTheWay) == in_chain);
+        let wanted = layers.filter(|(_, layer)| (layer.position == Position::OnPath) == on_path);
         wanted.filter_map(|(index, layer)| bar(findings, index, layer, cell, quantity)).collect()
     };
     let (what, tick): (&str, fn(f64) -> String) = match quantity {
@@ -64,7 +64,8 @@ fn bar(
             Quantity::Latency => format::duration(shown.median),
             Quantity::Iops => format::count(shown.median),
         },
-        range: [shown.least, shown.most],
+        // Latencies at depth are not judged: their range would only crowd the chart.
+        range: (cell.queue_depth == 1 || quantity == Quantity::Iops).then_some([shown.least, shown.most]),
         step: difference.and_then(|difference| step(difference, quantity, shown.median, before)),
         tip: tip(&layer.name, point, difference),
     })
@@ -93,7 +94,7 @@ fn step(difference: &Difference, quantity: Quantity, value: f64, before: Option<
 fn heading_of_alternatives(diagnosis: &Diagnosis) -> String {
     let replaced = |layer: &LayerEntry| match &layer.position {
         Position::AlternativeTo(name) => Some(name.clone()),
-        Position::OnTheWay | Position::Reference => None,
+        Position::OnPath | Position::Reference => None,
     };
     let mut names: Vec<String> = diagnosis.layers.iter().filter_map(replaced).collect();
     names.dedup();
@@ -174,7 +175,7 @@ fn dots_of(diagnosis: &Diagnosis, findings: &Findings, layer: usize, shape: Shap
     };
     let entry = &diagnosis.layers[layer];
     let (class, name) = match &entry.position {
-        Position::OnTheWay | Position::Reference => ("name", entry.name.clone()),
+        Position::OnPath | Position::Reference => ("name", entry.name.clone()),
         Position::AlternativeTo(_) => ("other", format!("or {}", entry.name)),
     };
     let lines = findings.compared.points.iter().filter(planned).filter_map(line).collect();
@@ -207,7 +208,7 @@ mod tests {
         assert!(svg.contains(r#"class="cost""#) && svg.contains(r#"class="gain""#), "{svg}");
         let iops = bars(&diagnosis, &findings, &of(&diagnosis, &findings, Quantity::Iops), Quantity::Iops);
         assert_eq!(iops.len(), 4);
-        assert!(iops[2].svg.contains(r#"class="cut""#), "write-back+0 is far beyond the way and is cut off");
+        assert!(iops[2].svg.contains(r#"class="cut""#), "write-back+0 is far beyond the path and is cut off");
         assert_eq!(dots(&diagnosis, &findings, &crate::table::shapes(&diagnosis)).len(), 4);
     }
 

@@ -1,7 +1,7 @@
 //! The findings as JUnit XML, for pipelines that show it: each threshold, each step in each cell, each row left out.
 //!
-//! A test fails when a threshold is broken or the measurement is not to be trusted, never because of a difference
-//! that nobody set a limit for. What cannot be told is skipped. (The form is that of the Ant task's `junitreport`,
+//! A test fails when a threshold is broken or the report calls the measurement unreliable, never because of a difference
+//! that has no threshold. Inconclusive steps are skipped. (The form is that of the Ant task's `junitreport`,
 //! as CI systems read it.)
 
 use weir_report::RenderError;
@@ -26,17 +26,18 @@ pub fn junit(
     let limit = |threshold: &Threshold| {
         case("weir.diagnose.thresholds", threshold.to_string(), failed(threshold.broken(diagnosis, findings)))
     };
-    let trust = case(
-        "weir.diagnose.trust",
-        "the measurement can be relied on".to_owned(),
-        failed(reliability::distrust(diagnosis, findings)),
+    let against = reliability::against(diagnosis, findings);
+    let reliable = case(
+        "weir.diagnose.reliability",
+        "the measurement is reliable".to_owned(),
+        failed((!against.is_empty()).then(|| against.join(" "))),
     );
     let row = |line| case("weir.diagnose.rows", line, Outcome::Skipped("not used".to_owned()));
     let suite = |name: &str, cases| Suite { name: name.to_owned(), cases };
     let steps = findings.compared.steps.iter().map(|step| of_step(diagnosis, step, thresholds)).collect();
     let suites = vec![
         suite("thresholds", thresholds.iter().map(limit).collect()),
-        suite("trust", vec![trust]),
+        suite("reliability", vec![reliable]),
         suite("steps", steps),
         suite("rows", table::unused_lines(diagnosis, findings).into_iter().map(row).collect()),
     ];
@@ -53,7 +54,7 @@ fn of_step(diagnosis: &Diagnosis, step: &Difference, thresholds: &[Threshold]) -
     let broken = thresholds.iter().find(|threshold| threshold.is_broken_by(step));
     let outcome = match (broken, step.judgement) {
         (Some(threshold), _) => Outcome::Failed(format!("{said} ({threshold})")),
-        (None, Judgement::Inconclusive) => Outcome::Skipped("cannot be told".to_owned()),
+        (None, Judgement::Inconclusive) => Outcome::Skipped("inconclusive".to_owned()),
         (None, Judgement::Untested) => Outcome::Skipped("a single run".to_owned()),
         (None, Judgement::Slower | Judgement::Faster | Judgement::Same) => Outcome::Passed,
     };
@@ -101,5 +102,22 @@ mod tests {
         diagnosis.interrupted = true;
         let text = document(&diagnosis, &["likely"]);
         assert_eq!(count(&text, "failure"), 2, "the threshold, and that it was interrupted: {text}");
+    }
+
+    /// What the report lists under "What speaks against this measurement" fails here, word for word.
+    #[test]
+    fn what_the_report_calls_unreliable_fails() {
+        let mut diagnosis = sample::write_back();
+        diagnosis.environment.load_average = 7.5;
+        let findings = find(&diagnosis);
+        let text = document(&diagnosis, &[]);
+        let against = reliability::against(&diagnosis, &findings);
+        assert_eq!((against.len(), count(&text, "failure")), (1, 1), "{against:?}\n{text}");
+        assert!(text.contains("load average 7.50"), "{text}");
+        let html = crate::report::html(&diagnosis, &findings).unwrap();
+        assert!(html.contains(&against[0]));
+        let mut once = sample::write_back();
+        once.rows.retain(|row| row.repeat == 1);
+        assert_eq!(count(&document(&once, &[]), "failure"), 1, "single runs are unreliable");
     }
 }

@@ -45,7 +45,8 @@ pub fn loads(summaries: &[Summary], environment: &Environment) -> Result<String,
 }
 
 fn numbers(summaries: &[Summary]) -> Section {
-    let from_due = " Latency counts from the moment that a request was due, so that waiting for room in the queue is in it.";
+    let from_due =
+        " Latency counts from the time at which a request was due, and includes waiting for the queue.";
     let from_due = if summaries.iter().any(from_intended_start) { from_due } else { "" };
     let table = Table {
         class: "",
@@ -99,10 +100,11 @@ fn remarks(summary: &Summary) -> Vec<String> {
         ));
     }
     if let Some(error) = &summary.first_error {
-        remarks.push(format!("{} requests failed; the first was told: {error}", summary.errors()));
+        remarks.push(format!("{} requests failed; the first error: {error}", summary.errors()));
     }
     if let Some(found) = summary.verification.as_ref().filter(|found| found.mismatches > 0) {
-        remarks.push(format!("{} of {} blocks were not what was written.", found.mismatches, found.checked));
+        remarks
+            .push(format!("{} of {} blocks did not hold what was written.", found.mismatches, found.checked));
     }
     remarks.extend(summary.remarks());
     match &summary.name {
@@ -111,14 +113,14 @@ fn remarks(summary: &Summary) -> Vec<String> {
     }
 }
 
-const SPREAD: &str = "How the latencies are spread";
-const OVER_TIME: &str = "How it went over time";
+const SPREAD: &str = "Latency distribution";
+const OVER_TIME: &str = "Latency and rate over time";
 
-const READ_SPREAD: &str = "Which share of the I/Os was answered within which time. Each nine has the same room, so the slow end is as easy \
-                           to read as the middle; a line further to the right is slower.";
-const READ_OVER_TIME: &str = "In the heat map, the stronger the colour, the more of a moment’s answers took that long; below it stands the \
-                              rate. Only the window under the bracket counts; what is before it, veiled, is warm-up, or the rounds \
-                              before the steady ones.";
+const READ_SPREAD: &str = "The share of I/Os completed within a given time. Each nine has the same height, so that the tail is as readable \
+                           as the middle. Further right is slower.";
+const READ_OVER_TIME: &str = "In the heat map, the stronger the colour, the larger the share of I/Os with that latency; the rate is \
+                              below it. Only the window under the bracket counts; the veiled part before it is warm-up, or the \
+                              rounds before the steady ones.";
 
 fn charts(summaries: &[Summary]) -> Vec<Chart> {
     let mut charts = pictures(summaries);
@@ -216,8 +218,7 @@ fn facts(summaries: &[Summary], environment: &Environment) -> Vec<(&'static str,
         facts.push(("Load", format!("{}, by {}", summary.workload, summary.engine)));
         if let Some(cpu) = summary.cpu_seconds.filter(|_| summary.runtime_seconds > 0.0) {
             let share = cpu / summary.runtime_seconds / f64::from(summary.workload.threads.max(1));
-            facts
-                .push(("Its threads were on a processor", format!("{} of the time", format::percent(share))));
+            facts.push(("Processor time of its threads", format!("{} of the time", format::percent(share))));
         }
     }
     facts.extend(view::machine(environment));
@@ -226,16 +227,16 @@ fn facts(summaries: &[Summary], environment: &Environment) -> Vec<(&'static str,
 
 fn limits(summaries: &[Summary]) -> Vec<String> {
     let mut limits = vec![
-        "It is one run: how far another one would be from it is not known. weir diagnose repeats loads and gives intervals.",
+        "It is one run, without a measure of scatter. weir diagnose repeats loads and gives intervals.",
         "Percentiles are within 1 %; those beyond the number of requests, such as 99.999 % of a thousand, are those of the \
          slowest few.",
-        "Reads of a target that caches depend on what its cache held, and writes that are answered before they are on the storage \
-         show the speed of the answer.",
+        "Reads of a caching target depend on what its cache held. Writes that are acknowledged before they reach the storage \
+         show the speed of the acknowledgement.",
     ];
     if !summaries.iter().all(from_intended_start) {
         limits.push(
-            "Without a rate the load is a closed loop: a request waits for an answer before the next one is sent, so a stall is \
-             seen by few requests. --rate gives an open-loop clock.",
+            "Without a rate the load is a closed loop: a request waits for an answer before the next one is sent, so few requests \
+             see a stall. --rate gives an open-loop clock.",
         );
     }
     limits.into_iter().map(str::to_owned).collect()

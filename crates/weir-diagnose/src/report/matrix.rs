@@ -37,7 +37,7 @@ pub fn matrix(diagnosis: &Diagnosis, findings: &Findings) -> Option<Table> {
         .collect();
     let mut wanted: Vec<Wanted> = layers.iter().skip(1).map(|(layer, _)| Wanted::StepTo(*layer)).collect();
     if let ([(_, lowest), .., (_, highest)], false) =
-        (layers.as_slice(), findings.compared.whole_way.is_empty())
+        (layers.as_slice(), findings.compared.whole_path.is_empty())
     {
         let (name, note) = ("the whole path".to_owned(), format!("{highest} against {lowest}"));
         steps.push(Group { name, note, columns: names });
@@ -83,7 +83,7 @@ fn tile(diagnosis: &Diagnosis, findings: &Findings, wanted: &Wanted, cell: &Cell
         Wanted::StepTo(layer) => {
             findings.compared.steps.iter().find(|step| step.to == *layer && step.cell == *cell)
         }
-        Wanted::WholeWay => findings.compared.whole_way.iter().find(|way| way.cell == *cell),
+        Wanted::WholeWay => findings.compared.whole_path.iter().find(|path| path.cell == *cell),
     };
     let Some(difference) = difference else {
         let planned = diagnosis.cells.contains(cell);
@@ -119,7 +119,7 @@ fn judgement(difference: &Difference) -> &'static str {
         Judgement::Slower => "Slower.",
         Judgement::Faster => "Faster.",
         Judgement::Same => "Shown to be the same.",
-        Judgement::Inconclusive => "Cannot be told.",
+        Judgement::Inconclusive => "Inconclusive.",
         Judgement::Untested => "A single run on a side.",
     }
 }

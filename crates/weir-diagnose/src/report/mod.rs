@@ -27,7 +27,8 @@ use crate::comparison::Quantity;
 use crate::environment::Environment;
 use crate::finding::Findings;
 use crate::json;
-use crate::result::Diagnosis;
+use crate::reliability;
+use crate::result::{Diagnosis, WithoutSchema};
 use crate::table;
 use crate::verdict::{Grade, Verdict};
 use chart::{Chart, HEAT, Panels};
@@ -48,7 +49,7 @@ const MOST_DISTRIBUTIONS: usize = 2;
 pub fn html(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, RenderError> {
     let environment = &diagnosis.environment;
     let imported = !environment.imported_from.is_empty();
-    let mut sections = vec![verdict(&findings.verdict), reliability(diagnosis, findings), path(diagnosis)];
+    let mut sections = vec![verdict(&findings.verdict), reliability_of(diagnosis, findings), path(diagnosis)];
     sections.extend(against_below(diagnosis, findings));
     sections.extend(all_charts(diagnosis, findings).into_iter().map(Chart::section));
     sections.extend([hypotheses(findings), numbers(diagnosis, findings)]);
@@ -76,9 +77,9 @@ fn verdict(verdict: &Verdict) -> Section {
     if !verdict.evidence.is_empty() {
         blocks.push(Block::List("", verdict.evidence.clone()));
     }
-    if !verdict.would_change.is_empty() {
+    if !verdict.to_improve.is_empty() {
         let improve = "To improve confidence".to_owned();
-        blocks.push(Block::Box("guess", improve, verdict.would_change.clone()));
+        blocks.push(Block::Box("guess", improve, verdict.to_improve.clone()));
     }
     Section {
         class: format!("verdict {standing}"),
@@ -89,8 +90,8 @@ fn verdict(verdict: &Verdict) -> Section {
     }
 }
 
-fn reliability(diagnosis: &Diagnosis, findings: &Findings) -> Section {
-    let against = validity::against(diagnosis, findings);
+fn reliability_of(diagnosis: &Diagnosis, findings: &Findings) -> Section {
+    let against = reliability::against(diagnosis, findings);
     let judged = if against.is_empty() {
         Block::Note("Nothing was found that speaks against this measurement.".to_owned())
     } else {
@@ -191,27 +192,38 @@ fn closing(
     ]
 }
 
-/// Rows and findings as one JSON document, indented; [`Diagnosis::from_json`] reads the rows back.
+/// Rows and findings as one JSON document, indented; [`Diagnosis::from_json`] reads the rows back. `JSON.md` describes it.
 ///
 /// # Errors
 /// A number in a row is not finite; neither measurement nor import leaves such a row.
 pub fn json(diagnosis: &Diagnosis, findings: &Findings) -> Result<String, serde_json::Error> {
     #[derive(Serialize)]
     struct Document<'a> {
+        schema: &'a str,
+        headline: &'a str,
+        grade: Grade,
+        unreliable: Vec<String>,
         #[serde(flatten)]
-        diagnosis: &'a Diagnosis,
+        diagnosis: WithoutSchema<'a>,
         findings: &'a Findings,
     }
-    json::indented(&Document { diagnosis, findings })
+    json::indented(&Document {
+        schema: &diagnosis.schema,
+        headline: &findings.verdict.headline,
+        grade: findings.verdict.grade,
+        unreliable: reliability::against(diagnosis, findings),
+        diagnosis: diagnosis.without_schema(),
+        findings,
+    })
 }
 
 fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
     const STEPS: &[(&str, &str)] = &[
         ("base", "lowest layer"),
-        ("below", "what comes from below"),
+        ("below", "layers below"),
         ("cost", "added"),
         ("gain", "saved"),
-        ("flat", "same, or cannot be told"),
+        ("flat", "same, or inconclusive"),
     ];
     const DEPTHS: &[(&str, &str)] = &[("shallow", "queue depth 1"), ("deep", "greater depth")];
     let telling = |quantity, most| choice::telling(diagnosis, findings, quantity, most);
@@ -223,41 +235,40 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
     shapes.dedup();
     let charts = [
         Chart {
-            title: "Where the time goes",
+            title: "Latency by layer",
             how_to_read: format!(
-                "Median latency. Each bar ends at the time that a layer answers in; its coloured part is what the layer adds to the one \
-                 below, or saves, at queue depth 1 with the 95 % interval in brackets. The thin line is the range over the repeats. In \
-                 the cells at depth, those that lose most, a request also waits for those before it: there the judgement, and the \
-                 colour, is that of the IOPS.{}",
+                "Median latency. The coloured part of a bar is what the layer adds to the layer below, or saves, at queue depth 1 with \
+                 the 95 % interval in brackets. Error bars are the range over the repeats, where it exceeds 5 %. At greater depth a \
+                 request also waits for the requests before it: there the colour is the judgement of the IOPS.{}",
                 chosen(diagnosis, findings, Quantity::Latency, shallow.len())
             ),
             legend: STEPS,
             groups: Chart::only(charts::bars(diagnosis, findings, &waterfalls, Quantity::Latency)),
         },
         Chart {
-            title: "What the way can carry",
+            title: "IOPS by layer",
             how_to_read: format!(
-                "I/Os per second with a full queue. The factor compares a layer with the one below it on the way: ×0.50 keeps \
-                 half; its 95 % interval stands in brackets.{}",
+                "I/Os per second with a full queue. The factor compares a layer with the layer below: ×0.50 is half; its 95 % \
+                 interval is in brackets. Error bars are the range over the repeats, where it exceeds 5 %.{}",
                 chosen(diagnosis, findings, Quantity::Iops, deep.len())
             ),
             legend: &[],
             groups: Chart::only(charts::bars(diagnosis, findings, &deep, Quantity::Iops)),
         },
         Chart {
-            title: "How the latencies are spread",
-            how_to_read: "Which share of the I/Os was answered within which time, all repeats together, in the cells that tell \
-                          most. Each nine has the same room, so the slow end is as easy to read as the middle; a line further \
-                          to the right is slower."
+            title: "Latency distribution",
+            how_to_read: "The share of I/Os completed within a given time, all repeats together, in the cells with the greatest losses. \
+                          Each nine has the same height, so that the tail is as readable as the middle. Further right is \
+                          slower."
                 .to_owned(),
             legend: &[],
             groups: Chart::only(choice::distributions(diagnosis, findings, &both(MOST_DISTRIBUTIONS))),
         },
         Chart {
-            title: "How it went over time",
-            how_to_read: "One repeat of each layer, the middle one by its rate, in the cells that tell most; all layers of a cell \
-                          have the same scales. Above, the latencies: the stronger the colour, the more of that moment’s answers \
-                          took that long. Below, the rate. Only the measured window counts; what is before it, veiled, is \
+            title: "Latency and rate over time",
+            how_to_read: "The repeat with the median rate of each layer, in the cells with the greatest losses; all layers of a cell \
+                          share their scales. Above, latencies: the stronger the colour, the larger the share of I/Os with that \
+                          latency. Below, the rate. Only the measured window counts; the veiled part before it is \
                           warm-up."
                 .to_owned(),
             legend: HEAT,
@@ -267,7 +278,7 @@ fn all_charts(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Chart> {
                 .collect(),
         },
         Chart {
-            title: "How even it is",
+            title: "Tail latency",
             how_to_read: "The filled dot is the median latency, the open one the 99th percentile: one I/O in a \
                           hundred takes longer. The scale is logarithmic."
                 .to_owned(),
@@ -284,7 +295,7 @@ fn chosen(diagnosis: &Diagnosis, findings: &Findings, quantity: Quantity, drawn:
     if drawn == all {
         String::new()
     } else {
-        format!(" Drawn are {drawn} of {all} such cells, those that lose most.")
+        format!(" The chart has {drawn} of {all} such cells, those with the greatest losses.")
     }
 }
 
@@ -304,10 +315,10 @@ mod tests {
     fn the_report_says_what_was_found_and_how_to_run_it_again() {
         let html = page(&sample::write_back());
         for text in [
-            "Confirmed: the step from accel write-back+1 to nbd export costs most.",
+            "Confirmed: nbd export adds 54.0 µs to accel write-back+1 at QD 1",
             "weir diagnose --disk db1 --seed 7",
             "2023-11-14 22:13:20 UTC",
-            "Where the time goes",
+            "Latency by layer",
             "What this report does not say",
         ] {
             assert!(html.contains(text), "{text}");
@@ -335,9 +346,9 @@ mod tests {
         }
         for layer in &mut diagnosis.layers {
             match &mut layer.position {
-                Position::OnTheWay if layer.name == "accel write-back+1" => layer.name = evil.into(),
+                Position::OnPath if layer.name == "accel write-back+1" => layer.name = evil.into(),
                 Position::AlternativeTo(other) => *other = evil.into(),
-                Position::OnTheWay | Position::Reference => {}
+                Position::OnPath | Position::Reference => {}
             }
         }
         diagnosis.rows[0].outcome = RunOutcome::Failed(evil.into());
@@ -370,14 +381,34 @@ mod tests {
         assert!(page(&diagnosis).contains("Nothing was measured that could be used."));
     }
 
+    /// The document, whole, of a small measurement: two layers, one cell, two repeats. Every field is described in `JSON.md`.
+    #[test]
+    fn the_json_document_is_the_golden_one_and_described() {
+        let chain = [("backing", sample::Numbers::steady(40e3)), ("export", sample::Numbers::steady(90e3))];
+        let mut diagnosis = sample::chain(&chain);
+        diagnosis.cells.truncate(1);
+        diagnosis.repeats = 2;
+        diagnosis.rows.retain(|row| row.cell == diagnosis.cells[0] && row.repeat <= 2);
+        diagnosis.rows[3].counters = Some(crate::Counters::default());
+        let text = json(&diagnosis, &find(&diagnosis)).unwrap();
+        assert!(text == include_str!("../../tests/golden/diagnosis.json"), "the document changed:\n{text}");
+        assert_eq!(Diagnosis::from_json(&text).unwrap(), diagnosis);
+        let described = include_str!("../../JSON.md");
+        let keys = text.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\":"));
+        for (key, _) in keys {
+            assert!(!["secs", "nanos"].contains(&key), "{key} has no unit");
+            assert!(described.contains(&format!("`{key}`")), "JSON.md does not describe {key}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         /// Whatever rows say, also what no machine could have measured: every drawing has coordinates that are numbers.
         #[test]
         fn any_rows_can_be_drawn(numbers in prop::collection::vec(prop::array::uniform4(any_number()), 12)) {
-            let way = [("backing", sample::Numbers::steady(40e3)), ("export", sample::Numbers::steady(90e3))];
-            let mut diagnosis = sample::chain(&way);
+            let path = [("backing", sample::Numbers::steady(40e3)), ("export", sample::Numbers::steady(90e3))];
+            let mut diagnosis = sample::chain(&path);
             diagnosis.cells.truncate(2);
             diagnosis.rows.retain(|row| diagnosis.cells.contains(&row.cell) && row.repeat <= 3);
             for (row, [iops, p50, p99, p99_9]) in diagnosis.rows.iter_mut().zip(numbers) {

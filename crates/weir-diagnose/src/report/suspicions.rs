@@ -112,7 +112,7 @@ mod tests {
 
     /// A layer that gains nothing from a queue gives grounds for one suspicion.
     fn guess(cause: Cause, standing: Standing, measured: Option<f64>) -> Hypothesis {
-        let entry = |name: &str| LayerEntry { name: name.into(), position: Position::OnTheWay };
+        let entry = |name: &str| LayerEntry { name: name.into(), position: Position::OnPath };
         let diagnosis = sample::measured(vec![entry("backing"), entry("export")], |layer, cell| {
             let depth = if layer == 1 { f64::from(cell.queue_depth) } else { 1.0 };
             Numbers::steady(100e3 * depth)

@@ -7,15 +7,9 @@ use weir_report::format;
 use weir_report::page::Figure;
 
 use crate::reliability;
-use crate::result::{Diagnosis, RunOutcome};
+use crate::result::Diagnosis;
 use crate::verdict::FEWEST_REPEATS;
 use crate::verdict::UNSTEADY;
-
-/// Processor time taken by other guests of the same host beyond which latencies are partly theirs.
-const MUCH_STEAL: f64 = 0.02;
-
-/// Runs shorter than this have few slow requests in them, in seconds.
-const SHORT: f64 = 1.0;
 
 /// The figures of the box, those that are known.
 pub fn figures(diagnosis: &Diagnosis, findings: &Findings) -> Vec<Figure> {
@@ -35,7 +29,7 @@ fn rows(diagnosis: &Diagnosis, findings: &Findings) -> Figure {
     Figure {
         of: "Rows used".to_owned(),
         value: format!("{} of {all}", all - unused.min(all)),
-        remark: if unused == 0 { "every row agrees with itself".to_owned() } else { reasons(findings) },
+        remark: if unused == 0 { "every row is consistent".to_owned() } else { reasons(findings) },
     }
 }
 
@@ -56,11 +50,11 @@ fn reasons(findings: &Findings) -> String {
 
 fn word(why: Why) -> &'static str {
     match why {
-        Why::Skipped => "not possible at the layer",
+        Why::Skipped => "not supported by the layer",
         Why::Failed => "failed",
-        Why::Objection(Kind::GeneratorIdle) => "with a queue that was not kept full",
-        Why::Objection(Kind::TooManyInFlight) => "against Little's law",
-        Why::Objection(Kind::Rates) => "with rates that contradict each other",
+        Why::Objection(Kind::GeneratorIdle) => "with an idle load generator",
+        Why::Objection(Kind::TooManyInFlight) => "that violate Little's law",
+        Why::Objection(Kind::Rates) => "with contradictory rates",
         Why::Objection(Kind::TooFew) => "with too few I/Os",
         Why::Objection(Kind::Errors) => "with failed I/Os",
         Why::Objection(Kind::Percentiles | Kind::NotPositive) => "with impossible numbers",
@@ -77,7 +71,7 @@ fn repeats(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     Some(Figure {
         of: "Repeats of each load".to_owned(),
         value: if least == most { least.to_string() } else { format!("{least} to {most}") },
-        remark: format!("usable; {} planned, {FEWEST_REPEATS} are needed to confirm", diagnosis.repeats),
+        remark: format!("usable; {} planned, {FEWEST_REPEATS} needed to confirm", diagnosis.repeats),
     })
 }
 
@@ -93,7 +87,7 @@ fn widths<'a>(findings: &Findings, points: impl Iterator<Item = &'a Point>) -> V
 fn nearness(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     let widths = widths(findings, planned(diagnosis, findings));
     Some(Figure {
-        of: "Numbers are known within".to_owned(),
+        of: "Precision of the numbers".to_owned(),
         value: format!("±{}", format::percent(*widths.get(widths.len() / 2)?)),
         remark: match *widths.last()? {
             worst if worst < 1.0 => {
@@ -111,7 +105,7 @@ fn lowest(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     let widths = widths(findings, planned(diagnosis, findings).filter(|point| point.layer == lowest));
     let unsteady = widths.iter().filter(|width| **width > UNSTEADY).count();
     Some(Figure {
-        of: "The lowest layer scatters by".to_owned(),
+        of: "Scatter of the lowest layer".to_owned(),
         value: format!("±{}", format::percent(*widths.get(widths.len() / 2)?)),
         remark: match unsteady {
             0 => format!("{}: steady in every cell (±{} at most)", entry.name, format::percent(UNSTEADY)),
@@ -132,72 +126,23 @@ fn steps(findings: &Findings) -> Option<Figure> {
     let with = |judgement| findings.compared.steps.iter().filter(|step| step.judgement == judgement).count();
     let (open, single) = (with(Judgement::Inconclusive), with(Judgement::Untested));
     (all > 0).then(|| Figure {
-        of: "Steps that can be told".to_owned(),
+        of: "Steps decided".to_owned(),
         value: format!("{} of {all}", all - open - single),
         remark: match (open, single) {
             (0, 0) => "each is slower, faster or the same".to_owned(),
-            (open, 0) => format!("{open} scatter too much to tell"),
-            (0, single) => format!("{single} rest on single runs"),
-            (open, single) => format!("{open} scatter too much, {single} rest on single runs"),
+            (open, 0) => format!("{open} inconclusive"),
+            (0, single) => format!("{single} single runs"),
+            (open, single) => format!("{open} scatter too much, {single} single runs"),
         },
     })
 }
 
-/// The greatest share of the processors that others had in a run.
-fn most_steal(diagnosis: &Diagnosis) -> Option<f64> {
-    diagnosis.rows.iter().filter_map(|row| Some(row.counters.as_ref()?.steal)).reduce(f64::max)
-}
-
 fn steal(diagnosis: &Diagnosis) -> Option<Figure> {
     Some(Figure {
-        of: "Processor time lost to others".to_owned(),
-        value: format::percent(most_steal(diagnosis)?),
-        remark: "in the worst run (steal, as the hypervisor tells)".to_owned(),
+        of: "Processor time taken by other guests".to_owned(),
+        value: format::percent(reliability::most_steal(diagnosis)?),
+        remark: "steal time in the worst run".to_owned(),
     })
-}
-
-/// What speaks against the run as a whole, in sentences.
-pub fn against(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
-    let mut against = findings.verdict.cautions.clone();
-    if let Some(why) = reliability::distrust(diagnosis, findings) {
-        let told = diagnosis.interrupted && against.iter().any(|caution| caution.contains("nterrupted"));
-        against.extend((!told).then(|| format!("A pipeline should not act on it: {why}.")));
-    }
-    if planned(diagnosis, findings).any(|point| point.repeats == 1) {
-        against.push("Some numbers are single runs: how far they scatter is not known.".to_owned());
-    }
-    if most_steal(diagnosis).is_some_and(|share| share > MUCH_STEAL) {
-        against.push(format!(
-            "Other guests of the same host took more than {} of the processors in some run: latencies are partly theirs.",
-            format::percent(MUCH_STEAL)
-        ));
-    }
-    let environment = &diagnosis.environment;
-    if environment.imported_from.is_empty()
-        && environment.cores > 0
-        && environment.load_average > environment.cores as f64 / 2.0
-    {
-        against.push(format!(
-            "The machine was busy when the measurement began: load average {:.2} on {} logical processors.",
-            environment.load_average, environment.cores
-        ));
-    }
-    against.extend(short_runs(diagnosis));
-    against
-}
-
-fn short_runs(diagnosis: &Diagnosis) -> Option<String> {
-    let seconds = |row: &crate::Row| match &row.outcome {
-        RunOutcome::Measured(measurement) => measurement.runtime_seconds,
-        RunOutcome::Skipped(_) | RunOutcome::Failed(_) => None,
-    };
-    let mut times: Vec<f64> = diagnosis.rows.iter().filter_map(seconds).collect();
-    times.sort_by(f64::total_cmp);
-    let middle = times.get(times.len() / 2).copied().filter(|seconds| *seconds < SHORT)?;
-    Some(format!(
-        "The runs were short ({}): the slowest one in a thousand is a few requests, and caches were not filled and drained.",
-        format::duration(middle * 1e9)
-    ))
 }
 
 #[cfg(test)]
@@ -205,6 +150,7 @@ mod tests {
     use super::*;
     use crate::counters::Counters;
     use crate::finding::find;
+    use crate::result::RunOutcome;
     use crate::sample;
 
     fn value(figures: &[Figure], of: &str) -> String {
@@ -218,10 +164,13 @@ mod tests {
         let figures = figures(&diagnosis, &findings);
         assert_eq!(value(&figures, "Rows used"), "240 of 240");
         assert_eq!(value(&figures, "Repeats of each load"), "5");
-        assert_eq!(value(&figures, "Numbers are known within"), "±2 %");
-        assert_eq!(value(&figures, "The lowest layer scatters by"), "±2 %");
-        assert!(figures.iter().all(|figure| figure.of != "Processor time lost to others"), "nobody looked");
-        assert!(against(&diagnosis, &findings).is_empty());
+        assert_eq!(value(&figures, "Precision of the numbers"), "±2 %");
+        assert_eq!(value(&figures, "Scatter of the lowest layer"), "±2 %");
+        assert!(
+            figures.iter().all(|figure| figure.of != "Processor time taken by other guests"),
+            "nobody looked"
+        );
+        assert!(reliability::against(&diagnosis, &findings).is_empty());
     }
 
     #[test]
@@ -243,8 +192,8 @@ mod tests {
         let findings = find(&diagnosis);
         let figures = figures(&diagnosis, &findings);
         assert_eq!(value(&figures, "Rows used"), "99 of 100");
-        assert_eq!(value(&figures, "Processor time lost to others"), "8 %");
-        let against = against(&diagnosis, &findings).join(" ");
+        assert_eq!(value(&figures, "Processor time taken by other guests"), "8 %");
+        let against = reliability::against(&diagnosis, &findings).join(" ");
         for words in ["nterrupted", "load average 7.50", "more than 2 %", "short (500 ms)"] {
             assert!(against.contains(words), "{words} in {against}");
         }

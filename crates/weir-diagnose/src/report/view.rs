@@ -49,7 +49,7 @@ fn of_cells(diagnosis: &Diagnosis, findings: &Findings, shape: Shape, cells: &[&
         columns: columns(findings, cell).iter().map(|&column| column.to_owned()).collect(),
     };
     let row = |(index, layer): (usize, &LayerEntry)| {
-        let alternative = layer.position != Position::OnTheWay;
+        let alternative = layer.position != Position::OnPath;
         Row {
             class: if alternative { "other" } else { "" },
             name: if alternative { format!("or {}", layer.name) } else { layer.name.clone() },
@@ -203,8 +203,8 @@ fn runs(diagnosis: &Diagnosis) -> String {
 /// What a reader might take from the report and should not.
 pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
     let mut limits = vec![
-        "It names the step in which time is lost; the cause is a hypothesis until its run is done. A layer may be slow \
-         because of what it does, of what it waits for, or of what else the machine did."
+        "The report names the step that loses time; its cause is a hypothesis until a run confirms it. A layer may be slow \
+         because of its own work, of what it waits for, or of other work on the machine."
             .to_owned(),
         "A step compares two runs, each with its own requests; it does not follow single requests through the \
          layers. Medians of layers do not add up for every request."
@@ -221,12 +221,12 @@ pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
             format::percent(CONFIDENCE)
         ),
         format!(
-            "“Confirmed” takes {FEWEST_REPEATS} repeats on each side and nothing that speaks against it; “likely” says \
-             what is missing. Of single runs only a loss by a factor of {SUSPICIOUS_FACTOR} or more is made anything of, \
-             and never more than “likely”."
+            "“Confirmed” needs {FEWEST_REPEATS} repeats on each side and no contrary evidence; under “likely” something is \
+             missing, and the report says what. Of single runs only a loss by a factor of {SUSPICIOUS_FACTOR} or more counts, \
+             and the verdict stays “inconclusive”."
         ),
         format!(
-            "Rows are left out when I/Os failed, when there were fewer than {} of them, when size × rate is not the \
+            "Rows are not used when I/Os failed, when there were fewer than {} of them, when size × rate is not the \
              throughput, or when rate × latency is not the queue depth (more than {} above or {} below). The latter \
              often means that the load generator, not the layer, was the limit.",
             check::FEWEST_IOS,
@@ -242,13 +242,12 @@ pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
 
 fn limits_of_our_load() -> [String; 3] {
     [
-        "The load is a closed loop: a request waits for an answer before the next one is sent. Latency under a \
-         load that does not wait is higher once the way is full.",
-        "Reads at a layer that caches depend on what its cache held, and writes that are answered before they are \
-         on the storage show the speed of the answer, not of the storage. How long such a speed can be kept up is \
-         not measured here.",
-        "CPU/IO is that of the threads which generated the load, not that of the layers; a dash means that \
-         they did other work too.",
+        "The load is a closed loop: a request waits for an answer before the next one is sent. Under an open-loop \
+         load, latency rises further once the queues are full.",
+        "Reads at a caching layer depend on what its cache held. Writes that are acknowledged before they reach the \
+         storage show the speed of the acknowledgement; how long it can be sustained is not measured here.",
+        "CPU/IO is the processor time of the load generator's threads, not of the layers; a dash means that \
+         these threads did other work too.",
     ]
     .map(str::to_owned)
 }

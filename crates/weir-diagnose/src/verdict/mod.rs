@@ -1,7 +1,7 @@
-//! The step that costs most, with a grade, in words that say only what the numbers support.
+//! The step with the greatest loss, with a grade, in words that say only what the numbers support.
 //!
 //! A step says between which layers time is lost; why is a matter of [`crate::hypothesis`]. No layer is named
-//! below the grade *likely*, and what would change the verdict is said.
+//! below the grade *likely*, and the verdict says what would improve confidence in it.
 
 mod words;
 
@@ -20,7 +20,7 @@ use crate::hypothesis::{self, Cause, Hypothesis, Standing};
 use crate::result::{Diagnosis, RunOutcome};
 use crate::stats::PRACTICAL_MARGIN;
 use weir_report::format;
-use words::{between, plural};
+use words::{between, cost, plural};
 pub use words::{describe, factor, in_short, interval};
 
 /// With fewer repeats on a side nothing is called confirmed.
@@ -47,7 +47,7 @@ pub enum Grade {
     Confirmed,
     /// A step is named; what is missing is said.
     Likely,
-    /// Nothing is named.
+    /// No step is shown to be a loss. Single runs may name a suspicion.
     #[default]
     Inconclusive,
     /// Every step was compared, and each is shown to be the same or faster.
@@ -82,7 +82,7 @@ pub struct Step {
 pub struct Verdict {
     /// How far it can be relied on.
     pub grade: Grade,
-    /// The step that is named, from `likely` on.
+    /// The step that is named; under `inconclusive` only a suspicion from single runs.
     pub step: Option<Step>,
     /// The cause that a run has confirmed, of the step or of the lowest layer's own rate.
     pub cause: Option<Cause>,
@@ -95,10 +95,10 @@ pub struct Verdict {
     pub evidence: Vec<String>,
     /// Guesses at the cause.
     pub hypotheses: Vec<Hypothesis>,
-    /// Sentences that limit it: interrupted, rows left out, an unsteady lowest layer.
+    /// Sentences that limit it: interrupted, an unsteady lowest layer, a machine without idle processors.
     pub cautions: Vec<String>,
-    /// What would raise, lower or overturn it.
-    pub would_change: Vec<String>,
+    /// What would improve confidence in it.
+    pub to_improve: Vec<String>,
 }
 
 /// Sums up the steps of a measurement. The scatter of the lowest layer is looked at first.
@@ -111,22 +111,22 @@ pub fn conclude(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
         Some(guess) if guess.cause == Cause::Generator => short_of_processor(guess),
         _ => statement(diagnosis, compared, &unsteady),
     };
-    if let (Grade::Inconclusive, Some((cause, layer))) =
-        (verdict.grade, confirmed.and_then(|guess| Some((guess.cause, guess.layer?))))
+    if let (Grade::Inconclusive, None, Some((cause, layer))) =
+        (verdict.grade, verdict.step, confirmed.and_then(|guess| Some((guess.cause, guess.layer?))))
     {
         let layer = &diagnosis.layers[layer].name;
         verdict.headline =
-            format!("A cause is confirmed at {layer}, though no step is shown to cost most: {cause}.");
+            format!("A cause is confirmed at {layer}, although no step is shown to be a loss: {cause}.");
     }
     verdict.cause = confirmed.map(|guess| guess.cause);
     verdict.cause_layer = confirmed.and_then(|guess| guess.layer);
     verdict.evidence.extend(confirmed.map(|guess| confirmed_by(diagnosis, guess)));
     let open = hypotheses.iter().filter(|guess| guess.standing == Standing::Open);
-    verdict.would_change.extend(open.map(|guess| guess.run.clone()));
+    verdict.to_improve.extend(open.map(|guess| guess.run.clone()));
     verdict.hypotheses = hypotheses;
-    verdict.cautions = cautions(diagnosis, compared, &unsteady);
+    verdict.cautions = cautions(diagnosis, &unsteady);
     if diagnosis.interrupted {
-        verdict.would_change.push("The runs that are missing: --resume goes on with them.".to_owned());
+        verdict.to_improve.push("Measure the missing runs: --resume continues.".to_owned());
     }
     verdict
 }
@@ -137,7 +137,7 @@ fn short_of_processor(guess: &Hypothesis) -> Verdict {
         grade: Grade::GeneratorLimited,
         headline: "The load generator was the limit, not a layer.".to_owned(),
         evidence: guess.grounds.clone(),
-        would_change: vec!["A generator with a processor of its own.".to_owned()],
+        to_improve: vec!["Give the load generator a processor of its own.".to_owned()],
         ..Verdict::default()
     }
 }
@@ -146,7 +146,7 @@ fn short_of_processor(guess: &Hypothesis) -> Verdict {
 fn confirmed_by(diagnosis: &Diagnosis, guess: &Hypothesis) -> String {
     let layer = guess.layer.map_or(String::new(), |layer| format!(", at {}", diagnosis.layers[layer].name));
     let outcome = guess.outcome().unwrap_or_default();
-    format!("Cause, confirmed by a run of its own: {}{layer}. {outcome}", guess.cause).trim_end().to_owned()
+    format!("Cause, confirmed by a run: {}{layer}. {outcome}", guess.cause).trim_end().to_owned()
 }
 
 /// Cells in which the lowest layer's own repeats scatter too much, in the quantity that the cell is judged by.
@@ -194,16 +194,16 @@ fn generator_limited(diagnosis: &Diagnosis, compared: &Comparisons, loss: bool) 
             format!(
                 "In {idle} of {measured} runs fewer requests were in flight than the queue depth asks for."
             ),
-            "A generator that keeps the queue full: fewer other programs on its processors, or more threads.",
+            "Keep the queue full: stop other programs on the generator's processors, or use more threads.",
         )
     } else if !loss && busy > 0 && 2 * busy >= compared.points.len() {
         (
             format!(
-                "In {busy} of {} places its threads were on a processor for {} of the time or more.",
+                "In {busy} of {} combinations of layer and cell its threads used a processor for {} of the time or more.",
                 compared.points.len(),
                 format::percent(BUSY_GENERATOR)
             ),
-            "More generator threads, or a faster processor: a layer that is faster than the generator cannot show it.",
+            "Use more generator threads or a faster processor: a layer that is faster than the generator looks like the generator.",
         )
     } else {
         return None;
@@ -212,7 +212,7 @@ fn generator_limited(diagnosis: &Diagnosis, compared: &Comparisons, loss: bool) 
         grade: Grade::GeneratorLimited,
         headline: "The load generator was the limit, not a layer.".to_owned(),
         evidence: vec![evidence],
-        would_change: vec![change.to_owned()],
+        to_improve: vec![change.to_owned()],
         ..Verdict::default()
     })
 }
@@ -226,7 +226,21 @@ struct Leader<'a> {
     cells_with_loss: usize,
 }
 
-/// The step that is the greatest loss in the most cells; among equals, the one with the greatest factor.
+impl<'a> Leader<'a> {
+    /// The loss that the headline has the numbers of: at queue depth 1, where one request waits for itself alone, if it shows
+    /// there; the greatest such.
+    fn shown(&self) -> &'a Difference {
+        let latencies = self.leads.iter().filter(|step| step.quantity == Quantity::Latency);
+        let greatest = |steps: &mut dyn Iterator<Item = &&'a Difference>| {
+            steps.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor())).copied()
+        };
+        greatest(&mut latencies.into_iter())
+            .or_else(|| greatest(&mut self.leads.iter()))
+            .expect("it leads somewhere")
+    }
+}
+
+/// The step with the greatest loss, as a factor; among equals, the one that is the greatest loss in the most cells.
 fn costliest_step<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Option<Leader<'a>> {
     let mut leaders: Vec<Leader<'a>> = Vec::new();
     let (mut cells_compared, mut cells_with_loss) = (0, 0);
@@ -251,7 +265,7 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Optio
         }
     }
     let mut leader = leaders.into_iter().max_by(|a, b| {
-        a.leads.len().cmp(&b.leads.len()).then_with(|| worst(&a.leads).total_cmp(&worst(&b.leads)))
+        worst(&a.leads).total_cmp(&worst(&b.leads)).then_with(|| a.leads.len().cmp(&b.leads.len()))
     })?;
     (leader.cells_compared, leader.cells_with_loss) = (cells_compared, cells_with_loss);
     Some(leader)
@@ -267,9 +281,13 @@ fn name_step(
     leader: &Leader<'_>,
     unsteady: &[&crate::Cell],
 ) -> Verdict {
-    let name = |layer: usize| &diagnosis.layers[layer].name;
     let missing = missing_to_confirm(diagnosis, compared, leader, unsteady);
-    let grade = if missing.is_empty() && !diagnosis.interrupted { Grade::Confirmed } else { Grade::Likely };
+    let grade = match leader.leads.iter().all(|step| step.judgement == Judgement::Untested) {
+        // Nothing says how far a single run is from the next: the step is worth a second look, and no more.
+        true => Grade::Inconclusive,
+        false if missing.is_empty() && !diagnosis.interrupted => Grade::Confirmed,
+        false => Grade::Likely,
+    };
     let losses: Vec<&Difference> = compared
         .steps
         .iter()
@@ -277,34 +295,29 @@ fn name_step(
         .collect();
     let word = match grade {
         Grade::Confirmed => "Confirmed",
-        _ => "Likely",
+        Grade::Likely => "Likely",
+        _ => "Inconclusive, from single runs",
     };
-    let headline = format!(
-        "{word}: the step from {} to {} costs most{}.",
-        name(leader.from),
-        name(leader.to),
-        only_in(compared, leader, &losses)
-    );
+    let headline = format!("{word}: {}", cost(diagnosis, leader.shown(), alone(compared, leader, &losses)));
     Verdict {
         grade,
         step: Some(Step { from: leader.from, to: leader.to }),
         headline,
         evidence: evidence(diagnosis, compared, leader),
-        would_change: missing,
+        to_improve: missing,
         ..Verdict::default()
     }
 }
 
-/// Where the loss shows in one shape alone and other shapes were compared: that shape.
-fn only_in(compared: &Comparisons, leader: &Leader<'_>, losses: &[&Difference]) -> String {
-    let Some(shape) = losses.first().map(|loss| loss.cell.shape) else { return String::new() };
+/// Whether the loss shows in one shape alone, and other shapes were compared.
+fn alone(compared: &Comparisons, leader: &Leader<'_>, losses: &[&Difference]) -> bool {
+    let Some(shape) = losses.first().map(|loss| loss.cell.shape) else { return false };
     let others = compared.steps.iter().filter(|step| (step.from, step.to) == (leader.from, leader.to));
     let elsewhere = others.filter(|step| step.cell.shape != shape).collect::<Vec<_>>();
-    let alone = !elsewhere.is_empty() && elsewhere.iter().all(|step| step.seems_even());
-    if alone { format!(", in {shape} alone") } else { String::new() }
+    !elsewhere.is_empty() && elsewhere.iter().all(|step| step.seems_even())
 }
 
-/// What stands between this step and `confirmed`, each with what would settle it.
+/// What is missing between this step and `confirmed`, each with what would settle it.
 fn missing_to_confirm(
     diagnosis: &Diagnosis,
     compared: &Comparisons,
@@ -314,23 +327,23 @@ fn missing_to_confirm(
     let mut missing = Vec::new();
     if leader.leads.iter().all(|step| step.judgement == Judgement::Untested) {
         missing.push(format!(
-            "Single runs have no scatter to judge by: a factor of {SUSPICIOUS_FACTOR} or more is suspicious, not shown. \
-             {FEWEST_REPEATS} repeats on each side would confirm it or take it back."
+            "Repeat the runs: single runs have no scatter to judge by, and a factor of {SUSPICIOUS_FACTOR} or more is only a \
+             suspicion. {FEWEST_REPEATS} repeats on each side would confirm or reject it."
         ));
     } else if leader.leads.iter().all(|step| step.repeats < FEWEST_REPEATS as usize) {
         missing.push(format!(
-            "{FEWEST_REPEATS} repeats on each side: there are fewer in every cell that shows it."
+            "{FEWEST_REPEATS} repeats on each side: every cell that shows the loss has fewer."
         ));
     }
     if leader.leads.iter().all(|step| unsteady.contains(&&step.cell)) {
         missing.push(
-            "A steadier lowest layer: its own repeats scatter too much in the cells that show the step."
+            "A steadier lowest layer: its repeats scatter too much in the cells that show the loss."
                 .to_owned(),
         );
     }
     if 2 * leader.leads.len() < leader.cells_with_loss {
         missing.push(format!(
-            "Agreement of the cells: it is the greatest loss in {} of the {} that show a loss.",
+            "More agreement between cells: the step is the greatest loss in {} of the {} that show a loss.",
             leader.leads.len(),
             leader.cells_with_loss
         ));
@@ -340,7 +353,7 @@ fn missing_to_confirm(
     let of_step = diagnosis.rows.iter().filter(|row| here(&row.layer)).count();
     let unused = compared.unused.iter().filter(|unused| here(&diagnosis.rows[unused.row].layer)).count();
     if 10 * unused > of_step {
-        missing.push(format!("Usable rows: {unused} of {of_step} at these two layers had to be left out."));
+        missing.push(format!("More usable rows: {unused} of {of_step} at these two layers are not used."));
     }
     missing
 }
@@ -350,7 +363,7 @@ fn evidence(diagnosis: &Diagnosis, compared: &Comparisons, leader: &Leader<'_>) 
     let mut evidence = vec![match leader.cells_compared - leader.cells_with_loss {
         0 => format!("It is the greatest loss in {leads} of {cells} compared."),
         even => {
-            format!("It is the greatest loss in {leads} of {cells} compared; in {even} none is shown.")
+            format!("It is the greatest loss in {leads} of {cells} compared; in {even} no loss is shown.")
         }
     }];
     let worst = |quantity: Quantity| {
@@ -363,7 +376,7 @@ fn evidence(diagnosis: &Diagnosis, compared: &Comparisons, leader: &Leader<'_>) 
         greatest.max_by_key(|step| step.cell.queue_depth).and_then(|step| upward(diagnosis, compared, step)),
     );
     evidence.extend(elsewhere(diagnosis, compared, leader));
-    evidence.extend(whole_way(diagnosis, compared));
+    evidence.extend(whole_path(diagnosis, compared));
     evidence.extend(gains(diagnosis, compared));
     evidence
 }
@@ -401,23 +414,21 @@ fn name_none(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
             grade: Grade::NoBottleneckFound,
             headline: "No bottleneck found: every step from layer to layer is the same or faster.".to_owned(),
             evidence: gains,
-            would_change: vec![
-                "Cells that were not measured: other block sizes, depths, patterns.".to_owned(),
-            ],
+            to_improve: vec!["Measure other block sizes, depths and patterns.".to_owned()],
             ..Verdict::default()
         };
     }
     let untested = compared.steps.iter().filter(|step| step.judgement == Judgement::Untested).count();
     let evidence = format!(
-        "Of {} in {}, {told} are shown to be the same or faster, {} cannot be told, {untested} rest on single runs.",
+        "Of {} in {}, {told} are shown to be the same or faster, {} are inconclusive, {untested} are single runs.",
         plural(steps, "step", "steps"),
         plural(diagnosis.cells.len(), "cell", "cells"),
         steps - told - untested
     );
     Verdict {
-        headline: "Inconclusive: no step is shown to be a loss, and not all are shown to be none.".to_owned(),
+        headline: "Inconclusive: no step is shown to be a loss, and some could still be one.".to_owned(),
         evidence: std::iter::once(evidence).chain(gains).collect(),
-        would_change: vec![more_repeats(compared)],
+        to_improve: vec![more_repeats(compared)],
         ..Verdict::default()
     }
 }
@@ -429,11 +440,11 @@ fn more_repeats(compared: &Comparisons) -> String {
     needed.sort_unstable();
     match needed.get(needed.len().saturating_sub(1) / 2) {
         Some(&repeats) if repeats <= SENSIBLE_REPEATS => format!(
-            "More repeats: with about {} on each side half of the steps that are open would be told.",
+            "More repeats: about {} on each side would decide half of the inconclusive steps.",
             repeats.max(FEWEST_REPEATS)
         ),
         Some(_) => {
-            "A quieter machine and longer runs: with this scatter repeats alone would hardly help.".to_owned()
+            "A quieter machine and longer runs: with this scatter more repeats would hardly help.".to_owned()
         }
         None => format!("At least {FEWEST_REPEATS} repeats on each side."),
     }
@@ -450,12 +461,12 @@ fn elsewhere(diagnosis: &Diagnosis, compared: &Comparisons, leader: &Leader<'_>)
 }
 
 /// Where the way has several steps: what all of them together cost at worst.
-fn whole_way(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
-    let losses = compared.whole_way.iter().filter(|way| way.is_loss());
+fn whole_path(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
+    let losses = compared.whole_path.iter().filter(|path| path.is_loss());
     let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;
     let name = |layer: usize| &diagnosis.layers[layer].name;
     Some(format!(
-        "The whole way, from {} to {}, loses most here: {}",
+        "The whole path, from {} to {}, loses most here: {}",
         name(worst.from),
         name(worst.to),
         describe(worst)
@@ -468,15 +479,15 @@ fn gains(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
     Some(format!("The greatest gain is {}", between(diagnosis, best)))
 }
 
-fn cautions(diagnosis: &Diagnosis, compared: &Comparisons, unsteady: &[&crate::Cell]) -> Vec<String> {
+fn cautions(diagnosis: &Diagnosis, unsteady: &[&crate::Cell]) -> Vec<String> {
     let mut cautions = Vec::new();
     if !unsteady.is_empty() {
         let lowest = diagnosis.chain().next().map_or("", |(_, layer)| layer.name.as_str());
         let named: Vec<String> = unsteady.iter().take(3).map(|cell| cell.to_string()).collect();
         let more = if unsteady.len() > 3 { "; …" } else { "" };
         cautions.push(format!(
-            "The lowest layer, {lowest}, is not steady: in {} of {} its own repeats do not pin it down to {} ({}{more}). \
-             Nothing above can be known better there.",
+            "The lowest layer, {lowest}, is not steady: in {} of {} its repeats scatter by more than {} ({}{more}). \
+             Layers above are no more precise.",
             unsteady.len(),
             plural(diagnosis.cells.len(), "cell", "cells"),
             format::percent(UNSTEADY),
@@ -486,16 +497,9 @@ fn cautions(diagnosis: &Diagnosis, compared: &Comparisons, unsteady: &[&crate::C
     cautions.extend(short_machine(diagnosis));
     if diagnosis.interrupted {
         cautions.push(format!(
-            "Interrupted: {} of {} were done, so some cells rest on fewer repeats or are missing.",
+            "Interrupted: {} of {} were done. Some cells have fewer repeats or none.",
             diagnosis.rows.len(),
             plural(diagnosis.planned_runs(), "run", "runs")
-        ));
-    }
-    if !compared.unused.is_empty() {
-        cautions.push(format!(
-            "{} of {} not used; the reasons are listed below.",
-            compared.unused.len(),
-            plural(diagnosis.rows.len(), "row is", "rows are")
         ));
     }
     cautions
@@ -510,8 +514,8 @@ fn short_machine(diagnosis: &Diagnosis) -> Option<String> {
     let (runs, full) = (counted.len(), counted.iter().filter(full).count());
     (2 * full > runs).then(|| {
         format!(
-            "In {full} of {} the machine had no processor to spare, and other processes used {FOREIGN_WORK} of one or more: what is \
-             slow because of that cannot be told from what is slow by itself.",
+            "In {full} of {} no processor was idle, and other processes used {FOREIGN_WORK} of one or more: their effect cannot be told \
+             from that of the layers.",
             plural(runs, "run", "runs")
         )
     })

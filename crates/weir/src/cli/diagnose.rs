@@ -6,11 +6,11 @@ use clap::{Args, ValueEnum};
 use weir_node::units::Period;
 
 pub const EXAMPLES: &str = "\
-The same cells run on each layer, interleaved in random order, five times, and more often where a step cannot be told: the backing, \
-the accelerator, the NBD export on Unix socket and TCP. The accelerator runs under its present policy and under every other one that \
-the nodes allow; the requested policy is changed for that, and set back at the end. Writes destroy what the disk holds, therefore \
---destroy. Each hypothesis that the rows suggest predicts a number, and a run of its own at the end confirms or rejects it; without a \
-confirmed cause none is named. Ctrl-C ends the command after the run under way; what was measured is kept, and --resume goes on.
+The same cells run on each layer, interleaved in random order, five times, and more often where a step is inconclusive: the backing, \
+the accelerator, the NBD export on Unix socket and TCP. The accelerator is measured under its present policy and under every other \
+policy that the nodes allow; the requested policy is changed for that, and restored at the end. Writes destroy the disk's data, \
+therefore --destroy. Each hypothesis about a cause predicts a number, and a run of its own at the end confirms or rejects it; only a \
+confirmed cause is named. Ctrl-C ends the measurement after the current run and keeps its rows; --resume continues.
 
 --import reads what others measured: FILE is a table (CSV) that names its layers from the bottom up, LAYER=FILE is one layer's fio \
 JSON (json+ brings distributions) or DiskSpd XML. Columns of a table: layer, block, access, queue_depth, iops; and if known: \
@@ -101,19 +101,19 @@ pub struct DiagnoseArgs {
         conflicts_with_all = ["disk", "stack", "destroy", "budget", "runtime", "resume", "dry_run", "seed", "without", "more", "trace"]
     )]
     pub import: Vec<String>,
-    /// Yes, overwrite what the disk holds. Without it only reads are measured.
+    /// Allow overwriting the disk's data. Without it only reads are measured.
     #[arg(long)]
     pub destroy: bool,
     /// How much is measured.
     #[arg(long, value_enum, default_value = "quick")]
     pub tier: Tier,
-    /// Time for everything, such as 10m; runs become shorter to fit.
+    /// Time for everything; runs become shorter to fit. Default: 10m, unless --runtime is given.
     #[arg(long, value_name = "TIME")]
     pub budget: Option<Period>,
-    /// Time for each run, at most this with a budget; default: 7.4 s.
+    /// Time for each run; with --budget, at most this. Default: as the budget allows, 7.4s at most.
     #[arg(long, value_name = "TIME")]
     pub runtime: Option<Period>,
-    /// Runs of each cell on each layer. With fewer than five nothing is called confirmed.
+    /// Runs of each cell on each layer. With fewer than five no verdict is "confirmed", with one none is "likely".
     #[arg(
         long,
         default_value_t = weir_diagnose::verdict::FEWEST_REPEATS,
@@ -124,14 +124,14 @@ pub struct DiagnoseArgs {
     #[arg(long)]
     pub seed: Option<u64>,
     /// Other policies to measure beside the present one, with commas, or "none"; default: all that the nodes allow.
-    /// Without write-back+0 the way to the replicas cannot be told from the log.
+    /// Without write-back+0 the network to the replicas cannot be told from the log.
     #[arg(long, value_name = "POLICY", value_delimiter = ',')]
     pub policies: Vec<String>,
-    /// Leave out the layers whose names begin like this, with commas, such as "nbd tcp".
+    /// Leave out the layers whose names begin with this, separated by commas, such as "nbd tcp".
     #[arg(long, value_name = "LAYER", value_delimiter = ',')]
     pub without: Vec<String>,
-    /// Further runs for steps that can still not be told, at most; default: half as many as planned. The runs that suspicions
-    /// ask for are not among them.
+    /// Further runs for steps that are still inconclusive, at most; default: half as many as planned. Runs that decide
+    /// hypotheses come on top.
     #[arg(long, value_name = "RUNS")]
     pub more: Option<usize>,
     /// Trace the requests of this block device, such as nvme1n1: times from arrival to dispatch and from there to completion,
@@ -139,13 +139,13 @@ pub struct DiagnoseArgs {
     /// and the result says so.
     #[arg(long, value_name = "DEVICE")]
     pub trace: Option<String>,
-    /// Go on with the interrupted measurement beside the report.
+    /// Continue the interrupted measurement beside the report.
     #[arg(long)]
     pub resume: bool,
-    /// Only say what would be run: cells, bytes, time.
+    /// Print what would be run (cells, bytes, time), and do nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// End with code 1 when this holds; several, with commas. See below.
+    /// Exit with code 1 when this holds; several, separated by commas. See below.
     #[arg(long, value_name = "THRESHOLD", value_delimiter = ',')]
     pub fail_on: Vec<weir_diagnose::Threshold>,
     /// The report: one HTML file; JSON and JUnit go beside it.

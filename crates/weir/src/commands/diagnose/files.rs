@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use weir_diagnose::hypothesis::Cause;
-use weir_diagnose::{Diagnosis, Findings, Grade, Threshold, find, report, table};
+use weir_diagnose::{Diagnosis, Findings, Grade, Threshold, find, reliability, report, table};
 
 use crate::failure::Failure;
+use crate::output::width;
 
 /// What came of a measurement or an import.
 #[derive(Debug)]
@@ -22,11 +23,14 @@ pub struct Outcome {
 /// What programs are told; the rest is in the files.
 #[derive(Serialize)]
 pub struct Summary<'a> {
+    schema: &'static str,
+    headline: &'a str,
     grade: Grade,
+    /// What speaks against the measurement; empty when it is reliable.
+    unreliable: Vec<String>,
     cause: Option<Cause>,
     /// The layer whose doing the cause is.
     layer: Option<&'a str>,
-    headline: &'a str,
     report: &'a Path,
     json: PathBuf,
     junit: PathBuf,
@@ -59,10 +63,12 @@ impl Outcome {
     /// For programs.
     pub fn summary(&self) -> Summary<'_> {
         Summary {
+            schema: "weir.diagnosis-summary/1",
+            headline: &self.findings.verdict.headline,
+            unreliable: reliability::against(&self.diagnosis, &self.findings),
             grade: self.findings.verdict.grade,
             cause: self.findings.verdict.cause,
             layer: self.findings.verdict.cause_layer.map(|layer| self.diagnosis.layers[layer].name.as_str()),
-            headline: &self.findings.verdict.headline,
             report: &self.report,
             json: json_of(&self.report),
             junit: junit_of(&self.report),
@@ -75,7 +81,7 @@ impl Outcome {
     pub fn text(&self) -> String {
         format!(
             "{}\nreport: {}\ndata:   {}\njunit:  {}",
-            table::render(&self.diagnosis, &self.findings),
+            table::render_within(&self.diagnosis, &self.findings, width().unwrap_or(table::WIDTH)),
             self.report.display(),
             json_of(&self.report).display(),
             junit_of(&self.report).display()

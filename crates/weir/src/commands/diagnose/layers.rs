@@ -155,8 +155,8 @@ fn layers<'a>(
     };
     let accel = format!("accel {}", view.effective);
     let on_the_way = [
-        inside(LoadLayer::Backing, "backing".to_owned(), Position::OnTheWay),
-        inside(LoadLayer::Accel, accel.clone(), Position::OnTheWay),
+        inside(LoadLayer::Backing, "backing".to_owned(), Position::OnPath),
+        inside(LoadLayer::Accel, accel.clone(), Position::OnPath),
     ];
     let alternatives = other_policies.iter().map(|policy| {
         let position = Position::AlternativeTo(accel.clone());

@@ -1,5 +1,6 @@
 //! The measurement of a disk or of a described stack: how much, how long, and that nothing of it is lost.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +38,9 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// The part of a budget that the planned repeats take; the rest is for steps that need more.
 const PLANNED_SHARE: f64 = 0.75;
+
+/// Time for everything when neither a budget nor a run's time is given.
+const BUDGET: Duration = Duration::from_secs(600);
 
 /// A resumed measurement must have runs of the same length, within this share.
 const SAME_LENGTH: f64 = 0.2;
@@ -87,7 +91,11 @@ impl Settings {
             follow_ups: true,
             without: arguments.without.clone(),
             runtime: arguments.runtime.as_ref().map_or(RUNTIME, |period| period.0),
-            budget: arguments.budget.as_ref().map(|period| period.0),
+            budget: match (&arguments.budget, &arguments.runtime) {
+                (Some(budget), _) => Some(budget.0),
+                (None, Some(_)) => None,
+                (None, None) => Some(BUDGET),
+            },
             seed: arguments.seed,
             resume: arguments.resume,
             report: arguments.report.clone(),
@@ -132,7 +140,7 @@ impl Settings {
     /// The time of each run and the runs beyond the planned ones, for so many layers.
     fn time(&self, layers: usize) -> Result<(Duration, usize), Failure> {
         if self.runtime.is_zero() {
-            return Err(Failure::usage("a runtime of zero measures nothing"));
+            return Err(Failure::usage("--runtime must be longer than zero"));
         }
         let runs = self.cells().len() * layers * self.repeats as usize;
         let Some(budget) = self.budget else {
@@ -141,9 +149,11 @@ impl Settings {
         let runtime = tier::runtime_within(budget.mul_f64(PLANNED_SHARE), runs, self.runtime).map_err(|least| {
             let least = least.div_f64(PLANNED_SHARE);
             Failure::usage(format!(
-                "{runs} runs do not fit into {}: they take {} at least; give more, or a smaller --tier or fewer --repeats",
-                minutes(budget),
-                minutes(least)
+                "{runs} runs do not fit into {}: the smallest possible budget is {}; use --budget {}, a smaller --tier or fewer \
+                 --repeats",
+                spelled(budget),
+                spelled(least),
+                spelled(least)
             ))
         })?;
         let left = budget.saturating_sub(tier::time_of(runs, runtime)).as_secs_f64();
@@ -202,7 +212,7 @@ impl Intent {
         lines.insert(0, format!("{} cells:", self.cells.len()));
         lines.push(format!("{} layers: {}", self.layers.len(), self.layers.join(", ")));
         lines.push(format!(
-            "{} runs of {:.1} s ({} repeats), up to {} more where a step cannot be told",
+            "{} runs of {:.1} s ({} repeats), up to {} more where a step is inconclusive",
             self.runs, self.seconds_per_run, self.repeats, self.extra_runs_at_most
         ));
         lines.push(match self.bytes_overwritten {
@@ -290,7 +300,7 @@ pub fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
     let view = client.disk(disk)?;
     let Some(owner) = view.owner.clone().filter(|_| view.detail.is_some()) else {
         return Err(Failure::refused(format!(
-            "disk {disk} is not open on the node that was asked; `weir disk export {disk}`"
+            "disk {disk} is not open on the node asked; run `weir disk export {disk}`"
         )));
     };
     if view.uris.is_empty() {
@@ -391,30 +401,33 @@ fn go(
     settings: &Settings,
 ) -> Result<Diagnosis, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    let bar = progress_bar();
+    let mut shown = Shown::new();
     let json = json_of(&settings.report);
     let mut saved = Nanos::now();
     let mut show = |progress: Progress<'_>| match progress {
         Progress::Starting { done, total, layer, run } => {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-            bar.set_message(format!("{layer}: {}", run.cell));
+            shown.step(done, total, &format!("{layer}: {}", run.cell));
         }
-        Progress::Finished { done, so_far, .. } => {
-            bar.set_position(done as u64);
+        Progress::Finished { done, total, so_far, .. } => {
+            shown.step(done, total, "");
             if Nanos::now().since(saved) >= SAVE_EVERY {
                 saved = Nanos::now();
                 // A disk that is full now may not be in the end: the measurement goes on, and the rows are in memory.
                 let text = so_far.to_json().map_err(Failure::failed);
                 if let Err(failure) = text.and_then(|text| replace(&json, &text)) {
-                    bar.suspend(|| eprintln!("weir: {}", failure.message));
+                    shown.say(&format!("weir: {}", failure.message));
                 }
             }
         }
     };
     let diagnosis = interruptible(&stop, || measure(plan, targets, start, &stop, &mut show))?;
-    bar.finish_and_clear();
     diagnosis.map_err(Failure::usage)
+}
+
+/// A time that `--budget` reads, rounded up: `95s`, `14m`.
+fn spelled(time: Duration) -> String {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    if seconds < 120 { format!("{seconds}s") } else { format!("{}m", seconds.div_ceil(60)) }
 }
 
 /// About how long, as people say it.
@@ -429,9 +442,63 @@ fn minutes(time: Duration) -> String {
     }
 }
 
-fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+/// How far the measurement is: a bar on a terminal, and a line now and then in a pipe or a file.
+enum Shown {
+    Bar(ProgressBar),
+    Lines { began: Nanos, last: Option<Nanos> },
+}
+
+/// A line in a pipe at least this often, as long as runs end.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+impl Shown {
+    fn new() -> Shown {
+        if !std::io::stderr().is_terminal() {
+            return Shown::Lines { began: Nanos::now(), last: None };
+        }
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}");
+        Shown::Bar(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+    }
+
+    /// So many runs are done; `now` is what begins, or empty.
+    fn step(&mut self, done: usize, total: usize, now: &str) {
+        match self {
+            Shown::Bar(bar) => {
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+                bar.set_message(now.to_owned());
+            }
+            Shown::Lines { began, last } => {
+                let time = Nanos::now();
+                let first_or_last = last.is_none() || done == total;
+                if first_or_last || last.is_some_and(|last| time.since(last) >= LINE_EVERY) {
+                    *last = Some(time);
+                    eprintln!("{}", line(done, total, time.since(*began), now));
+                }
+            }
+        }
+    }
+
+    fn say(&self, text: &str) {
+        match self {
+            Shown::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
+            Shown::Lines { .. } => eprintln!("{text}"),
+        }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Shown::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// `48 of 240 runs, 80s elapsed; nbd unix: 4K random read, QD 32`.
+fn line(done: usize, total: usize, elapsed: Duration, now: &str) -> String {
+    let now = if now.is_empty() { String::new() } else { format!("; {now}") };
+    format!("{done} of {total} runs, {} s elapsed{now}", elapsed.as_secs())
 }
 
 /// Ctrl-C ends the measurement after the run under way; what was measured is kept.
@@ -457,4 +524,44 @@ fn alone(size: u64) -> weir_load::Target {
 fn options(settings: &Settings, range: u64, runtime: Duration, seed: u64) -> LoadOptions {
     let warmup = tier::warmup(runtime);
     LoadOptions { runtime, warmup, size: Some(range), seed, destroy: settings.destroy }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// The budget that a refusal names is one that is taken, and hardly more than what the runs need.
+    #[test]
+    fn the_smallest_possible_budget_is_named() {
+        let cli = |line: &str| {
+            use clap::Parser;
+            let words = format!("weir diagnose --disk d {line}");
+            match crate::cli::Cli::try_parse_from(words.split(' ')).unwrap().command {
+                crate::cli::Command::Diagnose(arguments) => Settings::of(&arguments),
+                _ => unreachable!("it is diagnose"),
+            }
+        };
+        assert_eq!(cli("--tier quick").budget, Some(BUDGET));
+        assert_eq!(cli("--runtime 1s").budget, None, "the time of each run decides");
+        for tier in ["quick", "standard"] {
+            let refused = cli(&format!("--destroy --budget 5s --tier {tier}")).time(6).unwrap_err().message;
+            let least = refused.split("use --budget ").nth(1).unwrap().split(',').next().unwrap();
+            let taken = cli(&format!("--destroy --budget {least} --tier {tier}"));
+            assert!(taken.time(6).is_ok(), "{refused}");
+            let budget = taken.budget.unwrap();
+            let less = Settings {
+                budget: Some(budget.mul_f64(0.9).saturating_sub(Duration::from_secs(60))),
+                ..taken
+            };
+            assert!(less.time(6).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn progress_in_a_pipe_is_plain_lines() {
+        let text = line(48, 240, Duration::from_millis(80_500), "nbd unix: 4K random read, QD 32");
+        assert_eq!(text, "48 of 240 runs, 80 s elapsed; nbd unix: 4K random read, QD 32");
+        assert_eq!(line(240, 240, Duration::from_secs(1), ""), "240 of 240 runs, 1 s elapsed");
+    }
 }

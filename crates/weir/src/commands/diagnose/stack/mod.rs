@@ -107,7 +107,7 @@ impl Open {
                     disk: disk.clone(),
                     layer: *at,
                     name,
-                    position: Position::OnTheWay,
+                    position: Position::OnPath,
                     options: options.clone(),
                 },
             }),
