@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use weir_accel::flash::device::device_bytes;
+use weir_accel::flash::device_bytes;
 use weir_accel::flash::{FlashDevice, FlashStore};
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Configuration, Former, Inheritance, ReplicaHost};

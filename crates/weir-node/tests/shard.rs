@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use weir_accel::flash::FlashDevice;
-use weir_accel::flash::device::device_bytes;
+use weir_accel::flash::device_bytes;
 use weir_accel::{AccelConfig, Configuration};
 use weir_block::{Engine, Nanos};
 use weir_load::workload::Access;

@@ -1,12 +1,4 @@
-//! A node's flash device: a preallocated file or a block device, cut into slots. Version 3 of its format.
-//!
-//! All integers are little-endian.
-//!
-//! | where | what |
-//! |---|---|
-//! | block 0 | the superblock, 4096 bytes |
-//! | from block 1 | two slot headers of 4096 bytes for each slot; the intact one of the higher generation counts, and of several slots of one disk the one of the highest |
-//! | from the next MiB | the rings of the slots, each `ring` bytes ([`super::frame`]) |
+//! A node's flash device: a preallocated file or a block device, cut into slots ([`super::format`]).
 //!
 //! Opened and formatted by plain blocking calls, when a node starts. Given out in slots without any I/O here: a lease says what
 //! is to be written to the table ([`SlotLease::entry`]), and whoever holds it writes that through the ring of its shard and tells
@@ -20,161 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weir_block::SharedFile;
 use weir_block::sim::MediumFile;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::error::FlashError;
 use super::file::DeviceFile;
-use super::recovery::{ReadAt, RecoveryError};
-use crate::log::{BLOCK, LARGEST_RECORD, RESERVE};
+use super::format::{
+    Slot, Taken, format, give_up_elder, read_slots, read_superblock, ring_bytes, slot_block, slot_offset,
+};
+use super::recovery::ReadAt;
+use crate::log::BLOCK;
 use crate::planted::Planted;
-
-const SUPERBLOCK: U64 = U64::from_bytes(*b"WEIRFLSH");
-const SLOT: U64 = U64::from_bytes(*b"WEIRSLOT");
-/// Of the device, and of the frames on it ([`super::frame`]).
-const VERSION: u32 = 3;
-const MIB: u64 = 1 << 20;
-
-/// Most slots of a device (P10).
-const MOST_SLOTS: u64 = 4096;
-
-/// Longest name of a disk, in bytes.
-const LONGEST_NAME: usize = 255;
-
-/// Bytes of a ring beyond the arena's: frames of which only a part is needed, and those that say that others are not.
-const SLACK: u64 = 8 * MIB;
-
-/// The first block of a device.
-///
-/// | offset | size | field |
-/// |---|---|---|
-/// | 0 | 8 | `WEIRFLSH` |
-/// | 8 | 4 | version, 3 |
-/// | 12 | 4 | CRC-32C over the fields from here on |
-/// | 16 | 8 | identity of the medium, drawn at random when it was formatted |
-/// | 24 | 8 | bytes of log that a slot has room for |
-/// | 32 | 8 | bytes of a slot's ring |
-/// | 40 | 8 | number of slots |
-/// | 48 | 8 | bytes from the start of the device to the first ring |
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct Superblock {
-    magic: U64,
-    version: U32,
-    checksum: U32,
-    medium: U64,
-    log_bytes: U64,
-    ring: U64,
-    slots: U64,
-    start: U64,
-}
-
-/// Who has a slot.
-///
-/// | offset | size | field |
-/// |---|---|---|
-/// | 0 | 8 | `WEIRSLOT` |
-/// | 8 | 4 | version, 3 |
-/// | 12 | 4 | CRC-32C over the fields from here on |
-/// | 16 | 8 | generation: higher than any in the table before |
-/// | 24 | 8 | instance that the frames of this disk's log carry |
-/// | 32 | 8 | identity of the disk, as in its record |
-/// | 40 | 2 | 1 taken, 0 free |
-/// | 42 | 2 | bytes of the name |
-/// | 44 | 4 | zero |
-/// | 48 | 256 | name of the disk, padded with zeroes |
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct SlotHeader {
-    magic: U64,
-    version: U32,
-    checksum: U32,
-    generation: U64,
-    instance: U64,
-    disk_id: U64,
-    taken: U16,
-    name_length: U16,
-    zero: U32,
-    name: [u8; LONGEST_NAME + 1],
-}
-
-/// Why a flash device cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum FlashError {
-    /// The system refuses.
-    #[error("{}: {source}", path.display())]
-    System {
-        /// The device.
-        path: PathBuf,
-        /// What it said.
-        source: io::Error,
-    },
-    /// Another process has it, or one that has ended and of which a write has not come back.
-    #[error(
-        "{}: another process uses this flash device, or a write of one that has ended is still on its way to it", .0.display()
-    )]
-    InUse(PathBuf),
-    /// It holds something that is not Weir's.
-    #[error(
-        "{}: holds something that is not a flash medium of Weir's; name another file, or erase its first 4 KiB if \
-         nobody needs it", .0.display()
-    )]
-    Foreign(PathBuf),
-    /// It was formatted by a build with another format.
-    #[error("{}: has format version {version}, this build reads {VERSION}; drain it with the build that wrote it", path.display())]
-    Version {
-        /// The device.
-        path: PathBuf,
-        /// Its version.
-        version: u32,
-    },
-    /// It was formatted for logs of another size and logs are in it.
-    #[error(
-        "{}: formatted for logs of {formatted} bytes, of which {taken} are in use; set resources.log back to that, drain \
-         and release those disks, then change it", path.display()
-    )]
-    OtherSize {
-        /// The device.
-        path: PathBuf,
-        /// Bytes of log per slot.
-        formatted: u64,
-        /// Slots in use.
-        taken: usize,
-    },
-    /// Not even one log fits.
-    #[error("{}: {size} bytes are too few; one log of this size needs {needed}", path.display())]
-    TooSmall {
-        /// The device.
-        path: PathBuf,
-        /// Its size.
-        size: u64,
-        /// What one slot takes.
-        needed: u64,
-    },
-    /// It has shrunk since it was formatted.
-    #[error(
-        "{}: has {size} bytes and was formatted for {needed}, so logs at its end are cut off; put the whole file or device back, \
-         or name another one and let the disks be filled anew from their other copies", path.display()
-    )]
-    Short {
-        /// The device.
-        path: PathBuf,
-        /// Its size.
-        size: u64,
-        /// What it had when it was formatted, at least.
-        needed: u64,
-    },
-    /// All slots are taken.
-    #[error("{}: all {slots} logs that fit are in use; make it larger or use another node", path.display())]
-    Full {
-        /// The device.
-        path: PathBuf,
-        /// How many there are.
-        slots: usize,
-    },
-    /// What is at rest cannot be used.
-    #[error(transparent)]
-    Recovery(#[from] RecoveryError),
-}
 
 /// A node's flash device, open for as long as the process lives; no other process can open it meanwhile.
 #[derive(Debug)]
@@ -195,27 +41,6 @@ struct Table {
     slots: Vec<Slot>,
     /// The highest that was ever given to a change.
     generation: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Slot {
-    generation: u64,
-    /// Which of its two headers is the one that counts: the other is written next.
-    place: u64,
-    taken: Option<Taken>,
-    /// Somebody holds its lease.
-    leased: bool,
-}
-
-impl Slot {
-    const EMPTY: Slot = Slot { generation: 0, place: 1, taken: None, leased: false };
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Taken {
-    disk: String,
-    disk_id: u64,
-    instance: u64,
 }
 
 impl FlashDevice {
@@ -451,17 +276,17 @@ impl SlotLease {
     /// be. The header that counts so far stays as it is beside it.
     pub fn entry(&mut self) -> Option<(u64, [u8; BLOCK as usize])> {
         let change = self.change.take()?;
-        let place = 1 - self.device.lock().slots[self.number].place;
+        let header = 1 - self.device.lock().slots[self.number].header;
         let block = slot_block(change.generation, change.taken.as_ref());
         self.entering = Some(change);
-        Some((slot_offset(self.number, place), block))
+        Some((slot_offset(self.number, header), block))
     }
 
     /// The entry is durable.
     pub fn entered(&mut self) {
         let Some(Change { generation, taken }) = self.entering.take() else { return };
         let slot = &mut self.device.lock().slots[self.number];
-        *slot = Slot { generation, place: 1 - slot.place, taken, leased: true };
+        *slot = Slot { generation, header: 1 - slot.header, taken, leased: true };
     }
 
     /// The entry could not be written: the slot counts as before, and whoever has it next writes over what came of this.
@@ -512,176 +337,9 @@ impl ReadAt for SlotLease {
     }
 }
 
-/// Bytes of the ring of a slot for logs of `log_bytes`.
-#[must_use]
-pub fn ring_bytes(log_bytes: u64) -> u64 {
-    const { assert!(SLACK >= 4 * LARGEST_RECORD as u64 + 64 * BLOCK) };
-    (log_bytes + RESERVE + SLACK).next_multiple_of(MIB)
-}
-
-/// Bytes of a device for `slots` logs of `log_bytes`.
-#[must_use]
-pub fn device_bytes(slots: u64, log_bytes: u64) -> u64 {
-    bytes_of(slots, ring_bytes(log_bytes))
-}
-
-fn bytes_of(slots: u64, ring: u64) -> u64 {
-    first_ring(slots) + slots * ring
-}
-
-fn first_ring(slots: u64) -> u64 {
-    (BLOCK + slots * 2 * BLOCK).next_multiple_of(MIB)
-}
-
-/// Where a slot's header is, of which there are two.
-fn slot_offset(number: usize, place: u64) -> u64 {
-    BLOCK + (number as u64 * 2 + place) * BLOCK
-}
-
 /// SplitMix64's finalizer (Steele, Lea, Flood 2014): spreads every bit of the input over the output.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ (number >> 31)
-}
-
-fn read_superblock(file: &DeviceFile, size: u64, path: &Path) -> Result<Option<Superblock>, FlashError> {
-    let system = |source| FlashError::System { path: path.to_owned(), source };
-    let mut block = [0u8; BLOCK as usize];
-    file.read_exact_at(&mut block[..size.min(BLOCK) as usize], 0).map_err(system)?;
-    if block.iter().all(|byte| *byte == 0) {
-        return Ok(None);
-    }
-    let (superblock, _) =
-        Superblock::read_from_prefix(&block).map_err(|_| FlashError::Foreign(path.to_owned()))?;
-    if superblock.magic != SUPERBLOCK {
-        return Err(FlashError::Foreign(path.to_owned()));
-    }
-    let version = superblock.version.get();
-    if version != VERSION {
-        return Err(FlashError::Version { path: path.to_owned(), version });
-    }
-    if crc32c::crc32c(&superblock.as_bytes()[16..]) != superblock.checksum.get() {
-        let source =
-            io::Error::new(io::ErrorKind::InvalidData, "its first block does not match its checksum");
-        return Err(system(source));
-    }
-    Ok(Some(superblock))
-}
-
-fn format(
-    file: &DeviceFile,
-    path: &Path,
-    size: u64,
-    (log_bytes, ring): (u64, u64),
-    medium: u64,
-) -> Result<(Superblock, Vec<Slot>), FlashError> {
-    let mut slots = (size / ring).min(MOST_SLOTS);
-    while slots > 0 && bytes_of(slots, ring) > size {
-        slots -= 1;
-    }
-    if slots == 0 {
-        let needed = bytes_of(1, ring);
-        return Err(FlashError::TooSmall { path: path.to_owned(), size, needed });
-    }
-    let mut superblock = Superblock {
-        magic: SUPERBLOCK,
-        version: VERSION.into(),
-        checksum: 0.into(),
-        medium: medium.into(),
-        log_bytes: log_bytes.into(),
-        ring: ring.into(),
-        slots: slots.into(),
-        start: first_ring(slots).into(),
-    };
-    superblock.checksum = crc32c::crc32c(&superblock.as_bytes()[16..]).into();
-    let mut block = [0u8; BLOCK as usize];
-    block[..size_of::<Superblock>()].copy_from_slice(superblock.as_bytes());
-    let write = || {
-        // The slots first: a superblock promises that they are as it says.
-        for number in 0..slots as usize {
-            for place in 0..2 {
-                file.write_all_at(&[0; BLOCK as usize], slot_offset(number, place))?;
-            }
-        }
-        file.sync_data()?;
-        file.write_all_at(&block, 0)?;
-        file.sync_data()
-    };
-    write().map_err(|source| FlashError::System { path: path.to_owned(), source })?;
-    Ok((superblock, vec![Slot::EMPTY; slots as usize]))
-}
-
-fn read_slots(file: &DeviceFile, superblock: &Superblock) -> io::Result<Vec<Slot>> {
-    let mut slots = Vec::new();
-    let mut block = [0u8; BLOCK as usize];
-    for number in 0..superblock.slots.get().min(MOST_SLOTS) as usize {
-        let mut slot = Slot::EMPTY;
-        for place in 0..2 {
-            file.read_exact_at(&mut block, slot_offset(number, place))?;
-            if let Some((generation, taken)) = read_slot(&block).filter(|(read, _)| *read > slot.generation) {
-                slot = Slot { generation, place, taken, leased: false };
-            }
-        }
-        slots.push(slot);
-    }
-    Ok(slots)
-}
-
-/// Of several logs of one disk the youngest counts: the process ended before it could enter that the others were given up. That
-/// is entered here, before the youngest can be given up in its turn: an elder one would then be taken for the disk's log (P4).
-fn give_up_elder(file: &DeviceFile, slots: &mut [Slot]) -> io::Result<()> {
-    let elder: Vec<usize> = (0..slots.len()).filter(|number| is_elder(slots, *number)).collect();
-    let mut newest = slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
-    for number in &elder {
-        newest += 1;
-        let (generation, place) = (newest, 1 - slots[*number].place);
-        file.write_all_at(&slot_block(generation, None), slot_offset(*number, place))?;
-        slots[*number] = Slot { generation, place, ..Slot::EMPTY };
-    }
-    if elder.is_empty() { Ok(()) } else { file.sync_data() }
-}
-
-fn is_elder(slots: &[Slot], number: usize) -> bool {
-    let Slot { generation, taken: Some(mine), .. } = &slots[number] else { return false };
-    let same = |other: &Slot| other.taken.as_ref().is_some_and(|taken| taken.disk == mine.disk);
-    slots.iter().any(|other| other.generation > *generation && same(other))
-}
-
-fn slot_block(generation: u64, taken: Option<&Taken>) -> [u8; BLOCK as usize] {
-    let name = taken.map_or(&[][..], |taken| taken.disk.as_bytes());
-    let mut header = SlotHeader {
-        magic: SLOT,
-        version: VERSION.into(),
-        checksum: 0.into(),
-        generation: generation.into(),
-        instance: taken.map_or(0, |taken| taken.instance).into(),
-        disk_id: taken.map_or(0, |taken| taken.disk_id).into(),
-        taken: u16::from(taken.is_some()).into(),
-        name_length: (name.len() as u16).into(),
-        zero: 0.into(),
-        name: [0; LONGEST_NAME + 1],
-    };
-    header.name[..name.len()].copy_from_slice(name);
-    header.checksum = crc32c::crc32c(&header.as_bytes()[16..]).into();
-    let mut block = [0u8; BLOCK as usize];
-    block[..size_of::<SlotHeader>()].copy_from_slice(header.as_bytes());
-    block
-}
-
-fn read_slot(block: &[u8]) -> Option<(u64, Option<Taken>)> {
-    let (header, _) = SlotHeader::read_from_prefix(block).ok()?;
-    let intact = header.magic == SLOT
-        && header.version.get() == VERSION
-        && crc32c::crc32c(&header.as_bytes()[16..]) == header.checksum.get();
-    if !intact {
-        return None;
-    }
-    let name = header.name.get(..usize::from(header.name_length.get()))?;
-    let taken = (header.taken.get() == 1).then(|| Taken {
-        disk: String::from_utf8_lossy(name).into_owned(),
-        disk_id: header.disk_id.get(),
-        instance: header.instance.get(),
-    });
-    Some((header.generation.get(), taken))
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use weir_block::SharedFile;
 use weir_block::sim::MediumFile;
 
-use super::device::FlashError;
+use super::error::FlashError;
 
 /// Bytes that are read or written at once while a file is looked through or filled.
 const CHUNK: usize = 4 << 20;

@@ -9,8 +9,10 @@
 //! ([`recovery`]). What to write when, and what is certainly at rest, is [`journal`]'s business: no I/O there, so that the
 //! simulator can drive it. [`FlashStore`] drives it on a shard.
 
-pub mod device;
+mod device;
+mod error;
 mod file;
+mod format;
 pub mod frame;
 pub mod journal;
 pub mod recovery;
@@ -18,5 +20,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use device::{FlashDevice, FlashError, SlotLease};
+pub use device::{FlashDevice, SlotLease};
+pub use error::FlashError;
+pub use format::{device_bytes, ring_bytes};
 pub use store::FlashStore;

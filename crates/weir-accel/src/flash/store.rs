@@ -7,7 +7,8 @@ use weir_block::{
     Action, Buffer, Event, Meter, Nanos, OwnerId, Reactor, RequestKind, SharedFile, Token, WriteSource,
 };
 
-use super::device::{FlashError, SlotLease};
+use super::device::SlotLease;
+use super::error::FlashError;
 use super::frame::State;
 use super::journal::Journal;
 use super::recovery::{Recovered, recover_planted};

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::device::{FlashDevice, FlashError, SlotLease, device_bytes, ring_bytes};
+use super::device::{FlashDevice, SlotLease};
+use super::error::FlashError;
+use super::format::{device_bytes, ring_bytes};
 use super::frame::{STATE_ROOM, State};
 use super::journal::Journal;
 use super::recovery::{ReadAt, Recovered, RecoveryError, recover};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use weir_accel::flash::FlashDevice;
-use weir_accel::flash::device::device_bytes;
+use weir_accel::flash::device_bytes;
 
 pub struct Memory {
     file: File,

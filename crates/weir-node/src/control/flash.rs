@@ -48,7 +48,7 @@ mod tests {
 
     use tokio::sync::mpsc;
     use weir_accel::AccelConfig;
-    use weir_accel::flash::device::device_bytes;
+    use weir_accel::flash::device_bytes;
     use weir_block::Nanos;
 
     use super::*;

@@ -167,7 +167,7 @@ mod tests {
     fn failed_flash_keeps_an_owner_from_nothing_but_keeping_its_log() {
         let directory = tempfile::tempdir().expect("a directory");
         let log = 2 << 20;
-        let size = weir_accel::flash::device::device_bytes(1, log);
+        let size = weir_accel::flash::device_bytes(1, log);
         let flash = FlashDevice::open(&directory.path().join("flash"), size, log, 1).expect("made");
         assert_eq!(needed(Medium::Flash, Role::Owner, Some(&flash)), Medium::Flash);
         flash.take("disk", 1).expect("free").report_failure();

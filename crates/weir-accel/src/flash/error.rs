@@ -1,0 +1,86 @@
+//! Why a flash device cannot be used.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::format::VERSION;
+use super::recovery::RecoveryError;
+
+/// Why a flash device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FlashError {
+    /// The system refuses.
+    #[error("{}: {source}", path.display())]
+    System {
+        /// The device.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Another process has it, or one that has ended and of which a write has not come back.
+    #[error(
+        "{}: another process uses this flash device, or a write of one that has ended is still on its way to it", .0.display()
+    )]
+    InUse(PathBuf),
+    /// It holds something that is not Weir's.
+    #[error(
+        "{}: holds something that is not a flash medium of Weir's; name another file, or erase its first 4 KiB if \
+         nobody needs it", .0.display()
+    )]
+    Foreign(PathBuf),
+    /// It was formatted by a build with another format.
+    #[error("{}: has format version {version}, this build reads {VERSION}; drain it with the build that wrote it", path.display())]
+    Version {
+        /// The device.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+    /// It was formatted for logs of another size and logs are in it.
+    #[error(
+        "{}: formatted for logs of {formatted} bytes, of which {taken} are in use; set resources.log back to that, drain \
+         and release those disks, then change it", path.display()
+    )]
+    OtherSize {
+        /// The device.
+        path: PathBuf,
+        /// Bytes of log per slot.
+        formatted: u64,
+        /// Slots in use.
+        taken: usize,
+    },
+    /// Not even one log fits.
+    #[error("{}: {size} bytes are too few; one log of this size needs {needed}", path.display())]
+    TooSmall {
+        /// The device.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+        /// What one slot takes.
+        needed: u64,
+    },
+    /// It has shrunk since it was formatted.
+    #[error(
+        "{}: has {size} bytes and was formatted for {needed}, so logs at its end are cut off; put the whole file or device back, \
+         or name another one and let the disks be filled anew from their other copies", path.display()
+    )]
+    Short {
+        /// The device.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+        /// What it had when it was formatted, at least.
+        needed: u64,
+    },
+    /// All slots are taken.
+    #[error("{}: all {slots} logs that fit are in use; make it larger or use another node", path.display())]
+    Full {
+        /// The device.
+        path: PathBuf,
+        /// How many there are.
+        slots: usize,
+    },
+    /// What is at rest cannot be used.
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
+}
