@@ -134,7 +134,7 @@ fn batch(source: &mut Source<'_>, peer: &mut Peer) {
         let length = (u32::from(source.byte()) + 1) * 512;
         let fill = if kind == RecordKind::Write { vec![source.byte(); length as usize] } else { Vec::new() };
         let checksum = checksum(sequence, offset, length, kind, &fill) ^ u32::from(source.byte() == 255);
-        headers.push(RecordHeader::of(&Record { offset, length, checksum, kind, place: 0 }));
+        headers.push(RecordHeader::of(&Record { offset, length, checksum, kind, position: 0 }));
         data.extend_from_slice(&fill);
     }
     let head = Batch {

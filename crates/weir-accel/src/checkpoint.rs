@@ -38,8 +38,8 @@ pub fn plan(log: &Log, from: u64, to: u64, planted: Planted) -> (VecDeque<Step>,
     let mut runs: Vec<Entry> = Vec::with_capacity((to + 1 - from) as usize);
     let mut total = 0;
     for (sequence, record) in log.range(from, to) {
-        let place = (record.kind == RecordKind::Write).then_some(record.place);
-        runs.push(Entry { start: record.offset, end: record.end(), sequence, place });
+        let position = (record.kind == RecordKind::Write).then_some(record.position);
+        runs.push(Entry { start: record.offset, end: record.end(), sequence, position });
         total += record.data_length() as u64;
     }
     runs.sort_unstable_by_key(|run| (run.start, run.sequence));
@@ -54,7 +54,7 @@ pub fn plan(log: &Log, from: u64, to: u64, planted: Planted) -> (VecDeque<Step>,
     if runs.windows(2).any(|pair| pair[1].start < pair[0].end) {
         runs = without_overlaps(runs);
     }
-    let kept: u64 = runs.iter().filter(|run| run.place.is_some()).map(|run| run.end - run.start).sum();
+    let kept: u64 = runs.iter().filter(|run| run.position.is_some()).map(|run| run.end - run.start).sum();
     (steps(log, &runs), total - kept)
 }
 
@@ -63,7 +63,7 @@ fn without_overlaps(mut runs: Vec<Entry>) -> Vec<Entry> {
     runs.sort_unstable_by_key(|run| run.sequence);
     let mut index = Index::new();
     for run in &runs {
-        index.insert(run.start, run.end, run.sequence, run.place);
+        index.insert(run.start, run.end, run.sequence, run.position);
     }
     index.iter().collect()
 }
@@ -74,13 +74,13 @@ fn steps(log: &Log, runs: &[Entry]) -> VecDeque<Step> {
     let (mut end, mut size) = (0, 0);
     for run in runs {
         let length = run.end - run.start;
-        let Some(place) = run.place else {
+        let Some(position) = run.position else {
             let discard = log.get(run.sequence).is_some_and(|record| record.kind == RecordKind::Discard);
             steps.push_back(Step::Zero { offset: run.start, length, discard });
             end = u64::MAX;
             continue;
         };
-        let piece = (log.position(place), length as usize);
+        let piece = (log.arena_offset(position), length as usize);
         match steps.back_mut() {
             Some(Step::Write { pieces, .. })
                 if end == run.start && size + length <= LARGEST_WRITE && pieces.len() < MOST_PIECES =>

@@ -21,7 +21,7 @@ pub struct Configuration {
     pub write_back: bool,
     /// `N` of the requested `write-back+N`; `None` when `write-through` is requested.
     pub wanted_replicas: Option<usize>,
-    /// Whether fewer replicas than wanted, or some in other places, are as good as none: then the way leads to `write-through`.
+    /// Whether fewer replicas than wanted, or some in other fault domains, are as good as none: then the way leads to `write-through`.
     pub strict: bool,
     /// Which of `replicas` are where the policy wants none. They count as long as they are in the set (P1), and are replaced.
     pub misplaced: Vec<String>,

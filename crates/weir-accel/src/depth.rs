@@ -22,7 +22,7 @@ const TRY_AFTER: u32 = 8;
 /// Weight of a new measurement.
 const WEIGHT: f64 = 0.3;
 
-/// A measurement needs so many writes for each place in flight, or filling and emptying the queue is what is measured.
+/// A measurement needs so many writes for each request in flight, or filling and emptying the queue is what is measured.
 const ENOUGH: usize = 4;
 
 /// What a write costs beside its bytes, as bytes: small ones take about as long as this many on disks and networks.
@@ -117,7 +117,7 @@ mod tests {
             backing.checkpoint(control);
             counts[control.chosen] += 1;
         }
-        DEPTHS[(0..counts.len()).max_by_key(|place| counts[*place]).unwrap_or(0)]
+        DEPTHS[(0..counts.len()).max_by_key(|index| counts[*index]).unwrap_or(0)]
     }
 
     #[test]

@@ -136,8 +136,8 @@ impl ReplicaHost {
         }
         if self.sessions.len() >= MOST_SESSIONS {
             // The oldest stranger goes: an owner with a newer epoch must always be heard.
-            let place = self.sessions.iter().position(|session| !session.greeted).unwrap_or(0);
-            self.sessions.remove(place).channel.close(reactor);
+            let index = self.sessions.iter().position(|session| !session.greeted).unwrap_or(0);
+            self.sessions.remove(index).channel.close(reactor);
         }
         let slot = self.next_slot;
         self.next_slot = self.next_slot.wrapping_add(1);

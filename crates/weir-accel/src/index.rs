@@ -14,20 +14,20 @@ pub struct Entry {
     pub end: u64,
     /// Sequence number of the record.
     pub sequence: u64,
-    /// Place of the first byte on the log's ring; `None`: zeroes.
-    pub place: Option<u64>,
+    /// Position of the first byte on the log's ring; `None`: zeroes.
+    pub position: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Value {
     end: u64,
     sequence: u64,
-    place: u64,
+    position: u64,
 }
 
 impl Value {
-    fn place_after(&self, bytes: u64) -> u64 {
-        if self.place == ZEROES { ZEROES } else { self.place + bytes }
+    fn position_after(&self, bytes: u64) -> u64 {
+        if self.position == ZEROES { ZEROES } else { self.position + bytes }
     }
 }
 
@@ -51,8 +51,8 @@ impl Index {
     }
 
     /// A newer record covers `start..end`.
-    pub fn insert(&mut self, start: u64, end: u64, sequence: u64, place: Option<u64>) {
-        let new = Value { end, sequence, place: place.unwrap_or(ZEROES) };
+    pub fn insert(&mut self, start: u64, end: u64, sequence: u64, position: Option<u64>) {
+        let new = Value { end, sequence, position: position.unwrap_or(ZEROES) };
         // Guests overwrite the same blocks again and again: one look-up then.
         if let Some(old) = self.runs.get_mut(&start)
             && old.end == end
@@ -72,14 +72,14 @@ impl Index {
             let old = *value;
             value.end = start;
             if old.end > end {
-                self.runs.insert(end, Value { place: old.place_after(end - before), ..old });
+                self.runs.insert(end, Value { position: old.position_after(end - before), ..old });
                 return;
             }
         }
         while let Some((&at, &old)) = self.runs.range(start..end).next() {
             self.runs.remove(&at);
             if old.end > end {
-                self.runs.insert(end, Value { place: old.place_after(end - at), ..old });
+                self.runs.insert(end, Value { position: old.position_after(end - at), ..old });
             }
         }
     }
@@ -112,12 +112,12 @@ impl Index {
             self.runs.range(..=start).next_back().filter(|(_, value)| value.end > start).map(|(&at, _)| at);
         self.runs.range(first.unwrap_or(start)..end).map(move |(&at, value)| {
             let from = at.max(start);
-            let place = value.place_after(from - at);
+            let position = value.position_after(from - at);
             Entry {
                 start: from,
                 end: value.end.min(end),
                 sequence: value.sequence,
-                place: (place != ZEROES).then_some(place),
+                position: (position != ZEROES).then_some(position),
             }
         })
     }
@@ -145,11 +145,11 @@ mod tests {
             let mut records = Vec::new();
             for (number, (start, length, zeroes, free)) in steps.into_iter().enumerate() {
                 let (number, end) = (number as u64 + 1, start + length);
-                let place = (!zeroes).then_some(number * 1000);
-                index.insert(start, end, number, place);
+                let position = (!zeroes).then_some(number * 1000);
+                index.insert(start, end, number, position);
                 records.push((start, end, number));
                 for at in start..end {
-                    cells[at as usize] = Some((number, place.map(|place| place + at - start)));
+                    cells[at as usize] = Some((number, position.map(|position| position + at - start)));
                 }
                 if free {
                     let (start, end, number) = records.remove(0);
@@ -163,7 +163,7 @@ mod tests {
                 let mut seen = vec![None; 100];
                 for entry in index.overlaps(0, 100) {
                     for at in entry.start..entry.end {
-                        seen[at as usize] = Some((entry.sequence, entry.place.map(|place| place + at - entry.start)));
+                        seen[at as usize] = Some((entry.sequence, entry.position.map(|position| position + at - entry.start)));
                     }
                 }
                 prop_assert_eq!(&seen, &cells);

@@ -72,7 +72,7 @@ impl RecordKind {
     }
 }
 
-/// One acknowledged (or soon acknowledged) change. Its sequence number is its place in the log.
+/// One acknowledged (or soon acknowledged) change. Its sequence number is its index in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Bytes from the start of the disk.
@@ -84,7 +84,7 @@ pub struct Record {
     /// What it does.
     pub kind: RecordKind,
     /// Position of the data on the endless ring; meaningless without data.
-    pub place: u64,
+    pub position: u64,
 }
 
 impl Record {
@@ -226,7 +226,7 @@ impl Log {
     pub fn append(&mut self, kind: RecordKind, offset: u64, length: u32, data: &[u8]) -> Option<u64> {
         let sequence = self.last() + 1;
         let checksum = checksum(sequence, offset, length, kind, data);
-        self.push(Record { offset, length, checksum, kind, place: 0 }, data)?;
+        self.push(Record { offset, length, checksum, kind, position: 0 }, data)?;
         Some(sequence)
     }
 
@@ -243,15 +243,15 @@ impl Log {
         let gap = self.layout.gap();
         let size = gap + (data.len() as u64).next_multiple_of(self.layout.alignment());
         let rest = self.ring - self.head % self.ring;
-        let place = if size > rest { self.head + rest } else { self.head };
-        if place + size - self.tail > self.ring {
+        let position = if size > rest { self.head + rest } else { self.head };
+        if position + size - self.tail > self.ring {
             return None;
         }
-        record.place = place + gap;
+        record.position = position + gap;
         if !data.is_empty() {
-            self.region.copy_in(self.position(record.place), data);
+            self.region.copy_in(self.arena_offset(record.position), data);
         }
-        self.head = place + size;
+        self.head = position + size;
         self.records.push_back(record);
         Some(self.last())
     }
@@ -273,9 +273,9 @@ impl Log {
         let before = (self.tail - 1) % self.ring + 1;
         let end = if size > before { self.tail - before } else { self.tail };
         let start = end.checked_sub(size).filter(|start| self.head - start <= self.ring)?;
-        record.place = start + gap;
+        record.position = start + gap;
         if !data.is_empty() {
-            self.region.copy_in(self.position(record.place), data);
+            self.region.copy_in(self.arena_offset(record.position), data);
         }
         self.tail = start;
         self.first -= 1;
@@ -304,16 +304,16 @@ impl Log {
         numbers.zip(self.records.range(start.min(end)..end))
     }
 
-    /// Physical position in the region of a place on the ring.
+    /// Offset in the region of a position on the ring.
     #[must_use]
-    pub fn position(&self, place: u64) -> usize {
-        (place % self.ring) as usize
+    pub fn arena_offset(&self, position: u64) -> usize {
+        (position % self.ring) as usize
     }
 
     /// A record's data.
     #[must_use]
     pub fn data(&self, record: &Record) -> &[u8] {
-        self.region.bytes(self.position(record.place), record.data_length())
+        self.region.bytes(self.arena_offset(record.position), record.data_length())
     }
 
     /// Frees everything up to `sequence`. Past the newest record the log becomes empty and goes on behind it.
@@ -333,7 +333,7 @@ impl Log {
             self.records.pop_back();
         }
         if self.pinned.is_none() {
-            let end = self.records.back().map(|record| record.place + self.data_room(record));
+            let end = self.records.back().map(|record| record.position + self.data_room(record));
             self.head = end.unwrap_or(self.tail).max(self.tail);
         }
         self.settle_tail();
@@ -348,21 +348,21 @@ impl Log {
 
     fn settle_tail(&mut self) {
         if self.records.is_empty() && self.pinned.is_none() && self.head < self.ring {
-            // The same place, with room below for what is put in front.
+            // The same position, with room below for what is put in front.
             self.head += self.ring;
         }
         let gap = self.layout.gap();
-        let held = self.records.front().map_or(self.head, |record| record.place - gap);
+        let held = self.records.front().map_or(self.head, |record| record.position - gap);
         self.tail = self.pinned.map_or(held, |pinned| held.min(pinned));
     }
 
-    /// From this place on the arena must stay as it is, whatever is freed, until it is pinned elsewhere or not at all.
-    pub fn pin(&mut self, place: Option<u64>) {
-        self.pinned = place;
+    /// From this position on the arena must stay as it is, whatever is freed, until it is pinned elsewhere or not at all.
+    pub fn pin(&mut self, position: Option<u64>) {
+        self.pinned = position;
         self.settle_tail();
     }
 
-    /// Bytes of the arena from a record's place on that are its own: its data, rounded up.
+    /// Bytes of the arena from a record's position on that are its own: its data, rounded up.
     #[must_use]
     pub fn data_room(&self, record: &Record) -> u64 {
         (record.data_length() as u64).next_multiple_of(self.layout.alignment())
@@ -445,7 +445,7 @@ mod tests {
                         let data = vec![fill; length];
                         let number = log.freed();
                         let promised = log.has_room(length as u64, 1) && number > 0;
-                        let record = Record { offset: 0, length: length as u32, checksum: 0, kind: RecordKind::Write, place: 0 };
+                        let record = Record { offset: 0, length: length as u32, checksum: 0, kind: RecordKind::Write, position: 0 };
                         match log.push_front(record, &data) {
                             Some(got) => {
                                 prop_assert_eq!(got, number);

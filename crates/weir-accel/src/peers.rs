@@ -381,7 +381,7 @@ impl Sending<'_> {
         for (_, record) in log.range(first, last) {
             meta.extend_from_slice(RecordHeader::of(record).as_bytes());
             if record.data_length() > 0 {
-                push_piece(pieces, log.position(record.place), record.data_length());
+                push_piece(pieces, log.arena_offset(record.position), record.data_length());
             }
         }
         channel.queue(MessageKind::Batch as u16, meta, pieces);

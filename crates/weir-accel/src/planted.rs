@@ -1,6 +1,6 @@
 //! Bugs that people make in systems of this kind, planted on purpose: a checker that never fails proves nothing.
 //!
-//! A core asks [`Planted::has`] at the place where the bug would be made. Without the feature `planted-bugs` nothing can be
+//! A core asks [`Planted::has`] where the bug would be made. Without the feature `planted-bugs` nothing can be
 //! planted and the question is a constant, so it costs nothing.
 
 /// One bug.
@@ -78,7 +78,7 @@ pub enum Bug {
     ReplyWithoutLease,
     /// The log goes to the backing although nothing says that this node may still serve the disk (P4).
     DestageWithoutLease,
-    /// A frame of which only a part was sent counts as sent, and what follows comes in its place (P1).
+    /// A frame of which only a part was sent counts as sent, and what follows is sent instead of the rest (P1).
     CountPartialFrame,
     /// A write to flash that has failed counts as under way for good: its slot is never given back (P10).
     KeepInFlight,

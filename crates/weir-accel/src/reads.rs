@@ -74,11 +74,13 @@ pub fn overlay(index: &Index, log: &Log, offset: u64, mut bytes: Buffer) -> Over
 }
 
 fn copy(index: &Index, log: &Log, offset: u64, buffer: &mut Buffer, mut part: impl FnMut(usize, usize)) {
-    for Entry { start, end, place, .. } in index.overlaps(offset, offset + buffer.len() as u64) {
+    for Entry { start, end, position, .. } in index.overlaps(offset, offset + buffer.len() as u64) {
         let (from, to) = ((start - offset) as usize, (end - offset) as usize);
         let target = &mut buffer.bytes_mut()[from..to];
-        match place {
-            Some(place) => target.copy_from_slice(log.region().bytes(log.position(place), to - from)),
+        match position {
+            Some(position) => {
+                target.copy_from_slice(log.region().bytes(log.arena_offset(position), to - from))
+            }
             None => target.fill(0),
         }
         part(from, to);
@@ -89,7 +91,7 @@ fn copy(index: &Index, log: &Log, offset: u64, buffer: &mut Buffer, mut part: im
 /// The backing may look before a record reaches it and answer after the record has left the log.
 pub fn data_runs(index: &Index, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    for entry in index.overlaps(offset, offset + length).filter(|entry| entry.place.is_some()) {
+    for entry in index.overlaps(offset, offset + length).filter(|entry| entry.position.is_some()) {
         match runs.last_mut() {
             Some(last) if last.1 == entry.start => last.1 = entry.end,
             _ => runs.push((entry.start, entry.end)),
@@ -112,7 +114,7 @@ pub fn overlay_extents(
         let (mut at, end) = (extent.offset, extent.offset + extent.length);
         for entry in index.overlaps(at, end) {
             now.push(at, entry.start, extent.state);
-            let hole = entry.place.is_none() && entry.sequence <= acknowledged;
+            let hole = entry.position.is_none() && entry.sequence <= acknowledged;
             now.push(entry.start, entry.end, if hole { ExtentState::Hole } else { ExtentState::Allocated });
             at = entry.end;
         }
@@ -231,7 +233,7 @@ mod tests {
             };
             for byte in offset..end {
                 let entry = index.overlaps(byte, byte + 1).next();
-                let log = entry.map(|entry| entry.place.is_some() || entry.sequence > acknowledged);
+                let log = entry.map(|entry| entry.position.is_some() || entry.sequence > acknowledged);
                 let was = before.iter().any(|run| run.0 <= byte && byte < run.1);
                 let data = was || log.unwrap_or_else(|| state_of(&below, byte) == ExtentState::Allocated);
                 assert_eq!(state_of(&extents, byte) == ExtentState::Allocated, data, "byte {byte}");

@@ -280,7 +280,7 @@ impl RecordHeader {
         }
     }
 
-    /// The record, not yet placed in a log.
+    /// The record, not yet in a log.
     ///
     /// # Errors
     /// Unknown kind, a range that overflows, or more data than a record may have.
@@ -291,7 +291,7 @@ impl RecordHeader {
         if length == 0 || !aligned || offset.checked_add(u64::from(length)).is_none() {
             return Err(WireError::Protocol("record with an impossible range"));
         }
-        let record = Record { offset, length, checksum: self.checksum.get(), kind, place: 0 };
+        let record = Record { offset, length, checksum: self.checksum.get(), kind, position: 0 };
         if record.data_length() > LARGEST_RECORD {
             return Err(WireError::Protocol("record with too much data"));
         }
@@ -363,7 +363,7 @@ mod tests {
         let head =
             Batch { epoch: 1.into(), first: 2.into(), freed: 3.into(), count: 1.into(), complete: 1.into() };
         let record =
-            Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, place: 9 };
+            Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, position: 9 };
         let bytes = [head.as_bytes(), RecordHeader::of(&record).as_bytes()].concat();
         #[rustfmt::skip]
         let golden = [
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(bytes, golden);
         let (parsed, headers) = batch(&golden).expect("valid");
         assert_eq!((parsed, headers.len()), (head, 1));
-        assert_eq!(headers[0].parse().expect("valid"), Record { place: 0, ..record });
+        assert_eq!(headers[0].parse().expect("valid"), Record { position: 0, ..record });
         assert!(batch(&golden[..51]).is_err() && batch(&golden[..32]).is_err() && batch(&[]).is_err());
     }
 }

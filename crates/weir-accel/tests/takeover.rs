@@ -185,7 +185,7 @@ impl Pair {
     fn take_over(&mut self, path: &Path, rng: &mut Rng) {
         let mut accel = self.accel.take().unwrap();
         // A dead process does nothing more; what the kernel had been handed still lands.
-        accel.let_go(&mut self.reactor);
+        accel.release(&mut self.reactor);
         drop(accel);
         let mut events = Vec::new();
         while self.reactor.files_in_flight() > 0 {
@@ -228,7 +228,7 @@ impl Pair {
     /// greets the other one, which has its copy still.
     fn power_cut(&mut self, path: &Path, rng: &mut Rng) {
         let mut accel = self.accel.take().unwrap();
-        accel.let_go(&mut self.reactor);
+        accel.release(&mut self.reactor);
         drop(accel);
         self.host.take().unwrap().close(&mut self.reactor);
         let mut events = Vec::new();

@@ -10,6 +10,8 @@ pub mod group;
 pub mod layer;
 pub mod meter;
 pub mod metered;
+mod operation;
+mod random;
 pub mod reactor;
 pub mod region;
 pub mod request;

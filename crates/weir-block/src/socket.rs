@@ -9,28 +9,10 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use crate::reactor::{Interest, Reactor, Token, WatchId};
+use crate::operation::{Interest, Token};
+pub use crate::operation::{Received, Sent};
+use crate::reactor::{Reactor, WatchId};
 use crate::sim;
-
-/// The result of a receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// Number of bytes (at least one).
-    Bytes(usize),
-    /// Nothing now; a readable event will follow.
-    Nothing,
-    /// The other side closed its half.
-    End,
-}
-
-/// The result of a send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
-    /// Number of bytes sent; may be fewer than offered.
-    Bytes(usize),
-    /// The kernel's buffer is full; a writable event will follow.
-    Full,
-}
 
 /// A connection for a shard.
 #[derive(Debug)]

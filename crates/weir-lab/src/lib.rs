@@ -20,4 +20,5 @@ mod relay;
 pub mod volatile_disk;
 
 pub use error::LabError;
-pub use lab::{Ending, Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport, REGISTRY};
+pub use lab::{Ending, Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport};
+pub use network::REGISTRY;

@@ -22,7 +22,6 @@ use std::thread;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::LabError;
-use crate::lab::REGISTRY;
 use crate::process::{ProcessId, ProcessState};
 use crate::relay::{Direction, Relay};
 
@@ -37,6 +36,9 @@ const INTERFACE: &str = "peers0";
 
 /// The bridge in the switch's namespace.
 const BRIDGE: &str = "switch0";
+
+/// What stands for the registry where a node can be named.
+pub const REGISTRY: &str = "registry";
 
 /// A way, from one node (or [`REGISTRY`]) to another.
 type Way = (String, String);

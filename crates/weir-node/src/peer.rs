@@ -54,7 +54,7 @@ pub struct Greeting {
 pub enum Purpose {
     /// The owner of the disk has its log replicated.
     Replicate,
-    /// Owners of any disks on the node that connects ask for grants and seals ([`crate::grants`]).
+    /// Owners of any disks on the node that connects ask for grants and seals ([`crate::control::grants`]).
     Grants,
     /// Requests of a client of the disk, which has agreed on this ([`weir_nbd::server::Session`]).
     Client {

@@ -17,12 +17,15 @@ use weir_task::JoinHandle;
 
 use crate::config::Config;
 use crate::control::disk::log_medium;
+use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
-use crate::control::unfinished::Unfinished;
+use crate::control::rights::Rights;
 use crate::control::world::World;
-use crate::control::{LogRoom, Shards, Tasks, change, flash, room, supervisor, unfinished, watchdog};
+use crate::control::{
+    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, provisioning, supervisor,
+    watchdog,
+};
 use crate::exports;
-use crate::grants::{self, Rights};
 use crate::peer::{Greeting, Incoming, Network, Purpose};
 use crate::shard::messages::{Command, Notice};
 
@@ -132,8 +135,8 @@ impl Plane {
             session,
             shards,
             here: Here::default(),
-            room: LogRoom::default(),
-            unfinished: Unfinished::default(),
+            capacity: LogCapacity::default(),
+            intents: Intents::default(),
             flash,
             config,
         });
@@ -147,10 +150,10 @@ impl Plane {
         }
         let services = vec![
             weir_task::spawn(supervisor::run(Arc::clone(&node), Arc::clone(&tasks), notices)),
-            weir_task::spawn(room::keep_told(Arc::clone(&node))),
+            weir_task::spawn(admission::advertise(Arc::clone(&node))),
             weir_task::spawn(watchdog::watch(Arc::clone(&node))),
             weir_task::spawn(grants::run(Arc::clone(&node))),
-            weir_task::spawn(unfinished::keep_finished(Arc::clone(&node))),
+            weir_task::spawn(provisioning::keep_finished(Arc::clone(&node))),
         ];
         Ok(Plane { node, tasks, services: Services(services) })
     }
@@ -215,8 +218,8 @@ async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
     };
     let (medium, known_epoch) = (log_medium(&record), record.epoch);
-    // Held until the shard has been told, so that no other log is promised the same room.
-    let _place = node.room.admit(node, &disk, room::Role::Replica).await?;
+    // Held until the shard has been told, so that no other log gets the same room.
+    let _reservation = admission::admit(node, &disk, capacity::Role::Replica).await?;
     let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
     node.shards.send(&disk, command).await;
     Ok(())

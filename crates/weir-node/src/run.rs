@@ -25,16 +25,16 @@ use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
 use crate::backings::Backings;
 use crate::config::Config;
 use crate::control::node::{Node, random};
-use crate::control::{Shards, flash, room};
+use crate::control::{Shards, capacity, flash};
 use crate::exports::Exports;
 use crate::http;
 use crate::members::Members;
 use crate::operations::Operations;
 use crate::peer::Tcp;
 use crate::plane::{self, Parts, Plane};
-use crate::shard::opener::Files;
+use crate::shard::opener::Threads;
+use crate::shard::stack::{Plain, Wrap};
 use crate::shard::{Shard, ShardConfig};
-use crate::stack::{Plain, Wrap};
 use crate::stop::{self, Left};
 
 /// Notices of the shards that wait for the control plane.
@@ -186,7 +186,7 @@ pub async fn run_with(
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
         fault_domain: config.fault_domain.clone(),
-        media: room::media(&config.resources, flash.as_deref(), &[]),
+        media: capacity::media(&config.resources, flash.as_deref(), &[]),
         load: 0,
     };
     let session = tokio::select! {
@@ -290,7 +290,7 @@ fn start_shards(
         full_log_wait: config.limits.full_log_wait.0,
         destage_delay: AccelConfig::DESTAGE_DELAY,
         engine: Engine::Auto,
-        storage: Arc::new(Files),
+        storage: Arc::new(Threads),
         flash,
         wrap: Arc::clone(wrap),
         planted: Planted::default(),

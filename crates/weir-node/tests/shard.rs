@@ -19,10 +19,10 @@ use weir_load::{Summary, Workload};
 use weir_node::control::Shards;
 use weir_node::shard::health::Look;
 use weir_node::shard::messages::{Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk};
-use weir_node::shard::opener::Files;
+use weir_node::shard::opener::Threads;
 use weir_node::shard::{Shard, ShardConfig};
 use weir_node::stack::Plain;
-use weir_volume::Mark;
+use weir_volume::{BackingKind, Mark};
 
 const MIB: u64 = 1 << 20;
 
@@ -58,7 +58,7 @@ impl Rig {
             full_log_wait: Duration::from_secs(30),
             destage_delay: AccelConfig::DESTAGE_DELAY,
             engine: Engine::Auto,
-            storage: Arc::new(Files),
+            storage: Arc::new(Threads),
             flash: flash(directory.path()),
             wrap: Arc::new(Plain),
             planted: weir_accel::planted::Planted::default(),
@@ -80,7 +80,7 @@ impl Rig {
         OpenDisk {
             disk: name.into(),
             id: 1,
-            path,
+            backing: BackingKind::Path(path),
             volume: None,
             mark: Mark::of("n1#1"),
             size: SIZE,
@@ -175,7 +175,7 @@ async fn a_backing_that_cannot_be_opened_is_no_other_disks_trouble() {
     let rig = Rig::new();
     rig.open("well").await;
     let disk = rig.disk("ill");
-    let withheld = Withheld::new(&disk.path);
+    let withheld = Withheld::new(&rig.path(&disk.disk));
     let mut opened = rig.begin(disk.clone()).await;
 
     let before = Nanos::now();
@@ -221,7 +221,7 @@ async fn a_disk_that_is_opened_again_at_once_needs_no_second_place_on_the_flash(
             rig.close("d").await.unwrap();
         } else {
             let (name, keep) = (disk.disk.clone(), true);
-            rig.shards.ask("", |done| Command::LetGo { disk: name, keep, done }).await.unwrap();
+            rig.shards.ask("", |done| Command::ReleaseDisk { disk: name, keep, done }).await.unwrap();
             assert_eq!(rig.status("d").await.unwrap().role, "replica");
         }
         // An opening that comes to nothing does not cost the slot either.
@@ -237,13 +237,13 @@ async fn a_disk_that_is_opened_again_at_once_needs_no_second_place_on_the_flash(
 async fn an_opening_is_not_joined_by_a_later_disk_of_the_same_name() {
     let rig = Rig::new();
     let disk = rig.disk("again");
-    let withheld = Withheld::new(&disk.path);
+    let withheld = Withheld::new(&rig.path(&disk.disk));
     let earlier = withheld.file.try_clone().unwrap();
     let given_up = rig.begin(disk.clone()).await;
     assert_eq!(rig.status("again").await.unwrap().state, "opening");
     rig.close("again").await.unwrap();
     assert!(given_up.await.unwrap().is_err());
-    std::fs::remove_file(&disk.path).unwrap();
+    std::fs::remove_file(rig.path(&disk.disk)).unwrap();
     let opened = rig.begin(OpenDisk { id: 2, ..rig.disk("again") }).await;
     // The later one's file is not withheld, but it must not matter which is there first.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -262,7 +262,7 @@ async fn an_opening_is_not_joined_by_a_later_disk_of_the_same_name() {
 async fn a_stop_does_not_wait_for_a_backing_that_cannot_be_opened() {
     let rig = Rig::new();
     let disk = rig.disk("ill");
-    let _withheld = Withheld::new(&disk.path);
+    let _withheld = Withheld::new(&rig.path(&disk.disk));
     let opened = rig.begin(disk).await;
     assert_eq!(rig.status("ill").await.unwrap().state, "opening");
     rig.stop().await;

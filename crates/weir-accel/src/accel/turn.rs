@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use weir_block::{Completion, Destage, IoError, Layer, Nanos, Outcome, Reactor, Tag};
 
-use super::jam::Change;
-use super::{Accel, AccelNotice, Below, not_owner};
+use super::below::{Below, not_owner};
+use super::full_log::Change;
+use super::{Accel, AccelNotice};
 use crate::destage::Progress;
 use crate::flash::FlashStore;
 use crate::flash::frame::State;
@@ -23,11 +24,11 @@ impl<L: Destage> Accel<L> {
         self.now = now;
         self.again = self.peers.receive(reactor, &self.log, &mut self.events);
         self.collect(reactor, now);
-        if self.gone {
+        if self.life.is_released() {
             return self.refuse(done);
         }
         self.peers.expire(now, &mut self.events);
-        self.at_rest(now);
+        self.note_durable(now);
         self.pacer.refill(now, self.log.fill(), self.log.room(), self.destager.remaining(now));
         self.decide(reactor, now);
         // What is older than our right must neither reach the backing nor be answered (P2, P4).
@@ -37,7 +38,7 @@ impl<L: Destage> Accel<L> {
         if !self.owner.is_fenced() {
             let hurry = self.owner.hurries();
             self.peers.send(reactor, &self.log, self.identity.epoch, hurry, &mut self.events);
-            self.put_to_rest(reactor);
+            self.write_to_flash(reactor);
             if holds_right || self.planted.has(Bug::DestageWithoutLease) {
                 self.destage(reactor, now);
             }
@@ -57,12 +58,12 @@ impl<L: Destage> Accel<L> {
         }
         // The replicas are told with the next batch, or next turn.
         self.again |= self.log.freed() != freed || (self.may_destage() && self.destager.is_idle());
-        self.release();
+        self.answer();
         done.append(&mut self.finished);
     }
 
-    /// Takes into account what has come to rest on flash, and what has not in all that time.
-    fn at_rest(&mut self, now: Nanos) {
+    /// Takes into account what has become durable on flash, and what has not in all that time.
+    fn note_durable(&mut self, now: Nanos) {
         let Some(store) = &mut self.store else { return };
         store.expire(now);
         if store.take_progress() {
@@ -74,7 +75,7 @@ impl<L: Destage> Accel<L> {
     }
 
     /// Begins to write to flash what is new in the log.
-    fn put_to_rest(&mut self, reactor: &mut Reactor) {
+    fn write_to_flash(&mut self, reactor: &mut Reactor) {
         let Accel { store, log, identity, .. } = self;
         if let Some(store) = store {
             let Identity { epoch, lineage } = *identity;
@@ -233,10 +234,10 @@ impl<L: Destage> Accel<L> {
 
     /// Writes wait for room in the log, and not without a limit (P9).
     fn watch_room(&mut self, now: Nanos) {
-        let (kind, text) = match self.jam.turn(now, self.log.freed()) {
+        let (kind, text) = match self.full_log.turn(now, self.log.freed()) {
             None => return,
-            Some(Change::Jammed) => ("log-jammed", self.jam_reason()),
-            Some(Change::Over) => {
+            Some(Change::Refuses) => ("log-jammed", self.full_log_reason()),
+            Some(Change::Takes) => {
                 ("log-has-room", "the write log empties again; writes are taken".to_owned())
             }
         };
@@ -248,16 +249,16 @@ impl<L: Destage> Accel<L> {
     fn may_destage(&self) -> bool {
         // A write that went past the log must not land on top of a newer one that went through it (P4).
         (self.bypassing.is_empty() || self.planted.has(Bug::DestageBesideBypass))
-            && !self.destage_held
+            && self.life.may_destage()
             && self.owner.destage_limit() > self.owner.in_backing()
     }
 
     fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
         let beside = self.planted.has(Bug::DestageBesideBypass);
-        if !(self.bypassing.is_empty() || beside) || self.destage_held {
+        if !(self.bypassing.is_empty() || beside) || !self.life.may_destage() {
             return;
         }
-        let urgent = self.closing || self.owner.drains();
+        let urgent = self.life.is_closing() || self.owner.drains();
         let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
         let whole = self.owner.checkpoint_whole();
         self.destager.begin(now, &self.log, from, limit, whole, urgent);
@@ -288,16 +289,16 @@ impl<L: Destage> Accel<L> {
     }
 
     /// Answers everything that the watermarks allow.
-    fn release(&mut self) {
+    fn answer(&mut self) {
         let acknowledged = self.owner.marks().acknowledged;
         self.writes.release(acknowledged, &mut self.finished);
-        let mut place = 0;
-        while place < self.held.len() {
-            if self.held[place].sequence <= acknowledged || self.planted.has(Bug::AnswerUnacknowledgedReads) {
-                let HeldRead { tag, buffer, .. } = self.held.swap_remove(place);
+        let mut index = 0;
+        while index < self.held.len() {
+            if self.held[index].sequence <= acknowledged || self.planted.has(Bug::AnswerUnacknowledgedReads) {
+                let HeldRead { tag, buffer, .. } = self.held.swap_remove(index);
                 self.finished.push(Completion { tag, result: Ok(Outcome::Read(buffer)) });
             } else {
-                place += 1;
+                index += 1;
             }
         }
     }
@@ -321,18 +322,18 @@ impl<L: Destage> Accel<L> {
         if self.again {
             return Nanos(0);
         }
-        if self.gone || self.owner.is_fenced() {
+        if self.life.is_released() || self.owner.is_fenced() {
             return self.lower.deadline();
         }
         let peers = self.owner.deadline().min(self.peers.deadline());
         // Without the right, or while writes go past the log, destage is not even asked what it wants.
-        let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && !self.destage_held;
+        let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && self.life.may_destage();
         let destage = if asks { self.destager.deadline() } else { self.look_again };
         let flash = self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline);
         peers
             .min(destage)
             .min(flash)
-            .min(self.jam.deadline())
+            .min(self.full_log.deadline())
             .min(self.pacer.deadline())
             .min(self.lower.deadline())
     }

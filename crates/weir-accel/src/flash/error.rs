@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::format::VERSION;
+use super::VERSION;
 use super::recovery::RecoveryError;
 
 /// Why a flash device cannot be used.

@@ -14,14 +14,13 @@ use std::path::Path;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::VERSION;
 use super::error::FlashError;
 use super::file::DeviceFile;
 use crate::log::{BLOCK, LARGEST_RECORD, RESERVE};
 
 const SUPERBLOCK: U64 = U64::from_bytes(*b"WEIRFLSH");
 const SLOT: U64 = U64::from_bytes(*b"WEIRSLOT");
-/// Of the device, and of the frames on it ([`super::frame`]).
-pub(super) const VERSION: u32 = 3;
 const MIB: u64 = 1 << 20;
 
 /// Most slots of a device (P10).
@@ -136,7 +135,11 @@ pub(super) fn slot_offset(number: usize, header: u64) -> u64 {
     BLOCK + (number as u64 * 2 + header) * BLOCK
 }
 
-pub(super) fn read_superblock(file: &DeviceFile, size: u64, path: &Path) -> Result<Option<Superblock>, FlashError> {
+pub(super) fn read_superblock(
+    file: &DeviceFile,
+    size: u64,
+    path: &Path,
+) -> Result<Option<Superblock>, FlashError> {
     let system = |source| FlashError::System { path: path.to_owned(), source };
     let mut block = [0u8; BLOCK as usize];
     file.read_exact_at(&mut block[..size.min(BLOCK) as usize], 0).map_err(system)?;

@@ -1,7 +1,7 @@
 //! The format of a frame, version 3.
 //!
 //! All integers are little-endian. A slot begins with two blocks of 4096 bytes for frames *without* records; the ring of those
-//! with records follows. A frame without records is one block, in the place that its number names (even: the first, odd: the
+//! with records follows. A frame without records is one block, in the location that its number names (even: the first, odd: the
 //! second), so it never covers the frame before it, and takes no room from the records.
 //!
 //! A frame with records begins at a multiple of 4096 bytes of the ring and is a multiple of 4096 bytes
@@ -11,15 +11,13 @@
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::VERSION;
 use crate::lineage::{Ancestor, Lineage};
 use crate::log::{BLOCK, Record};
 use crate::wire::{RecordHeader, SEQUENCE_LIMIT};
 
 /// `WEIRFRME`.
 const MAGIC: U64 = U64::from_bytes(*b"WEIRFRME");
-
-/// The version that this build writes, and the only one that it reads.
-const VERSION: u32 = 3;
 
 /// The copy is complete.
 const COMPLETE: u32 = 1;
@@ -32,7 +30,7 @@ pub const MOST_RECORDS: usize = (BLOCK as usize - size_of::<FrameHeader>()) / si
 
 /// Where a frame is among the frames of its slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// Drawn at random when the slot was given to the disk: frames of whoever had it before do not count.
     pub instance: u64,
     /// Raised each time that the log is opened: what a former run left behind the end does not count.
@@ -43,7 +41,7 @@ pub struct Place {
     pub before: u64,
     /// The run of that frame: another run may have had a frame of this number, and left it lying.
     pub before_run: u64,
-    /// Bytes on the endless ring; the remainder by the ring's length is the place in it. Of a frame without records: where the
+    /// Bytes on the endless ring; the remainder by the ring's length is the offset in it. Of a frame without records: where the
     /// next one with records begins.
     pub position: u64,
     /// Position of the oldest frame with records that is still needed.
@@ -52,7 +50,7 @@ pub struct Place {
     pub length: u64,
 }
 
-impl Place {
+impl Location {
     /// Bytes from the start of the slot to the frame, which has records or has none; the ring takes `ring` bytes.
     #[must_use]
     pub fn offset(&self, has_records: bool, ring: u64) -> u64 {
@@ -120,12 +118,12 @@ pub struct FrameHeader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Where it is.
-    pub place: Place,
+    pub location: Location,
     /// The log's state as of it.
     pub state: State,
     /// Sequence number of the first record; everything held from there on is replaced.
     pub first: u64,
-    /// Its records, not yet placed in a log.
+    /// Its records, not yet in a log.
     pub records: Vec<Record>,
 }
 
@@ -134,7 +132,13 @@ impl Frame {
     ///
     /// # Panics
     /// More than [`MOST_RECORDS`].
-    pub fn encode(place: &Place, state: &State, first: u64, records: &[RecordHeader], block: &mut [u8]) {
+    pub fn encode(
+        location: &Location,
+        state: &State,
+        first: u64,
+        records: &[RecordHeader],
+        block: &mut [u8],
+    ) {
         assert!(records.len() <= MOST_RECORDS, "a frame's table is one block");
         let [inherited, before] = state.lineage.ancestors;
         let lineage = [state.lineage.epoch, inherited.lineage, inherited.last, before.lineage, before.last];
@@ -142,20 +146,20 @@ impl Frame {
             magic: MAGIC,
             version: VERSION.into(),
             checksum: 0.into(),
-            instance: place.instance.into(),
-            run: place.run.into(),
-            number: place.number.into(),
-            position: place.position.into(),
-            tail: place.tail.into(),
-            length: place.length.into(),
+            instance: location.instance.into(),
+            run: location.run.into(),
+            number: location.number.into(),
+            position: location.position.into(),
+            tail: location.tail.into(),
+            length: location.length.into(),
             first: first.into(),
             freed: state.freed.into(),
             epoch: state.epoch.into(),
             lineage: lineage.map(U64::from),
             count: (records.len() as u32).into(),
             flags: if state.complete { COMPLETE } else { 0 }.into(),
-            before: place.before.into(),
-            before_run: place.before_run.into(),
+            before: location.before.into(),
+            before_run: location.before_run.into(),
         };
         let table = size_of::<FrameHeader>();
         let end = table + size_of_val(records);
@@ -182,7 +186,7 @@ impl Frame {
         }
         let records = records.iter().map(|record| record.parse().ok()).collect::<Option<Vec<_>>>()?;
         let frame = Frame {
-            place: Place {
+            location: Location {
                 instance: header.instance.get(),
                 run: header.run.get(),
                 number: header.number.get(),
@@ -211,7 +215,7 @@ impl Frame {
     }
 
     fn makes_sense(&self) -> bool {
-        let Place { run, number, before, before_run, position, tail, length, .. } = self.place;
+        let Location { run, number, before, before_run, position, tail, length, .. } = self.location;
         let data: u64 = self.records.iter().map(data_room).sum();
         length == BLOCK + data
             && [position, tail].iter().all(|at| at.is_multiple_of(BLOCK) && *at < SEQUENCE_LIMIT)
@@ -243,8 +247,8 @@ mod tests {
     use super::*;
     use crate::log::RecordKind;
 
-    fn golden() -> (Place, State, Vec<Record>) {
-        let place = Place {
+    fn golden() -> (Location, State, Vec<Record>) {
+        let location = Location {
             instance: 0x1122,
             run: 3,
             number: 9,
@@ -257,19 +261,19 @@ mod tests {
         let lineage = Lineage::new(1).continued(2, 10).continued(5, 20);
         let state = State { epoch: 6, lineage, freed: 30, complete: true };
         let record =
-            Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, place: 0 };
-        let zeroes = Record { offset: 0, length: 1 << 30, checksum: 7, kind: RecordKind::Zero, place: 0 };
-        (place, state, vec![record, zeroes])
+            Record { offset: 4096, length: 512, checksum: 0xAABB_CCDD, kind: RecordKind::Write, position: 0 };
+        let zeroes = Record { offset: 0, length: 1 << 30, checksum: 7, kind: RecordKind::Zero, position: 0 };
+        (location, state, vec![record, zeroes])
     }
 
     #[test]
     fn the_format_is_as_documented() {
-        let (place, state, records) = golden();
+        let (location, state, records) = golden();
         let headers: Vec<RecordHeader> = records.iter().map(RecordHeader::of).collect();
         let mut block = [0xEEu8; BLOCK as usize];
-        Frame::encode(&place, &state, 31, &headers, &mut block);
+        Frame::encode(&location, &state, 31, &headers, &mut block);
         assert_eq!(block, *include_bytes!("../../tests/golden/frame-v3.bin"), "the format has changed");
-        assert_eq!(Frame::decode(&block), Some(Frame { place, state, first: 31, records }));
+        assert_eq!(Frame::decode(&block), Some(Frame { location, state, first: 31, records }));
         assert_eq!(size_of::<FrameHeader>(), 152);
     }
 

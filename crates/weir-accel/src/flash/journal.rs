@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::frame::{Frame, MOST_RECORDS, Place, STATE_ROOM, State, data_room};
+use super::frame::{Frame, Location, MOST_RECORDS, STATE_ROOM, State, data_room};
 use crate::log::{BLOCK, Log};
 use crate::owner::Held;
 use crate::planted::{Bug, Planted};
@@ -33,7 +33,7 @@ pub struct Write {
     pub offset: u64,
     /// Bytes, the header block included.
     pub length: u64,
-    /// Place of its first data in the log's arena, which must not change until it is written ([`Log::pin`]).
+    /// Position of its first data in the log's arena, which must not change until it is written ([`Log::pin`]).
     pub pins: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ pub struct Journal {
     in_flight: Option<InFlight>,
     stored: Held,
     headers: Vec<RecordHeader>,
-    /// Place in the arena of the first data of the frame in the making.
+    /// Position in the arena of the first data of the frame in the making.
     pins: Option<u64>,
     planted: Planted,
 }
@@ -99,17 +99,17 @@ impl Journal {
         newest: &Frame,
         needed: &[Frame],
     ) -> Journal {
-        let (place, last) = (&newest.place, Frame::last);
+        let (location, last) = (&newest.location, Frame::last);
         let has_records = !newest.records.is_empty();
-        let spans = needed.iter().map(|frame| Span { position: frame.place.position, last: last(frame) });
+        let spans = needed.iter().map(|frame| Span { position: frame.location.position, last: last(frame) });
         Journal {
             run,
-            number: place.number + 1,
-            before: if has_records { place.number } else { place.before },
-            before_run: if has_records { place.run } else { place.before_run },
-            head: if has_records { place.position + place.length } else { place.position },
+            number: location.number + 1,
+            before: if has_records { location.number } else { location.before },
+            before_run: if has_records { location.run } else { location.before_run },
+            head: if has_records { location.position + location.length } else { location.position },
             frames: spans.collect(),
-            released: place.tail,
+            released: location.tail,
             framed: last(newest),
             ..Journal::new(instance, bytes)
         }
@@ -180,7 +180,7 @@ impl Journal {
         let last = if self.has_gap(log, &state) { self.framed } else { log.last() };
         let length = self.gather(log, (first, last), pieces);
         if !self.headers.is_empty()
-            && let Some(position) = self.place(length)
+            && let Some(position) = self.fit(length)
         {
             return Some(self.write(Some((position, length)), first, state, block));
         }
@@ -215,8 +215,8 @@ impl Journal {
                 break;
             }
             if room > 0 {
-                pieces.push((log.position(record.place), room as usize));
-                self.pins.get_or_insert(record.place);
+                pieces.push((log.arena_offset(record.position), room as usize));
+                self.pins.get_or_insert(record.position);
             }
             length += room;
             self.headers.push(RecordHeader::of(record));
@@ -236,7 +236,7 @@ impl Journal {
     }
 
     /// Where a frame of this length goes, if there is room.
-    fn place(&self, length: u64) -> Option<u64> {
+    fn fit(&self, length: u64) -> Option<u64> {
         let rest = self.ring - self.head % self.ring;
         let position = if length > rest { self.head + rest } else { self.head };
         (position + length <= self.released + self.ring).then_some(position)
@@ -256,8 +256,8 @@ impl Journal {
         }
         let Journal { instance, run, number, before, before_run, .. } = *self;
         let tail = self.frames.front().map_or(self.head, |frame| frame.position);
-        let place = Place { instance, run, number, before, before_run, position, tail, length };
-        Frame::encode(&place, &state, first, &self.headers, block);
+        let location = Location { instance, run, number, before, before_run, position, tail, length };
+        Frame::encode(&location, &state, first, &self.headers, block);
         self.number += 1;
         if records.is_some() {
             (self.before, self.before_run) = (number, run);
@@ -267,6 +267,6 @@ impl Journal {
         let State { epoch, freed, complete, .. } = state;
         let held = Held { epoch, last, freed, gap: freed, complete };
         self.in_flight = Some(InFlight { held, tail });
-        Write { offset: place.offset(records.is_some(), self.ring), length, pins: self.pins }
+        Write { offset: location.offset(records.is_some(), self.ring), length, pins: self.pins }
     }
 }

@@ -24,3 +24,6 @@ pub use device::{FlashDevice, SlotLease};
 pub use error::FlashError;
 pub use format::{device_bytes, ring_bytes};
 pub use store::FlashStore;
+
+/// The version of the format: of the device, and of the frames on it.
+const VERSION: u32 = 3;

@@ -87,14 +87,14 @@ pub fn recover_planted(
             break newest.clone();
         }
         // Torn. Were it not the first one that is dropped, the one before it would be damaged.
-        let number = newest.place.number;
+        let number = newest.location.number;
         // Also what earlier runs dropped for the same reason and left lying elsewhere.
-        frames.retain(|_, frame| frame.place.number < number);
+        frames.retain(|_, frame| frame.location.number < number);
         match frames.last_key_value() {
             Some((_, before)) if !read_data(device, ring, before, &mut data)? => {
-                return Err(RecoveryError::Damaged { number: before.place.number, reason: "its data" });
+                return Err(RecoveryError::Damaged { number: before.location.number, reason: "its data" });
             }
-            Some((_, before)) if before.place.number + 1 < number => {
+            Some((_, before)) if before.location.number + 1 < number => {
                 return Err(RecoveryError::Damaged { number: number - 1, reason: "its header" });
             }
             _ => {}
@@ -129,10 +129,10 @@ fn find(
         for (at, block) in (start..).step_by(BLOCK as usize).zip(chunk[..length].chunks(BLOCK as usize)) {
             let Some(frame) = Frame::decode(block) else { continue };
             // A frame that is not where it says was written elsewhere: the device has misdirected it.
-            let offset = frame.place.offset(!frame.records.is_empty(), ring);
-            let fits = at + frame.place.length <= bytes;
-            if frame.place.instance == instance && offset == at && fits {
-                frames.insert((frame.place.run, frame.place.number), frame);
+            let offset = frame.location.offset(!frame.records.is_empty(), ring);
+            let fits = at + frame.location.length <= bytes;
+            if frame.location.instance == instance && offset == at && fits {
+                frames.insert((frame.location.run, frame.location.number), frame);
             }
         }
     }
@@ -145,24 +145,24 @@ fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Fr
     if !newest.records.is_empty() {
         needed.push(newest.clone());
     }
-    let mut at = newest.place;
-    while at.position > newest.place.tail {
+    let mut at = newest.location;
+    while at.position > newest.location.tail {
         let number = at.before;
         let damaged = |reason| RecoveryError::Damaged { number, reason };
         // Of this very run: what another one left behind the end, or wrote late, is not what this one went on from.
         let before = frames.get(&(at.before_run, number)).filter(|frame| !frame.records.is_empty());
         let before = before.ok_or(damaged("its header"))?;
-        let end = before.place.position + before.place.length;
+        let end = before.location.position + before.location.length;
         // What was skipped is the rest of the ring, less than a frame.
         let longest = LARGEST_RECORD as u64 + 2 * BLOCK;
         if end > at.position || at.position - end > longest {
-            return Err(damaged("its place"));
+            return Err(damaged("its location"));
         }
-        at = before.place;
+        at = before.location;
         needed.push(before.clone());
     }
-    if at.position != newest.place.tail {
-        return Err(RecoveryError::Damaged { number: at.number, reason: "its place" });
+    if at.position != newest.location.tail {
+        return Err(RecoveryError::Damaged { number: at.number, reason: "its location" });
     }
     needed.reverse();
     Ok(needed)
@@ -180,7 +180,7 @@ fn replay(
     let freed = newest.state.freed;
     let mut log = Log::with_layout(Layout::Flash, log_bytes, freed + 1)?;
     for frame in needed {
-        let number = frame.place.number;
+        let number = frame.location.number;
         if !read_data(device, ring, frame, data)? {
             return Err(RecoveryError::Damaged { number, reason: "its data" });
         }
@@ -211,9 +211,9 @@ fn read_data(
     frame: &Frame,
     data: &mut Vec<u8>,
 ) -> Result<bool, RecoveryError> {
-    data.resize((frame.place.length - BLOCK) as usize, 0);
+    data.resize((frame.location.length - BLOCK) as usize, 0);
     if !data.is_empty() {
-        device.read_at(frame.place.offset(true, ring) + BLOCK, data)?;
+        device.read_at(frame.location.offset(true, ring) + BLOCK, data)?;
     }
     let mut at = 0;
     for (sequence, record) in (frame.first..).zip(&frame.records) {

@@ -17,7 +17,7 @@ use crate::owner::Held;
 use crate::planted::Bug;
 
 /// A write that takes longer counts as failed. Long, because failing is for good; a replica whose flash hangs loses its
-/// place in the set much earlier.
+/// membership of the set much earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A write to the device.
@@ -124,7 +124,7 @@ impl FlashStore {
         self.lease.disk()
     }
 
-    /// A new log of the disk takes the place of this one, which is not needed any more or given up already. Needs no other slot,
+    /// A new log of the disk replaces this one, which is not needed any more or given up already. Needs no other slot,
     /// and does not wait here: what is under way comes back first, then the new log is entered, then its frames are written.
     pub fn begin_anew(&mut self, disk_id: u64) {
         self.lease.begin_anew(disk_id);

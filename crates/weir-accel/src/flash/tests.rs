@@ -260,7 +260,7 @@ fn a_lost_and_a_misdirected_write_are_found() {
     assert!(matches!(rig.recover(), Err(RecoveryError::Damaged { number: 2, .. })));
 }
 
-/// A process is killed while its third frame is under way; the next one writes two frames, the first of them in the same place.
+/// A process is killed while its third frame is under way; the next one writes two frames, the first of them at the same location.
 #[test]
 fn a_frame_of_a_process_that_was_killed_is_not_taken_for_that_of_the_next_one() {
     let rig = filled();
@@ -514,8 +514,8 @@ fn only_zeroes_are_filled_up() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("flash");
     let mut bytes = vec![0; device_bytes(1, LOG) as usize];
-    let place = bytes.len() - 1;
-    bytes[place] = 1;
+    let last = bytes.len() - 1;
+    bytes[last] = 1;
     std::fs::write(&path, &bytes).unwrap();
     let device = FlashDevice::open(&path, device_bytes(3, LOG), LOG, 7).unwrap();
     assert_eq!(device.slots(), (1, 1), "taken as large as it is");

@@ -1,11 +1,11 @@
 //! The owner's side of the protocol: what may be acknowledged, destaged and freed, and which configuration to
 //! ask for. `step(now, event) -> effects`; no I/O, no clock, no randomness here.
 
-mod asked;
+mod local_copy;
 mod member;
 mod messages;
-mod own;
-mod places;
+mod placement;
+mod proposals;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -16,10 +16,10 @@ use weir_block::Nanos;
 
 use crate::config::{Configuration, Former};
 use crate::planted::{Bug, Planted};
-use asked::Asked;
+use local_copy::LocalCopy;
 use member::Member;
 pub use messages::{Effect, Event, Held, Watermarks};
-use own::Own;
+use proposals::Proposals;
 
 /// After a peer or a change could not be had, wait this long before asking again.
 const RETRY: Duration = Duration::from_millis(500);
@@ -29,7 +29,7 @@ const RETRY: Duration = Duration::from_millis(500);
 pub struct Owner {
     configuration: Configuration,
     members: Vec<Member>,
-    own: Own,
+    local_copy: LocalCopy,
     marks: Watermarks,
     /// In the backing, flushed, up to here. What lies between `marks.destaged` and this has not been seen by anybody
     /// and must not be yet: a copy that may be taken over from lacks it, and its older records would cover it (P4, P7).
@@ -40,7 +40,7 @@ pub struct Owner {
     restoring: bool,
     /// Records up to here are older than a write that went past the log: who still holds one must not take over.
     bypassed_at: u64,
-    asked: Asked,
+    proposals: Proposals,
     former: Former,
     /// The disk came here without a log, so that the backing alone answers reads: what the former owner wrote must have ended.
     reads_wait: bool,
@@ -79,7 +79,7 @@ impl Owner {
         Owner {
             configuration,
             members,
-            own: Own::Memory,
+            local_copy: LocalCopy::Memory,
             marks: Watermarks {
                 appended: last,
                 replicated: freed,
@@ -91,7 +91,7 @@ impl Owner {
             inherited: last,
             restoring,
             bypassed_at: freed,
-            asked: Asked::default(),
+            proposals: Proposals::default(),
             former,
             reads_wait,
             fenced: None,
@@ -110,7 +110,7 @@ impl Owner {
     /// The owner's own copy is on flash, of which nothing is known to be at rest yet ([`Event::Stored`]).
     #[must_use]
     pub fn on_flash(self) -> Owner {
-        Owner { own: Own::Flash(Held::default()), ..self }
+        Owner { local_copy: LocalCopy::Flash(Held::default()), ..self }
     }
 
     /// Plants a bug in a new owner, so that the checks can show that they find it.
@@ -162,7 +162,7 @@ impl Owner {
             return self.in_backing;
         }
         // A set that was asked for may be committed by now: what its members lack, the backing must not show yet (P7).
-        if !self.configuration.write_back && !self.asked.any {
+        if !self.configuration.write_back && !self.proposals.any {
             self.marks.appended
         } else if self.drains() {
             self.held().max(self.promised())
@@ -188,7 +188,7 @@ impl Owner {
     /// being drained, and what is acknowledged from the replicas alone would be lost by a change that commits late.
     #[must_use]
     pub fn drains(&self) -> bool {
-        !self.configuration.write_back || self.leaves_write_back() || self.asked.write_through
+        !self.configuration.write_back || self.leaves_write_back() || self.proposals.write_through
     }
 
     fn leaves_write_back(&self) -> bool {
@@ -197,7 +197,7 @@ impl Owner {
 
     /// How many replicas are wanted; `None`: write-through, also because this node cannot keep a copy of its own.
     fn wanted(&self) -> Option<usize> {
-        self.configuration.wanted_replicas.filter(|_| !self.own.has_failed())
+        self.configuration.wanted_replicas.filter(|_| !self.local_copy.has_failed())
     }
 
     /// The last record that this owner, or the one whose log it has inherited, can have acknowledged.
@@ -214,9 +214,9 @@ impl Owner {
     /// Everything up to here is held by everybody who may take over, this node after a restart included.
     fn held(&self) -> u64 {
         let counts =
-            (self.configuration.write_back || self.asked.any) && !self.planted.has(Bug::CountUnstored);
-        let own = if counts { self.own.last() } else { u64::MAX };
-        self.held_by_members().min(own)
+            (self.configuration.write_back || self.proposals.any) && !self.planted.has(Bug::CountUnstored);
+        let local = if counts { self.local_copy.last() } else { u64::MAX };
+        self.held_by_members().min(local)
     }
 
     fn held_by_members(&self) -> u64 {
@@ -238,7 +238,7 @@ impl Owner {
         !self.is_fenced()
             && self.may_use_backing()
             && !self.configuration.write_back
-            && !self.asked.any
+            && !self.proposals.any
             && self.marks.freed == self.marks.appended
     }
 
@@ -258,7 +258,7 @@ impl Owner {
             "waiting until the former owner's right to serve has certainly ended"
         } else if self.former == Former::Silent {
             "waiting until the former owner has certainly stopped; destage is held back"
-        } else if self.own.has_failed() {
+        } else if self.local_copy.has_failed() {
             "this node's flash has failed: effective policy is write-through until the disk moves or the node is mended"
         } else if self.falling {
             "no peer to replicate to: draining, then write-through"
@@ -268,7 +268,7 @@ impl Owner {
             "a replica is lost"
         } else if !self.configuration.misplaced.is_empty() {
             "a replica is where the policy wants none: looking for another"
-        } else if self.asked.any && !self.asked.waiting {
+        } else if self.proposals.any && !self.proposals.waiting {
             "the registry has not said what became of a change; asking again"
         } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
             "not enough peers: effective policy is write-through"
@@ -304,10 +304,10 @@ impl Owner {
             }
             Event::Configured(configuration) => self.configured(now, configuration, effects),
             Event::NotConfigured => {
-                self.asked.waiting = false;
+                self.proposals.waiting = false;
                 self.propose_at = now + RETRY;
                 if self.planted.has(Bug::ForgetDoubt) {
-                    self.asked = Asked::default();
+                    self.proposals = Proposals::default();
                 }
             }
             Event::PolicyRequested(wanted) => {
@@ -324,8 +324,8 @@ impl Owner {
             }
             Event::Former(former) => self.former = self.former.max(former),
             Event::Stored(held) => {
-                if let Own::Flash(own) = &mut self.own {
-                    *own = held;
+                if let LocalCopy::Flash(copy) = &mut self.local_copy {
+                    *copy = held;
                 }
             }
             Event::StoreFailed(reason) => self.store_failed(&reason, effects),
@@ -395,8 +395,8 @@ impl Owner {
 
     fn joined(&mut self, now: Nanos, node: String) {
         self.peer_wanted = false;
-        let place = self.members.iter().position(|member| member.node == node);
-        let in_set = place.is_some_and(|place| self.members.swap_remove(place).in_set);
+        let index = self.members.iter().position(|member| member.node == node);
+        let in_set = index.is_some_and(|index| self.members.swap_remove(index).in_set);
         // It may have restarted and lost everything: only what it confirms on this connection counts.
         self.members.push(Member { connected: true, progress: now, ..Member::new(node, in_set) });
     }
@@ -411,27 +411,27 @@ impl Owner {
 
     fn lost(&mut self, now: Nanos, node: &str, effects: &mut Vec<Effect>) {
         effects.push(Effect::DropPeer(node.to_owned()));
-        let place = self.members.iter().position(|member| member.node == node && member.connected);
-        let Some(place) = place else {
+        let index = self.members.iter().position(|member| member.node == node && member.connected);
+        let Some(index) = index else {
             // It went before it had joined: as good as not there.
             self.avoid(node);
             return self.unavailable(now, effects);
         };
-        let needed = self.is_needed(&self.members[place]);
-        let member = &mut self.members[place];
+        let needed = self.is_needed(&self.members[index]);
+        let member = &mut self.members[index];
         if !member.held.complete {
             // Who cannot be filled now is not asked again at once, and not before others.
             self.ask_peer_at = now + RETRY;
             self.avoid(node);
         }
         if needed {
-            let member = &mut self.members[place];
+            let member = &mut self.members[index];
             // What it has confirmed still counts; whether there is more, it says when it is back.
             member.connected = false;
             self.ask_absent = false;
             effects.push(Effect::Tell("replica-lost", format!("replica on {node} is lost")));
         } else {
-            self.members.remove(place);
+            self.members.remove(index);
         }
         self.peer_wanted = false;
     }
@@ -455,8 +455,8 @@ impl Owner {
     }
 
     fn store_failed(&mut self, reason: &str, effects: &mut Vec<Effect>) {
-        if let Own::Flash(held) = self.own {
-            self.own = Own::Failed(held);
+        if let LocalCopy::Flash(held) = self.local_copy {
+            self.local_copy = LocalCopy::Failed(held);
             let text =
                 format!("the write log's flash on this node fails ({reason}): draining, then write-through");
             effects.push(Effect::Tell("flash-failed", text));
@@ -469,7 +469,7 @@ impl Owner {
         }
         let before = self.configuration.effective();
         self.begin_waiting(now);
-        self.asked = Asked::default();
+        self.proposals = Proposals::default();
         self.propose_at = Nanos(0);
         let misplaced = std::mem::replace(&mut self.configuration, configuration).misplaced;
         for node in &self.configuration.replicas {
@@ -512,10 +512,10 @@ impl Owner {
 
     /// Whether acknowledging needs this member: it is in the committed set or in one that may be committed by now (P3).
     fn is_needed(&self, member: &Member) -> bool {
-        if self.planted.has(Bug::BelieveBeforeCommit) && self.asked.any {
-            return self.asked.replicas.contains(&member.node);
+        if self.planted.has(Bug::BelieveBeforeCommit) && self.proposals.any {
+            return self.proposals.replicas.contains(&member.node);
         }
-        member.in_set || self.asked.replicas.contains(&member.node)
+        member.in_set || self.proposals.replicas.contains(&member.node)
     }
 
     fn drop_members(&mut self, which: impl Fn(&Member) -> bool, effects: &mut Vec<Effect>) {
@@ -570,7 +570,7 @@ impl Owner {
             Some(wanted) => *write_back && replicas.len() == wanted && self.members.len() == wanted,
         };
         as_requested
-            && !self.asked.any
+            && !self.proposals.any
             && !self.restoring
             && !self.falling
             && self.successor.as_ref().is_none_or(|successor| replicas.contains(successor))

@@ -2,8 +2,8 @@
 
 use weir_block::Nanos;
 
-use super::asked::Asked;
 use super::member::Member;
+use super::proposals::Proposals;
 use super::{Effect, Owner};
 use crate::config::Configuration;
 
@@ -22,7 +22,7 @@ impl Owner {
             None => self.leave_write_back(effects),
             Some(wanted) => self.gather(wanted, effects),
         }
-        if self.asked.any && self.may_propose() {
+        if self.proposals.any && self.may_propose() {
             self.end_doubt(effects);
         }
     }
@@ -39,7 +39,7 @@ impl Owner {
     /// Towards write-through: drain what was acknowledged, then change (DESIGN §4).
     fn leave_write_back(&mut self, effects: &mut Vec<Effect>) {
         if !self.configuration.write_back {
-            let Asked { replicas, .. } = self.asked.clone();
+            let Proposals { replicas, .. } = self.proposals.clone();
             return self.drop_members(|member| !replicas.contains(&member.node), effects);
         }
         if self.is_drained() {
@@ -49,7 +49,7 @@ impl Owner {
 
     /// Towards `write-back+wanted`.
     fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
-        // A member of the set with a complete copy keeps its place though it is a message behind somebody else.
+        // A member of the set with a complete copy stays in the set though it is a message behind somebody else.
         let due = self.due(self.promised());
         let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
         let placed = self.members.iter().filter(|member| !self.is_misplaced(&member.node));
@@ -59,7 +59,7 @@ impl Owner {
         candidates.truncate(wanted);
         let chosen: Vec<String> = candidates.iter().map(|member| member.node.clone()).collect();
         let ready = chosen.len() >= wanted
-            && self.own.covers(due)
+            && self.local_copy.covers(due)
             && candidates.iter().all(|member| member.holds(due));
         let short = self.placed() < wanted || self.lacks_successor();
         if short && !self.peer_wanted && self.ask_peer_at == Nanos(0) {
@@ -97,7 +97,7 @@ impl Owner {
         // The set is what it should be; whoever else is connected is not needed.
         self.restoring = false;
         self.falling = false;
-        let Asked { replicas, .. } = self.asked.clone();
+        let Proposals { replicas, .. } = self.proposals.clone();
         let successor = self.successor.clone();
         let stays = |node: &String| replicas.contains(node) || successor.as_ref() == Some(node);
         self.drop_members(|member| !member.in_set && !stays(&member.node), effects);
@@ -105,12 +105,12 @@ impl Owner {
     }
 
     fn may_propose(&self) -> bool {
-        !self.asked.waiting && self.propose_at == Nanos(0)
+        !self.proposals.waiting && self.propose_at == Nanos(0)
     }
 
     fn propose(&mut self, replicas: Vec<String>, write_back: bool, effects: &mut Vec<Effect>) {
         if self.may_propose() {
-            self.asked.add(&replicas, write_back);
+            self.proposals.add(&replicas, write_back);
             effects.push(Effect::Propose { epoch: self.configuration.epoch, replicas, write_back });
         }
     }

@@ -304,7 +304,7 @@ fn flash_that_failed_in_an_earlier_tenure_is_not_waited_for() {
     disk.write(1);
     disk.run_until("it is known to have failed", |disk| disk.told.contains(&"flash-failed"));
     let Disk { mut reactor, mut accel, .. } = disk;
-    let (copy, store) = accel.let_go(&mut reactor).unwrap();
+    let (copy, store) = accel.release(&mut reactor).unwrap();
     let (log, lineage) = copy.into_log();
     let script = Rc::new(RefCell::new(Script { bytes: vec![0; SIZE], ..Script::default() }));
     let accel = Accel::new(

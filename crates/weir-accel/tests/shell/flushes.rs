@@ -152,7 +152,7 @@ fn flushes_that_wait_are_refused_once_the_disk_is_anothers() {
     disk.flush(1);
     disk.settle();
     disk.flush(2);
-    disk.accel.let_go(&mut disk.reactor);
+    disk.accel.release(&mut disk.reactor);
     disk.settle();
     assert_eq!((disk.tags(), answer(&disk, 2)), (vec![2], Err(Code::NotOwner)));
     disk.script.borrow_mut().hold_flushes = false;

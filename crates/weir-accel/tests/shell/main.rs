@@ -281,7 +281,7 @@ fn what_was_held_back_is_refused_once_the_disk_is_anothers() {
     disk.set_lease(1);
     disk.settle();
     assert!(disk.done.is_empty());
-    disk.accel.let_go(&mut disk.reactor);
+    disk.accel.release(&mut disk.reactor);
     disk.settle();
     disk.script.borrow_mut().hold_writes = false;
     disk.settle();
@@ -319,7 +319,7 @@ fn a_write_that_waits_goes_through_the_log_when_writes_do_so_by_then() {
 #[test]
 fn a_write_that_waits_is_refused_once_the_disk_is_anothers() {
     let mut disk = one_behind_another();
-    disk.accel.let_go(&mut disk.reactor);
+    disk.accel.release(&mut disk.reactor);
     disk.settle();
     assert_eq!(disk.tags(), [2]);
     assert!(disk.done[0].result.as_ref().is_err_and(|error| error.code == Code::NotOwner), "{:?}", disk.done);
@@ -443,7 +443,7 @@ fn a_fenced_owner_answers_nothing_and_does_not_spin() {
     let turns = disk.run(Duration::from_millis(100));
     assert!(turns < 10, "{turns} turns");
     assert!(disk.done.is_empty());
-    disk.accel.let_go(&mut disk.reactor);
+    disk.accel.release(&mut disk.reactor);
     disk.settle();
     assert_eq!(disk.tags(), [1]);
 }

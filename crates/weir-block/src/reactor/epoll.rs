@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::Interest;
-use super::slot::{FileKind, FileOperation};
 use crate::clock::Nanos;
+use crate::operation::{FileKind, FileOperation, Interest};
 
 /// Threads for file I/O to begin with. Four keep a disk busy enough for a fallback.
 const WORKERS: usize = 4;

@@ -12,9 +12,8 @@ mod slot;
 mod uring;
 mod waker;
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,33 +23,12 @@ use slab::Slab;
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::{Clock, Nanos};
+pub use crate::operation::{Descriptor, Interest, OwnerId, SharedFile, Token};
+use crate::operation::{FileKind, FileOperation};
 use crate::region::Region;
 use crate::sim;
 use slot::Slot;
-pub(crate) use slot::{FileKind, FileOperation};
 pub use waker::Waker;
-
-/// The recipient of an event on the shard: a layer, a connection, a peer. Allocated by [`Reactor::new_owner`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OwnerId(pub u32);
-
-/// Identifies an operation: its owner and the owner's number for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token {
-    /// The recipient of the event.
-    pub owner: OwnerId,
-    /// The owner's own number, meaningless to the reactor.
-    pub slot: u32,
-}
-
-/// The readiness to wait for on a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Interest {
-    /// Something to read, or the end of the stream.
-    Read,
-    /// Room to send.
-    Write,
-}
 
 /// A watch that has not fired yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,75 +36,6 @@ pub struct WatchId {
     key: usize,
     /// Distinguishes this watch from later users of the same slot.
     serial: u64,
-}
-
-/// A file that operations in flight keep open.
-#[derive(Clone, Debug)]
-pub struct SharedFile(Arc<Descriptor>);
-
-impl SharedFile {
-    /// Shares `file` on this shard.
-    #[must_use]
-    pub fn new(file: File) -> SharedFile {
-        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), offloaded: false })
-    }
-
-    /// As [`SharedFile::new`], for a filesystem where any call may block on its storage (FUSE, NFS), even a submission to the
-    /// ring, or `close`. Separate threads start its operations, and close it after its last user has released it.
-    #[must_use]
-    pub fn offloaded(file: File) -> SharedFile {
-        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), offloaded: true })
-    }
-
-    /// Whether its calls may block even when submitted to the ring.
-    pub(crate) fn is_offloaded(&self) -> bool {
-        self.0.offloaded
-    }
-
-    pub(crate) fn simulated(number: i32) -> SharedFile {
-        SharedFile::of(Descriptor { number, file: None, offloaded: false })
-    }
-
-    fn of(descriptor: Descriptor) -> SharedFile {
-        SharedFile(Arc::new(descriptor))
-    }
-
-    /// The descriptor, for calls that do not block; a simulated file's number.
-    #[must_use]
-    pub fn as_raw_fd(&self) -> RawFd {
-        self.0.number
-    }
-
-    /// The descriptor, for calls on a thread that may block.
-    #[must_use]
-    pub fn share(&self) -> Arc<Descriptor> {
-        Arc::clone(&self.0)
-    }
-}
-
-/// The descriptor of a [`SharedFile`].
-#[derive(Debug)]
-pub struct Descriptor {
-    number: RawFd,
-    /// None if simulated.
-    file: Option<File>,
-    offloaded: bool,
-}
-
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.number
-    }
-}
-
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        let file = self.file.take();
-        if self.offloaded {
-            // If the thread cannot start, the closure is dropped here and closes the descriptor.
-            let _ = std::thread::Builder::new().name("weir-close".into()).spawn(move || drop(file));
-        }
-    }
 }
 
 /// The source of a file write's bytes.

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::Interest;
-use super::slot::{FileKind, FileOperation};
 use crate::clock::Nanos;
+use crate::operation::{FileKind, FileOperation, Interest};
 
 /// User data of our cancellations; their completions are ignored.
 const IGNORED: u64 = u64::MAX;

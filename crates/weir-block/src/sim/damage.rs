@@ -1,8 +1,7 @@
 //! Damage to writes that the medium has reported as durable.
 
-use super::file::{File, FileId, PAGE, SECTOR};
-use super::random::Random;
-use super::{State, World};
+use super::{PAGE, SECTOR};
+use crate::random::Random;
 
 /// What happens to a write that was reported as durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,11 +15,20 @@ pub enum Damage {
 }
 
 /// A durable write.
-pub(super) struct Written {
+struct Written {
     offset: u64,
     bytes: Vec<u8>,
     before: Vec<u8>,
 }
+
+impl Written {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+/// Writes to apply at once, by offset.
+pub(super) type Writes = Vec<(u64, Vec<u8>)>;
 
 /// The last two durable writes of a file from `start` on; misdirected ones stay within their extent of `each` bytes.
 pub(super) struct TrackedWrites {
@@ -29,67 +37,52 @@ pub(super) struct TrackedWrites {
     last: Vec<Written>,
 }
 
-impl File {
-    pub(super) fn track(&mut self, offset: u64, bytes: &[u8]) {
-        let Some(tracked) = self.tracked.as_mut().filter(|tracked| offset >= tracked.start) else {
-            return;
-        };
-        let mut before = vec![0; bytes.len()];
-        self.durable.read(offset, &mut before);
-        if tracked.last.len() > 1 {
-            tracked.last.remove(0);
-        }
-        tracked.last.push(Written { offset, bytes: bytes.to_vec(), before });
+impl TrackedWrites {
+    pub(super) fn new(start: u64, each: u64) -> TrackedWrites {
+        TrackedWrites { start, each, last: Vec::new() }
     }
 
-    /// Damages the write before the newest one. `None` when there is none, or the newest one overlaps it.
-    fn damage(&mut self, random: &mut Random, damage: Damage) -> Option<Vec<u8>> {
-        let TrackedWrites { start, each, last } = self.tracked.as_mut()?;
-        let [Written { offset, bytes, before }, newest] = &last[..] else { return None };
-        let (length, end) = (bytes.len() as u64, offset + bytes.len() as u64);
-        if *offset < newest.offset + newest.bytes.len() as u64 && newest.offset < end {
+    /// A write at `offset` becomes durable. `before` reads the content that it replaces.
+    pub(super) fn track(&mut self, offset: u64, bytes: &[u8], before: impl FnOnce(&mut [u8])) {
+        if offset < self.start {
+            return;
+        }
+        let mut replaced = vec![0; bytes.len()];
+        before(&mut replaced);
+        if self.last.len() > 1 {
+            self.last.remove(0);
+        }
+        self.last.push(Written { offset, bytes: bytes.to_vec(), before: replaced });
+    }
+
+    /// Damages the write before the newest one. Returns its bytes, and the writes that make the medium look so. `None` when there
+    /// is none, or the newest one overlaps it.
+    pub(super) fn damage(&mut self, random: &mut Random, damage: Damage) -> Option<(Vec<u8>, Writes)> {
+        let TrackedWrites { start, each, last } = self;
+        let [write, newest] = &last[..] else { return None };
+        let (length, offset) = (write.bytes.len() as u64, write.offset);
+        if offset < newest.end() && newest.offset < write.end() {
             return None;
         }
-        let mut writes = vec![(*offset, before.clone())];
+        let mut writes = vec![(offset, write.before.clone())];
         match damage {
             Damage::BitFlip => {
-                let mut flipped = bytes.clone();
+                let mut flipped = write.bytes.clone();
                 // Bytes after the first sector of a page may be padding.
                 let page = random.below(length.div_ceil(PAGE as u64)) * PAGE as u64;
                 let index = page + random.below((length - page).min(SECTOR as u64));
                 flipped[index as usize] ^= 1 << random.below(8);
-                writes = vec![(*offset, flipped)];
+                writes = vec![(offset, flipped)];
             }
             Damage::Lost => {}
             Damage::Misdirected => {
                 let slot = *start + (offset - *start) / *each * *each;
                 let pages = (*each - length) / PAGE as u64;
-                writes.push((slot + random.below(pages + 1) * PAGE as u64, bytes.clone()));
+                writes.push((slot + random.below(pages + 1) * PAGE as u64, write.bytes.clone()));
             }
         }
         // The newest write came later.
         writes.push((newest.offset, newest.bytes.clone()));
-        let damaged = last.remove(0).bytes;
-        for (offset, bytes) in writes {
-            self.content.write(offset, &bytes);
-            self.durable.write(offset, &bytes);
-        }
-        Some(damaged)
-    }
-}
-
-impl World {
-    /// From now on, the world tracks durable writes after `start`, so that [`World::damage`] can damage them; misdirected ones
-    /// stay within their extent of `each` bytes, counted from `start`.
-    pub fn track_writes(&self, file: FileId, start: u64, each: u64) {
-        self.lock().files[file.0].tracked = Some(TrackedWrites { start, each, last: Vec::new() });
-    }
-
-    /// Damages the last durable write but one of a tracked file. Returns its bytes; `None` when there is no such write, or the
-    /// newest write overlaps it.
-    #[must_use]
-    pub fn damage(&self, file: FileId, damage: Damage) -> Option<Vec<u8>> {
-        let State { files, random, .. } = &mut *self.lock();
-        files[file.0].damage(random, damage)
+        Some((last.remove(0).bytes, writes))
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::{Death, ProcessId, VirtualClock, World};
 use crate::clock::Nanos;
-use crate::reactor::{FileOperation, Interest};
+use crate::operation::{FileOperation, Interest};
 
 pub(crate) struct Engine {
     world: World,

@@ -4,14 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use super::damage::TrackedWrites;
-use super::{Death, Happening, ProcessId, Ready, State, World};
-use crate::reactor::{FileKind, FileOperation, SharedFile};
-
-pub(super) const PAGE: usize = 4096;
-
-/// The unit that a medium writes atomically.
-pub(super) const SECTOR: usize = 512;
+use super::damage::{Damage, TrackedWrites};
+use super::{Death, Happening, PAGE, ProcessId, Ready, SECTOR, State, World};
+use crate::operation::{FileKind, FileOperation, SharedFile};
+use crate::random::Random;
 
 /// A file of the world. It outlives the processes that use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,9 +84,9 @@ impl Content {
 pub(super) struct File {
     length: u64,
     /// The content that reads return.
-    pub(super) content: Content,
+    content: Content,
     /// The content that is durable.
-    pub(super) durable: Content,
+    durable: Content,
     /// Writes not synced yet, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
     medium: MediumFaults,
@@ -99,7 +95,7 @@ pub(super) struct File {
     /// Processes that survived a power cut: the next sync of each fails.
     lost_for: Vec<ProcessId>,
     /// The last durable writes, to damage one of them.
-    pub(super) tracked: Option<TrackedWrites>,
+    tracked: Option<TrackedWrites>,
 }
 
 impl File {
@@ -107,12 +103,24 @@ impl File {
         self.content.write(offset, bytes);
         self.length = self.length.max(offset + bytes.len() as u64);
         if durable {
-            self.track(offset, bytes);
+            if let Some(tracked) = &mut self.tracked {
+                tracked.track(offset, bytes, |target| self.durable.read(offset, target));
+            }
             self.durable.write(offset, bytes);
             self.forget_unsynced(offset, offset + bytes.len() as u64);
         } else {
             self.unsynced.push((offset, bytes.to_vec()));
         }
+    }
+
+    /// Damages the last durable write but one.
+    fn damage(&mut self, random: &mut Random, damage: Damage) -> Option<Vec<u8>> {
+        let (damaged, writes) = self.tracked.as_mut()?.damage(random, damage)?;
+        for (offset, bytes) in writes {
+            self.content.write(offset, &bytes);
+            self.durable.write(offset, &bytes);
+        }
+        Some(damaged)
     }
 
     fn sync(&mut self) {
@@ -215,6 +223,20 @@ impl World {
             tracked: None,
         });
         FileId(state.files.len() - 1)
+    }
+
+    /// From now on, the world tracks durable writes after `start`, so that [`World::damage`] can damage them; misdirected ones
+    /// stay within their extent of `each` bytes, counted from `start`.
+    pub fn track_writes(&self, file: FileId, start: u64, each: u64) {
+        self.lock().files[file.0].tracked = Some(TrackedWrites::new(start, each));
+    }
+
+    /// Damages the last durable write but one of a tracked file. Returns its bytes; `None` when there is no such write, or the
+    /// newest write overlaps it.
+    #[must_use]
+    pub fn damage(&self, file: FileId, damage: Damage) -> Option<Vec<u8>> {
+        let State { files, random, .. } = &mut *self.lock();
+        files[file.0].damage(random, damage)
     }
 
     /// A descriptor of a file, for a reactor of this world.

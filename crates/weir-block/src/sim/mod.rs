@@ -7,29 +7,32 @@
 //!
 //! Production nodes do not use this module: their reactors have other engines.
 
-mod clock;
 mod damage;
 mod engine;
 mod file;
-mod random;
 mod wire;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::clock::Nanos;
-pub(crate) use clock::set_time;
-pub use clock::{SetTime, VirtualClock};
+pub use crate::clock::{SetTime, VirtualClock};
+use crate::random::Random;
 pub use damage::Damage;
 pub(crate) use engine::Engine;
 use file::{File, Operation};
 pub use file::{FileId, MediumFaults, MediumFile};
-use random::Random;
 use wire::Pipe;
 pub use wire::{End, Wires};
+
+/// The unit in which media keep data, in bytes.
+const PAGE: usize = 4096;
+
+/// What a medium writes whole or not at all, in bytes.
+const SECTOR: usize = 512;
 
 /// One incarnation of a process; nothing inherits its resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,6 +112,15 @@ impl std::fmt::Debug for World {
 }
 
 impl World {
+    /// The clock of a process; it runs `drift` thousandths too fast.
+    #[must_use]
+    pub fn clock(&self, process: ProcessId, drift: i64) -> Rc<VirtualClock> {
+        let mut state = self.lock();
+        let random = Random::new(state.random.next());
+        let stands_until = Arc::clone(&state.processes[process.0].stands_until);
+        Rc::new(VirtualClock::new(Arc::clone(&self.time), stands_until, drift, random))
+    }
+
     /// An empty world in which everything follows from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> World {
@@ -238,8 +250,4 @@ impl State {
             process.ready.push(ready);
         }
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

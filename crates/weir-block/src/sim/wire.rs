@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use super::{Happening, ProcessId, Ready, State, World};
 use crate::clock::Nanos;
-use crate::reactor::Interest;
-use crate::socket::{Received, Sent};
+use crate::operation::{Interest, Received, Sent};
 
 /// How the network treats bytes sent from now on.
 #[derive(Clone, Copy, Debug)]

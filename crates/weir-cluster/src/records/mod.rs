@@ -2,6 +2,7 @@
 
 mod disk;
 pub mod keys;
+mod medium;
 mod node;
 
 use serde::de::DeserializeOwned;
@@ -9,9 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::registry::{Entry, Op, Transaction};
 
-pub use disk::{
-    DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Medium, Mode, NotAMedium, Policy, Source, Spread,
-};
+pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, Policy, Source, Spread};
+pub use medium::{Medium, NotAMedium};
 pub use node::{
     EventRecord, MediumSpace, MemberRecord, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow,
     StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,

@@ -1,12 +1,11 @@
 //! The two ends of a watch: the sender never waits, the receiver never misses a change unnoticed.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
-
-use crate::remote::Client;
 
 use super::{Entry, RegistryError, WATCH_QUEUE};
 
@@ -66,13 +65,13 @@ pub struct Watch {
     batches: mpsc::Receiver<Batch>,
     end: Arc<OnceLock<RegistryError>>,
     /// The client that feeds the watch: it must live as long as the watch.
-    feeder: Option<Client>,
+    feeder: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Watch {
     /// Keeps `client` alive as long as the watch.
-    pub(crate) fn fed_by(mut self, client: Client) -> Watch {
-        self.feeder = Some(client);
+    pub(crate) fn fed_by(mut self, client: impl Any + Send + Sync) -> Watch {
+        self.feeder = Some(Box::new(client));
         self
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::config::ClientConfig;
 use super::link::{Command, Link};
 use super::protocol::{Answer, Request};
 use crate::registry::{
@@ -14,27 +15,6 @@ use crate::registry::{
 
 /// Calls that wait for the link before callers block.
 const QUEUE: usize = 256;
-
-/// Time limits of a [`Client`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientConfig {
-    /// After this long without an answer a call fails with [`RegistryError::Unavailable`] (P9).
-    pub request_timeout: Duration,
-    /// Pause before the first attempt to connect again; doubles with each failure.
-    pub backoff_min: Duration,
-    /// Longest pause. Well below the time to live of a lease, so that leases survive a restart of the server.
-    pub backoff_max: Duration,
-}
-
-impl Default for ClientConfig {
-    fn default() -> ClientConfig {
-        ClientConfig {
-            request_timeout: Duration::from_secs(5),
-            backoff_min: Duration::from_millis(20),
-            backoff_max: Duration::from_millis(250),
-        }
-    }
-}
 
 /// A client of a [`super::Server`]; clones share one connection. It reconnects automatically; calls wait for that within their
 /// timeout, and watches resume at their position. The connection ends with the last clone and the last watch.

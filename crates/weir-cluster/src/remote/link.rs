@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-use super::client::ClientConfig;
+use super::config::ClientConfig;
 use super::frame::{FrameReader, encode, write_frames};
 use super::protocol::{Answer, AnswerFrame, NO_REQUEST, Request, RequestFrame};
 use crate::registry::{Batch, Delivery, Entry, RegistryError, WatchSink};

@@ -1,6 +1,7 @@
 //! The embedded registry for all nodes of one machine: a server on a Unix socket and its client.
 
 mod client;
+mod config;
 mod connection;
 mod frame;
 mod link;
@@ -11,7 +12,8 @@ mod server;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-pub use client::{Client, ClientConfig};
+pub use client::Client;
+pub use config::ClientConfig;
 pub use frame::MAX_FRAME;
 pub use process::MAX_PROCESSES;
 pub use server::{MAX_CONNECTIONS, Server};

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use weir_block::{Completion, Event, Layer, LayerInfo, LayerMeter, Nanos, Reactor, Request, RequestKind};
-use weir_node::stack::{Bottom, DiskAccel, Top, Wrap};
-use weir_volume::FileBacking;
+use weir_node::stack::{DiskAccel, Top, Wrap};
+use weir_volume::Backing;
 
 use super::layer::{Held, Place};
 use super::sectors::Sectors;
@@ -45,7 +45,7 @@ impl Board {
 }
 
 impl Wrap for Board {
-    fn bottom(&self, disk: &str, backing: FileBacking) -> Box<dyn Bottom> {
+    fn bottom(&self, disk: &str, backing: Box<dyn Backing>) -> Box<dyn Backing> {
         let mechanism = Mechanism::new(self.switch(disk, At::Backing), backing.info().size);
         let disk_itself = Held::new(backing, mechanism, Place::Backing);
         let backing = Held::new(disk_itself, self.line(disk, At::Backing), Place::Backing);

@@ -6,10 +6,9 @@ use std::rc::Rc;
 use slab::Slab;
 use weir_block::{
     BufferPool, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos,
-    Reactor, Region, Request, RequestKind, Tag,
+    OwnerId, Reactor, Region, Request, RequestKind, Tag,
 };
-use weir_node::stack::Bottom;
-use weir_volume::VolumeError;
+use weir_volume::{Backing, VolumeError};
 
 use super::timing::{self, Fate, Timing};
 
@@ -238,7 +237,11 @@ impl<L: Destage, T: Timing> Destage for Held<L, T> {
     }
 }
 
-impl<L: Bottom, T: Timing> Bottom for Held<L, T> {
+impl<L: Backing, T: Timing> Backing for Held<L, T> {
+    fn owner(&self) -> OwnerId {
+        self.inner.owner()
+    }
+
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         self.inner.resize(size)
     }

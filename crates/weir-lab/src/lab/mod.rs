@@ -24,14 +24,11 @@ pub use self::config::{LabConfig, LabFlash};
 pub use self::end::Ending;
 use self::start::{make_network, start_registry, wait_until};
 use crate::error::LabError;
-use crate::network::Network;
+use crate::network::{Network, REGISTRY};
 use crate::process::{ProcessId, ProcessState, spawn};
 
 /// Most nodes of one lab.
 pub const MOST_NODES: usize = 16;
-
-/// What stands for the registry where a node can be named.
-pub const REGISTRY: &str = "registry";
 
 /// How long a process may take to get ready, and to end when asked to.
 const PATIENCE: Duration = Duration::from_secs(30);

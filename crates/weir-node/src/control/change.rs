@@ -5,7 +5,7 @@ use weir_cluster::ownership::Refusal;
 use weir_cluster::records::{DiskRecord, NodeRef, Record, RecordError, keys};
 use weir_cluster::registry::{Entry, Registry, RegistryError, Transaction};
 
-use crate::api::{ApiError, ApiErrorKind};
+use crate::error::{ApiError, ApiErrorKind};
 
 /// How often a change that others get ahead of is computed again.
 const ATTEMPTS: usize = 8;
@@ -177,7 +177,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::control::moody::Moody;
+    use crate::control::faulty_registry::FaultyRegistry;
     use weir_cluster::membership::SessionConfig;
     use weir_cluster::ownership::{Gone, OwnerGone, claim_free, set_policy, take_over};
     use weir_cluster::records::{NodeRecord, Policy, Source};
@@ -192,8 +192,8 @@ mod tests {
         super::change(registry, session, disk, taken_from, &mut None, compute).await
     }
 
-    async fn cluster(directory: &std::path::Path) -> (Arc<Moody>, NodeSession) {
-        let registry = Arc::new(Moody::open(directory, Arc::default()));
+    async fn cluster(directory: &std::path::Path) -> (Arc<FaultyRegistry>, NodeSession) {
+        let registry = Arc::new(FaultyRegistry::open(directory, Arc::default()));
         let node = NodeRecord {
             name: "n1".into(),
             incarnation: 1,
@@ -218,7 +218,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (registry, session) = cluster(directory.path()).await;
         let me = session.node_ref();
-        registry.mood.unanswered.store(1, Ordering::Relaxed);
+        registry.faults.unanswered.store(1, Ordering::Relaxed);
         let claimed =
             change(&*registry, &session, "d", None, |record| claim_free(record, &me)).await.unwrap().record;
         assert_eq!((claimed.epoch, claimed.owner.as_ref()), (1, Some(&me)), "committed once, not twice");
@@ -232,9 +232,9 @@ mod tests {
         let wanted = |record: &DiskRecord| {
             set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1))
         };
-        registry.mood.lost.store(3, Ordering::Relaxed);
+        registry.faults.lost.store(3, Ordering::Relaxed);
         assert_eq!(change(&*registry, &session, "d", None, wanted).await.unwrap().record.epoch, 1);
-        registry.mood.lost.store(1000, Ordering::Relaxed);
+        registry.faults.lost.store(1000, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, wanted).await.unwrap_err();
         assert!(error.doubt().is_some(), "{error}");
     }
@@ -249,7 +249,7 @@ mod tests {
             0 => set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(1)),
             _ => Err(Refusal::NotOwned),
         };
-        registry.mood.lost.store(1, Ordering::Relaxed);
+        registry.faults.lost.store(1, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, compute).await.unwrap_err();
         assert!(error.doubt().is_some(), "{error}");
         let refused = change(&*registry, &session, "d", None, |_| Err(Refusal::NotOwned)).await.unwrap_err();

@@ -72,7 +72,7 @@ pub enum Decision {
     /// It is open and ours, and the record has moved on: tell the shard.
     Configure,
     /// It is open and another's (P2): end all I/O.
-    LetGo {
+    Release {
         /// The record's epoch.
         epoch: u64,
     },
@@ -92,7 +92,7 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
     let Situation { me, live, local, .. } = *situation;
     let Some(record) = record else {
         return match local {
-            Local::Open { epoch } => Decision::LetGo { epoch: epoch + 1 },
+            Local::Open { epoch } => Decision::Release { epoch: epoch + 1 },
             Local::Closed => Decision::Nothing,
         };
     };
@@ -100,7 +100,7 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
     match (local, mine) {
         (Local::Open { epoch }, true) if epoch < record.epoch => Decision::Configure,
         (Local::Open { .. }, true) => Decision::Nothing,
-        (Local::Open { epoch }, false) if epoch <= record.epoch => Decision::LetGo { epoch: record.epoch },
+        (Local::Open { epoch }, false) if epoch <= record.epoch => Decision::Release { epoch: record.epoch },
         // What is seen here of the registry lags behind what this process has just committed.
         (Local::Open { .. }, false) => Decision::Nothing,
         (Local::Closed, true) => Decision::Open,
@@ -371,9 +371,9 @@ mod tests {
             assert_eq!(case.decide(Some(&mine)), decision, "own epoch {epoch}");
         }
         case.local = Local::Open { epoch: 4 };
-        assert_eq!(case.decide(Some(&other)), Decision::LetGo { epoch: 5 });
-        assert_eq!(case.decide(Some(&disk(None, &[], Mode::WriteThrough))), Decision::LetGo { epoch: 5 });
-        assert_eq!(case.decide(None), Decision::LetGo { epoch: 5 });
+        assert_eq!(case.decide(Some(&other)), Decision::Release { epoch: 5 });
+        assert_eq!(case.decide(Some(&disk(None, &[], Mode::WriteThrough))), Decision::Release { epoch: 5 });
+        assert_eq!(case.decide(None), Decision::Release { epoch: 5 });
         case.local = Local::Open { epoch: 6 };
         assert_eq!(case.decide(Some(&other)), Decision::Nothing, "an old view never takes a newer disk away");
         case.local = Local::Closed;

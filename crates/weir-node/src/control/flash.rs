@@ -52,7 +52,7 @@ mod tests {
     use weir_block::Nanos;
 
     use super::*;
-    use crate::control::shards::ShardQueue;
+    use crate::shard::ShardQueue;
     use crate::shard::health::{Health, Pulse};
 
     /// A large log takes longer to read than a turn of a shard may take at any other time.

@@ -12,15 +12,16 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
 use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
-use weir_volume::{DirVolume, VolumeError};
+use weir_volume::{BackingKind, DirVolume, VolumeError};
 
-use super::room::LogRoom;
+use super::capacity::LogCapacity;
+use super::intents::Intents;
+use super::rights::Rights;
 use super::shards::Shards;
-use super::unfinished::Unfinished;
 use super::world::World;
-use crate::api::{ApiError, ApiErrorKind};
 use crate::config::Config;
-use crate::grants::Rights;
+use crate::error::{ApiError, ApiErrorKind};
+
 use crate::peer::Network;
 
 /// Events that wait to be written to the registry; further ones are only logged (P10).
@@ -48,10 +49,10 @@ pub struct Node {
     pub here: Here,
     /// The flash device, if this node has one.
     pub flash: Option<Arc<FlashDevice>>,
-    /// Who gives room to further logs.
-    pub room: LogRoom,
+    /// The room that is reserved for further logs.
+    pub capacity: LogCapacity,
     /// Disks that are being made or deleted.
-    pub unfinished: Unfinished,
+    pub intents: Intents,
 }
 
 impl std::fmt::Debug for Node {
@@ -94,6 +95,14 @@ impl Node {
             Ok(record) => Ok((entry, record)),
             Err(error) => Err(ApiError::new(ApiErrorKind::Failed, error.to_string())),
         }
+    }
+
+    /// Where a disk's bytes are. Does not look at the storage, which may hang.
+    ///
+    /// # Errors
+    /// In words: the volume is unknown.
+    pub async fn backing(&self, record: &DiskRecord) -> Result<BackingKind, String> {
+        self.backing_path(record).await.map(BackingKind::Path)
     }
 
     /// The file or device behind a disk. Does not look at the storage, which may hang.

@@ -10,7 +10,7 @@ use weir_cluster::membership::SessionState;
 
 use super::disk::{self, Inbox, Message, Request};
 use super::node::Node;
-use crate::api::{ApiError, ApiErrorKind};
+use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Notice;
 
 /// Pause between two attempts to join again.
@@ -19,7 +19,7 @@ const JOIN_AGAIN: Duration = Duration::from_millis(200);
 /// Pause between two rounds of taking away what no record asks for any more.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 
-/// What disks' shards want waits in as many places for each disk before it is dropped (P10). A disk wants a few things at a time, and
+/// What disks' shards want waits in a queue of so many for each disk before it is dropped (P10). A disk wants a few things at a time, and
 /// waits for the answers.
 const NOTICES: usize = 256;
 

@@ -33,13 +33,13 @@ impl Told {
         self.hangs = hangs;
         if let Some(lasts) = look.hangs.filter(|_| begins && !quiet(self.hung_at)) {
             self.hung_at = Some(now);
-            let place = if look.disk.is_empty() {
+            let disk = if look.disk.is_empty() {
                 String::new()
             } else {
                 format!(" in the turn of disk {}", look.disk)
             };
             let text =
-                format!("shard {number} hangs{place} for {lasts:.1?} so far; all its disks stand still");
+                format!("shard {number} hangs{disk} for {lasts:.1?} so far; all its disks stand still");
             return Some(("shard-hangs", text));
         }
         let spins = std::mem::replace(&mut self.spins, look.spins) < look.spins;

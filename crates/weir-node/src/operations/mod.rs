@@ -25,7 +25,7 @@ use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
 use crate::control::node::{blocking, random, unavailable};
-use crate::control::{Node, Tasks, unfinished};
+use crate::control::{Node, Tasks, provisioning};
 use crate::members::Members;
 
 /// Events that are shown.
@@ -138,7 +138,7 @@ impl Operations {
         // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: what is
         // left of it anywhere is older than this one (P2).
         record.epoch = known.revision;
-        self.bounded(unfinished::make(&self.node, &record)).await?;
+        self.bounded(provisioning::make(&self.node, &record)).await?;
         let text = format!("in volume {volume}, {size} bytes, {policy}, {medium}");
         self.node.journal.tell("disk-created", &name, text);
         let view = self.views([&record], Vec::new(), None).await.into_iter().next();
@@ -334,7 +334,7 @@ impl Operations {
 
     /// What a process that has ended left of a disk without a record.
     async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
-        let path = unfinished::finish_others(&self.node, name).await?;
+        let path = provisioning::finish_others(&self.node, name).await?;
         Ok(path.map(|path| Deleted { disk: name.to_owned(), path, allocated: 0, done: true }))
     }
 
@@ -366,7 +366,7 @@ impl Operations {
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
-        self.bounded(unfinished::remove(&self.node, &entry, &record)).await
+        self.bounded(provisioning::remove(&self.node, &entry, &record)).await
     }
 
     /// What happened lately.

@@ -1,6 +1,5 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -11,13 +10,13 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::BackingOptions;
+use weir_volume::{Backing, BackingKind, BackingOptions};
 
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
 use super::profile::DiskProfile;
+use super::stack::Top;
 use super::{ShardConfig, answer};
-use crate::stack::{Bottom, Top};
 
 /// Rounds of requests in one turn; then commands and events are looked at.
 const ROUNDS_PER_TURN: usize = 16;
@@ -28,13 +27,13 @@ enum Life {
     /// Destaging everything, then gone.
     Closing(Vec<oneshot::Sender<Result<(), String>>>),
     /// Another node owns it: ending all I/O, then gone (P4).
-    LettingGo(Vec<oneshot::Sender<()>>),
+    Releasing(Vec<oneshot::Sender<()>>),
 }
 
 /// A disk that this node owns.
 pub struct Disk {
     pub name: String,
-    path: PathBuf,
+    kind: BackingKind,
     nbd: NbdDisk,
     top: Box<dyn Top>,
     backing_id: OwnerId,
@@ -71,7 +70,7 @@ impl Disk {
         reactor: &mut Reactor,
         config: &ShardConfig,
         open: &OpenDisk,
-        (backing_id, backing): (OwnerId, Box<dyn Bottom>),
+        backing: Box<dyn Backing>,
         inheritance: Inheritance,
         store: Option<FlashStore>,
     ) -> Result<Disk, NoMemory> {
@@ -86,6 +85,8 @@ impl Disk {
             serves_until: open.serves_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
         };
+        let backing_id = backing.owner();
+        let backing = config.wrap.bottom(&open.disk, backing);
         reactor.guard(backing_id, &open.serves_until);
         let accel = Accel::new(
             reactor,
@@ -104,7 +105,7 @@ impl Disk {
         };
         Ok(Disk {
             name: open.disk.clone(),
-            path: open.path.clone(),
+            kind: open.backing.clone(),
             nbd: NbdDisk::new(reactor, Limits::default()),
             top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
@@ -118,9 +119,9 @@ impl Disk {
         })
     }
 
-    /// Where its backing is.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Where its bytes are.
+    pub fn kind(&self) -> &BackingKind {
+        &self.kind
     }
 
     /// The owner number of the clients.
@@ -166,12 +167,12 @@ impl Disk {
     }
 
     /// The accelerator, for what the control plane says.
-    pub fn accel(&mut self) -> &mut Accel<Box<dyn Bottom>> {
+    pub fn accel(&mut self) -> &mut Accel<Box<dyn Backing>> {
         self.top.accel_mut().inner_mut()
     }
 
     /// The accelerator, to look at.
-    pub fn look(&self) -> &Accel<Box<dyn Bottom>> {
+    pub fn look(&self) -> &Accel<Box<dyn Backing>> {
         self.top.accel().inner()
     }
 
@@ -296,7 +297,7 @@ impl Disk {
     pub fn close(&mut self, done: oneshot::Sender<Result<(), String>>) {
         match &mut self.life {
             Life::Closing(waiting) => waiting.push(done),
-            Life::LettingGo(_) => answer(done, Err("the disk belongs to another node now".into())),
+            Life::Releasing(_) => answer(done, Err("the disk belongs to another node now".into())),
             Life::Serving => {
                 self.nbd.close();
                 self.accel().close();
@@ -308,21 +309,21 @@ impl Disk {
 
     /// Another node owns the disk: clients are disconnected (they will find the new owner), nothing more is done. The
     /// log is what it may go on from.
-    pub fn let_go(
+    pub fn release(
         &mut self,
         reactor: &mut Reactor,
         workspace: &mut Workspace,
         done: oneshot::Sender<()>,
     ) -> Option<(Replica, Option<FlashStore>)> {
-        if let Life::LettingGo(waiting) = &mut self.life {
+        if let Life::Releasing(waiting) = &mut self.life {
             waiting.push(done);
             return None;
         }
         self.nbd.abort(reactor, workspace);
         self.holding = None;
-        let held = self.accel().let_go(reactor);
+        let held = self.accel().release(reactor);
         self.stop_load();
-        let before = std::mem::replace(&mut self.life, Life::LettingGo(vec![done]));
+        let before = std::mem::replace(&mut self.life, Life::Releasing(vec![done]));
         if let Life::Closing(waiting) = before {
             for done in waiting {
                 answer(done, Err("another node has taken the disk over".into()));
@@ -332,8 +333,8 @@ impl Disk {
     }
 
     /// Whether it is another node's now.
-    pub fn is_let_go(&self) -> bool {
-        matches!(self.life, Life::LettingGo(_))
+    pub fn is_releasing(&self) -> bool {
+        matches!(self.life, Life::Releasing(_))
     }
 
     fn stop_load(&mut self) {
@@ -353,7 +354,7 @@ impl Disk {
         match self.life {
             Life::Serving => false,
             Life::Closing(_) => quiet && self.top.accel().inner().is_drained(),
-            Life::LettingGo(_) => quiet && self.top.accel().inner().is_quiet(),
+            Life::Releasing(_) => quiet && self.top.accel().inner().is_quiet(),
         }
     }
 
@@ -365,7 +366,7 @@ impl Disk {
         match self.life {
             Life::Serving => {}
             Life::Closing(waiting) => waiting.into_iter().for_each(|done| answer(done, Ok(()))),
-            Life::LettingGo(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
+            Life::Releasing(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
         }
         store
     }
@@ -398,7 +399,7 @@ impl Disk {
             Life::Serving if status.reason.is_empty() => "serving",
             Life::Serving => DiskStatus::DEGRADED,
             Life::Closing(_) => "closing",
-            Life::LettingGo(_) => DiskStatus::LETTING_GO,
+            Life::Releasing(_) => DiskStatus::LETTING_GO,
         };
         DiskStatus {
             disk: self.name.clone(),

@@ -6,10 +6,11 @@ use weir_block::{
     Completion, Event, Layer, LayerInfo, LayerMeter, Nanos, Reactor, Request, RequestKind, Tag,
 };
 use weir_load::{LayerLoad, Summary, Workload};
+use weir_volume::Backing;
 
 use super::answer;
 use super::messages::LoadLayer;
-use crate::stack::{Bottom, DiskAccel};
+use super::stack::DiskAccel;
 
 /// A tag with this bit belongs to a load, the others to NBD clients.
 const LOAD_TAG: u64 = 1 << 63;
@@ -85,7 +86,7 @@ impl RunningLoad {
 }
 
 /// The backing below an accelerator whose log is empty.
-struct PastAccel<'a>(&'a mut Accel<Box<dyn Bottom>>);
+struct PastAccel<'a>(&'a mut Accel<Box<dyn Backing>>);
 
 impl Layer for PastAccel<'_> {
     fn info(&self) -> LayerInfo {

@@ -4,7 +4,6 @@
 //! a disk on a shard asks for (a compare-and-swap in the registry, a connection to a peer) and tells it
 //! what the registry says. The shard never waits for an answer.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use weir_block::{LayerMeter, Stream};
 use weir_export::nbd;
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::{Mark, Trace};
+use weir_volume::{BackingKind, Mark, Trace};
 
 /// How a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +40,8 @@ pub struct OpenDisk {
     pub disk: String,
     /// Tells the disk from earlier ones of its name, whose files had the same path.
     pub id: u64,
-    /// The backing: a file of a `dir` volume, or a block device.
-    pub path: PathBuf,
+    /// Where its bytes are.
+    pub backing: BackingKind,
     /// What the directory of the file says that it is; `None` for a device.
     pub volume: Option<u64>,
     /// This process's, by which a successor sees whether I/O of it is under way (P4).
@@ -85,7 +84,7 @@ pub enum Command {
     Close { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it.
     /// Answered when nothing is under way any more, so that the new owner can be told (P4).
-    LetGo { disk: String, keep: bool, done: oneshot::Sender<()> },
+    ReleaseDisk { disk: String, keep: bool, done: oneshot::Sender<()> },
     /// This node is to own the disk next: have it in the replica set. `None`: no longer.
     Successor { disk: String, node: Option<String> },
     /// Stop destaging. Answered when no write is on its way to the backing and every replica knows this owner.
@@ -162,7 +161,7 @@ pub enum Notice {
     /// domain); answer with `PeerConnected` or `PeerUnavailable`. With `node` set: to that node.
     WantPeer { disk: String, node: Option<String>, connected: Vec<String>, exclude: Vec<String> },
     /// A replica knows a higher epoch: this node does not own the disk any more. The control plane reads the registry
-    /// and sends `LetGo`.
+    /// and sends `ReleaseDisk`.
     Refused { disk: String, epoch: u64 },
     /// Something that the operator should read.
     Event { disk: String, kind: &'static str, text: String },

@@ -2,14 +2,17 @@
 //! to them. Nothing is shared between shards; they and the control plane talk through [`messages`].
 
 mod disk;
+mod dispatch;
 pub mod health;
 mod load;
 pub mod messages;
 pub mod opener;
-mod places;
 pub(crate) mod profile;
+pub(crate) mod queue;
+pub mod stack;
 mod thread;
 
+pub use queue::ShardQueue;
 pub use thread::{Turned, Turning};
 
 /// The number of the shard that has `disk`, on a node with so many `shards` (at least one).
@@ -28,11 +31,10 @@ use weir_accel::flash::FlashDevice;
 use weir_accel::planted::Planted;
 use weir_block::{Engine, Reactor, ReactorConfig};
 
-use crate::control::ShardQueue;
-use crate::stack::Wrap;
 use health::Health;
 use messages::{Command, Notice};
 use opener::Storage;
+use stack::Wrap;
 
 /// Commands that may wait for a shard (P10).
 const COMMANDS: usize = 4096;

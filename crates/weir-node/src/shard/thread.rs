@@ -13,17 +13,16 @@ use weir_accel::flash::FlashStore;
 use weir_accel::{Accel, AccelNotice, ReplicaHost};
 use weir_block::{Event, Nanos, Reactor, Waker};
 use weir_export::nbd::Workspace;
+use weir_volume::Backing;
 
 use super::disk::Disk;
+use super::dispatch::{Dispatch, Target};
 use super::health::{Health, Pulse};
 use super::messages::{Command, DiskStatus, Notice};
 use super::opener::Opener;
-use super::places::{Place, Places};
 use super::{ShardConfig, answer};
 use openings::Opening;
 use replicas::Replica;
-
-use crate::stack::Bottom;
 
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
 const COMMANDS_PER_TURN: usize = 64;
@@ -52,7 +51,7 @@ pub struct Turning {
     opener: Opener,
     /// Number of the last opening.
     last_opening: u64,
-    places: Places,
+    dispatch: Dispatch,
     workspace: Workspace,
     reactor: Reactor,
     commands: mpsc::Receiver<Command>,
@@ -88,7 +87,7 @@ impl Turning {
             disks: Slab::new(),
             replicas: Slab::new(),
             retired: Slab::new(),
-            places: Places::default(),
+            dispatch: Dispatch::default(),
             workspace: Workspace::new(),
             reactor,
             commands,
@@ -165,8 +164,9 @@ impl Turning {
 
     /// The accelerator of a disk that is open here for its owner, for who looks from outside.
     #[must_use]
-    pub fn owned(&self, disk: &str) -> Option<&Accel<Box<dyn Bottom>>> {
-        let open = self.disks.iter().map(|(_, one)| one).find(|one| one.name == disk && !one.is_let_go())?;
+    pub fn owned(&self, disk: &str) -> Option<&Accel<Box<dyn Backing>>> {
+        let open =
+            self.disks.iter().map(|(_, one)| one).find(|one| one.name == disk && !one.is_releasing())?;
         Some(open.look())
     }
 
@@ -183,7 +183,7 @@ impl Turning {
     /// What is here beside disks that are served and copies: disks that are let go, openings, stores that are given up.
     #[must_use]
     pub fn left_over(&self) -> usize {
-        let leaving = self.disks.iter().filter(|(_, disk)| disk.is_let_go()).count();
+        let leaving = self.disks.iter().filter(|(_, disk)| disk.is_releasing()).count();
         leaving + self.openings.len() + self.retired.len()
     }
 
@@ -207,11 +207,11 @@ impl Turning {
 
     fn dispatch(&mut self, events: &mut Vec<Event>) {
         for event in events.drain(..) {
-            match self.places.get(event.token.owner) {
-                Some(Place::Clients(slot)) => self.disks[slot].on_client_event(&event),
-                Some(Place::Layers(slot)) => self.disks[slot].on_layer_event(&mut self.reactor, event),
-                Some(Place::Replica(slot)) => self.replicas[slot].on_event(&self.reactor, event),
-                Some(Place::Retired(slot)) => self.on_retired_event(slot, event),
+            match self.dispatch.get(event.token.owner) {
+                Some(Target::Clients(slot)) => self.disks[slot].on_client_event(&event),
+                Some(Target::Layers(slot)) => self.disks[slot].on_layer_event(&mut self.reactor, event),
+                Some(Target::Replica(slot)) => self.replicas[slot].on_event(&self.reactor, event),
+                Some(Target::Retired(slot)) => self.on_retired_event(slot, event),
                 None => {}
             }
         }
@@ -291,7 +291,7 @@ impl Turning {
         let disk = self.disks.remove(slot);
         self.pulse.name(slot, None);
         for owner in disk.layers().chain([disk.clients()]) {
-            self.places.clear(owner);
+            self.dispatch.clear(owner);
         }
         let store = disk.finish();
         self.retire(store);
@@ -301,7 +301,7 @@ impl Turning {
         match command {
             Command::Open(open, done) => self.open(open, done),
             Command::Close { disk, done } => self.close(&disk, done),
-            Command::LetGo { disk, keep, done } => self.let_go(disk, keep, done),
+            Command::ReleaseDisk { disk, keep, done } => self.release_disk(disk, keep, done),
             Command::HoldDestage { disk, done } => match self.find(&disk) {
                 Some(one) => one.hold_destage(done),
                 None => answer(done, ()),
@@ -327,7 +327,7 @@ impl Turning {
                 let storage = Arc::clone(&self.config.storage);
                 // A disk that is not open here any more has no successor here: dropping the way back says so.
                 if let Some(one) = self.find(&disk) {
-                    storage.look(one.path(), mark, answer);
+                    storage.look(one.kind(), mark, answer);
                 }
             }
             Command::ForgetReplica { disk, below_epoch } => self.forget_replica(&disk, below_epoch),

@@ -13,7 +13,6 @@ use weir_block::{
     Action, Buffer, Completion, Destage, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos, Outcome,
     OwnerId, Reactor, Region, Request, RequestKind, SharedFile, Tag, Token, WriteSource,
 };
-use weir_node::stack::Bottom;
 use weir_volume::VolumeError;
 
 use crate::scale::{FENCE_GRACE, LONGEST_OPERATION};
@@ -183,7 +182,11 @@ fn outcome(kind: RequestKind, buffer: Option<Buffer>) -> Outcome {
     }
 }
 
-impl Bottom for Backing {
+impl weir_volume::Backing for Backing {
+    fn owner(&self) -> OwnerId {
+        Backing::owner(self)
+    }
+
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         self.size = size;
         Ok(())

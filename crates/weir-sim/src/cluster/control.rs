@@ -361,7 +361,7 @@ impl Cluster {
             return self.ask(to, Ask::Claim);
         }
         let decision = self.decide(to, disk, live);
-        self.check_release_bound(to, matches!(decision, Decision::LetGo { .. }));
+        self.check_release_bound(to, matches!(decision, Decision::Release { .. }));
         match decision {
             Decision::Nothing => self.settle_former(to, disk),
             Decision::Unavailable(_) => {}
@@ -387,7 +387,7 @@ impl Cluster {
                 self.at(self.world.now() + delay, Task::Open { process: to, number, record, disk, session });
             }
             Decision::Configure => self.configure(to),
-            Decision::LetGo { .. } => {
+            Decision::Release { .. } => {
                 let since = self.nodes[to.node].overstays.unwrap_or(self.world.now());
                 if !self.planted.has(Bug::LetGoWaits) || self.world.now() - since > WAITS {
                     self.release_disk(to);

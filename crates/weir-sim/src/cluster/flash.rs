@@ -177,7 +177,7 @@ impl Cluster {
         };
         let damaged = self.world.damage(flash.file, damage);
         if let Some(frame) = damaged.as_ref().and_then(|bytes| Frame::decode(bytes)) {
-            flash.damaged = Some(frame.place.instance);
+            flash.damaged = Some(frame.location.instance);
         }
         damaged.is_some()
     }

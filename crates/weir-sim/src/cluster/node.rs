@@ -324,7 +324,7 @@ impl Cluster {
         let node = &mut self.nodes[process.node];
         let (Some(mut disk), Some(reactor)) = (node.disk.take(), &mut node.reactor) else { return };
         node.former_since.clear();
-        match disk.accel.let_go(reactor) {
+        match disk.accel.release(reactor) {
             Some((replica, store)) if keep => {
                 let owner = reactor.new_owner();
                 let mut host = ReplicaHost::holding(owner, replica, store);

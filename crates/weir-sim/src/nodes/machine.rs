@@ -15,9 +15,10 @@ use weir_export::nbd::Client;
 use weir_nbd::server::Session;
 use weir_node::config::{Config, LeaseConfig, NbdConfig, PeersConfig, ResourcesConfig};
 use weir_node::control::disk::Request;
-use weir_node::control::{Node, ShardQueue, Shards, Tasks, flash, room};
+use weir_node::control::{Node, Shards, Tasks, capacity, flash};
 use weir_node::exports;
 use weir_node::plane::{self, Parts, Plane};
+use weir_node::shard::ShardQueue;
 use weir_node::shard::health::Health;
 use weir_node::shard::messages::Notice;
 use weir_node::shard::{ShardConfig, Turned, Turning};
@@ -284,7 +285,7 @@ impl Cluster {
             nbd_unix: PathBuf::from("/nbd"),
             api: PathBuf::from("/api"),
             fault_domain: name(number),
-            media: room::media(&config.resources, None, &[]),
+            media: capacity::media(&config.resources, None, &[]),
             load: 0,
         };
         let life = Life {

@@ -1,13 +1,10 @@
 //! Opening of the simulated backing.
 
-use std::path::Path;
-
 use tokio::sync::oneshot;
+use weir_block::Reactor;
 use weir_block::sim::{FileId, World};
-use weir_block::{OwnerId, Reactor};
-use weir_node::shard::opener::{Backing, Report, Storage};
-use weir_node::stack::{Bottom, Wrap};
-use weir_volume::{BackingOptions, Mark, Trace};
+use weir_node::shard::opener::{Report, Storage};
+use weir_volume::{Backing, BackingKind, BackingOptions, Mark, OpenedBacking, Trace, VolumeError};
 
 use super::{Who, WorldRequest, WorldRequests};
 use crate::cluster::backing;
@@ -19,13 +16,13 @@ pub struct SimulatedStorage {
 }
 
 impl Storage for SimulatedStorage {
-    fn open(&self, _: &Path, _: BackingOptions, report: Report) -> Result<(), String> {
+    fn open(&self, _: &BackingKind, _: BackingOptions, report: Report) -> Result<(), String> {
         self.requests.push(self.who, WorldRequest::Open(report));
         Ok(())
     }
 
     /// Every node has its own machine and cannot observe the others' I/O.
-    fn look(&self, _: &Path, _: Mark, _: oneshot::Sender<Trace>) {}
+    fn look(&self, _: &BackingKind, _: Mark, _: oneshot::Sender<Trace>) {}
 }
 
 /// An opened file.
@@ -35,15 +32,9 @@ pub struct Opened {
     pub size: u64,
 }
 
-impl Backing for Opened {
-    fn attach(
-        self: Box<Self>,
-        reactor: &mut Reactor,
-        _: &str,
-        _: &dyn Wrap,
-    ) -> Result<(OwnerId, Box<dyn Bottom>), String> {
-        let backing = backing::Backing::new(reactor, self.world.open(self.file), self.size, None);
-        Ok((backing.owner(), Box::new(backing)))
+impl OpenedBacking for Opened {
+    fn attach(self: Box<Self>, reactor: &mut Reactor) -> Result<Box<dyn Backing>, VolumeError> {
+        Ok(Box::new(backing::Backing::new(reactor, self.world.open(self.file), self.size, None)))
     }
 
     fn discard(self: Box<Self>) {}

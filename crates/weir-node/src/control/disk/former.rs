@@ -15,7 +15,8 @@ use weir_volume::{Mark, Trace};
 
 use super::{DiskTask, Message};
 use crate::control::decide::{Evidence, Local, former_certainty};
-use crate::grants;
+use crate::control::grants;
+use crate::control::rights;
 use crate::shard::messages::{Arrival, Command};
 
 /// Pause before members that could not be sealed are asked again.
@@ -227,7 +228,7 @@ impl DiskTask {
     /// # Errors
     /// This node has granted something to a later owner.
     pub(super) fn seal_own(&mut self, record: &DiskRecord) -> Result<(), String> {
-        let key = grants::key(record);
+        let key = rights::key(record);
         let wait = self.node.rights.seal(&key, record.epoch, Some(record.epoch));
         let wait = wait.map_err(|error| format!("this node cannot be sealed: {error}"))?;
         self.formers.seals.insert(self.me.node.clone(), Nanos::now() + wait);

@@ -9,8 +9,8 @@ use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use weir_cluster::right::Event;
 
 use super::{DiskTask, RETRY, sleep_until, taken};
-use crate::api::{ApiError, ApiErrorKind};
 use crate::control::decide::{Local, is_live};
+use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Command;
 
 /// Longest time for the successor to get its copy of the log.
@@ -180,7 +180,7 @@ impl DiskTask {
             format!("from {} to {} in epoch {}, {dirty} bytes dirty", me.node, to.node, next.epoch),
         );
         // At once: the new owner is about to connect to what is a replica from here on.
-        self.let_go(next.epoch, Some(next)).await;
+        self.release_disk(next.epoch, Some(next)).await;
         Ok(dirty)
     }
 }

@@ -5,7 +5,7 @@ use weir_block::{Nanos, Stream};
 use weir_cluster::records::{NodeRef, Policy};
 use weir_volume::Trace;
 
-use crate::api::ApiError;
+use crate::error::ApiError;
 use crate::shard::messages::Notice;
 
 /// To a disk's task.

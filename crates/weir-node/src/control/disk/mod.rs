@@ -2,18 +2,18 @@
 //! carries out what the shard asks for, and does what operators want.
 //!
 //! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are
-//! tasks of their own that report back. What the shard asks for is in `wishes`, what operators want in `request`.
+//! tasks of their own that report back. What the shard requests is in `requests`, what operators command in `commands`.
 
+mod commands;
 mod failures;
 mod former;
 mod handover;
 mod messages;
 mod record;
-mod request;
+mod requests;
 #[cfg(test)]
 pub(super) mod tests;
 mod waiting;
-mod wishes;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -29,11 +29,12 @@ use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, R
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
 
+use super::admission;
+use super::capacity::Role;
 use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
-use super::room::Role;
-use crate::api::ApiError;
+use crate::error::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 use former::{Formers, mark_of};
 pub use messages::{Inbox, Message, Request};
@@ -354,8 +355,8 @@ impl DiskTask {
                 self.configure(&record).await;
                 return Some(Nanos::now());
             }
-            (Decision::LetGo { epoch }, record) => {
-                self.let_go(epoch, record).await;
+            (Decision::Release { epoch }, record) => {
+                self.release_disk(epoch, record).await;
                 return Some(Nanos::now());
             }
             (Decision::TakeOver(_) | Decision::Disclaim(_) | Decision::Open | Decision::Configure, None) => {}
@@ -466,12 +467,12 @@ impl DiskTask {
         serves_until: Arc<AtomicU64>,
     ) -> Result<(), String> {
         let (node, of) = (Arc::clone(&self.node), record.clone());
-        let find = async move { node.backing_path(&of).await };
-        let path = self.meanwhile(find).await.map_err(|error| error.to_string())??;
+        let find = async move { node.backing(&of).await };
+        let backing = self.meanwhile(find).await.map_err(|error| error.to_string())??;
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
-            path,
+            backing,
             volume: self.node.volume_id(record),
             mark: mark_of(&self.me),
             size: record.size,
@@ -484,9 +485,9 @@ impl DiskTask {
         };
         self.connected.clear();
         let node = Arc::clone(&self.node);
-        let place = node.room.admit(&node, &self.name, Role::Owner).await?;
+        let reservation = admission::admit(&node, &self.name, Role::Owner).await?;
         self.ask(|done| Command::Open(Box::new(disk), done)).await??;
-        drop(place);
+        drop(reservation);
         (self.arrival, self.told_policy) = (None, Some(record.policy));
         self.failures.forget();
         self.formers.opened(arrival);
@@ -523,14 +524,14 @@ impl DiskTask {
     }
 
     /// Another node owns the disk: end all I/O here, then say so (P4).
-    async fn let_go(&mut self, epoch: u64, record: Option<DiskRecord>) {
+    async fn release_disk(&mut self, epoch: u64, record: Option<DiskRecord>) {
         self.node.rights.end(&self.name);
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
         let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
         (self.local, self.arrival) = (Local::Closed, None);
         (self.doubt, self.refused) = (None, false);
-        let ended = self.ask_until(|done| Command::LetGo { disk, keep, done }, None, |_| None).await;
+        let ended = self.ask_until(|done| Command::ReleaseDisk { disk, keep, done }, None, |_| None).await;
         // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
         self.formers = Formers::default();
         let Some(record) = record else { return };

@@ -2,7 +2,7 @@
 
 mod arrival;
 mod doubt;
-mod letting_go;
+mod releasing;
 mod waiting;
 
 use weir_accel::Former;
@@ -17,12 +17,12 @@ use weir_volume::Trace;
 use super::*;
 use crate::config::Config;
 use crate::control::change;
-use crate::control::moody::{Mood, Moody};
+use crate::control::faulty_registry::{FaultyRegistry, RegistryFaults};
 use crate::control::node::{Here, Journal};
-use crate::control::shards::ShardQueue;
+use crate::control::rights::Rights;
 use crate::control::world::World;
-use crate::control::{LogRoom, Shards};
-use crate::grants::Rights;
+use crate::control::{LogCapacity, Shards};
+use crate::shard::ShardQueue;
 
 /// Longer than anything here takes on any machine.
 pub(in crate::control) const SOON: Duration = Duration::from_secs(60);
@@ -47,9 +47,12 @@ pub(in crate::control) async fn node(directory: &std::path::Path) -> (Arc<Node>,
     node_at(directory, Arc::default()).await
 }
 
-/// As [`node`], with a registry in this mood.
-async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mpsc::Receiver<String>) {
-    let registry: Arc<dyn Registry> = Arc::new(Moody::open(directory, mood));
+/// As [`node`], with a registry in this faults.
+async fn node_at(
+    directory: &std::path::Path,
+    faults: Arc<RegistryFaults>,
+) -> (Arc<Node>, mpsc::Receiver<String>) {
+    let registry: Arc<dyn Registry> = Arc::new(FaultyRegistry::open(directory, faults));
     let session =
         NodeSession::start(registry.clone(), record_of("a"), SessionConfig::default()).await.unwrap();
     let (commands, mut queue) = mpsc::channel(16);
@@ -60,7 +63,7 @@ async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mp
         while let Some(command) = queue.recv().await {
             let _ = told.send(format!("{command:?}")).await;
             match command {
-                Command::LetGo { done, .. } => drop(done.send(())),
+                Command::ReleaseDisk { done, .. } => drop(done.send(())),
                 Command::Close { done, .. } => drop(done.send(Ok(()))),
                 Command::Look { answer, .. } => {
                     let _ = answer.send(std::mem::replace(&mut seen, Trace::Gone));
@@ -84,8 +87,8 @@ async fn node_at(directory: &std::path::Path, mood: Arc<Mood>) -> (Arc<Node>, mp
         session,
         shards: Shards::new(vec![ShardQueue::new(commands, || {})]),
         here: Here::default(),
-        room: LogRoom::default(),
-        unfinished: crate::control::unfinished::Unfinished::default(),
+        capacity: LogCapacity::default(),
+        intents: crate::control::intents::Intents::default(),
     };
     (Arc::new(node), heard)
 }
@@ -104,7 +107,7 @@ pub(in crate::control) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut 
 
 /// P4: who was silent before this node let the disk go may have owned it since, and written.
 #[tokio::test]
-async fn letting_go_forgets_how_long_former_owners_were_silent() {
+async fn releasing_forgets_how_long_former_owners_were_silent() {
     let directory = tempfile::tempdir().unwrap();
     let (node, _told) = node(directory.path()).await;
     let former = FormerOwner::silent(NodeRef::new("c", 1), 2);
@@ -116,7 +119,7 @@ async fn letting_go_forgets_how_long_former_owners_were_silent() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(task.former(&record).1, first, "it counts from when it was first seen");
     let theirs = DiskRecord { owner: Some(NodeRef::new("c", 1)), epoch: 4, ..record.clone() };
-    task.let_go(4, Some(theirs)).await;
+    task.release_disk(4, Some(theirs)).await;
     assert_eq!(task.local, Local::Closed);
     let again = task.former(&record).1.expect("c may still write");
     assert!(again >= first.unwrap() + Duration::from_millis(20), "the whole grace from now on");

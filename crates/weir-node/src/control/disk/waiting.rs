@@ -8,9 +8,9 @@ use weir_cluster::ownership::Refusal;
 use weir_cluster::view::Seen;
 
 use super::{DiskTask, Message, RETRY, sleep_until};
-use crate::api::{ApiError, ApiErrorKind};
 use crate::control::change::ChangeError;
 use crate::control::decide::Local;
+use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Notice;
 
 /// Longest wait for the storage of a volume to say where a disk is, or to make a file longer (P10).

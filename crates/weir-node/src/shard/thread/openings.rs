@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_block::Nanos;
+use weir_volume::OpenedBacking;
 
 use super::Turning;
 use crate::shard::answer;
 use crate::shard::disk::Disk;
+use crate::shard::dispatch::Target;
 use crate::shard::messages::{DiskStatus, OpenDisk};
-use crate::shard::opener::{Backing, Opened, Opener};
-use crate::shard::places::Place;
+use crate::shard::opener::{Opened, Opener};
 
 /// Whoever has a disk opened is told after this long that its backing does not answer. The opening goes on, and the next
 /// attempt joins it.
@@ -36,7 +37,7 @@ impl Opening {
     /// What was opened for `self` will do for `other`. Where the disk was deleted and made again meanwhile, the path leads to another
     /// file (P4).
     fn fits(&self, other: &OpenDisk) -> bool {
-        let file = |open: &OpenDisk| (open.id, open.path.clone(), open.size, open.logical_block);
+        let file = |open: &OpenDisk| (open.id, open.backing.clone(), open.size, open.logical_block);
         file(&self.open) == file(other)
     }
 
@@ -69,7 +70,7 @@ impl Turning {
         }
         self.last_opening += 1;
         let number = self.last_opening;
-        match self.opener.start(number, open.path.clone(), Disk::backing_options(&open)) {
+        match self.opener.start(number, &open.backing, Disk::backing_options(&open)) {
             Ok(()) => self.openings.push(Opening { number, open, since, waiting: Some(done) }),
             Err(reason) => answer(done, Err(reason)),
         }
@@ -80,11 +81,11 @@ impl Turning {
         let mut any = false;
         while let Some(opened) = self.opener.take() {
             any = true;
-            let Some(place) = self.openings.iter().position(|one| one.number == opened.number) else {
+            let Some(index) = self.openings.iter().position(|one| one.number == opened.number) else {
                 Opener::discard(opened);
                 continue;
             };
-            let mut opening = self.openings.swap_remove(place);
+            let mut opening = self.openings.swap_remove(index);
             if !opening.is_wanted() {
                 Opener::discard(opened);
                 continue;
@@ -96,8 +97,8 @@ impl Turning {
         any
     }
 
-    fn put_together(&mut self, open: &OpenDisk, backing: Box<dyn Backing>) -> Result<(), String> {
-        let backing = backing.attach(&mut self.reactor, &open.disk, &*self.config.wrap)?;
+    fn put_together(&mut self, open: &OpenDisk, backing: Box<dyn OpenedBacking>) -> Result<(), String> {
+        let backing = backing.attach(&mut self.reactor).map_err(|error| error.to_string())?;
         let (inheritance, store) = self.inherit(open)?;
         let put_together = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store);
         let disk = match put_together {
@@ -111,8 +112,8 @@ impl Turning {
         let (clients, layers) = (disk.clients(), disk.layers());
         let slot = self.disks.insert(disk);
         self.pulse.name(slot, Some(&open.disk));
-        self.places.set(clients, Place::Clients(slot));
-        layers.for_each(|owner| self.places.set(owner, Place::Layers(slot)));
+        self.dispatch.set(clients, Target::Clients(slot));
+        layers.for_each(|owner| self.dispatch.set(owner, Target::Layers(slot)));
         Ok(())
     }
 
@@ -138,9 +139,9 @@ impl Turning {
         }
         let now = self.reactor.now();
         for one in self.openings.iter_mut().filter(|one| now >= one.since + PATIENCE) {
-            let path = one.open.path.display().to_string();
+            let backing = one.open.backing.to_string();
             one.answer(Err(format!(
-                "its backing {path} has not been opened for {PATIENCE:?}: the storage does not answer"
+                "its backing {backing} has not been opened for {PATIENCE:?}: the storage does not answer"
             )));
         }
     }
@@ -155,12 +156,12 @@ impl Turning {
     pub(super) fn openings_status(&self) -> impl Iterator<Item = DiskStatus> {
         let now = self.reactor.now();
         self.openings.iter().filter(|one| one.is_wanted()).map(move |one| {
-            let OpenDisk { disk, path, configuration, log_bytes, .. } = &*one.open;
+            let OpenDisk { disk, backing, configuration, log_bytes, .. } = &*one.open;
             let lasts = now - one.since;
             let reason = if lasts < NOTICEABLE {
                 String::new()
             } else {
-                format!("its backing {} has not been opened for {} s", path.display(), lasts.as_secs())
+                format!("its backing {backing} has not been opened for {} s", lasts.as_secs())
             };
             DiskStatus {
                 disk: disk.clone(),

@@ -7,8 +7,8 @@ use weir_block::{Event, Nanos, OwnerId, Reactor, Stream};
 
 use super::Turning;
 use crate::shard::answer;
+use crate::shard::dispatch::Target;
 use crate::shard::messages::{Arrival, DiskStatus, LogMedium, Notice, OpenDisk};
-use crate::shard::places::Place;
 
 /// A copy of the log of a disk that another node owns.
 pub(super) struct Replica {
@@ -99,7 +99,7 @@ impl Turning {
     fn remove_replica(&mut self, slot: usize) -> ReplicaHost {
         let Replica { host, owner, .. } = self.replicas.remove(slot);
         for owner in host.store_owner().into_iter().chain([owner]) {
-            self.places.clear(owner);
+            self.dispatch.clear(owner);
         }
         host
     }
@@ -107,10 +107,10 @@ impl Turning {
     /// The log that the disk begins with, and where it is at rest. A replica of an older time is of no use to anybody once
     /// this node is the owner.
     pub(super) fn inherit(&mut self, open: &OpenDisk) -> Result<(Inheritance, Option<FlashStore>), String> {
-        let place = self.replica_of(&open.disk);
+        let replica = self.replica_of(&open.disk);
         let goes_on = matches!(open.arrival, Arrival::TakeOver { .. });
         if goes_on {
-            let Some(slot) = place else {
+            let Some(slot) = replica else {
                 return Err("this node holds no replica of the disk's log (was it restarted?)".into());
             };
             if !self.replicas[slot].host.replica().is_complete() {
@@ -118,7 +118,7 @@ impl Turning {
             }
         }
         let mut old = None;
-        if let Some(slot) = place {
+        if let Some(slot) = replica {
             let mut host = self.remove_replica(slot);
             host.seal(open.configuration.epoch);
             let (inheritance, store) = host.inherit(&mut self.reactor);
@@ -140,7 +140,7 @@ impl Turning {
         Some(format!("this node's flash at {} has failed", flash.path().display()))
     }
 
-    /// A place on the flash for a new log, if that is where it is to be: that of the disk's `old` log, or of one that is being given
+    /// A slot on the flash for a new log, if that is where it is to be: that of the disk's `old` log, or of one that is being given
     /// up, so that a disk which is closed and opened again, or comes back, needs no second one.
     fn empty_store(
         &mut self,
@@ -167,7 +167,7 @@ impl Turning {
     fn take_retired(&mut self, disk: &str) -> Option<FlashStore> {
         let (slot, _) = self.retired.iter().find(|(_, store)| store.disk() == disk)?;
         let store = self.retired.remove(slot);
-        self.places.clear(store.owner());
+        self.dispatch.clear(store.owner());
         Some(store)
     }
 
@@ -176,13 +176,13 @@ impl Turning {
         if let Some(store) = store.and_then(|store| store.retire(&mut self.reactor)) {
             let owner = store.owner();
             let slot = self.retired.insert(store);
-            self.places.set(owner, Place::Retired(slot));
+            self.dispatch.set(owner, Target::Retired(slot));
         }
     }
 
     pub(super) fn on_retired_event(&mut self, slot: usize, event: Event) {
         let mut store = self.retired.remove(slot);
-        self.places.clear(store.owner());
+        self.dispatch.clear(store.owner());
         store.on_event(event, self.reactor.now());
         self.retire(Some(store));
     }
@@ -208,10 +208,10 @@ impl Turning {
         self.replica_of(disk).is_some_and(|slot| self.replicas[slot].host.replica().is_complete())
     }
 
-    pub(super) fn let_go(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
+    pub(super) fn release_disk(&mut self, disk: String, keep: bool, done: oneshot::Sender<()>) {
         self.stop_opening(Some(&disk), "another node owns the disk");
         let Some(slot) = self.slot_of(&disk) else { return answer(done, ()) };
-        match self.disks[slot].let_go(&mut self.reactor, &mut self.workspace, done) {
+        match self.disks[slot].release(&mut self.reactor, &mut self.workspace, done) {
             Some((held, store)) if keep => {
                 self.keep_replica(disk, held, store);
             }
@@ -235,7 +235,7 @@ impl Turning {
         let store = host.store_owner();
         let slot = self.replicas.insert(Replica { disk, host, owner, told: false, due: true });
         for owner in store.into_iter().chain([owner]) {
-            self.places.set(owner, Place::Replica(slot));
+            self.dispatch.set(owner, Target::Replica(slot));
         }
         slot
     }
@@ -248,7 +248,7 @@ impl Turning {
         owner: String,
         stream: Stream,
     ) {
-        if self.is_opening(&disk) || self.find(&disk).is_some_and(|one| !one.is_let_go()) {
+        if self.is_opening(&disk) || self.find(&disk).is_some_and(|one| !one.is_releasing()) {
             // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
             tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
             return;

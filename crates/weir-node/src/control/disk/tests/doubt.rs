@@ -50,8 +50,8 @@ async fn a_move_in_doubt_ends_with_any_change_that_commits_behind_it() {
 #[tokio::test]
 async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     tokio::spawn(async move { while told.recv().await.is_some() {} });
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     move_in_doubt(&mut task).await;
@@ -65,11 +65,11 @@ async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
 #[tokio::test]
 async fn a_move_that_commits_late_is_not_taken_for_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     tokio::spawn(async move { while told.recv().await.is_some() {} });
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
-    mood.delays.store(true, Ordering::Relaxed);
+    faults.delays.store(true, Ordering::Relaxed);
     task.hand_over(&NodeRef::new("b", 1)).await.unwrap_err();
     assert!(!serves(&until), "b owns it");
     assert!(task.is_taken() && task.doubt.is_none());
@@ -79,11 +79,11 @@ async fn a_move_that_commits_late_is_not_taken_for_refused() {
 #[tokio::test]
 async fn a_set_that_commits_late_is_the_set() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     task.connected.insert("c".into(), NodeRef::new("c", 1));
-    mood.delays.store(true, Ordering::Relaxed);
+    faults.delays.store(true, Ordering::Relaxed);
     task.want_configuration(3, &["b".to_owned(), "c".to_owned()], true).await;
     let members: Vec<_> = node.rights.members().into_iter().collect();
     assert_eq!((members, serves(&until)), (vec!["b".to_owned(), "c".to_owned()], true));
@@ -95,19 +95,19 @@ async fn a_set_that_commits_late_is_the_set() {
 #[tokio::test]
 async fn a_move_under_way_does_not_end_with_the_record_that_it_was_sent_over() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     tokio::spawn(async move { while told.recv().await.is_some() {} });
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     let (entry, record) = change::read(&*node.registry, "d").await.unwrap();
     // Comes between the move's two reads.
-    mood.delays.store(true, Ordering::Relaxed);
+    faults.delays.store(true, Ordering::Relaxed);
     let other = DiskRecord { policy: Policy::WriteBack(2), ..record };
     node.registry.transact(other.replace(&entry)).await.unwrap_err();
-    mood.hangs.store(true, Ordering::Relaxed);
+    faults.hangs.store(true, Ordering::Relaxed);
     let to = NodeRef::new("b", 1);
     let seen = async {
-        while !mood.hung.load(Ordering::Relaxed)
+        while !faults.hung.load(Ordering::Relaxed)
             || node.world.seen("d").revision() == Some(entry.mod_revision)
         {
             weir_task::sleep(Duration::from_millis(1)).await;
@@ -140,8 +140,8 @@ async fn a_doubt_ends_while_another_step_waits() {
 #[tokio::test]
 async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, _told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, _told) = node_at(directory.path(), Arc::clone(&faults)).await;
     let (mut task, inbox, _until) = open(&node, |_| ()).await;
     task.connected.insert("c".into(), NodeRef::new("c", 1));
     let want = Notice::WantConfiguration {
@@ -151,7 +151,7 @@ async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
         write_back: true,
     };
     inbox.send(Message::Notice(want)).await.unwrap();
-    mood.loses.store(true, Ordering::Relaxed);
+    faults.loses.store(true, Ordering::Relaxed);
     let error = task.prepare(&NodeRef::new("b", 1)).await.unwrap_err();
     assert!(error.message.contains("stays where it is"), "{error}");
     assert_eq!(task.local, Local::Open { epoch: 4 }, "it was sent once more, and committed");
@@ -161,15 +161,15 @@ async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
 #[tokio::test]
 async fn guards_that_were_committed_late_stand_alone() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, _told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, _told) = node_at(directory.path(), Arc::clone(&faults)).await;
     let (mut task, _inbox, _until) = open(&node, |record| {
         (record.mode, record.replicas) = (Mode::WriteThrough, Vec::new());
         record.guards = vec!["dead".into()];
     })
     .await;
     let record = task.record().unwrap();
-    mood.delays.store(true, Ordering::Relaxed);
+    faults.delays.store(true, Ordering::Relaxed);
     task.settle_guards(&record).await;
     let (_, now) = change::read(&*node.registry, "d").await.unwrap();
     assert!(now.guards.is_empty(), "there is nobody else: {:?}", now.guards);

@@ -1,4 +1,4 @@
-//! What a disk on its shard asks for, carried out: another configuration, a connection to a peer.
+//! What a disk on its shard requests, carried out: another configuration, a connection to a peer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

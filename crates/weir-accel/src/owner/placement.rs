@@ -1,4 +1,4 @@
-//! Members that have a certain place in the set or none: those of a strict policy, and the successor.
+//! Which members of the set are where they have to be: for a strict policy, and for a successor.
 //!
 //! Where nodes are, only the control plane knows; it says which members are misplaced. They count like any other until the set
 //! is another one (P1, P3), and are replaced.

@@ -1,11 +1,10 @@
-//! SplitMix64 (Steele, Lea, Flood 2014): small, and the same on every machine.
+//! Random numbers for simulations: SplitMix64 (Steele, Lea, Flood 2014): small, and the same on every machine.
 
 use std::time::Duration;
 
-use super::nanos;
-
+/// A generator of random numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     pub fn new(seed: u64) -> Random {
@@ -34,4 +33,9 @@ impl Random {
         let (least, most) = (nanos(least), nanos(most));
         least + self.below(most.saturating_sub(least) + 1)
     }
+}
+
+/// A duration in nanoseconds, saturating.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

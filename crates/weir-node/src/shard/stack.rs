@@ -3,34 +3,13 @@
 //! The product puts none: [`Plain`]. The lab puts faults there.
 
 use weir_accel::Accel;
-use weir_block::{Destage, Layer, Metered};
-use weir_volume::{FileBacking, VolumeError};
+use weir_block::{Layer, Metered};
+use weir_volume::Backing;
 
-pub use crate::shard::profile::DiskProfile;
-
-/// The lowest layers of a disk: its backing, and what was put around it.
-pub trait Bottom: Destage {
-    /// The disk has another size from now on, in bytes.
-    ///
-    /// # Errors
-    /// As for [`FileBacking::resize`].
-    fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
-}
-
-impl Bottom for FileBacking {
-    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
-        FileBacking::resize(self, size)
-    }
-}
-
-impl<B: Bottom + ?Sized> Bottom for Box<B> {
-    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
-        (**self).resize(size)
-    }
-}
+pub use super::profile::DiskProfile;
 
 /// An accelerator with its meter, over whatever is below.
-pub type DiskAccel = Metered<Accel<Box<dyn Bottom>>, DiskProfile>;
+pub type DiskAccel = Metered<Accel<Box<dyn Backing>>, DiskProfile>;
 
 /// The highest layers of a disk: its accelerator, and what was put around it.
 pub trait Top: Layer {
@@ -55,7 +34,7 @@ impl Top for DiskAccel {
 /// Puts layers around those of every disk that a node opens. Called on the disk's shard, once each time that it is opened.
 pub trait Wrap: Send + Sync {
     /// Around the backing of `disk`.
-    fn bottom(&self, disk: &str, backing: FileBacking) -> Box<dyn Bottom>;
+    fn bottom(&self, disk: &str, backing: Box<dyn Backing>) -> Box<dyn Backing>;
 
     /// Around its accelerator.
     fn top(&self, disk: &str, accel: DiskAccel) -> Box<dyn Top>;
@@ -66,8 +45,8 @@ pub trait Wrap: Send + Sync {
 pub struct Plain;
 
 impl Wrap for Plain {
-    fn bottom(&self, _disk: &str, backing: FileBacking) -> Box<dyn Bottom> {
-        Box::new(backing)
+    fn bottom(&self, _disk: &str, backing: Box<dyn Backing>) -> Box<dyn Backing> {
+        backing
     }
 
     fn top(&self, _disk: &str, accel: DiskAccel) -> Box<dyn Top> {

@@ -42,8 +42,8 @@ async fn a_record_that_cannot_be_read_ends_nothing() {
 #[tokio::test]
 async fn every_release_is_noted() {
     let directory = tempfile::tempdir().unwrap();
-    let mood = Arc::new(Mood::default());
-    let (node, mut told) = node_at(directory.path(), Arc::clone(&mood)).await;
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     tokio::spawn(async move { while told.recv().await.is_some() {} });
     let record = disk_of_a(&node, |_| ()).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
@@ -51,8 +51,8 @@ async fn every_release_is_noted() {
         task.local = Local::Open { epoch };
         let (b, former) = (NodeRef::new("b", 1), vec![FormerOwner::silent(NodeRef::new("a", 1), epoch)]);
         let theirs = DiskRecord { owner: Some(b), epoch: epoch + 1, former, ..record.clone() };
-        mood.refuses.store(!heard, std::sync::atomic::Ordering::Relaxed);
-        task.let_go(epoch + 1, Some(theirs)).await;
+        faults.refuses.store(!heard, std::sync::atomic::Ordering::Relaxed);
+        task.release_disk(epoch + 1, Some(theirs)).await;
         sleep_until(Some(task.note_at.unwrap_or_default())).await;
     }
     for epoch in [3, 7] {

@@ -1,22 +1,22 @@
-//! What was asked of the registry, and what may have come of it.
+//! Changes that the owner has proposed to the registry, of which any may have been committed.
 
-/// The changes that were asked for in the present epoch.
+/// The changes that were proposed in the present epoch.
 ///
 /// An answer may be lost, and a change that seemed to fail may be committed a moment later. So all of them count as
 /// possibly committed until another epoch is known; only one of them can be (P3).
 #[derive(Clone, Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct Proposals {
     /// An answer is due.
     pub waiting: bool,
-    /// Something was asked for.
+    /// Something was proposed.
     pub any: bool,
-    /// Who is in one of the sets that were asked for.
+    /// Who is in one of the proposed sets.
     pub replicas: Vec<String>,
-    /// Write-through was asked for.
+    /// Write-through was proposed.
     pub write_through: bool,
 }
 
-impl Asked {
+impl Proposals {
     pub fn add(&mut self, replicas: &[String], write_back: bool) {
         self.waiting = true;
         self.any = true;

@@ -1,22 +1,17 @@
 //! Room for write logs on this node: what it offers the others, and that no more logs are taken than fit (P10).
 //!
 //! How much is occupied is asked of the shards each time and kept nowhere: a second account of it would one day differ. What
-//! has been promised and is not there yet is kept here, for that long.
+//! has been reserved and is not there yet is kept here, for that long.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use weir_accel::flash::FlashDevice;
 use weir_block::size::Size;
 use weir_cluster::records::{Medium, MediumSpace};
 
-use super::node::Node;
 use crate::config::ResourcesConfig;
 use crate::shard::messages::DiskStatus;
 use crate::units::about;
-
-/// Pause between two looks at what has changed; nothing is written more often than this.
-const PAUSE: Duration = Duration::from_secs(3);
 
 /// What a node with these logs on its shards offers, by medium.
 #[must_use]
@@ -24,75 +19,59 @@ pub fn media(config: &ResourcesConfig, flash: Option<&FlashDevice>, logs: &[Disk
     offered(config, flash, logs, 0)
 }
 
-/// As [`media`], less room for as many logs as are promised and not there yet. On which medium they will be is not known of
+/// As [`media`], less room for as many logs as are reserved and not there yet. On which medium they will be is not known of
 /// all of them, so they count on each.
-fn offered(
+pub(super) fn offered(
     config: &ResourcesConfig,
     flash: Option<&FlashDevice>,
     logs: &[DiskStatus],
-    promised: usize,
+    reserved: usize,
 ) -> Vec<MediumSpace> {
-    let used = logs.iter().map(|log| log.log_bytes).sum::<u64>() + promised as u64 * config.log.0;
+    let used = logs.iter().map(|log| log.log_bytes).sum::<u64>() + reserved as u64 * config.log.0;
     let (bytes, log) = (config.logs.0, config.log.0);
     let ram = MediumSpace { medium: Medium::Ram, bytes, free: bytes.saturating_sub(used), log };
     let flash = flash.filter(|flash| !flash.has_failed()).map(|flash| {
         let (slots, free) = flash.slots();
         // A log on flash is in memory as well.
-        let free = (free.saturating_sub(promised) as u64 * log).min(ram.free);
+        let free = (free.saturating_sub(reserved) as u64 * log).min(ram.free);
         MediumSpace { medium: Medium::Flash, bytes: slots as u64 * log, free, log }
     });
     [ram].into_iter().chain(flash).collect()
 }
 
-/// Logs, however small: a disk that is being let go has none any more.
-fn load(logs: &[DiskStatus]) -> u64 {
+/// Logs, however small: a disk that is being released has none any more.
+pub(super) fn load(logs: &[DiskStatus]) -> u64 {
     logs.iter().filter(|log| log.log_bytes > 0).count() as u64
 }
 
-/// Keeps the node's record up to date. Runs until the node stops.
-pub async fn keep_told(node: Arc<Node>) {
-    let mut looks = weir_task::interval(PAUSE);
-    loop {
-        looks.tick().await;
-        let logs = node.shards.status().await;
-        if let Err(error) = node
-            .session
-            .publish(media(&node.config.resources, node.flash.as_deref(), &logs), load(&logs))
-            .await
-        {
-            tracing::debug!(%error, "what this node offers is told later");
-        }
-    }
+/// Reserves room for logs. Nobody waits here for anybody else: whoever asks counts the reservations that were made before.
+#[derive(Debug, Default)]
+pub struct LogCapacity {
+    reserved: Arc<Mutex<Reservations>>,
 }
 
-/// Promises room to logs. Nobody waits here for anybody else: whoever asks counts the promises that were made before.
+/// Disks for whose logs room is reserved, by number.
 #[derive(Debug, Default)]
-pub struct LogRoom {
-    promised: Arc<Mutex<Promises>>,
-}
-
-/// Disks whose logs are promised room, by number.
-#[derive(Debug, Default)]
-struct Promises {
+struct Reservations {
     made: Vec<(u64, String)>,
     last: u64,
 }
 
-/// Room for a disk's log, promised until this is dropped.
+/// Room for a disk's log, reserved until this is dropped.
 #[derive(Debug)]
-pub struct Promise {
-    promised: Arc<Mutex<Promises>>,
+pub struct Reservation {
+    reserved: Arc<Mutex<Reservations>>,
     number: u64,
 }
 
-impl Drop for Promise {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        lock(&self.promised).made.retain(|(number, _)| *number != self.number);
+        lock(&self.reserved).made.retain(|(number, _)| *number != self.number);
     }
 }
 
-fn lock(promised: &Mutex<Promises>) -> MutexGuard<'_, Promises> {
-    promised.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(reserved: &Mutex<Reservations>) -> MutexGuard<'_, Reservations> {
+    reserved.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a log is wanted for.
@@ -106,44 +85,25 @@ pub enum Role {
 
 /// The medium whose room decides. Where the flash has failed, a disk can still be served in write-through, from memory; a copy
 /// cannot be kept.
-fn needed(medium: Medium, role: Role, flash: Option<&FlashDevice>) -> Medium {
+pub(super) fn needed(medium: Medium, role: Role, flash: Option<&FlashDevice>) -> Medium {
     let has_failed = flash.is_some_and(FlashDevice::has_failed);
     if medium == Medium::Flash && role == Role::Owner && has_failed { Medium::Ram } else { medium }
 }
 
-impl LogRoom {
-    /// Whether the log of `disk` fits here. The caller tells the shard before it drops what it gets: then the next one
-    /// to ask sees it. A log that is here already needs no room.
-    ///
-    /// # Errors
-    /// In words: this node does not have the disk's medium, or no room on it.
-    pub async fn admit(&self, node: &Node, disk: &str, role: Role) -> Result<Promise, String> {
-        let (promise, before) = self.promise(disk);
-        let logs = node.shards.status().await;
-        // Whoever does not see the disk's record yet finds out when it does; a log is in memory unless somebody says otherwise.
-        let medium = node.world.disk(disk).map_or_else(Medium::default, |record| record.medium);
-        let is_here = |disk: &str| logs.iter().any(|log| log.disk == disk && log.log_bytes > 0);
-        if !is_here(disk) {
-            let promised = before.iter().filter(|other| *other != disk && !is_here(other)).count();
-            let offered = offered(&node.config.resources, node.flash.as_deref(), &logs, promised);
-            fits(&node.config.name, needed(medium, role, node.flash.as_deref()), &offered)?;
-        }
-        Ok(promise)
-    }
-
-    /// Promises room, and tells whom it has been promised before. Before the shards are asked: a promise that was kept by
+impl LogCapacity {
+    /// Reservations room, and tells whom it has been reserved before. Before the shards are asked: a promise that was kept by
     /// then is among their logs, and one that was not is counted here.
-    fn promise(&self, disk: &str) -> (Promise, Vec<String>) {
-        let mut promises = lock(&self.promised);
-        let before = promises.made.iter().map(|(_, disk)| disk.clone()).collect();
-        promises.last += 1;
-        let number = promises.last;
-        promises.made.push((number, disk.to_owned()));
-        (Promise { promised: Arc::clone(&self.promised), number }, before)
+    pub(super) fn reserve(&self, disk: &str) -> (Reservation, Vec<String>) {
+        let mut reservations = lock(&self.reserved);
+        let before = reservations.made.iter().map(|(_, disk)| disk.clone()).collect();
+        reservations.last += 1;
+        let number = reservations.last;
+        reservations.made.push((number, disk.to_owned()));
+        (Reservation { reserved: Arc::clone(&self.reserved), number }, before)
     }
 }
 
-fn fits(node: &str, medium: Medium, media: &[MediumSpace]) -> Result<(), String> {
+pub(super) fn fits(node: &str, medium: Medium, media: &[MediumSpace]) -> Result<(), String> {
     let Some(space) = media.iter().find(|space| space.medium == medium) else {
         return Err(format!("{node} keeps no write logs on {medium}"));
     };
@@ -193,15 +153,15 @@ mod tests {
     }
 
     #[test]
-    fn promises_count_for_those_who_come_later_until_they_are_kept() {
-        let room = LogRoom::default();
-        let (first, before) = room.promise("a");
+    fn reservations_count_for_those_who_come_later_until_they_end() {
+        let capacity = LogCapacity::default();
+        let (first, before) = capacity.reserve("a");
         assert!(before.is_empty());
-        let (second, before) = room.promise("b");
+        let (second, before) = capacity.reserve("b");
         assert_eq!(before, ["a"]);
         drop(first);
-        assert_eq!(room.promise("c").1, ["b"]);
+        assert_eq!(capacity.reserve("c").1, ["b"]);
         drop(second);
-        assert!(room.promise("d").1.is_empty());
+        assert!(capacity.reserve("d").1.is_empty());
     }
 }

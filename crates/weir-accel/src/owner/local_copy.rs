@@ -4,38 +4,38 @@ use super::messages::Held;
 
 /// What may be counted on of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Own {
+pub(super) enum LocalCopy {
     /// In memory: a record counts once it is appended.
     Memory,
-    /// On flash: what is at rest counts.
+    /// On flash: what is durable counts.
     Flash(Held),
-    /// On flash that fails; this is at rest. What is in the arena can still be read and destaged. But as long as the registry
+    /// On flash that fails; this is durable. What is in the arena can still be read and destaged. But as long as the registry
     /// counts this copy, nothing is acknowledged that it lacks, not even with the replicas *and* the backing: the flash may
-    /// work again when the node has started again, and then what is at rest would cover what is younger (P4; the simulator
+    /// work again when the node has started again, and then what is durable would cover what is younger (P4; the simulator
     /// found that).
     Failed(Held),
 }
 
-impl Own {
+impl LocalCopy {
     /// This copy holds everything up to here, as far as acknowledging depends on it.
     pub fn last(self) -> u64 {
         match self {
-            Own::Flash(held) | Own::Failed(held) => held.last,
-            Own::Memory => u64::MAX,
+            LocalCopy::Flash(held) | LocalCopy::Failed(held) => held.last,
+            LocalCopy::Memory => u64::MAX,
         }
     }
 
-    /// Whether nothing more comes to rest.
+    /// Whether nothing more becomes durable.
     pub fn has_failed(self) -> bool {
-        matches!(self, Own::Failed(_))
+        matches!(self, LocalCopy::Failed(_))
     }
 
     /// Whether one could go on from it after a restart, if it has to be as `due` says.
     pub fn covers(self, due: Held) -> bool {
         match self {
-            Own::Memory => true,
-            Own::Flash(held) => held.covers(due),
-            Own::Failed(_) => false,
+            LocalCopy::Memory => true,
+            LocalCopy::Flash(held) => held.covers(due),
+            LocalCopy::Failed(_) => false,
         }
     }
 }

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::random::Random;
-use super::{ProcessId, World, nanos};
-use crate::clock::Nanos;
+use super::{Nanos, SET};
+use crate::random::{Random, nanos};
 
 /// The clock of one process: starts at any time and drifts. The process may pause at any read of it, like a thread that the
 /// scheduler has preempted; its later actions then happen later in the world, too.
@@ -25,24 +24,19 @@ pub struct VirtualClock {
     random: RefCell<Random>,
 }
 
-impl World {
-    /// The clock of a process; it runs `drift` thousandths too fast.
-    #[must_use]
-    pub fn clock(&self, process: ProcessId, drift: i64) -> Rc<VirtualClock> {
-        let mut state = self.lock();
-        let mut random = Random::new(state.random.next());
-        Rc::new(VirtualClock {
-            world: Arc::clone(&self.time),
-            drift,
-            offset: random.below(1 << 40),
-            stands_until: Arc::clone(&state.processes[process.0].stands_until),
-            stalls: Cell::new((0, Duration::ZERO)),
-            random: RefCell::new(random),
-        })
-    }
-}
-
 impl VirtualClock {
+    /// A clock over a world's time; it runs `drift` thousandths too fast.
+    pub(crate) fn new(
+        world: Arc<AtomicU64>,
+        stands_until: Arc<AtomicU64>,
+        drift: i64,
+        mut random: Random,
+    ) -> VirtualClock {
+        let offset = random.below(1 << 40);
+        let stalls = Cell::new((0, Duration::ZERO));
+        VirtualClock { world, drift, offset, stands_until, stalls, random: RefCell::new(random) }
+    }
+
     /// The time by this clock, after a possible pause of the process.
     #[must_use]
     pub fn now(&self) -> Nanos {
@@ -109,7 +103,7 @@ thread_local! {
 const BY_CLOCK: u64 = u64::MAX;
 
 /// The time that [`Nanos::now`] returns on this thread in a simulation: that of `CLOCK`, or `set`.
-pub(crate) fn set_time(set: u64) -> Nanos {
+pub(super) fn set_time(set: u64) -> Nanos {
     if set != BY_CLOCK {
         return Nanos(set);
     }
@@ -127,13 +121,13 @@ impl SetTime {
     /// Sets the time; must not be 0.
     #[must_use]
     pub fn to(now: Nanos) -> SetTime {
-        SetTime { before: crate::clock::SET.replace(now.0.max(1)), clock: CLOCK.take() }
+        SetTime { before: SET.replace(now.0.max(1)), clock: CLOCK.take() }
     }
 
     /// Uses the time of a process, which may pause at any read.
     #[must_use]
     pub fn by(clock: &Rc<VirtualClock>) -> SetTime {
-        SetTime { before: crate::clock::SET.replace(BY_CLOCK), clock: CLOCK.replace(Some(Rc::clone(clock))) }
+        SetTime { before: SET.replace(BY_CLOCK), clock: CLOCK.replace(Some(Rc::clone(clock))) }
     }
 }
 
@@ -151,7 +145,7 @@ impl From<&Rc<VirtualClock>> for SetTime {
 
 impl Drop for SetTime {
     fn drop(&mut self) {
-        crate::clock::SET.set(self.before);
+        SET.set(self.before);
         CLOCK.set(self.clock.take());
     }
 }

@@ -1,4 +1,4 @@
-//! What operators can want of a disk, carried out in the disk's task.
+//! What operators command of a disk, carried out in the disk's task.
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
@@ -7,10 +7,10 @@ use weir_cluster::view::Seen;
 
 use super::record::PATIENCE;
 use super::{Came, DiskTask, Request, closed_since};
-use crate::api::{ApiError, ApiErrorKind};
 use crate::control::change::ChangeError;
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
 use crate::control::node::blocking;
+use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Command;
 
 impl DiskTask {

@@ -1,5 +1,7 @@
 //! The rights of the disks that this node owns, and the grants that it has given to others.
 
+pub mod wire;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,9 +9,16 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use weir_block::Nanos;
+use weir_cluster::records::DiskRecord;
 use weir_cluster::right::{Event, GrantRefusal, GrantSet, GrantTimes, Grants, Right, SessionLease};
 
-use super::wire::Verdict;
+use wire::Verdict;
+
+/// What a member's grants for a disk are kept under: its name, and what tells it from an earlier disk of that name.
+#[must_use]
+pub fn key(record: &DiskRecord) -> String {
+    format!("{}/{}", record.name, record.id)
+}
 
 /// A right and where its end is published: the disk's shard compares that with the clock, and takes no lock.
 struct Owned {

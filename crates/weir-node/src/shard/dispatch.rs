@@ -6,7 +6,7 @@ use weir_block::OwnerId;
 
 /// An object on the shard that gets events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Target {
     /// The NBD connections of the disk in this slot.
     Clients(usize),
     /// The layers of the disk in this slot.
@@ -17,16 +17,16 @@ pub enum Place {
     Retired(usize),
 }
 
-/// Places by owner number. Numbers are never given out twice, so a late event finds nothing; what is cleared takes no room.
+/// Targets by owner number. Numbers are never given out twice, so a late event finds nothing; what is cleared takes no room.
 #[derive(Debug, Default)]
-pub struct Places {
-    by_owner: BTreeMap<OwnerId, Place>,
+pub struct Dispatch {
+    by_owner: BTreeMap<OwnerId, Target>,
 }
 
-impl Places {
-    /// Events of `owner` go to `place`.
-    pub fn set(&mut self, owner: OwnerId, place: Place) {
-        self.by_owner.insert(owner, place);
+impl Dispatch {
+    /// Events of `owner` go to `target`.
+    pub fn set(&mut self, owner: OwnerId, target: Target) {
+        self.by_owner.insert(owner, target);
     }
 
     /// Events of `owner` go nowhere.
@@ -35,7 +35,7 @@ impl Places {
     }
 
     /// Where events of `owner` go.
-    pub fn get(&self, owner: OwnerId) -> Option<Place> {
+    pub fn get(&self, owner: OwnerId) -> Option<Target> {
         self.by_owner.get(&owner).copied()
     }
 }
@@ -46,14 +46,14 @@ mod tests {
 
     #[test]
     fn places_of_disks_that_are_gone_take_no_room() {
-        let mut places = Places::default();
+        let mut dispatch = Dispatch::default();
         for number in 1..=100_000 {
             let owner = OwnerId(number);
-            places.set(owner, Place::Clients(3));
-            assert_eq!(places.get(owner), Some(Place::Clients(3)));
-            places.clear(owner);
-            assert_eq!(places.get(owner), None, "a late event finds nothing");
+            dispatch.set(owner, Target::Clients(3));
+            assert_eq!(dispatch.get(owner), Some(Target::Clients(3)));
+            dispatch.clear(owner);
+            assert_eq!(dispatch.get(owner), None, "a late event finds nothing");
         }
-        assert!(places.by_owner.is_empty());
+        assert!(dispatch.by_owner.is_empty());
     }
 }

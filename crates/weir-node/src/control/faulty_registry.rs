@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(6);
 
 /// What becomes of transactions.
 #[derive(Default)]
-pub struct Mood {
+pub struct RegistryFaults {
     /// So many are lost on their way there, and their senders hear of it at once.
     pub lost: AtomicUsize,
     /// The answers to so many are lost.
@@ -32,17 +32,17 @@ pub struct Mood {
     pub delays: AtomicBool,
 }
 
-/// Carries transactions out as its mood is.
-pub struct Moody {
+/// Carries transactions out, with these faults.
+pub struct FaultyRegistry {
     registry: Embedded,
-    pub mood: Arc<Mood>,
+    pub faults: Arc<RegistryFaults>,
     delayed: Mutex<Option<Transaction>>,
 }
 
-impl Moody {
-    pub fn open(directory: &Path, mood: Arc<Mood>) -> Moody {
+impl FaultyRegistry {
+    pub fn open(directory: &Path, faults: Arc<RegistryFaults>) -> FaultyRegistry {
         let registry = Embedded::open(&directory.join("registry")).unwrap();
-        Moody { registry, mood, delayed: Mutex::default() }
+        FaultyRegistry { registry, faults, delayed: Mutex::default() }
     }
 }
 
@@ -55,7 +55,7 @@ fn unheard<T>() -> Result<T, RegistryError> {
     Err(RegistryError::Unavailable { reason: "nothing is heard".into() })
 }
 
-impl Registry for Moody {
+impl Registry for FaultyRegistry {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
         Box::pin(async move {
             let answer = self.registry.get(key).await;
@@ -71,23 +71,23 @@ impl Registry for Moody {
     }
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
         Box::pin(async move {
-            if self.mood.hangs.load(Ordering::Relaxed) {
-                self.mood.hung.store(true, Ordering::Relaxed);
+            if self.faults.hangs.load(Ordering::Relaxed) {
+                self.faults.hung.store(true, Ordering::Relaxed);
                 std::future::pending::<()>().await;
             }
-            if self.mood.refuses.load(Ordering::Relaxed) || lose(&self.mood.lost) {
+            if self.faults.refuses.load(Ordering::Relaxed) || lose(&self.faults.lost) {
                 return unheard();
             }
-            if self.mood.loses.swap(false, Ordering::Relaxed) {
+            if self.faults.loses.swap(false, Ordering::Relaxed) {
                 tokio::time::sleep(SILENCE).await;
                 return unheard();
             }
-            if self.mood.delays.swap(false, Ordering::Relaxed) {
+            if self.faults.delays.swap(false, Ordering::Relaxed) {
                 *self.delayed.lock().unwrap() = Some(transaction);
                 return unheard();
             }
             let answer = self.registry.transact(transaction).await;
-            if lose(&self.mood.unanswered) { unheard() } else { answer }
+            if lose(&self.faults.unanswered) { unheard() } else { answer }
         })
     }
     fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch> {

@@ -4,9 +4,6 @@
 //! One connection between two nodes serves all disks, so that a renewal costs two small frames however many there are. None of this
 //! is on a shard's thread: a shard compares the published end of a right with the clock.
 
-mod table;
-pub mod wire;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -19,10 +16,10 @@ use weir_cluster::right::EPOCH_LEAD;
 use weir_cluster::view::Seen;
 use weir_task::JoinHandle;
 
-pub use table::Rights;
-use wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refused, Verdict};
+use super::rights::key;
+use super::rights::wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refused, Verdict};
+use super::{Node, change};
 
-use crate::control::{Node, change};
 use crate::peer::{Duplex, Greeting, Purpose};
 
 /// Longest time to ask the registry for a record that a question is about.
@@ -196,12 +193,6 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
         let answer = Answer { number, verdicts }.encode();
         weir_task::timeout(idle, stream.write_all(&answer)).await.map_err(io::Error::from)??;
     }
-}
-
-/// What a member's grants for a disk are kept under: its name, and what tells it from an earlier disk of that name.
-#[must_use]
-pub fn key(record: &DiskRecord) -> String {
-    format!("{}/{}", record.name, record.id)
 }
 
 fn answer(node: &Node, ask: Ask, key: &str, epoch: u64, known: u64) -> Verdict {

@@ -1,8 +1,8 @@
 //! The files of disks that are being made or deleted. A process can be killed between the file and the disk's record; so what it is
 //! about to do is in the registry first, and whoever comes next can tell a file that is nobody's from one that is somebody's.
 //!
-//! Making: note, file, then in one transaction the disk's record in the place of the note. Deleting: in one transaction the note in
-//! the place of the disk's record, then file, note. A note whose process has ended is taken over by compare-and-swap, and then
+//! Making: note, file, then in one transaction the disk's record instead of the note. Deleting: in one transaction the note
+//! instead of the disk's record, then file, note. A note whose process has ended is taken over by compare-and-swap, and then
 //! its file is removed; of a file that was being made only if nothing was ever written to it, because that one is ours for certain.
 //! Only a node on which the volume is there takes a note over: elsewhere a file that cannot be seen says nothing.
 //!
@@ -10,20 +10,20 @@
 //! A process that stands still between its last look at the note and the removal, until others have taken it for ended and made
 //! a disk of the same name, would remove that one: the storage is not fenced against it.
 
-use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_cluster::records::{DiskRecord, NodeRef, Record, Step, UnfinishedRecord, VolumeRecord, keys};
+use weir_cluster::records::{DiskRecord, Record, Step, UnfinishedRecord, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::{DirVolume, VolumeError};
 
 use super::decide::is_live;
+use super::intents::UnderWay;
 use super::node::{Node, blocking, unavailable};
-use crate::api::{ApiError, ApiErrorKind};
+use crate::error::{ApiError, ApiErrorKind};
 
 /// Between two looks for what others have left.
 const LOOK: Duration = Duration::from_secs(3);
@@ -31,34 +31,6 @@ const LOOK: Duration = Duration::from_secs(3);
 /// How long whoever wants the name waits for a step that is under way, and how often it asks.
 const UNDER_WAY: Duration = Duration::from_secs(3);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-
-/// What this process knows of unfinished steps.
-#[derive(Debug, Default)]
-pub struct Unfinished {
-    /// Those under way here.
-    here: Mutex<BTreeSet<String>>,
-    /// Since when others have been seen to be gone.
-    gone: Mutex<Gone>,
-}
-
-/// Since when processes have been seen to be gone, without a break.
-#[derive(Debug, Default)]
-struct Gone(HashMap<NodeRef, Nanos>);
-
-impl Gone {
-    /// `None` of one that is there.
-    fn look(&mut self, process: &NodeRef, is_live: bool, now: Nanos) -> Option<Nanos> {
-        if is_live {
-            self.0.remove(process);
-            return None;
-        }
-        Some(*self.0.entry(process.clone()).or_insert(now))
-    }
-
-    fn forget_live(&mut self, is_live: impl Fn(&NodeRef) -> bool) {
-        self.0.retain(|process, _| !is_live(process));
-    }
-}
 
 /// A note of this process, under way while the value lives.
 struct Note<'a> {
@@ -68,18 +40,6 @@ struct Note<'a> {
     record: UnfinishedRecord,
     /// Only dropped.
     _under_way: UnderWay<'a>,
-}
-
-struct UnderWay<'a>(&'a Unfinished, String);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.here).remove(&self.1);
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a step to its end, also when whoever waits for it goes away: its client has disconnected, say. Cut off in the middle, it
@@ -253,7 +213,7 @@ pub async fn keep_finished(node: Arc<Node>) {
         // Also who comes back only for a moment has been there.
         while let Ok(Ok(())) = weir_task::timeout(again - Nanos::now(), nodes.changed()).await {
             let live = nodes.borrow_and_update().clone();
-            lock(&node.unfinished.gone).forget_live(|process| is_live(&live, process));
+            node.intents.forget_live(|process| is_live(&live, process));
         }
         weir_task::sleep(again - Nanos::now()).await;
     }
@@ -291,12 +251,12 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
 fn is_over(node: &Node, record: &UnfinishedRecord) -> Result<(), String> {
     let by = &record.by;
     if *by == node.session.node_ref() {
-        let under_way = lock(&node.unfinished.here).contains(&record.disk);
+        let under_way = node.intents.is_under_way(&record.disk);
         return if under_way { Err(String::new()) } else { Ok(()) };
     }
     let grace = node.config.lease.fence_grace;
     let is_live = is_live(&node.world.nodes.now(), by);
-    let Some(since) = lock(&node.unfinished.gone).look(by, is_live, Nanos::now()) else {
+    let Some(since) = node.intents.gone_since(by, is_live, Nanos::now()) else {
         return Err(String::new());
     };
     if node.world.has_stopped(by) || Nanos::now() >= since + grace.0 {
@@ -325,11 +285,9 @@ impl<'a> Note<'a> {
     ) -> Result<Note<'a>, RegistryError> {
         let record = UnfinishedRecord { by: node.session.node_ref(), ..record };
         let key = keys::unfinished(&record.disk);
-        let under_way = UnderWay(&node.unfinished, record.disk.clone());
-        if !lock(&node.unfinished.here).insert(record.disk.clone()) {
-            std::mem::forget(under_way);
+        let Some(under_way) = node.intents.begin(&record.disk) else {
             return Err(RegistryError::Conflict { current: Vec::new() });
-        }
+        };
         let committed = node.registry.transact(before.put(key.clone(), record.encode())).await?;
         Ok(Note { node, key, revision: committed.revision, record, _under_way: under_way })
     }
@@ -368,7 +326,7 @@ impl<'a> Note<'a> {
 
 #[cfg(test)]
 mod tests {
-    use weir_cluster::records::{Policy, Source, VolumeKind};
+    use weir_cluster::records::{NodeRef, Policy, Source, VolumeKind};
 
     use super::*;
     use crate::control::disk::tests::node;
@@ -408,17 +366,5 @@ mod tests {
         undone.await.unwrap();
         assert!(!volume.disk_path("d").unwrap().exists(), "nobody else would remove it");
         assert!(node.registry.get(&key).await.unwrap().is_none(), "and its note is struck off");
-    }
-
-    #[test]
-    fn who_comes_back_is_not_taken_for_gone_since_the_first_time() {
-        let (mut gone, process, later) = (Gone::default(), NodeRef::new("n1", 1), Duration::from_secs(9));
-        let start = Nanos(1);
-        assert_eq!(gone.look(&process, false, start), Some(start));
-        assert_eq!(gone.look(&process, false, start + later), Some(start));
-        assert_eq!(gone.look(&process, true, start + later), None);
-        assert_eq!(gone.look(&process, false, start + later * 2), Some(start + later * 2));
-        gone.forget_live(|_| true);
-        assert_eq!(gone.look(&process, false, start + later * 3), Some(start + later * 3));
     }
 }

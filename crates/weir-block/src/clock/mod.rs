@@ -3,16 +3,18 @@
 //! Protocol cores never read a clock: callers pass a [`Nanos`]. The shard's loop reads it through its reactor's [`Clock`], which
 //! is virtual in a simulation.
 
+mod simulated;
+
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::sim::VirtualClock;
+pub use simulated::{SetTime, VirtualClock};
 
 thread_local! {
     /// This thread's simulated time; 0: read the machine's clock.
-    pub(crate) static SET: Cell<u64> = const { Cell::new(0) };
+    static SET: Cell<u64> = const { Cell::new(0) };
 }
 
 /// A point in time, in nanoseconds since boot.
@@ -27,13 +29,13 @@ impl Nanos {
     pub const NEVER: Nanos = Nanos(u64::MAX);
 
     /// Reads the machine's clock (a vDSO call, about 25 ns), or the time that a simulation has set
-    /// ([`SetTime`](crate::sim::SetTime)). On a shard, use [`Reactor::now`](crate::Reactor::now) or a [`Clock`]: there a
+    /// ([`SetTime`]). On a shard, use [`Reactor::now`](crate::Reactor::now) or a [`Clock`]: there a
     /// simulated process may pause at any read of the clock.
     #[must_use]
     pub fn now() -> Nanos {
         let set = SET.get();
         if set != 0 {
-            return crate::sim::set_time(set);
+            return simulated::set_time(set);
         }
         let mut spec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `spec` is a valid timespec that outlives the call; CLOCK_BOOTTIME exists since Linux 2.6.39.

@@ -1,0 +1,89 @@
+//! What this process knows of disks that are being made or deleted, by itself or by others ([`super::provisioning`]).
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use weir_block::Nanos;
+use weir_cluster::records::NodeRef;
+
+/// The steps under way here, and the processes that have left some.
+#[derive(Debug, Default)]
+pub struct Intents {
+    /// Disks with a step under way here.
+    here: Mutex<BTreeSet<String>>,
+    /// Since when others have been seen to be gone.
+    gone: Mutex<Gone>,
+}
+
+impl Intents {
+    /// Begins a step about a disk. `None` if one is under way.
+    pub(super) fn begin(&self, disk: &str) -> Option<UnderWay<'_>> {
+        lock(&self.here).insert(disk.to_owned()).then(|| UnderWay(self, disk.to_owned()))
+    }
+
+    /// Whether a step about a disk is under way here.
+    pub(super) fn is_under_way(&self, disk: &str) -> bool {
+        lock(&self.here).contains(disk)
+    }
+
+    /// Since when a process has been gone without a break; `None` of one that is there.
+    pub(super) fn gone_since(&self, process: &NodeRef, is_live: bool, now: Nanos) -> Option<Nanos> {
+        lock(&self.gone).look(process, is_live, now)
+    }
+
+    /// Processes that are there are not gone any more.
+    pub(super) fn forget_live(&self, is_live: impl Fn(&NodeRef) -> bool) {
+        lock(&self.gone).forget_live(is_live);
+    }
+}
+
+/// A step of this process, under way while the value lives.
+pub(super) struct UnderWay<'a>(&'a Intents, String);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.here).remove(&self.1);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Since when processes have been seen to be gone, without a break.
+#[derive(Debug, Default)]
+struct Gone(HashMap<NodeRef, Nanos>);
+
+impl Gone {
+    /// `None` of one that is there.
+    fn look(&mut self, process: &NodeRef, is_live: bool, now: Nanos) -> Option<Nanos> {
+        if is_live {
+            self.0.remove(process);
+            return None;
+        }
+        Some(*self.0.entry(process.clone()).or_insert(now))
+    }
+
+    fn forget_live(&mut self, is_live: impl Fn(&NodeRef) -> bool) {
+        self.0.retain(|process, _| !is_live(process));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_comes_back_is_not_taken_for_gone_since_the_first_time() {
+        let (mut gone, process, later) = (Gone::default(), NodeRef::new("n1", 1), Duration::from_secs(9));
+        let start = Nanos(1);
+        assert_eq!(gone.look(&process, false, start), Some(start));
+        assert_eq!(gone.look(&process, false, start + later), Some(start));
+        assert_eq!(gone.look(&process, true, start + later), None);
+        assert_eq!(gone.look(&process, false, start + later * 2), Some(start + later * 2));
+        gone.forget_live(|_| true);
+        assert_eq!(gone.look(&process, false, start + later * 3), Some(start + later * 3));
+    }
+}

@@ -1,0 +1,60 @@
+//! The error that every request to a node may end with.
+
+use serde::{Deserialize, Serialize};
+
+/// What the caller has to do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ApiErrorKind {
+    /// There is no such thing.
+    NotFound,
+    /// There is one already.
+    Exists,
+    /// The request itself is wrong.
+    Invalid,
+    /// Not in the state that things are in, or not without being told so explicitly.
+    Refused,
+    /// Not now: the registry or a node cannot be reached. Try again.
+    Unavailable,
+    /// The storage or the system failed.
+    Failed,
+}
+
+/// An error that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// What the caller has to do, as a word.
+    pub kind: ApiErrorKind,
+    /// Which error of that kind, as a word, where programs need to tell it from others: [`NOT_JOINED`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
+    /// What is wrong, and where.
+    pub message: String,
+    /// What to do; empty when the message says it.
+    pub hint: String,
+}
+
+/// The code of the error of a node that has not joined the cluster yet.
+pub const NOT_JOINED: &str = "not-joined";
+
+impl ApiError {
+    /// An error without a hint.
+    pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> ApiError {
+        ApiError { kind, code: String::new(), message: message.into(), hint: String::new() }
+    }
+
+    /// Tells it from other errors of its kind.
+    #[must_use]
+    pub fn code(mut self, code: &str) -> ApiError {
+        code.clone_into(&mut self.code);
+        self
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> ApiError {
+        self.hint = hint.into();
+        self
+    }
+}
