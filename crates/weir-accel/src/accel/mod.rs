@@ -15,8 +15,7 @@ use std::io;
 use slab::Slab;
 use weir_block::buffer::LARGEST;
 use weir_block::{
-    Buffer, BufferPool, Clock, Completion, Destage, Layer, Metered, Nanos, OwnerId, Reactor, Request, Stream,
-    Tag,
+    Buffer, BufferPool, Clock, Completion, Destage, Metered, Nanos, OwnerId, Reactor, Request, Stream, Tag,
 };
 
 use crate::config::{AccelConfig, Configuration, Former, Inheritance};

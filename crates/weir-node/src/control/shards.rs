@@ -4,10 +4,10 @@
 //! it. What it said last stands in for its answer where that is better than none.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use weir_block::Nanos;
 
 use crate::error::{ApiError, ApiErrorKind};
@@ -150,7 +150,10 @@ fn silent(number: usize, disk: &str, lasts: Duration) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::shard::health::Health;
     use crate::shard::health::Pulse;
 
     /// A shard that answers once and hangs from then on, and one that answers always.

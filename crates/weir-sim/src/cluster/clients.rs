@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use weir_block::{Nanos, Outcome};
-
+use super::requests::{Request, RequestKind};
 use super::{Cluster, Task};
-use crate::scale::{BLOCK, BLOCKS, CALM, GUESTS_END, NODES, Process};
+use crate::scale::{BLOCKS, CALM, GUESTS_END, NODES, Process};
 
 /// A client's timeout; it then drops its connection.
 const PATIENCE: Duration = Duration::from_millis(1_200);
@@ -13,44 +12,8 @@ const PATIENCE: Duration = Duration::from_millis(1_200);
 /// After a client's last request, requests in flight arrive within this time.
 const LAST_ARRIVAL: Duration = Duration::from_millis(100);
 
-/// The version of a block with mixed or invalid content.
-pub const CORRUPT: u64 = u64::MAX;
-
 /// Most requests of a client in flight.
 const DEPTH: usize = 6;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestKind {
-    Read,
-    Write,
-    Flush,
-}
-
-impl RequestKind {
-    pub fn of_layer(self) -> weir_block::RequestKind {
-        match self {
-            RequestKind::Read => weir_block::RequestKind::Read,
-            RequestKind::Write => weir_block::RequestKind::Write,
-            RequestKind::Flush => weir_block::RequestKind::Flush,
-        }
-    }
-
-    pub fn bytes(self) -> u64 {
-        if self == RequestKind::Flush { 0 } else { crate::scale::BLOCK as u64 }
-    }
-}
-
-/// A request; a write's value is unique.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    client: usize,
-    session: u64,
-    pub kind: RequestKind,
-    pub block: usize,
-    pub value: u64,
-    began: u64,
-    sent: Nanos,
-}
 
 /// The reply: the read value, or nothing on failure.
 pub struct Reply {
@@ -77,29 +40,6 @@ impl Client {
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }
-}
-
-/// The version in a read's result; 0 for everything else.
-pub fn value_block(outcome: &Outcome) -> u64 {
-    match outcome {
-        Outcome::Read(buffer) => value_in(buffer.bytes()),
-        _ => 0,
-    }
-}
-
-/// The content of a block of this version.
-pub fn block_of(value: u64) -> [u8; BLOCK] {
-    let mut block = [0; BLOCK];
-    block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
-    block
-}
-
-/// The version in a block; [`CORRUPT`] if it has none.
-pub fn value_in(block: &[u8]) -> u64 {
-    let mut words = block.chunks_exact(8);
-    let first = words.next().unwrap_or(&[0; 8]);
-    let value = u64::from_le_bytes(first.try_into().expect("eight bytes"));
-    if words.all(|word| word == first) { value } else { CORRUPT }
 }
 
 impl Cluster {

@@ -6,7 +6,7 @@ use weir_accel::Log;
 use weir_accel::flash::FlashStore;
 
 use super::Cluster;
-use super::clients::{CORRUPT, value_in};
+use super::requests::{CORRUPT, value_in};
 use crate::scale::{BLOCK, BLOCKS, Process};
 
 /// What clients have seen of a block, and what was acknowledged to them.

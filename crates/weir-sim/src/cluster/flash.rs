@@ -9,9 +9,9 @@ use weir_accel::owner::Held;
 use weir_accel::replica::Replica;
 use weir_accel::{AccelConfig, ReplicaHost};
 use weir_block::sim::{Damage, FileId, MediumFaults, MediumFile};
-use weir_block::{Event, Reactor};
 
 use super::node::Node;
+use super::retired::retire;
 use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, Process};
@@ -313,20 +313,4 @@ impl Node {
         let store = FlashStore::new(reactor.new_owner(), lease)?.with_patience(PATIENCE);
         Ok(Some(store))
     }
-}
-
-/// Retires a store whose log is no longer needed.
-pub fn retire(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, store: Option<FlashStore>) {
-    retired.extend(store.and_then(|store| store.retire(reactor)));
-}
-
-/// Passes an event to a retired store, if it is for one.
-pub fn retired_event(retired: &mut Vec<FlashStore>, reactor: &mut Reactor, event: Event) -> Option<Event> {
-    let Some(index) = retired.iter().position(|store| store.owner() == event.token.owner) else {
-        return Some(event);
-    };
-    let mut store = retired.swap_remove(index);
-    store.on_event(event, reactor.now());
-    retire(retired, reactor, Some(store));
-    None
 }

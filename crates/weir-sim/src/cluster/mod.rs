@@ -18,6 +18,8 @@ mod flash;
 mod moves;
 mod node;
 mod planted;
+mod requests;
+mod retired;
 mod settle;
 
 use std::cmp::Reverse;
@@ -36,12 +38,13 @@ use crate::atlas::Fault;
 use crate::counts::Counts;
 use crate::registry::{Racks, Record, Registry};
 use crate::scale::{BLOCK, BLOCKS, NODES, Process};
-use clients::{Client, Reply, Request};
+use clients::{Client, Reply};
 use control::{Answer, Ask, ShardMessage};
 use copies::Known;
 use faults::Swarm;
 use flash::Flash;
 use node::Node;
+use requests::Request;
 
 /// Least cost of a shard's turn; see [`crate::scale`] for leases and graces.
 const TURN: Duration = Duration::from_micros(2);

@@ -14,11 +14,11 @@ use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_node::control::decide::Evidence;
 
 use super::backing::{Backing, Guard};
-use super::clients::{Request, RequestKind, block_of, value_block};
 use super::control::Session;
-use super::flash::{retire, retired_event};
 use super::moves::Moving;
 use super::planted::unsealed;
+use super::requests::{Request, RequestKind, block_of, value_block};
+use super::retired::{retire, retired_event};
 use super::{Cluster, TURN, Task};
 use crate::atlas::Fault;
 use crate::registry::{Record, process_of};

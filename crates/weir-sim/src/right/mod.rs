@@ -4,13 +4,8 @@
 //! One disk with one register. The registry and a node's actions around the cores are simulated; each follows its rule literally
 //! and so is a reference for the node's code. A seed decides everything.
 
-mod change;
-mod checks;
 mod clock;
-mod faults;
 mod many;
-mod node;
-mod owner;
 pub mod planted;
 mod registry;
 mod world;

@@ -1,5 +1,12 @@
 //! Virtual time, late and lost messages, and the event loop.
 
+mod change;
+mod checks;
+mod faults;
+mod node;
+mod owner;
+mod state;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
@@ -8,13 +15,14 @@ use fastrand::Rng;
 use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Source};
 
-use super::checks::{Checks, Request, Version};
 use super::clock::Clock;
-use super::faults::FaultRates;
-use super::node::{Message, Node};
 use super::planted::{Bug, Rule};
 use super::registry::{Answer, Question, Registry};
 use super::{Counts, LONGEST_IO};
+use checks::Checks;
+use faults::FaultRates;
+use node::Node;
+use state::{Message, Request, Version};
 
 /// A write in flight to the storage.
 #[derive(Clone, Copy, Debug)]

@@ -9,55 +9,14 @@ use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy};
 use weir_cluster::right::planted::Planted;
 use weir_cluster::right::{Event as RightEvent, GrantTimes, Right, SessionLease};
 
-use super::change::{Order, Proposal};
-use super::checks::{Request, Version};
-use super::node::{Copy, Message};
-use super::planted::{Bug, Rule};
-use super::world::{Event, Landing, World};
-use super::{FENCE_GRACE, GRANT, MARGIN};
+use super::state::{Copy, Message, Order, Owner, Request, Version, Wait};
+use super::{Event, Landing, World};
+use crate::right::planted::{Bug, Rule};
+use crate::right::{FENCE_GRACE, GRANT, MARGIN};
 
 const TIMES: GrantTimes = GrantTimes { length: GRANT, margin: MARGIN };
 const SEAL_AGAIN: Duration = Duration::from_millis(100);
 const APPEND_AGAIN: Duration = Duration::from_millis(200);
-
-/// A former owner whose right may still be valid.
-#[derive(Clone, Debug)]
-pub struct Wait {
-    pub former: FormerOwner,
-    /// When the last grants of sealed members end, by this node's clock.
-    sealed: BTreeMap<String, Nanos>,
-    pub is_over: bool,
-}
-
-/// An open disk.
-pub struct Owner {
-    pub right: Right,
-    pub since: u64,
-    pub record: Rc<DiskRecord>,
-    pub revision: u64,
-    pub waits: Vec<Wait>,
-    /// When the last former right was proved over.
-    silent_at: Option<Nanos>,
-    /// When the former owner's session was found absent.
-    gone_at: Nanos,
-    /// Every member has all writes up to here.
-    pub acked: Version,
-    pub confirms: BTreeMap<u64, Version>,
-    /// Writes that are not acknowledged yet.
-    pub writes: Vec<(Request, Version, Nanos)>,
-    pub destages: bool,
-    /// Bypassing writes in flight.
-    pub bypasses: u32,
-    pub proposals: Vec<Proposal>,
-    pub proposed_at: Nanos,
-    pub order: Option<Order>,
-    /// Processes that get the log before the record names them.
-    pub joiners: Vec<NodeRef>,
-    number: u64,
-    asked_grants: Nanos,
-    asked_seals: Nanos,
-    appended: Nanos,
-}
 
 impl Owner {
     /// The members that must have a write: of the committed set and of all sets in doubt.

@@ -10,41 +10,12 @@ use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use weir_cluster::right::planted::Planted;
 use weir_cluster::right::{Event as RightEvent, Grants, SessionLease};
 
-use super::checks::Version;
-use super::clock::Clock;
-use super::owner::Owner;
-use super::planted::{Bug, Rule};
-use super::registry::{Answer, Change, Question, Seen};
-use super::world::World;
-use super::{DISK, GRANT, MARGIN, TTL};
-
-/// Messages between nodes.
-#[derive(Clone, Debug)]
-pub enum Message {
-    /// The owner requests a grant.
-    Renew { epoch: u64, sent: Nanos },
-    /// The grant.
-    Granted { epoch: u64, sent: Nanos },
-    /// The new owner ends earlier epochs.
-    Seal { epoch: u64 },
-    /// Earlier epochs are over after this time.
-    Sealed { remaining: Duration },
-    /// The owner's log.
-    Append { epoch: u64, tenure: u64, newest: Version, freed: Version },
-    /// The log is stored.
-    Confirm { tenure: u64, newest: Version },
-    /// The epoch is over or unknown.
-    Refused,
-}
-
-/// A copy of the log of one register: its newest record, and the destaged position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
-    /// The tenure of the owner that filled it.
-    pub tenure: u64,
-    pub newest: Version,
-    pub freed: Version,
-}
+use super::World;
+use super::state::{Copy, Message, Owner, Version};
+use crate::right::clock::Clock;
+use crate::right::planted::{Bug, Rule};
+use crate::right::registry::{Answer, Change, Question, Seen};
+use crate::right::{DISK, GRANT, MARGIN, TTL};
 
 #[derive(Clone, Debug)]
 enum Purpose {

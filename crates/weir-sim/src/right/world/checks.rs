@@ -3,25 +3,8 @@
 //! A write's [`Version`] is its position in the order of all writes: its owner's tenure, then its number there. In that order,
 //! answers must be linearizable: none is older than the newest answer when its request arrived.
 
-use super::world::World;
-
-/// One value of the register, in the order of writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// The epoch in which the owner's tenure began.
-    pub tenure: u64,
-    /// Counts the owner's writes.
-    pub number: u64,
-}
-
-/// A client's request.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    /// Whether it is a write.
-    pub is_write: bool,
-    /// The newest answered version at its arrival.
-    pub newest: Version,
-}
+use super::World;
+use super::state::{Request, Version};
 
 /// Observations from outside.
 #[derive(Clone, Debug, Default)]

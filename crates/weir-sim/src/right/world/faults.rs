@@ -6,10 +6,10 @@ use fastrand::Rng;
 use weir_block::Nanos;
 use weir_cluster::records::{NodeRef, Policy};
 
-use super::change::Order;
-use super::clock::Clock;
 use super::node::Node;
-use super::world::{Event, World};
+use super::state::Order;
+use super::{Event, World};
+use crate::right::clock::Clock;
 
 const MOST_NODES: usize = 5;
 

@@ -10,31 +10,13 @@ use weir_cluster::ownership::{
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 use weir_cluster::right::{Event as RightEvent, MAX_GUARDS};
 
-use super::node::Copy;
-use super::planted::Rule;
-use super::world::World;
+use super::World;
+use super::state::{Copy, Order, Proposal, Wait};
+use crate::right::planted::Rule;
 
 const ANSWER_WITHIN: Duration = Duration::from_millis(300);
 const BETWEEN_CHANGES: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// An operator's request.
-#[derive(Clone, Debug)]
-pub enum Order {
-    /// Another owner: one of the replicas.
-    Move { to: NodeRef, since: Nanos },
-    /// Another policy, with these replicas.
-    Set { policy: Policy, replicas: Vec<NodeRef>, since: Nanos },
-}
-
-/// A sent change with unknown outcome.
-#[derive(Clone, Debug)]
-pub struct Proposal {
-    pub id: u64,
-    pub base: u64,
-    pub next: Rc<DiskRecord>,
-    pub sent: Nanos,
-}
 
 impl World {
     /// Sends the next change, if one is pending and none is in doubt.
@@ -137,7 +119,7 @@ impl World {
         owner.right.step(committed);
         owner.right.step(RightEvent::NotCommitted);
         owner.right.step(RightEvent::Kept);
-        let in_record = |wait: &super::owner::Wait| {
+        let in_record = |wait: &Wait| {
             record
                 .former
                 .iter()
