@@ -12,7 +12,8 @@ use weir_block::{
     Completion, Event, Extent, ExtentState, Layer, LayerInfo, LayerMeter, Nanos, Outcome, Reactor,
     ReactorConfig, Request, RequestKind,
 };
-use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_export::Workspace;
+use weir_export::nbd::{Client, Limits, NbdDisk};
 use weir_nbd::server::Session;
 
 const SIZE: u64 = 1 << 20;
@@ -106,7 +107,7 @@ impl Shard {
         }
         self.nbd.pump(&mut self.reactor, &mut self.layer, &mut self.workspace);
         self.layer.advance(&mut self.reactor, &mut self.done);
-        self.nbd.complete(&mut self.done);
+        self.done.drain(..).for_each(|completion| self.nbd.complete(completion));
         self.nbd.flush(&mut self.reactor, &mut self.workspace);
     }
 

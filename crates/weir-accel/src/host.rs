@@ -33,7 +33,7 @@ struct Session {
     channel: Channel,
     /// Its Hello was taken.
     greeted: bool,
-    /// What it was told is at rest; nothing before its Hello is answered.
+    /// What it was told is durable; nothing before its Hello is answered.
     told: Option<Held>,
     ended: bool,
 }
@@ -42,7 +42,7 @@ struct Session {
 pub struct ReplicaHost {
     owner: OwnerId,
     replica: Replica,
-    /// Where the copy is at rest, if it is on flash.
+    /// The copy's store, if it is on flash.
     store: Option<FlashStore>,
     sessions: Vec<Session>,
     next_slot: u32,
@@ -83,7 +83,7 @@ impl ReplicaHost {
         self.store.as_ref().map(FlashStore::owner)
     }
 
-    /// Where the copy is at rest, if it is on flash.
+    /// The copy's store, if it is on flash.
     #[must_use]
     pub fn store(&self) -> Option<&FlashStore> {
         self.store.as_ref()
@@ -95,7 +95,7 @@ impl ReplicaHost {
         self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline)
     }
 
-    /// Why nothing comes to rest here any more: this copy is of no use to an owner.
+    /// Why nothing becomes durable here any more: this copy is of no use to an owner.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {
         self.store.as_ref().and_then(FlashStore::error)
@@ -193,7 +193,7 @@ impl ReplicaHost {
         more
     }
 
-    /// Writes what is new to flash, and confirms what is at rest there. A Hello is answered when everything is: the owner
+    /// Writes what is new to flash, and confirms what is durable there. A Hello is answered when everything is: the owner
     /// goes on behind what the answer says.
     fn keep_at_rest(&mut self, reactor: &mut Reactor) {
         let ReplicaHost { replica, store, sessions, .. } = self;
@@ -273,7 +273,7 @@ impl Session {
         Ok(())
     }
 
-    /// One read, everything in it, one answer; the answer later if the copy has to come to rest first.
+    /// One read, everything in it, one answer; the answer later if the copy has to become durable first.
     fn round(
         &mut self,
         reactor: &mut Reactor,

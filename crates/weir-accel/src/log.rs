@@ -21,7 +21,7 @@ pub enum Layout {
     /// For a log in memory: payloads begin at multiples of 512 bytes, so that they can be written to the backing with
     /// direct I/O from where they are.
     Memory,
-    /// For a log that is at rest on flash: whole blocks, and one before each record, which is what a record costs there at
+    /// For a log that is kept on flash: whole blocks, and one before each record, which is what a record costs there at
     /// most (a frame of its own). So the room in the arena is room on the flash, however records are put into frames.
     Flash,
 }

@@ -54,11 +54,11 @@ pub enum Bug {
     HandOverBesideDestage,
     /// The owner acknowledges what is in its memory and not yet on its flash (P1).
     CountUnstored,
-    /// A replica on flash confirms what is in its memory and not yet at rest (P1).
+    /// A replica on flash confirms what is in its memory and not yet durable (P1).
     ConfirmUnstored,
     /// A log on flash is cut off, and its journal does not notice (P1).
     ForgetRewind,
-    /// A log at rest of which a part is damaged is taken for a complete one (P11).
+    /// A durable log of which a part is damaged is taken for a complete one (P11).
     TakeDamaged,
     /// A node that has started again keeps a copy that the registry does not count any more (P1).
     KeepUncounted,
@@ -66,7 +66,7 @@ pub enum Bug {
     CompleteWithGap,
     /// Of a part of the backlog that is freed in part, the rest is not sent either (P1).
     SkipFreedPart,
-    /// A copy on flash comes to rest in the order in which it is filled, and not in that of its records (P11).
+    /// A copy on flash becomes durable in the order in which it is filled, and not in that of its records (P11).
     RestBesideGap,
     /// A new session of a node's counts for its disks before their records were read (P2).
     TrustReturnedLease,

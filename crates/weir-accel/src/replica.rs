@@ -40,7 +40,7 @@ pub struct Replica {
     lineage: Lineage,
     /// Holds every record that was live when the owner said so, and all that followed.
     complete: bool,
-    /// The last record when it was said to be. On flash it is complete once everything up to here is at rest.
+    /// The last record when it was said to be. On flash it is complete once everything up to here is durable.
     whole_at: u64,
     /// Taken over by this node: obeys nobody any more.
     sealed: bool,
@@ -75,7 +75,7 @@ impl Replica {
         self.planted = planted;
     }
 
-    /// A copy that was at rest.
+    /// A copy that was read from flash.
     #[must_use]
     pub fn recovered(log: Log, state: State) -> Replica {
         let State { epoch, lineage, complete, .. } = state;
@@ -94,7 +94,7 @@ impl Replica {
         &self.log
     }
 
-    /// The records, for whoever keeps them at rest.
+    /// The records, for the store that keeps them.
     pub fn log_mut(&mut self) -> &mut Log {
         &mut self.log
     }
@@ -279,7 +279,7 @@ impl Replica {
         }
     }
 
-    /// What has to be at rest beside the records, for a copy on flash of which everything up to `stored` is at rest.
+    /// What has to be durable beside the records, for a copy on flash of which everything up to `stored` is durable.
     #[must_use]
     pub fn state(&self, stored: u64) -> State {
         let Replica { epoch, lineage, .. } = *self;
@@ -287,7 +287,7 @@ impl Replica {
         State { epoch, lineage, freed, complete: self.complete && stored >= self.whole_at }
     }
 
-    /// Whether a copy on flash may be confirmed before it is at rest: never.
+    /// Whether a copy on flash may be confirmed before it is durable: never.
     #[must_use]
     pub fn confirms_unstored(&self) -> bool {
         self.planted.has(Bug::ConfirmUnstored)
@@ -423,7 +423,7 @@ mod tests {
     fn a_complete_copy_found_on_flash_is_not_thrown_away_for_a_stranger() {
         let mut replica = filled();
         let state = replica.state(3);
-        assert!(!replica.state(2).complete, "not all that it was filled with is at rest");
+        assert!(!replica.state(2).complete, "not all that it was filled with is durable");
         let (log, _) = std::mem::replace(&mut replica, filled()).into_log();
         let mut found = Replica::recovered(log, state);
         let counted = Hello { counted: 1.into(), ..hello(9, 9, (8, 20), 2) };

@@ -97,10 +97,10 @@ impl Pair {
 
     /// What a node finds on its flash when it starts again.
     fn recovered(&mut self, node: usize) -> ReplicaHost {
-        let lease = self.flash.as_ref().unwrap()[node].find("disk").expect("a log is at rest");
+        let lease = self.flash.as_ref().unwrap()[node].find("disk").expect("a log is durable");
         let id = self.reactor.new_owner();
         let (store, found) = FlashStore::recover(id, lease, LOG).unwrap();
-        let (log, state) = found.expect("frames are at rest");
+        let (log, state) = found.expect("frames are durable");
         assert!(state.complete);
         self.host_id = self.reactor.new_owner();
         ReplicaHost::holding(self.host_id, Replica::recovered(log, state), Some(store))
@@ -224,7 +224,7 @@ impl Pair {
         flash[node] = FlashDevice::open(&path, device_bytes(1, LOG), LOG, 0).unwrap();
     }
 
-    /// Both nodes lose their power; what is at rest is all that is left. The former owner or its replica goes on, and
+    /// Both nodes lose their power; what is durable is all that is left. The former owner or its replica goes on, and
     /// greets the other one, which has its copy still.
     fn power_cut(&mut self, path: &Path, rng: &mut Rng) {
         let mut accel = self.accel.take().unwrap();

@@ -1,6 +1,13 @@
-//! How guests and tools reach a disk. An export turns a protocol into requests to a
-//! [`weir_block::Layer`] and holds no data itself (DESIGN §1).
+//! How guests and tools reach a disk. An [`Export`] turns a protocol into requests to a
+//! [`weir_block::Layer`] and holds no data itself; a shard drives all exports of a disk as [`Exports`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod export;
+mod exports;
 pub mod nbd;
+mod workspace;
+
+pub use export::Export;
+pub use exports::{Client, Exports};
+pub use workspace::Workspace;

@@ -1,13 +1,11 @@
 //! Writes ranges that were never written, so that a load does not measure holes: a filesystem reads holes and unwritten
 //! extents as zeroes without the device, and the first write to one has to allocate.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
 
 use weir_block::size::{Size, format_size};
@@ -15,6 +13,7 @@ use weir_nbd::client::NbdClient;
 
 use crate::error::LoadError;
 use crate::run::{Monitor, run};
+use crate::summary::Filled;
 use crate::target::Target;
 use crate::workload::{Access, SECTOR, Span, Workload};
 
@@ -54,26 +53,6 @@ pub struct Limits {
     pub bytes: u64,
     /// Time.
     pub time: Duration,
-}
-
-/// What was written before a load. Neither its time nor its bytes are in the load's result.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Filled {
-    /// Bytes that were written.
-    pub bytes: u64,
-    /// Time that it took, in seconds, until all of it was durable.
-    pub seconds: f64,
-}
-
-impl fmt::Display for Filled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "filled {} in {:.1} s before the load; that is not in its figures",
-            format_size(self.bytes),
-            self.seconds
-        )
-    }
 }
 
 /// Looks whether the range of `workload` has parts that were never written, and whether the load may write (it is a

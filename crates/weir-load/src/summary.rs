@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use weir_block::size::format_size;
 
 pub use crate::buckets::Buckets;
 use crate::device::DeviceBytes;
-use crate::prefill::Filled;
 use crate::steady::SteadyState;
 use crate::tally::{IoKind, KindTally, Tally};
 use crate::timeline::Timeline;
@@ -17,6 +17,26 @@ use crate::workload::Workload;
 
 /// Version of the JSON form. Grows when a field changes its meaning or goes; new fields do not count.
 pub const VERSION: u32 = 1;
+
+/// What was written before a load. Neither its time nor its bytes are in the load's result.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Filled {
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// Time that it took, in seconds, until all of it was durable.
+    pub seconds: f64,
+}
+
+impl fmt::Display for Filled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "filled {} in {:.1} s before the load; that is not in its figures",
+            format_size(self.bytes),
+            self.seconds
+        )
+    }
+}
 
 /// The result of one load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

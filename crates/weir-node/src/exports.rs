@@ -105,7 +105,7 @@ impl Attach for Exports {
 /// Hands a client to the shard of its disk, which is open here.
 pub fn attach(node: &Node, client: Client) {
     let disk = client.session.export.clone();
-    let command = Command::Attach { disk: disk.clone(), client: Box::new(client) };
+    let command = Command::Attach { disk: disk.clone(), client: Box::new(client.into()) };
     // A shard that is so far behind would not serve one client more; dropping it disconnects it.
     if node.shards.try_send(&disk, command).is_err() {
         tracing::warn!(disk, "the shard is too far behind to take a client");

@@ -44,7 +44,7 @@ pub use status::{AccelStatus, DestageStatus};
 #[error("no memory for the write log: {source}")]
 pub struct NoMemory {
     source: io::Error,
-    /// Where the log was to be at rest: to be retired, because a write to it may be under way.
+    /// The store of the log: to be retired, because a write to it may be under way.
     pub store: Option<Box<FlashStore>>,
 }
 
@@ -54,7 +54,7 @@ pub struct Accel<L: Destage> {
     owner: Owner,
     identity: Identity,
     log: Log,
-    /// Where the log is at rest, if it is on flash.
+    /// The log's store, if it is on flash.
     store: Option<FlashStore>,
     index: Index,
     lower: Metered<L>,
@@ -362,7 +362,7 @@ impl<L: Destage> Accel<L> {
         &self.log
     }
 
-    /// Where its log is at rest, if it is on flash.
+    /// Its log's store, if it is on flash.
     #[must_use]
     pub fn store(&self) -> Option<&FlashStore> {
         self.store.as_ref()

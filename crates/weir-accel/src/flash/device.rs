@@ -145,14 +145,14 @@ impl FlashDevice {
         (slots.len(), slots.iter().filter(|slot| slot.taken.is_none() && !slot.leased).count())
     }
 
-    /// The disks whose logs are at rest here: name and identity.
+    /// The disks whose logs are kept here: name and identity.
     #[must_use]
     pub fn disks(&self) -> Vec<(String, u64)> {
         let taken = |slot: &Slot| slot.taken.as_ref().map(|taken| (taken.disk.clone(), taken.disk_id));
         self.lock().slots.iter().filter_map(taken).collect()
     }
 
-    /// The slot of a disk's log that is at rest here: for recovery, or to be given up.
+    /// The slot of a disk's log that is kept here: for recovery, or to be given up.
     #[must_use]
     pub fn find(self: &Arc<FlashDevice>, disk: &str) -> Option<SlotLease> {
         let mut table = self.lock();
@@ -172,7 +172,7 @@ impl FlashDevice {
         })
     }
 
-    /// A slot for a new log of a disk. What was at rest of the same disk and is in nobody's hands is given up. Nothing is
+    /// A slot for a new log of a disk. A log of the same disk that nobody uses is given up. Nothing is
     /// written yet: see [`SlotLease::entry`].
     ///
     /// # Errors

@@ -80,7 +80,7 @@ pub enum FlashError {
         /// How many there are.
         slots: usize,
     },
-    /// What is at rest cannot be used.
+    /// What is on the device cannot be used.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
 }

@@ -1,4 +1,4 @@
-//! What is to be written to a slot, and what is certainly at rest there. No I/O.
+//! What is to be written to a slot, and what is certainly durable there. No I/O.
 
 use std::collections::VecDeque;
 
@@ -52,9 +52,9 @@ pub struct Journal {
     head: u64,
     /// The frames with records that are needed, oldest first. Those without are not: the newest frame says all that they said.
     frames: VecDeque<Span>,
-    /// No frame at rest refers to what lies before: room to write into.
+    /// No durable frame refers to what lies before: room to write into.
     released: u64,
-    /// What the newest frame says, at rest or not.
+    /// What the newest frame says, durable or not.
     told: Option<State>,
     /// The last record in any frame.
     framed: u64,
@@ -121,7 +121,7 @@ impl Journal {
         Journal { planted, ..self }
     }
 
-    /// What is certainly at rest.
+    /// What is certainly durable.
     #[must_use]
     pub fn stored(&self) -> Held {
         self.stored
@@ -133,7 +133,7 @@ impl Journal {
         self.in_flight.is_some()
     }
 
-    /// Whether everything that is to be at rest, and this state, is. Records come to rest in order: those of a copy that is being
+    /// Whether everything that is to be durable, and this state, is. Records become durable in order: those of a copy that is being
     /// filled, whose oldest are still missing, once nothing is missing any more.
     #[must_use]
     pub fn has_caught_up(&self, log: &Log, state: &State) -> bool {
@@ -190,7 +190,7 @@ impl Journal {
         news.then(|| self.write(None, first, state, block))
     }
 
-    /// The frame is at rest.
+    /// The frame is durable.
     ///
     /// # Panics
     /// None was under way.
@@ -200,7 +200,7 @@ impl Journal {
         self.released = tail;
     }
 
-    /// Nobody waits for the frame that is under way any more: it may be at rest or not, and is the last one.
+    /// Nobody waits for the frame that is under way any more: it may be durable or not, and is the last one.
     pub fn abandon(&mut self) {
         self.in_flight = None;
     }

@@ -1,4 +1,4 @@
-//! The flash medium: a disk's write log at rest, so that it survives the end of the process and of the host's power.
+//! The flash medium: a disk's durable write log, which survives the end of the process and a power cut of the host.
 //!
 //! A node has one flash *device* (a preallocated file or a block device), cut into *slots* of equal size, one for each disk whose
 //! log or replica is kept there ([`device`]). A slot is a ring that is written sequentially in *frames* of whole blocks: a
@@ -6,7 +6,7 @@
 //! under way at a time; what comes meanwhile goes into the next (group commit).
 //!
 //! The records are in the arena as well, from where they are read, sent and destaged; flash is read only after a restart
-//! ([`recovery`]). What to write when, and what is certainly at rest, is [`journal`]'s business: no I/O there, so that the
+//! ([`recovery`]). What to write when, and what is certainly durable, is [`journal`]'s business: no I/O there, so that the
 //! simulator can drive it. [`FlashStore`] drives it on a shard.
 
 mod device;

@@ -1,7 +1,7 @@
 //! Reading a slot after a restart: which frames are there, and what log they make.
 //!
 //! Only one frame is ever under way, so only the newest one can be torn: it is dropped, nothing in it was confirmed to anybody.
-//! Any other frame that does not check was at rest once and is damaged; a log with a gap must not be taken for a complete
+//! Any other frame that does not check was durable once and is damaged; a log with a gap must not be taken for a complete
 //! one (P11).
 
 use std::collections::BTreeMap;
@@ -30,9 +30,9 @@ pub enum RecoveryError {
     /// The device refuses.
     #[error("cannot read the flash device: {0}")]
     Read(#[from] io::Error),
-    /// A frame that was at rest is not intact any more (P11).
+    /// A durable frame is not intact any more (P11).
     #[error(
-        "frame {number} of the log at rest is damaged ({reason}); this copy cannot be used, others of the disk can"
+        "frame {number} of the durable log is damaged ({reason}); this copy cannot be used, others of the disk can"
     )]
     Damaged {
         /// The frame's number.
@@ -42,7 +42,7 @@ pub enum RecoveryError {
     },
 }
 
-/// A log as it was at rest.
+/// A log as it was read from flash.
 pub struct Recovered {
     /// The records.
     pub log: Log,
@@ -52,7 +52,7 @@ pub struct Recovered {
     pub journal: Journal,
 }
 
-/// Reads the log of `instance` out of a slot of `bytes`. `None` when nothing was ever at rest there.
+/// Reads the log of `instance` out of a slot of `bytes`. `None` when nothing was ever durable there.
 ///
 /// # Errors
 /// The device cannot be read, a frame is damaged, or there is no memory.

@@ -30,7 +30,7 @@ enum UnderWay {
     OldFrame,
 }
 
-/// One disk's log at rest, on the shard that has the disk or its replica.
+/// One disk's durable log, on the shard that has the disk or its replica.
 pub struct FlashStore {
     owner: OwnerId,
     lease: SlotLease,
@@ -42,7 +42,7 @@ pub struct FlashStore {
     under_way: Option<UnderWay>,
     since: Nanos,
     patience: Duration,
-    /// A frame has come to rest and nobody has asked for what is stored since.
+    /// A frame has become durable and nobody has asked for what is stored since.
     progressed: bool,
     error: Option<String>,
     /// The slot is given up; what is still under way means nothing.
@@ -67,7 +67,7 @@ impl FlashStore {
         FlashStore::over(owner, lease, journal)
     }
 
-    /// Reads what is at rest in a slot. With `None`, nothing is: the store is to be retired.
+    /// Reads the log in a slot. With `None`, there is none: the store is to be retired.
     ///
     /// # Errors
     /// The device cannot be read, or what is there is damaged ([`super::recovery`]); it is left as it is.
@@ -139,7 +139,7 @@ impl FlashStore {
         }
     }
 
-    /// What is certainly at rest.
+    /// What is certainly durable.
     #[must_use]
     pub fn stored(&self) -> Held {
         self.journal.stored()
@@ -177,7 +177,7 @@ impl FlashStore {
         &self.meter
     }
 
-    /// Whether everything in `log`, and this state, is at rest.
+    /// Whether everything in `log`, and this state, is durable.
     #[must_use]
     pub fn has_caught_up(&self, log: &Log, state: &State) -> bool {
         self.error.is_none() && self.journal.has_caught_up(log, state)
@@ -188,7 +188,7 @@ impl FlashStore {
         self.journal.rewound(log);
     }
 
-    /// Whether more has come to rest since the last call.
+    /// Whether more has become durable since the last call.
     pub fn take_progress(&mut self) -> bool {
         std::mem::take(&mut self.progressed)
     }

@@ -41,7 +41,7 @@ struct Rig {
     state: State,
     /// Number and fill of every record held.
     model: Vec<(u64, u8)>,
-    /// The model as of the last frame that is at rest.
+    /// The model as of the last durable frame.
     at_rest: Option<(State, Vec<(u64, u8)>)>,
     fill: u8,
 }
@@ -132,7 +132,7 @@ impl Rig {
         recover(&self.device, INSTANCE, self.room, LOG)
     }
 
-    /// What is at rest is what the model says; goes on from there.
+    /// What is durable is what the model says; goes on from there.
     fn crash(&mut self) {
         let recovered = self.recover().unwrap();
         let Some((state, held)) = self.at_rest.clone() else {
@@ -141,7 +141,7 @@ impl Rig {
             *self = Rig::with_room(self.room);
             return;
         };
-        let Recovered { log, state: found, journal } = recovered.expect("a frame is at rest");
+        let Recovered { log, state: found, journal } = recovered.expect("a frame is durable");
         assert_eq!(found, state);
         assert_eq!(log.freed(), state.freed);
         let numbers: Vec<(u64, u8)> =
@@ -183,7 +183,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever is appended, freed, cut off and begun anew, and wherever the power goes: what was at rest comes back,
+    /// Whatever is appended, freed, cut off and begun anew, and wherever the power goes: what was durable comes back,
     /// and nothing else.
     #[test]
     fn what_was_at_rest_comes_back(steps in prop::collection::vec(step(), 1..300)) {

@@ -25,7 +25,7 @@ impl Member {
     /// It has said what it holds.
     pub fn confirmed(&mut self, now: Nanos, held: Held) {
         let before = self.held;
-        // What it says while it is being filled ends with that: on flash it then says what is at rest, which may be less.
+        // What it says while it is being filled ends with that: on flash it then says what is durable, which may be less.
         self.held = match before.complete {
             true => Held {
                 epoch: before.epoch.max(held.epoch),

@@ -80,9 +80,9 @@ pub enum Event {
     Successor(Option<String>),
     /// The backing holds, flushed, everything up to this record.
     Destaged(u64),
-    /// What is at rest of this node's own copy, when that is on flash.
+    /// What is durable of this node's own copy, when that is on flash.
     Stored(Held),
-    /// Nothing comes to rest on this node's flash any more; why.
+    /// Nothing becomes durable on this node's flash any more; why.
     StoreFailed(String),
     /// What has become of the former owner (P2, P4).
     Former(Former),

@@ -107,7 +107,7 @@ impl Owner {
         }
     }
 
-    /// The owner's own copy is on flash, of which nothing is known to be at rest yet ([`Event::Stored`]).
+    /// The owner's own copy is on flash, of which nothing is known to be durable yet ([`Event::Stored`]).
     #[must_use]
     pub fn on_flash(self) -> Owner {
         Owner { local_copy: LocalCopy::Flash(Held::default()), ..self }

@@ -430,7 +430,7 @@ fn a_member_that_is_filled_anew_counts_for_nothing_before_it_is_complete() {
     assert!(!case.owner.hurries());
 }
 
-/// A copy on flash says what is in memory while it is filled, and then what is at rest.
+/// A copy on flash says what is in memory while it is filled, and then what is durable.
 #[test]
 fn what_a_copy_said_while_it_was_filled_is_not_what_it_holds() {
     let mut case = Case::replicated(4);

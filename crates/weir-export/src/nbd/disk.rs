@@ -9,7 +9,7 @@ use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, Own
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
 use super::edges::Edges;
 use super::listener::Client;
-use super::workspace::{PATIENCE, Workspace};
+use crate::workspace::{PATIENCE, Workspace};
 
 /// How long somebody must have waited for memory before clients that do not move are looked for, and how often then.
 const STALL_CHECK: Duration = Duration::from_secs(1);
@@ -153,20 +153,18 @@ impl NbdDisk {
         !self.ready.is_empty()
     }
 
-    /// Takes the layer's answers and queues the replies.
-    pub fn complete(&mut self, done: &mut Vec<Completion>) {
-        for Completion { tag, result } in done.drain(..) {
-            let (tag, result) = if Edges::is_ours(tag) {
-                let Some((tag, error)) = self.edges.take(result) else { continue };
-                (tag, Err(error))
-            } else {
-                (tag, result)
-            };
-            let (index, slot) = ((tag.0 >> 32) as u32, tag.0 as u32);
-            let connection = &mut self.connections[index as usize];
-            connection.complete(slot, result, &mut self.edges, &mut self.meter);
-            self.list_flush(index);
-        }
+    /// Takes an answer of the layer and queues the reply.
+    pub fn complete(&mut self, Completion { tag, result }: Completion) {
+        let (tag, result) = if Edges::is_ours(tag) {
+            let Some((tag, error)) = self.edges.take(result) else { return };
+            (tag, Err(error))
+        } else {
+            (tag, result)
+        };
+        let (index, slot) = ((tag.0 >> 32) as u32, tag.0 as u32);
+        let connection = &mut self.connections[index as usize];
+        connection.complete(slot, result, &mut self.edges, &mut self.meter);
+        self.list_flush(index);
     }
 
     /// Sends what is queued, one call for each connection that has something, and forgets the connections that

@@ -7,8 +7,10 @@
 
 use weir_block::{Buffer, BufferPool, IoError, Layer, Outcome, Payload, Reactor, Request, RequestKind, Tag};
 
-/// The tag of the reads made here; no connection has it.
-const TAG: Tag = Tag(u64::MAX);
+use crate::export::TAG_BITS;
+
+/// The tag of the reads made here: of an export, and of no connection.
+const TAG: Tag = Tag((1 << TAG_BITS) - 1);
 
 /// All changes of a disk, of whichever connection.
 #[derive(Debug, Default)]

@@ -11,11 +11,10 @@
 mod connection;
 mod disk;
 mod edges;
+mod export;
 mod listener;
 mod replies;
-mod workspace;
 
 pub use connection::{BAD_REQUESTS, Limits};
 pub use disk::NbdDisk;
 pub use listener::{Address, Attach, Client, ListenError, Listener, ListenerConfig};
-pub use workspace::Workspace;

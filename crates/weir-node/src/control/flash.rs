@@ -1,4 +1,4 @@
-//! What is at rest on this node's flash when the node starts.
+//! The logs on this node's flash when the node starts.
 
 use weir_accel::flash::FlashDevice;
 use weir_cluster::view::Seen;
@@ -7,7 +7,7 @@ use super::node::Node;
 use super::shards::Shards;
 use crate::shard::messages::Command;
 
-/// Has the shards read all logs that are at rest, to be kept as replicas, however long that takes: who joined before would say
+/// Has the shards read all logs that are there, to be kept as replicas, however long that takes: who joined before would say
 /// that the copies are not here. Returns the disks whose copies cannot be used, and why.
 pub async fn recover(flash: Option<&FlashDevice>, shards: &Shards) -> Vec<(String, String)> {
     let mut damaged = Vec::new();

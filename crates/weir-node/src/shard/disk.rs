@@ -7,7 +7,7 @@ use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, NoMemory};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
-use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_export::{Client, Exports, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::{Backing, BackingKind, BackingOptions};
@@ -34,7 +34,7 @@ enum Life {
 pub struct Disk {
     pub name: String,
     kind: BackingKind,
-    nbd: NbdDisk,
+    exports: Exports,
     top: Box<dyn Top>,
     backing_id: OwnerId,
     life: Life,
@@ -106,7 +106,7 @@ impl Disk {
         Ok(Disk {
             name: open.disk.clone(),
             kind: open.backing.clone(),
-            nbd: NbdDisk::new(reactor, Limits::default()),
+            exports: Exports::new(reactor),
             top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
             life: Life::Serving,
@@ -124,9 +124,9 @@ impl Disk {
         &self.kind
     }
 
-    /// The owner number of the clients.
-    pub fn clients(&self) -> OwnerId {
-        self.nbd.owner()
+    /// The owner numbers of the clients.
+    pub fn clients(&self) -> impl Iterator<Item = OwnerId> + use<> {
+        self.exports.owners()
     }
 
     /// The owner numbers of the layers.
@@ -147,7 +147,7 @@ impl Disk {
 
     /// Whether it waits for memory that other disks give back without a word: it needs a turn after one of theirs.
     pub fn waits_for_memory(&self) -> bool {
-        self.nbd.is_waiting() || self.top.accel().inner().waits_for_memory()
+        self.exports.is_waiting() || self.top.accel().inner().waits_for_memory()
     }
 
     /// Whether anything has come of its turns since this was asked last.
@@ -203,7 +203,7 @@ impl Disk {
                     .into(),
             );
         }
-        match self.nbd.connections() {
+        match self.exports.clients() {
             0 => Ok(()),
             clients if layer == LoadLayer::Backing && workload.access.writes() => Err(format!(
                 "{clients} clients are connected: writing below the accelerator would go behind their back"
@@ -215,14 +215,14 @@ impl Disk {
 
     /// Takes a client that has chosen this disk.
     pub fn attach(&mut self, client: Client, workspace: &mut Workspace) {
-        if let Err(error) = self.nbd.attach(client, workspace) {
+        if let Err(error) = self.exports.attach(client, workspace) {
             tracing::warn!(disk = self.name, %error, "client not taken");
         }
     }
 
     pub fn on_client_event(&mut self, event: &Event) {
         self.touched = true;
-        self.nbd.on_event(event);
+        self.exports.on_event(event);
     }
 
     pub fn on_layer_event(&mut self, reactor: &mut Reactor, event: Event) {
@@ -235,7 +235,7 @@ impl Disk {
         self.touched = false;
         for _ in 0..ROUNDS_PER_TURN {
             self.round(reactor, workspace);
-            if !self.nbd.has_more() {
+            if !self.exports.has_more() {
                 break;
             }
         }
@@ -254,7 +254,7 @@ impl Disk {
     }
 
     fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
-        self.nbd.pump(reactor, &mut self.top, workspace);
+        self.exports.pump(reactor, &mut self.top, workspace);
         if let Some(load) = &mut self.load {
             load.pump(reactor, self.top.accel_mut());
         }
@@ -265,8 +265,8 @@ impl Disk {
                 self.load = None;
             }
         }
-        self.nbd.complete(&mut self.done);
-        self.nbd.flush(reactor, workspace);
+        self.exports.complete(&mut self.done);
+        self.exports.flush(reactor, workspace);
     }
 
     /// What the accelerator wants.
@@ -278,7 +278,7 @@ impl Disk {
     pub fn deadline(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         if self.touched {
             Nanos(0)
-        } else if self.nbd.is_waiting() {
+        } else if self.exports.is_waiting() {
             // Other disks' turns may have given back what it waits for.
             self.due.min(self.deadline_now(reactor, workspace))
         } else {
@@ -289,7 +289,7 @@ impl Disk {
     fn deadline_now(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         let load = self.load.as_ref().map_or(Nanos::NEVER, RunningLoad::deadline);
         let recording = self.top.accel().observer().deadline();
-        let layers = self.top.deadline().min(self.nbd.deadline(&self.top, reactor, workspace));
+        let layers = self.top.deadline().min(self.exports.deadline(&self.top, reactor, workspace));
         layers.min(load).min(recording)
     }
 
@@ -299,7 +299,7 @@ impl Disk {
             Life::Closing(waiting) => waiting.push(done),
             Life::Releasing(_) => answer(done, Err("the disk belongs to another node now".into())),
             Life::Serving => {
-                self.nbd.close();
+                self.exports.close();
                 self.accel().close();
                 self.stop_load();
                 self.life = Life::Closing(vec![done]);
@@ -319,7 +319,7 @@ impl Disk {
             waiting.push(done);
             return None;
         }
-        self.nbd.abort(reactor, workspace);
+        self.exports.abort(reactor, workspace);
         self.holding = None;
         let held = self.accel().release(reactor);
         self.stop_load();
@@ -350,7 +350,7 @@ impl Disk {
 
     /// Whether the disk has come to its end here: nothing is under way and nobody is connected.
     pub fn is_over(&self) -> bool {
-        let quiet = self.nbd.is_empty() && self.load.is_none() && self.top.in_flight() == 0;
+        let quiet = self.exports.clients() == 0 && self.load.is_none() && self.top.in_flight() == 0;
         match self.life {
             Life::Serving => false,
             Life::Closing(_) => quiet && self.top.accel().inner().is_drained(),
@@ -378,7 +378,8 @@ impl Disk {
 
     /// The meters from the export down.
     pub fn meters(&self) -> Vec<LayerMeter> {
-        let mut meters = vec![self.nbd.meter()];
+        let mut meters = Vec::new();
+        self.exports.meters(&mut meters);
         self.top.meters(&mut meters);
         meters
     }
@@ -418,7 +419,7 @@ impl Disk {
             log_used_bytes: status.log_used,
             log_bytes: status.log_bytes,
             destage: status.destage,
-            clients: self.nbd.connections(),
+            clients: self.exports.clients(),
             in_flight: self.top.in_flight(),
             faults: Vec::new(),
         }

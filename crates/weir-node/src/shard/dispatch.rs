@@ -7,7 +7,7 @@ use weir_block::OwnerId;
 /// An object on the shard that gets events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The NBD connections of the disk in this slot.
+    /// The clients of the disk in this slot.
     Clients(usize),
     /// The layers of the disk in this slot.
     Layers(usize),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus, Former};
 use weir_block::{LayerMeter, Stream};
-use weir_export::nbd;
+use weir_export::Client;
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::{BackingKind, Mark, Trace};
@@ -107,7 +107,7 @@ pub enum Command {
     PeerUnavailable { disk: String, node: String, reason: String },
     /// An owner has connected to this node to replicate `disk` here. `known_epoch` is that of the disk's record.
     Replicate { disk: String, medium: LogMedium, known_epoch: u64, owner: String, stream: Stream },
-    /// A log of this disk is at rest on this node's flash: read it, and keep it as a replica.
+    /// A log of this disk is on this node's flash: read it, and keep it as a replica.
     Recover { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// Whether a complete copy of the disk's log is here, as a replica.
     HasCopy { disk: String, answer: oneshot::Sender<bool> },
@@ -116,7 +116,7 @@ pub enum Command {
     /// A replica kept here for a disk that is gone, or whose set does not name this node any more.
     ForgetReplica { disk: String, below_epoch: u64 },
     /// An NBD client chose this disk.
-    Attach { disk: String, client: Box<nbd::Client> },
+    Attach { disk: String, client: Box<Client> },
     /// The requested policy changed.
     SetPolicy { disk: String, wanted_replicas: Option<usize> },
     /// The disk's size changed (grown).

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::{Accel, AccelNotice, ReplicaHost};
 use weir_block::{Event, Nanos, Reactor, Waker};
-use weir_export::nbd::Workspace;
+use weir_export::Workspace;
 use weir_volume::Backing;
 
 use super::disk::Disk;
@@ -290,7 +290,7 @@ impl Turning {
     fn remove(&mut self, slot: usize) {
         let disk = self.disks.remove(slot);
         self.pulse.name(slot, None);
-        for owner in disk.layers().chain([disk.clients()]) {
+        for owner in disk.layers().chain(disk.clients()) {
             self.dispatch.clear(owner);
         }
         let store = disk.finish();

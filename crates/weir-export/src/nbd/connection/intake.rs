@@ -10,9 +10,9 @@ use weir_nbd::server::{
 };
 
 use super::parts::{LONGEST_RANGE, blocks_around};
-use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, State, Turn, kind_of};
+use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, State, Stop, Turn, kind_of};
 use crate::nbd::edges::Change;
-use crate::nbd::workspace::{WINDOW, Workspace, fair, largest_whole};
+use crate::workspace::{WINDOW, Workspace, fair, largest_whole};
 
 /// Bytes received behind the rest of a large payload while writes are so large that they never fit the window: just
 /// enough for the next header, so that little is copied.
@@ -23,16 +23,6 @@ const KEPT_STASH: usize = 4 << 10;
 
 /// One line a second about clients that break the protocol.
 pub static BAD_REQUESTS: Throttle = Throttle::new("nbd-bad-request", Duration::from_secs(1));
-
-/// Why parsing stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// The rest is the beginning of a request, or nothing.
-    Incomplete,
-    TurnOver,
-    Held,
-    Closing,
-}
 
 impl Connection {
     /// Reads and submits what has arrived, within a turn's measure.

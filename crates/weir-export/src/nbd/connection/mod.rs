@@ -15,7 +15,7 @@ use weir_nbd::server::{Asked, CheckedRequest, RequestHead, Session, Terms, descr
 
 use super::edges::Edges;
 use super::replies::{Counted, Data, Flushed, Form, Replies, To};
-use super::workspace::Workspace;
+use crate::workspace::Workspace;
 pub use intake::BAD_REQUESTS;
 use parts::{Rest, Whole};
 
@@ -38,10 +38,30 @@ pub struct Limits {
     pub stall: Duration,
 }
 
+impl Limits {
+    /// Connections to one disk, unless told otherwise.
+    pub(crate) const CONNECTIONS: usize = 16384;
+}
+
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { requests: 128, bytes: 64 << 20, connections: 16384, stall: Duration::from_secs(30) }
+        Limits {
+            requests: 128,
+            bytes: 64 << 20,
+            connections: Limits::CONNECTIONS,
+            stall: Duration::from_secs(30),
+        }
     }
+}
+
+/// Why parsing stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// The rest is the beginning of a request, or nothing.
+    Incomplete,
+    TurnOver,
+    Held,
+    Closing,
 }
 
 /// What a connection works with, lent to it for a turn.

@@ -7,12 +7,11 @@ use weir_block::{IoError, Meter, Nanos, Outcome, Request, RequestKind};
 use weir_nbd::protocol::error;
 use weir_nbd::server::{CheckedRequest, RequestHead, error_number};
 
-use super::intake::Stop;
 use super::{
-    CLOSING, CONTRADICTION, Connection, InFlight, Incoming, Need, Part, State, Turn, cut_out, kind_of,
+    CLOSING, CONTRADICTION, Connection, InFlight, Incoming, Need, Part, State, Stop, Turn, cut_out, kind_of,
 };
 use crate::nbd::replies::{Counted, Form};
-use crate::nbd::workspace::part_size;
+use crate::workspace::part_size;
 
 /// Longest range that is zeroed or discarded with one request to the layer, in bytes: what one record of a write log holds.
 pub(super) const LONGEST_RANGE: u64 = 1 << 30;

@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use weir_block::{Completion, Layer, LayerInfo, Nanos, Reactor, ReactorConfig};
-use weir_export::nbd::{Client, Limits, NbdDisk, Workspace};
+use weir_export::Workspace;
+use weir_export::nbd::{Client, Limits, NbdDisk};
 use weir_nbd::server::Session;
 
 use super::layer::{FileLayer, Knobs};
@@ -56,7 +57,7 @@ impl Bench {
         events.iter().for_each(|event| self.nbd.on_event(event));
         self.nbd.pump(&mut self.reactor, &mut self.layer, &mut self.workspace);
         self.layer.advance(&mut self.reactor, &mut self.done);
-        self.nbd.complete(&mut self.done);
+        self.done.drain(..).for_each(|completion| self.nbd.complete(completion));
         self.nbd.flush(&mut self.reactor, &mut self.workspace);
     }
 

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
-use weir_export::nbd::{Address, Attach, Client, Limits, Listener, ListenerConfig, NbdDisk, Workspace};
+use weir_export::Workspace;
+use weir_export::nbd::{Address, Attach, Client, Limits, Listener, ListenerConfig, NbdDisk};
 use weir_nbd::server::{Directory, ExportInfo, Listed};
 
 use super::layer::{FileLayer, Knobs};
@@ -301,7 +302,7 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
             nbd.pump(&mut reactor, layer, &mut workspace);
             layer.advance(&mut reactor, &mut done);
             most_lent = most_lent.max(reactor.buffers().lent());
-            nbd.complete(&mut done);
+            done.drain(..).for_each(|completion| nbd.complete(completion));
             nbd.flush(&mut reactor, &mut workspace);
         }
         let over = |(nbd, layer): &(NbdDisk, FileLayer)| nbd.is_empty() || aborting && layer.in_flight() > 0;

@@ -112,7 +112,7 @@ impl Turning {
         let (clients, layers) = (disk.clients(), disk.layers());
         let slot = self.disks.insert(disk);
         self.pulse.name(slot, Some(&open.disk));
-        self.dispatch.set(clients, Target::Clients(slot));
+        clients.for_each(|owner| self.dispatch.set(owner, Target::Clients(slot)));
         layers.for_each(|owner| self.dispatch.set(owner, Target::Layers(slot)));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Copies of other owners' logs, and where logs are at rest.
+//! Copies of other owners' logs, and the stores of logs on flash.
 
 use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
@@ -104,7 +104,7 @@ impl Turning {
         host
     }
 
-    /// The log that the disk begins with, and where it is at rest. A replica of an older time is of no use to anybody once
+    /// The log that the disk begins with, and its store. A replica of an older time is of no use to anybody once
     /// this node is the owner.
     pub(super) fn inherit(&mut self, open: &OpenDisk) -> Result<(Inheritance, Option<FlashStore>), String> {
         let replica = self.replica_of(&open.disk);
@@ -187,10 +187,10 @@ impl Turning {
         self.retire(Some(store));
     }
 
-    /// Reads the log of a disk that is at rest here and keeps it as a replica.
+    /// Reads the log of a disk that is kept here and keeps it as a replica.
     pub(super) fn recover(&mut self, disk: String) -> Result<(), String> {
         let Some(lease) = self.config.flash.as_ref().and_then(|flash| flash.find(&disk)) else {
-            return Err("nothing is at rest of this disk".into());
+            return Err("there is no log of this disk on this node's flash".into());
         };
         let recovered = FlashStore::recover(self.reactor.new_owner(), lease, self.config.log_bytes);
         match recovered.map_err(|error| error.to_string())? {

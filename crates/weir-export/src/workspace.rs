@@ -1,18 +1,16 @@
-//! What all connections of a shard share: the space to receive into, and the rules by which memory is divided.
+//! What all clients of a shard share: the space to receive into, and the rules by which memory is divided.
 
 use std::io::IoSlice;
-
 use std::time::Duration;
 
 use weir_block::{BufferPool, LayerInfo, Nanos, Token};
-
 use weir_nbd::server::RequestHead;
 
 /// Most bytes taken from a socket in one call.
-pub(super) const WINDOW: usize = 64 << 10;
+pub(crate) const WINDOW: usize = 64 << 10;
 
 /// A write of at least this many bytes, of which not all have arrived, is received into a buffer of its own.
-pub(super) const DIRECT: usize = 32 << 10;
+pub(crate) const DIRECT: usize = 32 << 10;
 
 /// The same, when much memory is held by clients that stop in the middle of their requests.
 const DIRECT_WHEN_SCARCE: usize = 4 << 10;
@@ -28,7 +26,7 @@ const LARGEST_PART: u64 = 1 << 20;
 
 /// How long a large request waits for memory before others are held back in its favour, and then how long they
 /// are. If it has not got through by then (memory may be held by clients that do not move), others go on for a while.
-pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The receive space and send scratch of one shard.
 ///
@@ -36,10 +34,10 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 /// Ten thousand idle ones therefore cost almost nothing.
 #[derive(Debug)]
 pub struct Workspace {
-    pub(super) receive: Box<[u8]>,
-    pub(super) slices: Vec<IoSlice<'static>>,
+    pub(crate) receive: Box<[u8]>,
+    pub(crate) slices: Vec<IoSlice<'static>>,
     /// Bytes that connections keep of incomplete or waiting requests.
-    pub(super) stashed: usize,
+    pub(crate) stashed: usize,
     /// The connection that has waited longest for memory, and since when.
     first_in_line: Option<(Token, Nanos)>,
 }
@@ -58,24 +56,24 @@ impl Workspace {
 
     /// How many bytes a connection may receive beyond what it keeps already. All of them may turn out to have to
     /// wait, so the more is stashed on the shard, the less each may add (P10).
-    pub(super) fn window(&self) -> usize {
+    pub(crate) fn window(&self) -> usize {
         (STASH_LIMIT.saturating_sub(self.stashed) / 2).clamp(DIRECT_WHEN_SCARCE, WINDOW)
     }
 
     /// A connection has to wait for memory. The first that does is the first in line.
-    pub(super) fn line_up(&mut self, who: Token, now: Nanos) {
+    pub(crate) fn line_up(&mut self, who: Token, now: Nanos) {
         self.first_in_line.get_or_insert((who, now));
     }
 
     /// A connection got its memory, or is gone.
-    pub(super) fn leave_line(&mut self, who: Token) {
+    pub(crate) fn leave_line(&mut self, who: Token) {
         if self.first_in_line.is_some_and(|(first, _)| first == who) {
             self.first_in_line = None;
         }
     }
 
     /// Since when the first in line has waited; `None` when nobody waits.
-    pub(super) fn longest_wait(&self) -> Option<Nanos> {
+    pub(crate) fn longest_wait(&self) -> Option<Nanos> {
         self.first_in_line.map(|(_, since)| since)
     }
 
@@ -87,13 +85,13 @@ impl Workspace {
     }
 
     /// Whether a request has to let another pass, which would otherwise starve beside many smaller ones.
-    pub(super) fn yields(&self, who: Token, wanted: usize) -> bool {
+    pub(crate) fn yields(&self, who: Token, wanted: usize) -> bool {
         let Some((first, since)) = self.first_in_line else { return false };
         wanted >= YIELDS && first != who && waited_turns(Nanos::now() - since) % 2 == 1
     }
 
     /// From which size on an incomplete write gets a buffer.
-    pub(super) fn direct(&self) -> usize {
+    pub(crate) fn direct(&self) -> usize {
         if self.stashed < STASH_LIMIT / 2 { DIRECT } else { DIRECT_WHEN_SCARCE }
     }
 }
@@ -114,7 +112,7 @@ impl Default for Workspace {
 /// that stop reading, or stop in the middle of a write, and so never give back what they took, leave something for
 /// others however many they are: after n of them a newcomer may still hold `limit × (1 + 4n)^-1.25`, which with a pool of
 /// 256 MiB is 2.5 MiB beside 10 and 8 KiB beside 1000. (A fixed fraction of what is free would fall exponentially.)
-pub(super) fn fair(pool: &BufferPool, held: usize, wanted: usize) -> bool {
+pub(crate) fn fair(pool: &BufferPool, held: usize, wanted: usize) -> bool {
     let limit = pool.limit() as f64;
     let free = limit - pool.lent() as f64 - wanted as f64;
     let share = free / limit;
@@ -122,17 +120,17 @@ pub(super) fn fair(pool: &BufferPool, held: usize, wanted: usize) -> bool {
 }
 
 /// The largest request that [`fair`] is sure to admit on an idle shard, in bytes.
-pub(super) fn largest_fair(pool: &BufferPool) -> usize {
+pub(crate) fn largest_fair(pool: &BufferPool) -> usize {
     pool.limit() / 5
 }
 
 /// The largest read or write that goes to the layer as it is, in bytes; larger ones go in parts.
-pub(super) fn largest_whole(pool: &BufferPool, info: &LayerInfo) -> u64 {
+pub(crate) fn largest_whole(pool: &BufferPool, info: &LayerInfo) -> u64 {
     (largest_fair(pool) as u64).min(info.max_transfer.into())
 }
 
 /// Bytes of a part, a multiple of every block size: small enough that several are under way at once.
-pub(super) fn part_size(pool: &BufferPool, info: &LayerInfo) -> u64 {
+pub(crate) fn part_size(pool: &BufferPool, info: &LayerInfo) -> u64 {
     let most = largest_whole(pool, info).min(2 * LARGEST_PART) / 2;
     1 << most.max(info.logical_block.into()).ilog2()
 }

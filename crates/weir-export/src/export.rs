@@ -1,0 +1,54 @@
+//! What every export does for its disk.
+
+use weir_block::{Completion, Event, Layer, LayerMeter, Nanos, OwnerId, Reactor};
+
+use crate::workspace::Workspace;
+
+/// Bits of a tag that an export chooses. The bits above are the export's number ([`crate::Exports`]); the highest bit marks requests
+/// that come from no export.
+pub(crate) const TAG_BITS: u32 = 56;
+
+/// One protocol by which clients reach a disk, on the disk's shard.
+///
+/// The shard's loop calls, in this order: [`on_event`](Export::on_event) for each event of [`owner`](Export::owner);
+/// [`pump`](Export::pump); [`Layer::advance`]; [`complete`](Export::complete) for each answer to a request of this export;
+/// [`flush`](Export::flush); and waits until [`deadline`](Export::deadline) at most. Nothing here blocks.
+pub trait Export {
+    /// The owner of the events of this export's clients.
+    fn owner(&self) -> OwnerId;
+
+    /// Notes that a client can be read from or written to.
+    fn on_event(&mut self, event: &Event);
+
+    /// Takes what clients have sent and submits it to `layer`, with tags of this export ([`crate::Exports`]).
+    fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, workspace: &mut Workspace);
+
+    /// Takes the layer's answer to a request of this export.
+    fn complete(&mut self, completion: Completion);
+
+    /// Sends the replies that are ready.
+    fn flush(&mut self, reactor: &mut Reactor, workspace: &mut Workspace);
+
+    /// Whether a client stopped only to give others their turn.
+    fn has_more(&self) -> bool;
+
+    /// Whether a client waits for room, in the layer or in the shard's memory, which other disks give back.
+    fn is_waiting(&self) -> bool;
+
+    /// When [`pump`](Export::pump) is due even if nothing happens.
+    fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos;
+
+    /// Begins to close: nothing more is taken, what is in flight is answered, then the clients are disconnected. Done when
+    /// there are no [`clients`](Export::clients).
+    fn close(&mut self);
+
+    /// Disconnects all clients now, whatever they are owed. The layer's answers are still to be taken; done when there are no
+    /// [`clients`](Export::clients).
+    fn abort(&mut self, reactor: &mut Reactor, workspace: &mut Workspace);
+
+    /// Clients, those that are being disconnected included.
+    fn clients(&self) -> usize;
+
+    /// What the export saw.
+    fn meter(&self) -> LayerMeter;
+}
