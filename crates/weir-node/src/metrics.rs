@@ -32,7 +32,7 @@ const METRICS: [Metric; 7] = [
 
 /// Log lines that anybody can cause are kept to a few; these count the others.
 fn throttles() -> [&'static Throttle; 3] {
-    [&crate::run::TURNED_AWAY, &crate::shard::opener::LOOKS, &weir_export::nbd::BAD_REQUESTS]
+    [&crate::peer::TURNED_AWAY, &crate::shard::opener::LOOKS, &weir_export::nbd::BAD_REQUESTS]
 }
 
 /// The shards of `node`, and what it has left out of its log, as metrics.

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use weir_accel::AccelConfig;
 use weir_accel::flash::{FlashDevice, FlashError};
 use weir_accel::planted::Planted;
-use weir_block::{Engine, Nanos, Throttle};
+use weir_block::{Engine, Nanos};
 use weir_cluster::events::Events;
 use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
@@ -30,7 +30,7 @@ use crate::exports::Exports;
 use crate::http;
 use crate::members::Members;
 use crate::operations::Operations;
-use crate::peer::Tcp;
+use crate::peer::{TURNED_AWAY, Tcp};
 use crate::plane::{self, Parts, Plane};
 use crate::shard::opener::Threads;
 use crate::shard::stack::{Plain, Wrap};
@@ -52,9 +52,6 @@ const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest wait for the shards of a node that stops, once its disks are closed. What they may still have under way is a write to the
 /// flash, and a flash that hangs answers late or never.
 const SHARDS_END: Duration = Duration::from_secs(5);
-
-/// One line a second about peers that are turned away.
-pub(crate) static TURNED_AWAY: Throttle = Throttle::new("peer-turned-away", Duration::from_secs(1));
 
 /// How long an address or a flash medium that is taken is tried again.
 const TAKEN_PATIENCE: Duration = Duration::from_secs(10);

@@ -7,9 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use weir_block::Reactor;
 
-use crate::backing::{BackingOptions, FileBacking};
 use crate::error::VolumeError;
 
 /// Suffix of disk files; Weir ignores all other files in the directory.
@@ -205,26 +203,7 @@ impl DirVolume {
         self.sync_directory()
     }
 
-    /// Opens a disk for the shard of `reactor`.
-    ///
-    /// # Errors
-    /// [`VolumeError::InvalidName`]; [`VolumeError::NotABacking`] for a link, which could lead anywhere; and those of
-    /// [`FileBacking::open`].
-    pub fn open_disk(
-        &self,
-        reactor: &mut Reactor,
-        name: &str,
-        options: &BackingOptions,
-    ) -> Result<FileBacking, VolumeError> {
-        let path = self.disk_path(name)?;
-        match std::fs::symlink_metadata(&path) {
-            Ok(metadata) if metadata.is_file() => FileBacking::open(reactor, &path, options),
-            Ok(_) => Err(VolumeError::NotABacking(path)),
-            Err(error) => Err(VolumeError::from_io("opening", &path, error)),
-        }
-    }
-
-    /// Grows a disk's file to `size` bytes (a multiple of 4096), durably. An open disk also needs [`FileBacking::resize`]. A
+    /// Grows a disk's file to `size` bytes (a multiple of 4096), durably. An open disk also needs [`Backing::resize`](crate::Backing::resize). A
     /// longer file is unchanged: an earlier attempt may have ended between this step and the disk's record, which alone defines
     /// the disk's size.
     ///

@@ -28,7 +28,9 @@ fn a_full_filesystem_is_reported_and_recovers() {
         let volume = DirVolume::open(&mount.path).unwrap();
         volume.create_disk("big", 64 * MIB).unwrap();
         let mut reactor = reactor(engine);
-        let backing = volume.open_disk(&mut reactor, "big", &BackingOptions::default()).unwrap();
+        let backing =
+            FileBacking::open(&mut reactor, &volume.disk_path("big").unwrap(), &BackingOptions::default())
+                .unwrap();
         let mut shard = Shard::around(reactor, backing);
         let piece = vec![0x5a; MIB as usize];
         let full_at = (0..64).find_map(|i| shard.write(i * MIB, &piece).err().map(|error| (i, error)));
@@ -213,7 +215,8 @@ fn a_disk_that_grows() {
         let volume = DirVolume::open(directory.path()).unwrap();
         volume.create_disk("grows", MIB).unwrap();
         let mut reactor = reactor(Engine::Auto);
-        let backing = volume.open_disk(&mut reactor, "grows", &options(choice)).unwrap();
+        let backing =
+            FileBacking::open(&mut reactor, &volume.disk_path("grows").unwrap(), &options(choice)).unwrap();
         let mut shard = Shard::around(reactor, backing);
         shard.write(MIB - 4096, &[1; 4096]).unwrap();
         volume.lengthen("grows", 2 * MIB).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Barrier;
 
 use common::{Mount, reactor, scratch};
 use weir_block::{Engine, Layer};
-use weir_volume::{BackingOptions, DirVolume, VolumeError};
+use weir_volume::{BackingOptions, DirVolume, FileBacking, OpenedFile, VolumeError};
 
 const MIB: u64 = 1 << 20;
 
@@ -33,7 +33,9 @@ fn a_disks_life() {
     volume.lengthen("web-1", 128 * MIB).unwrap();
     volume.lengthen("web-1", 128 * MIB).unwrap();
     let mut reactor = reactor(Engine::Auto);
-    let backing = volume.open_disk(&mut reactor, "web-1", &BackingOptions::default()).unwrap();
+    let backing =
+        FileBacking::open(&mut reactor, &volume.disk_path("web-1").unwrap(), &BackingOptions::default())
+            .unwrap();
     assert_eq!(backing.info().size, 128 * MIB);
 
     volume.delete("web-1").unwrap();
@@ -50,7 +52,7 @@ fn a_file_longer_than_its_disk_can_still_grow() {
     volume.create_disk("disk", MIB).unwrap();
     let mut reactor = reactor(Engine::Auto);
     let options = BackingOptions { size: Some(MIB), ..BackingOptions::default() };
-    let mut backing = volume.open_disk(&mut reactor, "disk", &options).unwrap();
+    let mut backing = FileBacking::open(&mut reactor, &volume.disk_path("disk").unwrap(), &options).unwrap();
     volume.lengthen("disk", 8 * MIB).unwrap();
     volume.lengthen("disk", 2 * MIB).unwrap();
     assert_eq!(std::fs::metadata(volume.disk_path("disk").unwrap()).unwrap().len(), 8 * MIB);
@@ -152,8 +154,9 @@ fn links_do_not_lead_out_of_the_volume() {
     symlink(&outside, inside.join("link.raw")).unwrap();
     let volume = DirVolume::open(&inside).unwrap();
     assert!(matches!(volume.allocated("link"), Err(VolumeError::NotABacking(_))));
-    let mut reactor = reactor(Engine::Auto);
-    let refused = volume.open_disk(&mut reactor, "link", &BackingOptions::default()).err().expect("refused");
+    let options = BackingOptions { volume: Some(volume.identify(7).unwrap()), ..BackingOptions::default() };
+    let link = volume.disk_path("link").unwrap();
+    let refused = OpenedFile::open(&link, &options).err().expect("refused");
     assert!(matches!(refused, VolumeError::NotABacking(_)), "{refused}");
     assert!(volume.lengthen("link", 8192).is_err());
     assert_eq!(std::fs::read(&outside).unwrap(), [1; 4096]);

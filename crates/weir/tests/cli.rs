@@ -427,15 +427,16 @@ fn what_others_measured_is_diagnosed() {
     std::fs::write(place.path().join("t.csv"), table).unwrap();
     let said = place.ok("diagnose --import t.csv --report t.html");
     assert!(
-        said.contains("Likely: the step from disk to share") && said.contains("17,788 IOPS would agree"),
+        said.contains("Inconclusive, from single runs: share does 5 % of the IOPS of disk")
+            && said.contains("17,788 IOPS would agree"),
         "{said}"
     );
     assert!(
         place
-            .fails("diagnose --import t.csv --fail-on confirmed,likely", 1)
-            .contains("a threshold failed: Likely: the step")
+            .fails("diagnose --import t.csv --fail-on confirmed,inconclusive", 1)
+            .contains("a threshold failed: Inconclusive, from single runs: share does")
     );
-    assert_eq!(place.json("diagnose --import t.csv --fail-on confirmed")["grade"], "likely");
+    assert_eq!(place.json("diagnose --import t.csv --fail-on confirmed,likely")["grade"], "inconclusive");
     assert!(place.fails("diagnose --import t.csv --fail-on loss:0.5", 2).contains("loss:FACTOR"));
     assert!(place.fails("diagnose --import none.csv", 3).contains("none.csv"));
     assert!(place.fails("diagnose --import disk=t.csv", 2).contains("t.csv: neither fio's JSON"));

@@ -158,6 +158,10 @@ impl OpenedFile {
     pub fn open(path: &Path, options: &BackingOptions) -> Result<OpenedFile, VolumeError> {
         if let (Some(id), Some(directory)) = (options.volume, path.parent()) {
             DirVolume::open_as(directory, id)?;
+            // A link could lead anywhere.
+            if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
+                return Err(VolumeError::NotABacking(path.to_path_buf()));
+            }
         }
         let storage = Storage::open(path, options)?;
         let size = options.size.unwrap_or(storage.length);
