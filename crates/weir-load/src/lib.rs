@@ -33,6 +33,7 @@ mod plan;
 pub mod prefill;
 pub mod report;
 pub mod run;
+mod seconds;
 pub mod steady;
 pub mod submitters;
 pub mod summary;

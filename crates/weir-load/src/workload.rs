@@ -154,10 +154,12 @@ pub struct Workload {
     /// give each thread its own part of the range.
     pub threads: u32,
     /// How long, in seconds and nanoseconds; `None` means as many bytes as the range has, or as `bytes` says.
+    #[serde(rename = "runtime_seconds", alias = "runtime", with = "crate::seconds::option")]
     pub runtime: Option<Duration>,
     /// Ends the load when so many bytes were asked for, over all threads, the warm-up's included.
     pub bytes: Option<Size>,
     /// Load before `runtime` that is not counted.
+    #[serde(rename = "warmup_seconds", alias = "warmup", with = "crate::seconds")]
     pub warmup: Duration,
     /// First byte of the range, a multiple of the block size.
     pub offset: Size,

@@ -6,9 +6,9 @@
 //! | `GET /v1/status` | [`NodeStatus`] |
 //! | `GET /v1/owned` | [`Owned`]: what only the owner of a disk knows; for other nodes |
 //! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
-//! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`VolumeView`] (list, one) |
+//! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
-//! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`DiskView`] (list, one) |
+//! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
 //! | `GET /v1/disks/NAME` | [`DiskView`] |
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
@@ -16,11 +16,11 @@
 //! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
-//! | `GET /v1/disks/NAME/meters` | list of [`MeterView`], from the top |
+//! | `GET /v1/disks/NAME/meters` | [`Meters`] |
 //! | `GET /v1/disks/NAME/profile` | `weir_profile::Profile`, since the disk was opened |
 //! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
-//! | `GET /v1/events` | list of [`EventView`], oldest first |
+//! | `GET /v1/events` | [`EventList`] |
 //! | `GET /metrics` | how the shards turn, in Prometheus' text format |
 //!
 //! Any node answers for any disk. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has
@@ -30,7 +30,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use weir_block::{KindMeter, LayerMeter, RequestKind};
-pub use weir_cluster::records::{Medium, MediumSpace};
+pub use weir_cluster::records::Medium;
+use weir_cluster::records::MediumSpace;
 use weir_load::Workload;
 
 pub use crate::error::{ApiError, ApiErrorKind, NOT_JOINED};
@@ -39,6 +40,7 @@ use crate::shard::messages::{DiskStatus, LoadLayer};
 
 /// What a node says about itself and the cluster as it sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.status/1")]
 pub struct NodeStatus {
     /// Its name.
     pub node: String,
@@ -125,6 +127,7 @@ impl RegistryView {
 
 /// What a node knows alone: of the disks that it owns.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.owned/1")]
 pub struct Owned {
     /// Those that are open here.
     pub disks: Vec<DiskStatus>,
@@ -182,6 +185,7 @@ impl ShardView {
 
 /// A node, as the registry has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.node/1")]
 pub struct NodeView {
     /// Its name.
     pub name: String,
@@ -196,10 +200,30 @@ pub struct NodeView {
     pub peer_address: String,
     /// What it offers for write logs, by medium; nothing when down.
     #[serde(default)]
-    pub media: Vec<MediumSpace>,
+    pub media: Vec<MediumView>,
     /// Write logs that it keeps, its own disks' and copies of others'.
     #[serde(default)]
     pub load: u64,
+}
+
+/// What a node offers for write logs on one medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MediumView {
+    /// Which.
+    pub medium: Medium,
+    /// Bytes for write logs, its own and copies of others'.
+    pub total_bytes: u64,
+    /// Bytes of that which no log occupies.
+    pub free_bytes: u64,
+    /// Bytes that one more log takes.
+    pub log_bytes: u64,
+}
+
+impl From<&MediumSpace> for MediumView {
+    fn from(space: &MediumSpace) -> MediumView {
+        let MediumSpace { medium, bytes, free, log } = *space;
+        MediumView { medium, total_bytes: bytes, free_bytes: free, log_bytes: log }
+    }
 }
 
 impl NodeView {
@@ -212,6 +236,7 @@ impl NodeView {
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.volume/1")]
 pub struct VolumeView {
     /// Its name.
     pub name: String,
@@ -225,18 +250,22 @@ pub struct VolumeView {
 
 /// A disk: what the registry says, and what its owner says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.disk/1")]
 pub struct DiskView {
     /// Its name.
     pub name: String,
     /// The volume that holds it.
     pub volume: String,
     /// Bytes.
+    #[serde(rename = "size_bytes")]
     pub size: u64,
     /// Bytes that it takes up in its volume, fewer for a sparse disk; only when one disk is asked for, and its file can be looked
     /// at from the node that is asked.
     #[serde(default)]
+    #[serde(rename = "allocated_bytes")]
     pub allocated: Option<u64>,
     /// 512 or 4096.
+    #[serde(rename = "logical_block_bytes")]
     pub logical_block: u32,
     /// Requested policy.
     pub requested: String,
@@ -297,6 +326,38 @@ pub struct CreateVolume {
     pub path: PathBuf,
 }
 
+/// All disks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.disks/1")]
+pub struct Disks {
+    /// By name.
+    pub disks: Vec<DiskView>,
+}
+
+/// All volumes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.volumes/1")]
+pub struct Volumes {
+    /// By name.
+    pub volumes: Vec<VolumeView>,
+}
+
+/// What happened lately.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.events/1")]
+pub struct EventList {
+    /// Oldest first.
+    pub events: Vec<EventView>,
+}
+
+/// The meters of a disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.meters/1")]
+pub struct Meters {
+    /// From the top.
+    pub meters: Vec<MeterView>,
+}
+
 /// Deletes a volume that has no disks. What is in its directory beside the disks stays.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -308,6 +369,7 @@ pub struct DeleteVolume {
 
 /// What was, or would be, deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.deleted-volume/1")]
 pub struct DeletedVolume {
     /// The volume.
     pub volume: String,
@@ -326,8 +388,10 @@ pub struct CreateDisk {
     /// The volume to put it in.
     pub volume: String,
     /// Bytes.
+    #[serde(rename = "size_bytes")]
     pub size: u64,
     /// 512 or 4096.
+    #[serde(rename = "logical_block_bytes")]
     pub logical_block: u32,
     /// `write-through`, `write-back+N`, or with places `write-back+1in+1out`.
     pub policy: String,
@@ -375,6 +439,7 @@ pub struct Follow {
 
 /// What came of a [`Move`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.moved/1")]
 pub struct Moved {
     /// The node that owned it; absent when nobody did.
     pub from: Option<String>,
@@ -391,6 +456,7 @@ pub struct Moved {
 #[serde(deny_unknown_fields)]
 pub struct Resize {
     /// Bytes; not less than now.
+    #[serde(rename = "size_bytes")]
     pub size: u64,
 }
 
@@ -411,12 +477,14 @@ pub struct Delete {
 
 /// What was, or would be, deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.deleted-disk/1")]
 pub struct Deleted {
     /// The disk.
     pub disk: String,
     /// Its file.
     pub path: PathBuf,
     /// Bytes that the file occupies.
+    #[serde(rename = "allocated_bytes")]
     pub allocated: u64,
     /// False for a dry run.
     pub done: bool,
@@ -445,9 +513,10 @@ pub struct RecordProfile {
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.event/1")]
 pub struct EventView {
-    /// Milliseconds since 1970.
-    pub at_ms: u64,
+    /// When: RFC 3339, UTC, milliseconds.
+    pub at: String,
     /// The node that tells it.
     pub node: String,
     /// What it is about: a disk, a node; may be empty.
@@ -466,6 +535,7 @@ pub struct MeterView {
     /// Requests in flight now.
     pub in_flight: u64,
     /// Integral of the number in flight, in request-seconds.
+    #[serde(rename = "occupancy_request_seconds")]
     pub occupancy: f64,
     /// The kinds that were seen.
     pub kinds: Vec<KindView>,

@@ -15,8 +15,8 @@ use weir_profile::Profile;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume, DiskView,
-    EventView, Export, Follow, MeterView, Move, Moved, NodeStatus, NodeView, Owned, RecordProfile, Resize,
-    RunLoad, SetPolicy, VolumeView,
+    Disks, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeView, Owned,
+    RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
 
 /// Longest answer that is read, in bytes.
@@ -70,7 +70,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn volumes(&self) -> Result<Vec<VolumeView>, ApiError> {
-        self.get("/v1/volumes")
+        self.get("/v1/volumes").map(|Volumes { volumes }| volumes)
     }
 
     /// Makes a volume.
@@ -104,7 +104,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn disks(&self) -> Result<Vec<DiskView>, ApiError> {
-        self.get("/v1/disks")
+        self.get("/v1/disks").map(|Disks { disks }| disks)
     }
 
     /// One disk.
@@ -178,7 +178,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn meters(&self, name: &str) -> Result<Vec<MeterView>, ApiError> {
-        self.get(&of_disk(name, "/meters")?)
+        self.get(&of_disk(name, "/meters")?).map(|Meters { meters }| meters)
     }
 
     /// What a disk that is open on this node was asked for since it was opened.
@@ -216,7 +216,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn events(&self) -> Result<Vec<EventView>, ApiError> {
-        self.get("/v1/events")
+        self.get("/v1/events").map(|EventList { events }| events)
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {

@@ -23,6 +23,7 @@ pub enum ApiErrorKind {
 /// An error that says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
+#[serde(tag = "schema", rename = "weir.api-error/1")]
 pub struct ApiError {
     /// What the caller has to do, as a word.
     pub kind: ApiErrorKind,

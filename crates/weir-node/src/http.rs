@@ -24,8 +24,8 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Export, Follow, Move, NOT_JOINED,
-    RecordProfile, Resize, RunLoad, SetPolicy,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, EventList, Export, Follow,
+    Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
 use crate::metrics;
 use crate::operations::Operations;
@@ -82,9 +82,9 @@ pub fn router(operations: Operations) -> Router {
     type Ops = State<Operations>;
     let status = async |State(ops): Ops| Json(ops.status().await);
     let owned = async |State(ops): Ops| Json(ops.owned().await);
-    let disks = async |State(ops): Ops| json(ops.disks().await);
+    let disks = async |State(ops): Ops| json(ops.disks().await.map(|disks| Disks { disks }));
     let create_disk = async |State(ops): Ops, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
-    let events = async |State(ops): Ops| json(ops.events().await);
+    let events = async |State(ops): Ops| json(ops.events().await.map(|events| EventList { events }));
     let metrics = async |State(ops): Ops| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], ops.metrics());
     let forget = async |State(ops): Ops, Path(name): Path<String>| json(ops.forget_node(&name).await);
     let nothing = async || {
@@ -108,7 +108,7 @@ pub fn router(operations: Operations) -> Router {
 /// The routes of volumes.
 fn of_volume() -> Router<Operations> {
     type Ops = State<Operations>;
-    let volumes = async |State(ops): Ops| json(ops.volumes().await);
+    let volumes = async |State(ops): Ops| json(ops.volumes().await.map(|volumes| Volumes { volumes }));
     let create = async |State(ops): Ops, Body(it): Body<CreateVolume>| json(ops.create_volume(it).await);
     let delete = async |State(ops): Ops, Path(name): Path<String>, Body(it): Body<DeleteVolume>| {
         json(ops.delete_volume(&name, it).await)
@@ -123,7 +123,9 @@ fn of_disk() -> Router<Operations> {
     type Ops = State<Operations>;
     type Name = Path<String>;
     let show = async |State(ops): Ops, Path(name): Name| json(ops.disk(&name).await);
-    let meters = async |State(ops): Ops, Path(name): Name| json(ops.meters(&name).await);
+    let meters = async |State(ops): Ops, Path(name): Name| {
+        json(ops.meters(&name).await.map(|meters| Meters { meters }))
+    };
     let policy = async |State(ops): Ops, Path(name): Name, Body(it): Body<SetPolicy>| {
         json(ops.set_policy(&name, it).await)
     };

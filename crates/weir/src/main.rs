@@ -6,7 +6,6 @@ mod commands;
 mod completion;
 mod failure;
 mod output;
-mod time;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -80,7 +80,8 @@ fn any_node_answers_for_any_disk() {
         assert!(disk["detail"]["dirty_bytes"].is_u64() && disk["detail"]["appended"].is_u64(), "{disk:#}");
         assert_eq!(status(&place, node)["nodes"].as_array().unwrap().len(), 3);
         let listed = place.json(&format!("disk list --node {node}"));
-        let states: Vec<_> = listed.as_array().unwrap().iter().map(|disk| disk["state"].clone()).collect();
+        let states: Vec<_> =
+            listed["disks"].as_array().unwrap().iter().map(|disk| disk["state"].clone()).collect();
         assert_eq!(states, ["closed", "serving"], "{node}: {listed:#}");
     }
     let epoch = shown(&place, "db", "n2")["epoch"].clone();
@@ -88,6 +89,7 @@ fn any_node_answers_for_any_disk() {
     assert!(there.contains("on n1 already"), "{there}");
     assert_eq!(shown(&place, "db", "n2")["epoch"], epoch);
 
+    answers_have_the_shapes_that_are_written_down(&place);
     requests_are_limited(&place);
     loads_need_a_disk_of_their_own(&place, &uris);
     a_backing_file_is_deleted(&place);
@@ -124,6 +126,63 @@ fn volumes_are_told_apart(place: &Place) {
     place.ok("volume delete other --yes");
     assert!(other.exists() && !other.join(".weir-volume").exists());
     assert!(place.fails("volume delete other --yes", 3).contains("weir volume list"));
+}
+
+/// Keys and types of real answers, compared with `shapes.json`: whatever a program reads there stays until the schema's number grows.
+fn answers_have_the_shapes_that_are_written_down(place: &Place) {
+    let written: Value = serde_json::from_str(include_str!("shapes.json")).unwrap();
+    let commands = [
+        "status",
+        "disk show db",
+        "disk show closed",
+        "disk list",
+        "volume list",
+        "volume show pool",
+        "events",
+        "disk move db --to n1",
+        "disk delete closed --dry-run",
+        "volume delete other --dry-run",
+    ];
+    place.ok(&format!("volume create other --path {}", place.path().join("other").display()));
+    for command in commands {
+        let answer = place.json(command);
+        compare(&written, &Value::from(answer["schema"].as_str().unwrap()), &answer, command);
+    }
+    place.ok("volume delete other --yes");
+    for request in ["GET /v1/disks/none", "GET /v1/disks/db/meters", "GET /v1/owned"] {
+        let answer = raw(place, &format!("{request} HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n"));
+        let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        compare(&written, &Value::from(body["schema"].as_str().unwrap()), &body, request);
+    }
+}
+
+/// `shape` is a word (`string`, `number`, `bool`, a name in `written`), words with `|` between them, or a list of one.
+fn compare(written: &Value, shape: &Value, found: &Value, at: &str) {
+    if let Some(items) = shape.as_array() {
+        let found = found.as_array().unwrap_or_else(|| panic!("{at}: no list: {found}"));
+        return found.iter().for_each(|item| compare(written, &items[0], item, &format!("{at}[]")));
+    }
+    let words = shape.as_str().unwrap();
+    let kind = match found {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "list",
+        Value::Object(_) => "object",
+    };
+    let named = words.split('|').find_map(|word| written.get(word)).and_then(Value::as_object);
+    let (Value::Object(found), Some(keys)) = (found, named) else {
+        return assert!(words.split('|').any(|word| word == kind), "{at}: {kind}, and not {words}: {found}");
+    };
+    for (key, value) in found {
+        let shape = keys.get(key).or_else(|| keys.get(&format!("{key}?")));
+        let shape = shape.unwrap_or_else(|| panic!("{at}.{key} is not written down"));
+        compare(written, shape, value, &format!("{at}.{key}"));
+    }
+    let missing: Vec<_> =
+        keys.keys().filter(|key| !key.ends_with('?') && !found.contains_key(*key)).collect();
+    assert!(missing.is_empty(), "{at} has no {missing:?}");
 }
 
 fn requests_are_limited(place: &Place) {

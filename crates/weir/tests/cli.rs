@@ -165,7 +165,7 @@ fn a_session_with_a_lab() {
     }
     let policy = place.json("disk policy db write-through --node n2");
     assert_eq!(policy["requested"], "write-through");
-    assert_eq!(place.json("disk resize db 128MiB")["size"], 128 << 20);
+    assert_eq!(place.json("disk resize db 128MiB")["size_bytes"], 128 << 20);
 
     let bench =
         place.json("bench --disk db --layer accel --rw randwrite --destroy --runtime 200ms --warmup 0s");
@@ -174,7 +174,7 @@ fn a_session_with_a_lab() {
     let status = place.ok("status");
     assert!(status.contains("n2") && status.contains("db"), "{status}");
     assert_eq!(place.json("lab status")["nodes"].as_array().unwrap().len(), 2);
-    assert!(place.json("events").as_array().unwrap().iter().any(|event| event["kind"] == "open"));
+    assert!(place.json("events")["events"].as_array().unwrap().iter().any(|event| event["kind"] == "open"));
 
     loads_leave_a_disk_in_use_alone(&place);
     names_are_completed(&place);

@@ -33,6 +33,7 @@ pub struct AccelStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DestageStatus {
     /// Bytes of the log that are freed per second, lately; overwrites that needed no writing included.
+    #[serde(rename = "rate_bytes_per_second")]
     pub rate: u64,
     /// Age of the oldest record that the backing does not hold, in milliseconds; absent when all is clean. After a
     /// takeover it counts from then.

@@ -110,7 +110,7 @@ mod tests {
 
     fn disk(state: &str, requested: &str, effective: &str, dirty: Option<u64>) -> DiskView {
         let view = json!({
-            "name": "d", "volume": "v", "size": 1 << 20, "logical_block": 512, "requested": requested, "effective": effective,
+            "name": "d", "volume": "v", "size_bytes": 1 << 20, "logical_block_bytes": 512, "requested": requested, "effective": effective,
             "owner": "n1", "epoch": 7, "replicas": ["n2"], "state": state, "reason": "", "uris": [],
         });
         let view: DiskView = serde_json::from_value(view).unwrap();

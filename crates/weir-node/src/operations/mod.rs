@@ -27,6 +27,7 @@ use crate::control::disk::Request;
 use crate::control::node::{blocking, random, unavailable};
 use crate::control::{Node, Tasks, provisioning};
 use crate::members::Members;
+use crate::timestamps::rfc3339;
 
 /// Events that are shown.
 const EVENTS: usize = 200;
@@ -376,7 +377,7 @@ impl Operations {
     pub async fn events(&self) -> Answer<Vec<EventView>> {
         let events = self.events.recent(EVENTS).await.map_err(unavailable)?;
         let view = |event: weir_cluster::records::EventRecord| EventView {
-            at_ms: event.time_unix_ms,
+            at: rfc3339(event.time_unix_ms),
             node: event.node,
             subject: event.subject,
             kind: event.kind,

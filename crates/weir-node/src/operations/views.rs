@@ -12,7 +12,7 @@ use weir_volume::DirVolume;
 
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
-use crate::api::{ApiError, ApiErrorKind, DiskView, NodeStatus, NodeView, RegistryView};
+use crate::api::{ApiError, ApiErrorKind, DiskView, MediumView, NodeStatus, NodeView, RegistryView};
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
 use crate::shard::messages::DiskStatus;
@@ -80,7 +80,7 @@ impl Operations {
             state: NodeView::UP.to_owned(),
             down_since: None,
             peer_address: record.peer_address.to_string(),
-            media: record.media.clone(),
+            media: record.media.iter().map(MediumView::from).collect(),
             load: record.load,
         });
         let mut nodes: Vec<_> = up.chain(self.members.down(&live)).collect();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::size::Size;
-use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Export, Moved};
+use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
 use weir_node::shard::messages::DiskStatus;
 use weir_node::units::{Period, about};
 
@@ -20,7 +20,9 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             let wanted = CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium };
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
-        DiskCommand::List => print(global.output, &any_node(global)?.disks()?, |disks| rows(disks)),
+        DiskCommand::List => {
+            print(global.output, &Disks { disks: any_node(global)?.disks()? }, |all| rows(&all.disks))
+        }
         DiskCommand::Show { name } => print(global.output, &any_node(global)?.disk(&name)?, show),
         DiskCommand::Policy { name, policy } => {
             print(global.output, &any_node(global)?.set_policy(&name, &policy)?, |disk| {

@@ -3,13 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use weir_node::api::{ApiError, EventView};
+use weir_node::api::{ApiError, EventList, EventView};
 
 use crate::cli::{Global, Output};
 use crate::cluster::any_node;
 use crate::failure::{Failure, FailureKind};
 use crate::output::{goes_on, print, table};
-use crate::time::date_and_time;
 
 /// Between two looks of `--follow`.
 const LOOK: Duration = Duration::from_millis(500);
@@ -18,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
     let events = look(global)?;
     if !follow {
-        return print(global.output, &events, |events| {
+        return print(global.output, &EventList { events }, |EventList { events }| {
             table(&["TIME (UTC)", "NODE", "SUBJECT", "KIND", "WHAT"], &[], events.iter().map(cells))
         });
     }
@@ -58,22 +57,22 @@ fn look(global: &Global) -> Result<Vec<EventView>, Failure> {
 }
 
 fn cells(event: &EventView) -> Vec<String> {
-    let EventView { at_ms, node, subject, kind, text, .. } = event;
-    vec![date_and_time(*at_ms), node.clone(), subject.clone(), kind.clone(), text.clone()]
+    let EventView { at, node, subject, kind, text, .. } = event;
+    vec![at.clone(), node.clone(), subject.clone(), kind.clone(), text.clone()]
 }
 
 /// Tells new events from those that were seen. Events of several nodes may arrive in another order than that of their times.
 #[derive(Default)]
 struct News {
-    seen: HashSet<(u64, String, String, String, String)>,
+    seen: HashSet<(String, String, String, String, String)>,
 }
 
 impl News {
     /// The events that were not among those of the last call.
     fn of(&mut self, events: Vec<EventView>) -> Vec<EventView> {
         let key = |event: &EventView| {
-            let EventView { at_ms, node, subject, kind, text, .. } = event.clone();
-            (at_ms, node, subject, kind, text)
+            let EventView { at, node, subject, kind, text, .. } = event.clone();
+            (at, node, subject, kind, text)
         };
         let before = std::mem::replace(&mut self.seen, events.iter().map(key).collect());
         events.into_iter().filter(|event| !before.contains(&key(event))).collect()
@@ -85,9 +84,10 @@ impl News {
 mod tests {
     use super::*;
 
-    fn event(at_ms: u64, text: &str) -> EventView {
+    fn event(second: u64, text: &str) -> EventView {
+        let at = format!("2026-11-23T10:45:{second:02}.000Z");
         let view =
-            serde_json::json!({ "at_ms": at_ms, "node": "n1", "subject": "d", "kind": "open", "text": text });
+            serde_json::json!({ "at": at, "node": "n1", "subject": "d", "kind": "open", "text": text });
         serde_json::from_value(view).unwrap()
     }
 

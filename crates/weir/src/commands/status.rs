@@ -1,6 +1,6 @@
 //! `weir status`
 
-use weir_node::api::{MediumSpace, NodeStatus, NodeView, RegistryView, ShardView};
+use weir_node::api::{MediumView, NodeStatus, NodeView, RegistryView, ShardView};
 use weir_node::units::about;
 
 use super::disk;
@@ -63,8 +63,8 @@ fn of_shard(shard: &ShardView) -> String {
 /// `3.9 GiB of 4 GiB ram`, for each medium.
 fn room(node: &NodeView) -> String {
     let media = node.media.iter().map(|space| {
-        let MediumSpace { medium, bytes, free, .. } = space;
-        format!("{} of {} {medium}", about(*free), about(*bytes))
+        let MediumView { medium, total_bytes, free_bytes, .. } = space;
+        format!("{} of {} {medium}", about(*free_bytes), about(*total_bytes))
     });
     media.collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,8 @@
 //! `weir volume`
 
-use weir_node::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, VolumeView};
+use weir_node::api::{
+    ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, DiskView, VolumeView, Volumes,
+};
 
 use super::confirm::confirm;
 use super::disk;
@@ -8,6 +10,14 @@ use crate::cli::{Global, VolumeCommand};
 use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::output::{list, print, table};
+
+/// A volume and its disks.
+#[derive(serde::Serialize)]
+#[serde(tag = "schema", rename = "weir.volume-with-disks/1")]
+struct Shown {
+    volume: VolumeView,
+    disks: Vec<DiskView>,
+}
 
 /// Carries out a `weir volume` command.
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
@@ -19,17 +29,19 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
             let volume = client.create_volume(&CreateVolume { name, kind, path })?;
             print(global.output, &volume, show)
         }
-        VolumeCommand::List => print(global.output, &client.volumes()?, |volumes| {
-            let row = |volume: &VolumeView| {
-                vec![
-                    volume.name.clone(),
-                    volume.kind.clone(),
-                    volume.disks.to_string(),
-                    volume.path.display().to_string(),
-                ]
-            };
-            table(&["VOLUME", "KIND", "DISKS", "PATH"], &[2], volumes.iter().map(row))
-        }),
+        VolumeCommand::List => {
+            print(global.output, &Volumes { volumes: client.volumes()? }, |Volumes { volumes }| {
+                let row = |volume: &VolumeView| {
+                    vec![
+                        volume.name.clone(),
+                        volume.kind.clone(),
+                        volume.disks.to_string(),
+                        volume.path.display().to_string(),
+                    ]
+                };
+                table(&["VOLUME", "KIND", "DISKS", "PATH"], &[2], volumes.iter().map(row))
+            })
+        }
         VolumeCommand::Show { name } => {
             let volumes = client.volumes()?;
             let Some(volume) = volumes.into_iter().find(|volume| volume.name == name) else {
@@ -37,7 +49,7 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
                 return Err(error.hint("`weir volume list` shows those that there are").into());
             };
             let disks: Vec<_> = client.disks()?.into_iter().filter(|disk| disk.volume == name).collect();
-            print(global.output, &(volume, disks), |(volume, disks)| {
+            print(global.output, &Shown { volume, disks }, |Shown { volume, disks }| {
                 format!("{}\n\n{}", show(volume), disk::rows(disks))
             })
         }

@@ -170,7 +170,7 @@ mod tests {
     /// Disk d as its owner n1, whose replica is n2, or another node shows it.
     fn disk(epoch: u64, owner: &str, detail: Option<DiskStatus>) -> DiskView {
         let view = json!({
-            "name": "d", "volume": "v", "size": 1 << 20, "logical_block": 512, "requested": "write-back+1",
+            "name": "d", "volume": "v", "size_bytes": 1 << 20, "logical_block_bytes": 512, "requested": "write-back+1",
             "effective": "write-back+1", "owner": owner, "epoch": epoch, "replicas": ["n2"], "state": "serving",
             "reason": "", "uris": [],
         });
