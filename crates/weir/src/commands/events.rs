@@ -58,7 +58,9 @@ fn look(global: &Global) -> Result<Vec<EventView>, Failure> {
 
 fn cells(event: &EventView) -> Vec<String> {
     let EventView { at, node, subject, kind, text, .. } = event;
-    vec![at.clone(), node.clone(), subject.clone(), kind.clone(), text.clone()]
+    // The head of the column says UTC.
+    let time = at.trim_end_matches('Z').replace('T', " ");
+    vec![time, node.clone(), subject.clone(), kind.clone(), text.clone()]
 }
 
 /// Tells new events from those that were seen. Events of several nodes may arrive in another order than that of their times.
