@@ -59,8 +59,12 @@ fn logs_beyond_a_nodes_room_go_elsewhere_and_then_nowhere() {
     let nodes = wait_nodes(&bench, |nodes| nodes.iter().map(|node| node.load).sum::<u64>() == 2);
     for node in &nodes {
         let ram = node.media[0];
-        assert_eq!((ram.medium, ram.bytes, ram.log), (Medium::Ram, 128 << 20, 64 << 20), "{node:?}");
-        assert_eq!(ram.free, ram.bytes - node.load * ram.log, "{node:?}");
+        assert_eq!(
+            (ram.medium, ram.total_bytes, ram.log_bytes),
+            (Medium::Ram, 128 << 20, 64 << 20),
+            "{node:?}"
+        );
+        assert_eq!(ram.free_bytes, ram.total_bytes - node.load * ram.log_bytes, "{node:?}");
     }
     for (disk, node) in [("d2", "n2"), ("d3", "n3")] {
         create(&bench, disk, Medium::Ram).unwrap();
@@ -72,7 +76,7 @@ fn logs_beyond_a_nodes_room_go_elsewhere_and_then_nowhere() {
             thread::sleep(Duration::from_millis(50));
         }
     }
-    wait_nodes(&bench, |nodes| nodes.iter().all(|node| node.load == 2 && node.media[0].free == 0));
+    wait_nodes(&bench, |nodes| nodes.iter().all(|node| node.load == 2 && node.media[0].free_bytes == 0));
     create(&bench, "d4", Medium::Ram).unwrap();
     for node in bench.lab.nodes() {
         let error = node.client().export("d4", &Export::default()).unwrap_err();
@@ -86,8 +90,8 @@ fn logs_beyond_a_nodes_room_go_elsewhere_and_then_nowhere() {
     // Room comes back with the end of a disk.
     client.delete(DISK, &weir_node::api::Delete { force: true, ..Default::default() }).unwrap();
     wait_nodes(&bench, |nodes| nodes.iter().map(|node| node.load).sum::<u64>() == 4);
-    let roomy = wait_nodes(&bench, |nodes| nodes.iter().any(|node| node.media[0].free > 0));
-    let roomy = roomy.iter().find(|node| node.media[0].free > 0).unwrap().name.clone();
+    let roomy = wait_nodes(&bench, |nodes| nodes.iter().any(|node| node.media[0].free_bytes > 0));
+    let roomy = roomy.iter().find(|node| node.media[0].free_bytes > 0).unwrap().name.clone();
     client.export("d4", &Export { on: Some(roomy.clone()), accept_loss: false }).unwrap();
     assert_eq!(client.disk("d4").unwrap().owner, Some(roomy));
 }

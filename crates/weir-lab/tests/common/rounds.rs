@@ -7,7 +7,7 @@ use weir_block::size::Size;
 use weir_lab::{LabConfig, LabFlash};
 use weir_load::verify::History;
 use weir_load::verifying::VerifyingLoad;
-use weir_node::api::Medium;
+use weir_node::api::{Export, Medium};
 
 use super::{Bench, DISK, alone, new_history, seed};
 
@@ -132,7 +132,10 @@ fn run_rounds_on(
 /// The former owner has let the disk go, says where it is now, and is a node like others again.
 pub fn refused(bench: &mut Bench, former: &str) {
     let client = bench.lab.client(former).unwrap();
-    let error = client.export(DISK, &weir_node::api::Export::default()).unwrap_err();
+    let view = client.export(DISK, &Export::default()).unwrap();
+    assert!(view.owner.as_deref().is_some_and(|owner| owner != former), "{view:?}");
+    let here = Export { on: Some(former.into()), ..Export::default() };
+    let error = client.export(DISK, &here).unwrap_err();
     assert!(error.message.contains("is owned by"), "{error:?}");
     let let_go =
         client.events().unwrap().into_iter().any(|event| event.node == former && event.kind == "let-go");
