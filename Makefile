@@ -40,8 +40,10 @@ clippy: ## lints, as errors
 doc: ## documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
 
+# The tests of the lab run the `weir` that this build made; each of them alone would build it again with other features.
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
-	$(CARGO) test --workspace --no-fail-fast
+	$(CARGO) test --workspace --no-run
+	WEIR_PROGRAM=$(abspath $(or $(CARGO_TARGET_DIR),target))/debug/weir $(CARGO) test --workspace --no-fail-fast
 
 sim-soak: ## SEEDS=100000 simulated clusters, from seed FROM=0
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
