@@ -46,7 +46,7 @@ fn a_layer_is_filled_watched_and_left_alone_when_interrupted() {
     assert!(place.fails(&format!("{few} --prefill-size 64k"), 4).contains("would be filled"));
     let written = place.json(&few);
     assert_eq!(written["kinds"][0]["bytes"], 64 << 10, "what was filled is not counted: {written}");
-    assert_eq!(written["prefill"]["bytes"], place.json("disk show db")["size"], "but apart: {written}");
+    assert_eq!(written["prefill"]["bytes"], place.json("disk show db")["size_bytes"], "but apart: {written}");
     let said = notes(&format!("bench --disk db --layer backing {short}"));
     assert!(said.is_empty(), "all of it is written now: {said:?}");
 

@@ -118,7 +118,7 @@ mod tests {
     /// A disk under load, as long in all columns as disks usually are.
     fn busy(name: &str, reason: &str) -> super::super::Row {
         let view = json!({
-            "name": name, "volume": "pool", "size": 1 << 30, "logical_block": 512, "requested": "write-back+1",
+            "name": name, "volume": "pool", "size_bytes": 1 << 30, "logical_block_bytes": 512, "requested": "write-back+1",
             "effective": "write-through", "owner": "host-17", "epoch": 3, "replicas": [], "state": "serving",
             "reason": reason, "uris": [],
         });
