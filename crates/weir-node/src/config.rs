@@ -387,7 +387,7 @@ mod tests {
             "{error}"
         );
         let error = parse("name = \"n1\"\n[lease]\nttl = \"5\"").unwrap_err().to_string();
-        assert!(error.contains("line 3") && error.contains("5 s"), "{error}");
+        assert!(error.contains("line 3") && error.contains("5s for seconds"), "{error}");
         let error = parse("name = \"n1\"\n[lease]\nttl = \"1 ms\"").unwrap_err().to_string();
         assert!(error.contains("lease.ttl") && error.contains("500 ms to 5 min"), "{error}");
         let small = "name = \"n1\"\n[resources]\nlog = \"32 MiB\"";

@@ -80,7 +80,7 @@ pub enum Standing {
 /// A run that would decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Place in [`Diagnosis::layers`].
+    /// Index in [`Diagnosis::layers`](crate::result::Diagnosis::layers).
     pub layer: usize,
     /// The load.
     pub cell: Cell,
@@ -116,7 +116,7 @@ impl Predicted {
 pub struct Hypothesis {
     /// The cause.
     pub cause: Cause,
-    /// Place in [`Diagnosis::layers`] of the layer whose doing it would be; absent where the cause is a process that is
+    /// Index in [`Diagnosis::layers`](crate::result::Diagnosis::layers) of the layer whose doing it would be; absent where the cause is a process that is
     /// short of processor time.
     pub layer: Option<usize>,
     /// Whether the deciding run is there, and what it said.
