@@ -1,6 +1,6 @@
 //! Reports from rows: HTML pages that need no network, SVG charts, text tables and JUnit.
 //!
-//! - [`format`]: numbers for people.
+//! - [`mod@format`]: numbers for people.
 //! - [`page`]: an HTML page of sections: sentences, figures, tables, charts.
 //! - [`svg`], [`axis`]: what charts are drawn with.
 //! - [`bars`], [`percentiles`], [`distribution`], [`over_time`], [`rounds`]: the charts.

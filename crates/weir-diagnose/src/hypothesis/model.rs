@@ -116,8 +116,8 @@ impl Predicted {
 pub struct Hypothesis {
     /// The cause.
     pub cause: Cause,
-    /// Index in [`Diagnosis::layers`](crate::result::Diagnosis::layers) of the layer whose doing it would be; absent where the cause is a process that is
-    /// short of processor time.
+    /// Index in [`Diagnosis::layers`](crate::result::Diagnosis::layers) of the layer at fault; absent where a process is short of
+    /// processor time.
     pub layer: Option<usize>,
     /// Whether the deciding run is there, and what it said.
     pub standing: Standing,
