@@ -11,7 +11,7 @@ use crate::region::Region;
 /// The unit of direct I/O on Linux, in bytes.
 const SECTOR: u64 = 512;
 
-/// The recipient of an event on the shard: a layer, a connection, a peer. Allocated by [`Reactor::new_owner`].
+/// The recipient of an event on the shard: a layer, a connection, a peer. Allocated by [`Reactor::new_owner`](crate::Reactor::new_owner).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(pub u32);
 
