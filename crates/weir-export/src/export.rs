@@ -1,4 +1,4 @@
-//! What every export does for its disk.
+//! The interface by which a shard drives an export, whatever its protocol.
 
 use weir_block::{Completion, Event, Layer, LayerMeter, Nanos, OwnerId, Reactor};
 
@@ -35,7 +35,7 @@ pub trait Export {
     /// Whether a client waits for room, in the layer or in the shard's memory, which other disks give back.
     fn is_waiting(&self) -> bool;
 
-    /// When [`pump`](Export::pump) is due even if nothing happens.
+    /// The time at which [`pump`](Export::pump) is due even without events.
     fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos;
 
     /// Begins to close: nothing more is taken, what is in flight is answered, then the clients are disconnected. Done when
@@ -49,6 +49,6 @@ pub trait Export {
     /// Clients, those that are being disconnected included.
     fn clients(&self) -> usize;
 
-    /// What the export saw.
+    /// The export's meter.
     fn meter(&self) -> LayerMeter;
 }

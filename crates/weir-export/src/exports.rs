@@ -102,7 +102,7 @@ impl Exports {
         self.all().into_iter().any(Export::is_waiting)
     }
 
-    /// When [`Exports::pump`] is due even if nothing happens.
+    /// The time at which [`Exports::pump`] is due even without events.
     #[must_use]
     pub fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         let deadlines = self.all().map(|export| export.deadline(layer, reactor, workspace));
@@ -129,7 +129,7 @@ impl Exports {
         self.all().map(Export::clients).iter().sum()
     }
 
-    /// What each export saw.
+    /// The meters of all exports.
     pub fn meters(&self, out: &mut Vec<LayerMeter>) {
         out.extend(self.all().map(Export::meter));
     }

@@ -1,5 +1,5 @@
-//! How guests and tools reach a disk. An [`Export`] turns a protocol into requests to a
-//! [`weir_block::Layer`] and holds no data itself; a shard drives all exports of a disk as [`Exports`].
+//! Access to a disk for guests and tools. An [`Export`] turns a protocol into requests to a [`weir_block::Layer`] and holds
+//! no data itself; a shard drives all exports of a disk as [`Exports`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

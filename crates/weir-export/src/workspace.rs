@@ -1,4 +1,4 @@
-//! What all clients of a shard share: the space to receive into, and the rules by which memory is divided.
+//! Resources that all clients of a shard share: the receive space, and the rules that divide memory.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -24,8 +24,8 @@ const YIELDS: usize = 64 << 10;
 /// A read or write that is too large for the layer or for the shard's memory goes in parts of at most so many bytes.
 const LARGEST_PART: u64 = 1 << 20;
 
-/// How long a large request waits for memory before others are held back in its favour, and then how long they
-/// are. If it has not got through by then (memory may be held by clients that do not move), others go on for a while.
+/// The time that a large request waits for memory before others are held back in its favour, and then the time for which they
+/// are. If it still lacks memory by then (clients that do not move may hold it), others go on for a while.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The receive space and send scratch of one shard.
@@ -54,8 +54,8 @@ impl Workspace {
         }
     }
 
-    /// How many bytes a connection may receive beyond what it keeps already. All of them may turn out to have to
-    /// wait, so the more is stashed on the shard, the less each may add (P10).
+    /// The number of bytes that a connection may receive beyond its stash. All of them may turn out to have to wait, so the
+    /// limit falls as the shard's stash grows (P10).
     pub(crate) fn window(&self) -> usize {
         (STASH_LIMIT.saturating_sub(self.stashed) / 2).clamp(DIRECT_WHEN_SCARCE, WINDOW)
     }
@@ -72,19 +72,19 @@ impl Workspace {
         }
     }
 
-    /// Since when the first in line has waited; `None` when nobody waits.
+    /// The time since which the first in line has waited; `None` if no connection waits.
     pub(crate) fn longest_wait(&self) -> Option<Nanos> {
         self.first_in_line.map(|(_, since)| since)
     }
 
-    /// Whether a connection of some disk waits for memory of the shard. The others are then looked through for clients that
-    /// hold memory and do not move, so that every disk needs its turns.
+    /// Whether a connection of some disk waits for memory of the shard. If so, the shard searches the other connections for
+    /// clients that hold memory and do not move, so every disk needs its turns.
     #[must_use]
     pub fn somebody_waits(&self) -> bool {
         self.first_in_line.is_some()
     }
 
-    /// Whether a request has to let another pass, which would otherwise starve beside many smaller ones.
+    /// Whether a request has to let another one pass that would otherwise starve beside many smaller ones.
     pub(crate) fn yields(&self, who: Token, wanted: usize) -> bool {
         let Some((first, since)) = self.first_in_line else { return false };
         wanted >= YIELDS && first != who && waited_turns(Nanos::now() - since) % 2 == 1
@@ -108,10 +108,11 @@ impl Default for Workspace {
 
 /// Whether a connection that holds `held` bytes of the shard's buffers may take `wanted` more.
 ///
-/// What it then holds may be at most `free × (free / limit)⁴`, with what is then free. Busy clients hardly notice; clients
-/// that stop reading, or stop in the middle of a write, and so never give back what they took, leave something for
-/// others however many they are: after n of them a newcomer may still hold `limit × (1 + 4n)^-1.25`, which with a pool of
-/// 256 MiB is 2.5 MiB beside 10 and 8 KiB beside 1000. (A fixed fraction of what is free would fall exponentially.)
+/// The connection may then hold at most `free × (free / limit)⁴`, where `free` is the rest of the pool. Busy clients hardly
+/// notice. Clients that stop reading, or stop in the middle of a write, never return their memory; the rule leaves something
+/// for others however many such clients there are: after n of them a newcomer may still hold `limit × (1 + 4n)^-1.25`, which
+/// with a pool of 256 MiB is 2.5 MiB beside 10 and 8 KiB beside 1000. (A fixed fraction of the free memory would fall
+/// exponentially.)
 pub(crate) fn fair(pool: &BufferPool, held: usize, wanted: usize) -> bool {
     let limit = pool.limit() as f64;
     let free = limit - pool.lent() as f64 - wanted as f64;

@@ -1,4 +1,4 @@
-//! What clients cost in memory (P10). Alone in its process, so that nothing else is measured.
+//! Memory used by clients (P10). Alone in its process, so that nothing else is measured.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,9 +1,9 @@
 //! Changes that begin or end inside a block.
 //!
-//! A client that was not told the block sizes may change any byte; layers take whole blocks. So the blocks at both ends are
-//! read, and written back with what changes. Nothing else may change them in between: while one such change is prepared, no
-//! other change of the disk is under way, and none begins. That costs a pause, which is why clients had better ask for the
-//! block sizes; all that do I/O for their living do.
+//! A client that did not negotiate the block sizes may change any byte; layers take whole blocks. So the server reads the
+//! blocks at both ends and writes them back with the change. Nothing else may change them in between: while one such change
+//! is prepared, no other change of the disk is in flight, and none begins. That costs a pause, so clients should ask for the
+//! block sizes; those built for performance do.
 
 use weir_block::{Buffer, BufferPool, IoError, Layer, Outcome, Payload, Reactor, Request, RequestKind, Tag};
 
@@ -141,10 +141,7 @@ impl Edges {
                 job.fill(at, read.bytes());
                 None
             }
-            Ok(_) => self.fail(IoError::from_errno(
-                libc::EIO,
-                "a layer answered with something else than was asked for",
-            )),
+            Ok(_) => self.fail(IoError::from_errno(libc::EIO, "a layer's answer does not fit the request")),
             Err(error) => self.fail(error),
         }
     }

@@ -1,5 +1,5 @@
-//! Where clients connect. Handshakes run here, on the control plane, bounded in number and time; the shards only
-//! ever see clients that have agreed on everything.
+//! NBD listeners. Handshakes run here, on the control plane, bounded in number and time; the shards see only clients that
+//! have finished the handshake.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ const BACKLOG: i32 = 4096;
 /// Pause after the process has run out of descriptors or memory, before the next connection is accepted.
 const BREATHER: Duration = Duration::from_millis(100);
 
-/// Where to listen.
+/// The address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket, reachable for its owner only (mode 0600).
@@ -94,9 +94,9 @@ pub enum ListenError {
 pub struct Client {
     /// Its socket, non-blocking.
     pub stream: weir_block::Stream,
-    /// What it sent ahead of the transmission phase.
+    /// Bytes that the client sent ahead of the transmission phase.
     pub leftover: Vec<u8>,
-    /// What was agreed on.
+    /// The result of the handshake.
     pub session: Session,
 }
 
@@ -120,7 +120,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`. A Unix socket that nobody answers at is replaced.
+    /// Listens at `address`. A Unix socket without a listener is replaced.
     ///
     /// # Errors
     /// See [`ListenError`].
@@ -229,7 +229,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-/// How a handshake ended without a session.
+/// Why a handshake ended without a session.
 #[derive(Debug, thiserror::Error)]
 enum End {
     #[error("the client said goodbye")]

@@ -21,7 +21,7 @@ const MOST_SLICES: usize = 1024;
 /// Sent heads at the beginning of the arena that are worth moving the rest for, in bytes.
 const COMPACT_AT: usize = 16 << 10;
 
-/// What the meter is told when the reply has been handed to the socket.
+/// The meter's entry for a request, added when the socket has taken the reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted {
     pub kind: RequestKind,
@@ -29,7 +29,7 @@ pub(super) struct Counted {
     pub arrived: Nanos,
 }
 
-/// How replies look on a connection, by what its handshake agreed on.
+/// The form of replies on a connection, negotiated in its handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Simple,
@@ -55,7 +55,7 @@ pub(super) struct To {
     pub offset: u64,
 }
 
-/// What a read brought: the bytes of the buffer from `from` on.
+/// The data of a read: the bytes of the buffer from `from` on.
 #[derive(Debug)]
 pub(super) struct Data {
     pub buffer: Buffer,
@@ -83,7 +83,7 @@ impl Reply {
     }
 }
 
-/// Whether everything is out.
+/// Whether the socket has taken all replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flushed {
     All,
@@ -95,7 +95,7 @@ pub(super) enum Flushed {
 pub(super) struct Replies {
     queue: VecDeque<Reply>,
     heads: Vec<u8>,
-    /// Where in `heads` the first reply of the queue begins.
+    /// The offset in `heads` of the first reply of the queue.
     first_head: usize,
     /// Bytes of the first reply that are out.
     sent_of_first: usize,

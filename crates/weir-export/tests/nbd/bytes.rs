@@ -1,4 +1,4 @@
-//! Clients that were not told the block sizes, and so may use any offset and length.
+//! Clients that did not negotiate the block sizes, and so may use any offset and length.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Where clients connect: who may, and what may be in the way.
+//! Listeners: permissions, and files in the way of a socket.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;

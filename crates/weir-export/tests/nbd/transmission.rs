@@ -215,8 +215,8 @@ fn closing_a_disk_answers_what_is_in_flight() {
     assert!(idle.is_closed());
 }
 
-/// A client that keeps many requests under way, and asks again whenever it is answered, until the server hangs up. The
-/// errors that it was told, and how many requests of the first burst stayed unanswered.
+/// A client that keeps many requests in flight, and sends another after every answer, until the server hangs up. Returns the
+/// errors that it received, and the number of unanswered requests of the first burst.
 fn asks_on(mut client: RawClient, burst: u64) -> (Vec<u32>, u64) {
     let (mut errors, mut answered) = (Vec::new(), 0);
     let mut head = [0; 16];
@@ -327,7 +327,7 @@ fn small_bench(buffer_limit: usize) -> Bench {
     Bench::new(memory_file(), info, Limits { requests: 8, ..Limits::default() }, reactor)
 }
 
-/// What the client gets to hear, in the order of its requests, and whether the server hung up.
+/// The client's answers, in the order of its requests, and whether the server hung up.
 fn outcome(bytes: &[u8], pieces: &[usize], agreed: &Session, lengths: &[usize]) -> (Vec<Answer>, bool) {
     let mut bench = small_bench(4 * MIB);
     let leftover = pieces.first().copied().unwrap_or(0);
@@ -375,7 +375,7 @@ proptest! {
         prop_assert_eq!(outcome(&bytes, &[], &agreed, &lengths), outcome(&bytes, &cuts, &agreed, &lengths));
     }
 
-    /// Whatever a client asks for that may use any offset and length, it gets as many answers, and nothing is left of it.
+    /// Any requests with any offsets and lengths get as many answers, and the server keeps nothing of them.
     #[test]
     fn any_requests_are_answered(
         requests in proptest::collection::vec((any_request(), 0u64..1024, 0u32..1024), 1..24),

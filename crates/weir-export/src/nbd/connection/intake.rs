@@ -87,7 +87,7 @@ impl Connection {
         }
     }
 
-    /// One receive call, and what can be done with what it brought.
+    /// One receive call, and processing of the received bytes.
     fn receive(&mut self, turn: &mut Turn<'_>) -> io::Result<(usize, Stop)> {
         let window = if self.large_writes { HEADER_HUNT } else { turn.workspace.window() };
         let kept = self.stash.len() - self.stash_taken;
@@ -132,7 +132,7 @@ impl Connection {
         bytes - taken
     }
 
-    /// Keeps what could not be worked off.
+    /// Stashes the bytes that could not be processed.
     fn restash(&mut self, rest: &[u8], workspace: &mut Workspace) {
         workspace.stashed -= self.stash.capacity();
         self.stash.clear();
@@ -413,7 +413,7 @@ impl Connection {
             return Ok(());
         }
         self.held = Some(need);
-        // Who holds something already waits for itself as much as for others.
+        // A connection that holds memory waits for itself as much as for others.
         if need.memory > 0 && self.memory_held() == 0 {
             turn.workspace.line_up(self.socket.token(), turn.now);
         }

@@ -19,8 +19,9 @@ use crate::workspace::Workspace;
 pub use intake::BAD_REQUESTS;
 use parts::{Rest, Whole};
 
-/// Requests worked off in one turn; then they are answered and other connections have theirs. Few, so that a client
-/// takes the answers to the first of a deep queue and asks again while the server does the rest.
+/// Requests processed in one turn; then the connection sends the answers, and other connections have their turn. A small
+/// number, so that a client with a deep queue processes the first answers and sends new requests while the server processes
+/// the rest.
 pub(super) const TURN: usize = 16;
 
 /// Limits of the connections of one disk (P10).
@@ -33,13 +34,13 @@ pub struct Limits {
     pub bytes: usize,
     /// Connections to one disk.
     pub connections: usize,
-    /// How long a client may neither take its replies nor go on with a write while it holds memory that another
-    /// waits for. If nobody waits, it may stop as long as it likes: a suspended guest does.
+    /// The time for which a client that holds memory may neither take its replies nor go on with a write while another client
+    /// waits for memory. Without such a waiter it may stop for any time: a suspended guest does.
     pub stall: Duration,
 }
 
 impl Limits {
-    /// Connections to one disk, unless told otherwise.
+    /// Default limit of connections to one disk.
     pub(crate) const CONNECTIONS: usize = 16384;
 }
 
@@ -64,7 +65,7 @@ enum Stop {
     Closing,
 }
 
-/// What a connection works with, lent to it for a turn.
+/// The resources of a connection, lent to it for a turn.
 pub(super) struct Turn<'a> {
     pub reactor: &'a mut Reactor,
     pub layer: &'a mut dyn Layer,
@@ -85,10 +86,10 @@ impl Turn<'_> {
     }
 }
 
-/// How a turn ended.
+/// The reason why a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pumped {
-    /// Everything that has arrived is worked off; the socket is being watched.
+    /// Everything received is processed; the socket is being watched.
     Idle,
     /// There is more; give others a turn first.
     More,
@@ -111,7 +112,7 @@ enum State {
     Dead,
 }
 
-/// What goes to the layer as one request: a client's request, or a part of one.
+/// One request to the layer: a client's request, or a part of one.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     cookie: u64,
@@ -148,7 +149,7 @@ struct Incoming {
     fua: bool,
     /// Whole blocks.
     buffer: Buffer,
-    /// Where in the buffer the payload begins and ends.
+    /// The payload's range in the buffer.
     from: usize,
     to: usize,
     /// Up to where it has arrived.
@@ -161,7 +162,7 @@ impl Incoming {
     }
 }
 
-/// What the request that is next needs in order to go on.
+/// The needs of the next request.
 #[derive(Clone, Copy, Debug)]
 struct Need {
     /// Room at the layer for a request of this kind and length, unless it is answered here.
@@ -183,7 +184,7 @@ impl Need {
     }
 }
 
-/// What a request that had to wait is measured against.
+/// The resources that a waiting request needs.
 #[derive(Clone, Copy)]
 pub(super) struct Room<'a> {
     pub layer: &'a dyn Layer,
@@ -201,12 +202,12 @@ pub(super) struct Connection {
     in_flight: Slab<InFlight>,
     /// Requests that go to the layer in parts.
     wholes: Slab<Whole>,
-    /// Of the last of them, what is not at the layer yet. Nothing behind it is looked at before.
+    /// The part of the last of them that is not at the layer yet. Later requests wait until it is.
     rest: Option<Rest>,
     replies: Replies,
-    /// Received and not worked off.
+    /// Received bytes that are not processed yet.
     stash: Vec<u8>,
-    /// Bytes of `stash` that are worked off.
+    /// Bytes of `stash` that are processed.
     stash_taken: usize,
     incoming: Option<Incoming>,
     /// Payload bytes of a refused request that are still to be thrown away.
@@ -220,7 +221,7 @@ pub(super) struct Connection {
     held: Option<Need>,
     /// Bytes of buffers of requests in flight and of the incoming write.
     memory: usize,
-    /// When bytes last moved in either direction.
+    /// The last time that bytes moved in either direction.
     moved: Nanos,
     /// In its disk's list of connections to pump.
     pub listed: bool,
@@ -319,7 +320,7 @@ impl Connection {
     }
 
     fn contradiction(&mut self, to: To, command: CheckedRequest, counted: Counted) {
-        tracing::error!(?command, "nbd: a layer answered with something else than was asked for");
+        tracing::error!(?command, "nbd: a layer's answer does not fit the request");
         self.replies.error(to, error::EIO, CONTRADICTION, Some(counted));
     }
 
@@ -381,13 +382,13 @@ impl Connection {
     pub fn drain(&mut self) {
         if self.state == State::Open {
             self.state = State::Draining;
-            // Something may have come that nobody has looked at.
+            // Bytes may have arrived that nothing has received yet.
             self.readable = true;
         }
     }
 
-    /// Whether replies wait for the requests that are still unanswered. Not when those wait for the replies: for the memory that
-    /// they hold, or for their places.
+    /// Whether replies wait for unanswered requests. They do not if those requests wait for the replies: for the memory that
+    /// the replies hold, or for their places.
     fn keeps_replies(&self) -> bool {
         let waits_for_itself = self.held.is_some() && self.in_flight.is_empty();
         self.state == State::Draining && !waits_for_itself
@@ -492,16 +493,16 @@ impl Connection {
     }
 }
 
-/// What a client is told that the disk does not wait for.
-const CLOSING: &str = "the disk is being closed; look for it again";
+/// The error for requests for which a closing disk does not wait.
+const CLOSING: &str = "the disk is closing; look up its address again";
 
 /// A client from which nothing has come for so long, and which waits for replies, has nothing under way any more.
 const QUIET: Duration = Duration::from_millis(5);
 
-/// What the client is told when a layer is at fault.
-const CONTRADICTION: &str = "the server contradicts itself";
+/// The error for a request that a layer answered inconsistently.
+const CONTRADICTION: &str = "internal error: a layer's answer does not fit the request";
 
-/// What was asked for of what was read; `None` when it is not there.
+/// The requested range of the data that was read; `None` if the data is shorter.
 fn cut_out(request: &InFlight, mut buffer: Buffer) -> Option<Data> {
     let end = request.from + request.part.length as usize;
     if buffer.len() < end {

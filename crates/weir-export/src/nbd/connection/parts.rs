@@ -29,7 +29,7 @@ pub(super) struct Whole {
     begun: bool,
 }
 
-/// What of a request is not at the layer yet.
+/// The part of a request that is not at the layer yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest {
     pub whole: u32,

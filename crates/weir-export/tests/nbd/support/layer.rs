@@ -13,7 +13,7 @@ use weir_block::{
     RequestKind, Tag,
 };
 
-/// What a test can turn while the disk is in use.
+/// Settings that a test can change while the disk is in use.
 #[derive(Debug, Default)]
 pub struct Knobs {
     /// Answers are kept back.

@@ -75,7 +75,7 @@ pub fn answers(mut bytes: &[u8], length_of: impl Fn(u64) -> usize) -> Vec<Answer
 /// A reply, or a part of one.
 struct Chunk {
     answer: Answer,
-    /// Where data belongs.
+    /// The offset of the data.
     at: u64,
     is_last: bool,
 }
@@ -214,7 +214,7 @@ impl RawClient {
         }
     }
 
-    /// Whether the server has closed the connection, having said nothing more.
+    /// Whether the server has closed the connection without sending anything more.
     pub fn is_closed(&mut self) -> bool {
         let mut byte = [0];
         match self.stream.read(&mut byte) {

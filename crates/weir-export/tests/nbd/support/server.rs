@@ -15,7 +15,7 @@ use weir_nbd::server::{Directory, ExportInfo, Listed};
 
 use super::layer::{FileLayer, Knobs};
 
-/// What to serve and within which limits.
+/// The server's exports and limits.
 pub struct ServerConfig {
     pub disks: Vec<(String, File, LayerInfo)>,
     pub reactor: ReactorConfig,
@@ -52,7 +52,7 @@ pub fn memory_file() -> File {
     File::from(fd)
 }
 
-/// What the shard looks like from inside.
+/// The shard's internal state.
 #[derive(Debug)]
 pub struct State {
     pub connections: usize,
