@@ -1,4 +1,4 @@
-//! What one destage checkpoint writes: the newest version of each byte among its records, sorted by offset.
+//! The writes of one destage checkpoint: the newest version of each byte among its records, sorted by offset.
 
 use std::collections::VecDeque;
 

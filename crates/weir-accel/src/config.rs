@@ -1,4 +1,4 @@
-//! What an accelerator is told from outside.
+//! Inputs of an accelerator: the disk's configuration, limits, and the right to serve.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +21,11 @@ pub struct Configuration {
     pub write_back: bool,
     /// `N` of the requested `write-back+N`; `None` when `write-through` is requested.
     pub wanted_replicas: Option<usize>,
-    /// Whether fewer replicas than wanted, or some in other fault domains, are as good as none: then the way leads to `write-through`.
+    /// True: fewer replicas than wanted, or some in other fault domains, do not suffice; the disk then goes to
+    /// `write-through`.
     pub strict: bool,
-    /// Which of `replicas` are where the policy wants none. They count as long as they are in the set (P1), and are replaced.
+    /// Members of `replicas` on nodes that the policy does not want. They count as long as they are in the set (P1), and are
+    /// replaced.
     pub misplaced: Vec<String>,
 }
 
@@ -35,7 +37,7 @@ impl Configuration {
     }
 }
 
-/// What is certain about whoever owned the disk before. Each includes the one before it.
+/// The certain knowledge about the former owner. Each variant includes the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Former {
     /// It may still be in its right: it may answer reads. Its writes go unacknowledged, for they need a copy that is sealed by now.
@@ -70,11 +72,11 @@ impl AccelConfig {
     /// A log must be able to hold the largest request (32 MiB) and what it wastes at its end.
     pub const SMALLEST_LOG: u64 = 64 << 20;
 
-    /// How long writes wait for room unless told otherwise: longer than storage usually takes to come back, shorter than an
-    /// operator wants to look for the reason of a guest that stands still.
+    /// Default limit for writes that wait for room: longer than most outages of storage, shorter than an operator wants to
+    /// search for the reason of a blocked guest.
     pub const FULL_LOG_WAIT: Duration = Duration::from_secs(600);
 
-    /// How long records wait to be destaged while nothing presses.
+    /// Default delay before records are destaged while the log has room.
     pub const DESTAGE_DELAY: Duration = Duration::from_millis(100);
 
     /// Enough for a batch to be worth its message; a replica's table of them stays small.
@@ -110,7 +112,7 @@ pub enum Inheritance {
     Replica {
         /// The records.
         log: Log,
-        /// Where they come from.
+        /// The copy's lineage.
         lineage: Lineage,
     },
 }

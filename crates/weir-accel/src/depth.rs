@@ -1,19 +1,19 @@
-//! How many writes a checkpoint keeps in flight: as many as it takes for the backing to be as fast as it can be, and no more
-//! (DESIGN §4). More would only stand in the way of guests' reads.
+//! The number of writes that a checkpoint keeps in flight: the smallest with which the backing reaches its best throughput.
+//! More would only delay guests' reads.
 //!
-//! The controller remembers the throughput of each depth that it has tried, runs at the smallest one that is nearly as
-//! good as the best, and tries a neighbour now and then. Whatever it runs at is measured again each time, so that what it
-//! remembers follows a backing that changes.
+//! The controller remembers the throughput of each depth that it has tried, runs at the smallest depth that is nearly as fast
+//! as the best, and tries a neighbour now and then. It measures the depth in use again each time, so its memory follows a
+//! backing that changes.
 
 use std::time::Duration;
 
 /// The depths that are tried.
 const DEPTHS: [usize; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 
-/// Where to begin (32): enough for most storage, so that the first checkpoints are not slow.
+/// Index of the first depth (32): enough for most storage, so that the first checkpoints are not slow.
 const FIRST: usize = 9;
 
-/// A depth is as good as the best from this share of its throughput on.
+/// The share of the best throughput from which on a depth counts as equally fast.
 const NEARLY: f64 = 0.9;
 
 /// Checkpoints at the chosen depth between two tries of a neighbour.
@@ -22,10 +22,10 @@ const TRY_AFTER: u32 = 8;
 /// Weight of a new measurement.
 const WEIGHT: f64 = 0.3;
 
-/// A measurement needs so many writes for each request in flight, or filling and emptying the queue is what is measured.
+/// A measurement needs this many writes per request in flight; otherwise it would measure how the queue fills and empties.
 const ENOUGH: usize = 4;
 
-/// What a write costs beside its bytes, as bytes: small ones take about as long as this many on disks and networks.
+/// The fixed cost of a write, in bytes: a small write takes about as long as one of this size on disks and networks.
 const PER_WRITE: u64 = 64 << 10;
 
 /// Finds the depth for one disk's backing.
@@ -33,7 +33,7 @@ const PER_WRITE: u64 = 64 << 10;
 pub struct DepthControl {
     /// Work per second, by depth; zero: never tried.
     throughput: [f64; DEPTHS.len()],
-    /// What the next checkpoint uses.
+    /// The depth's index for the next checkpoint.
     at: usize,
     chosen: usize,
     since_try: u32,
@@ -110,7 +110,7 @@ mod tests {
         DEPTHS.into_iter().find(|depth| *depth >= parallel).unwrap_or(64)
     }
 
-    /// Where the controller is in most of `rounds` checkpoints.
+    /// The depth of the controller in most of `rounds` checkpoints.
     fn settled(backing: &mut Backing, control: &mut DepthControl, rounds: usize) -> usize {
         let mut counts = [0; DEPTHS.len()];
         for _ in 0..rounds {

@@ -40,7 +40,7 @@ struct Writing {
     waited: bool,
 }
 
-/// What came of a step towards the backing.
+/// The outcome of a step towards the backing.
 pub enum Progress {
     /// Go on.
     None,
@@ -62,7 +62,7 @@ pub struct Destager {
     target: u64,
     bytes: u64,
     began: Nanos,
-    /// When there first was something to destage.
+    /// The time of the first record to destage since the log was clean.
     dirty_since: Option<Nanos>,
     /// The last error, until a checkpoint succeeds.
     error: Option<IoError>,
@@ -259,8 +259,8 @@ impl Destager {
         Progress::Failed { error, first }
     }
 
-    /// How long the checkpoint under way will still take, going by what it has done so far; until then no room comes free
-    /// in the log.
+    /// Estimated time until the running checkpoint is complete, from its progress so far. Until then it frees no room in the
+    /// log.
     pub fn remaining(&self, now: Nanos) -> Option<Duration> {
         match &self.state {
             State::Writing(Writing { steps, planned, in_flight, .. }) => {
@@ -275,7 +275,7 @@ impl Destager {
         }
     }
 
-    /// When the last checkpoint was complete.
+    /// The time at which the last checkpoint was complete.
     pub fn completed_at(&self) -> Option<Nanos> {
         self.completed_at
     }
@@ -310,7 +310,7 @@ impl Destager {
         matches!(self.state, State::Idle) && self.dirty_since.is_none()
     }
 
-    /// When something is due without an event.
+    /// The time at which a step is due without an event.
     pub fn deadline(&self) -> Nanos {
         match self.state {
             State::Idle => self.dirty_since.map_or(Nanos::NEVER, |since| since + self.delay),

@@ -1,4 +1,4 @@
-//! How much is acknowledged and not in the backing, and since when.
+//! The acknowledged data that is not in the backing yet: its size and age.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use weir_block::Nanos;
 /// Ages are known to within this time.
 const STEP: Duration = Duration::from_millis(50);
 
-/// What the log holds beyond the backing.
+/// The records that the backing does not hold.
 #[derive(Debug, Default)]
 pub struct Dirty {
     bytes: u64,
@@ -17,7 +17,7 @@ pub struct Dirty {
 }
 
 impl Dirty {
-    /// A record was appended. Of one that was inherited nobody knows the age: it counts from the takeover.
+    /// A record was appended. The age of an inherited one is unknown: it counts from the takeover.
     pub fn add(&mut self, sequence: u64, bytes: u64, now: Nanos) {
         self.bytes += bytes;
         if self.marks.back().is_none_or(|&(_, last)| now - last >= STEP) {

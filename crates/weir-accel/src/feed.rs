@@ -1,30 +1,30 @@
-//! What a replica is sent next. No I/O here.
+//! The next batch for a replica. No I/O here.
 //!
-//! A copy that is being filled gets two streams. *Live* batches bring what is new at once, as to every member of the set.
-//! *Backlog* batches bring what the log held when the replica joined, the newest first, so that the copy is one run of records
-//! without a hole at all times: it grows at both ends, and what it lacks lies below. The owner frees from below meanwhile, and what
-//! is freed need not be sent any more.
+//! A copy that is being filled gets two streams. *Live* batches carry new records at once, as for every member of the set.
+//! *Backlog* batches carry the records that the log had when the replica joined, the newest first, so that the copy is one
+//! contiguous run of records at all times: it grows at both ends, and lacks only older records. The owner frees the oldest
+//! records meanwhile, and need not send freed ones.
 
 use crate::log::Log;
 use crate::owner::Held;
 use crate::planted::{Bug, Planted};
 use crate::wire::Batch;
 
-/// What a replica has been sent, and told.
+/// The position of a replica in both streams.
 #[derive(Clone, Debug)]
 pub struct Feed {
     /// The live record to be sent next.
     next: u64,
-    /// The backlog is what lies between the last record freed and this one, which is sent next.
+    /// The backlog is the records after the last freed one, up to this one, which is sent next.
     backlog: u64,
-    /// Epoch and freed record that the replica was last told.
+    /// Epoch and freed record of the last message to the replica.
     told: (u64, u64),
-    /// The replica was told that its copy is complete.
+    /// The owner has sent that the copy is complete.
     complete: bool,
     planted: Planted,
 }
 
-/// How much one batch may carry.
+/// Limits of one batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Records.
@@ -84,7 +84,7 @@ impl Feed {
 
     /// The next live batch. `None` when the replica has been sent everything that is new, and knows everything else.
     pub fn live(&mut self, log: &Log, epoch: u64, limits: Limits) -> Option<Run> {
-        // What was freed meanwhile is in the backing; nobody needs it any more.
+        // Records freed meanwhile are in the backing; no copy needs them.
         let first = self.next.max(log.freed() + 1);
         let waits = self.complete || self.backlog > log.freed();
         if first > log.last() && self.told == (epoch, log.freed()) && waits {
@@ -197,7 +197,7 @@ mod tests {
         feed: Feed,
         wire: VecDeque<Sent>,
         replica: Replica,
-        /// What the replica ought to hold: every record that has arrived and is not freed.
+        /// The expected content of the replica: every record that has arrived and is not freed.
         held: BTreeMap<u64, Vec<u8>>,
     }
 
@@ -277,8 +277,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
-        /// Whatever the order in which the two streams are sent, and whatever is freed meanwhile: the copy is what has arrived,
-        /// it is called complete when it is, and it has room for all that the owner has.
+        /// In any order of the two streams, and with any records freed meanwhile: the copy holds the records that have
+        /// arrived, is declared complete when it is, and has room for all records of the owner.
         #[test]
         fn a_copy_is_what_has_arrived_and_complete_when_it_is_all(
             backlog in 0usize..60,

@@ -33,7 +33,7 @@ struct Session {
     channel: Channel,
     /// Its Hello was taken.
     greeted: bool,
-    /// What it was told is durable; nothing before its Hello is answered.
+    /// The durable state last confirmed to the owner; `None` until its Hello is answered.
     told: Option<Held>,
     ended: bool,
 }
@@ -89,7 +89,7 @@ impl ReplicaHost {
         self.store.as_ref()
     }
 
-    /// When a turn is due even if nothing happens: a write to flash that does not come back counts as failed then.
+    /// The time at which a turn is due even without events: a write to flash that has not completed by then counts as failed.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline)
@@ -205,7 +205,7 @@ impl ReplicaHost {
             return sessions.iter_mut().for_each(|session| session.ended = true);
         }
         for session in sessions.iter_mut().filter(|session| session.greeted && !session.ended) {
-            // What is being filled counts for nothing; the owner only wants to see that it goes on.
+            // A copy that is being filled does not count; the owner only watches its progress.
             let unstored = replica.confirms_unstored() || !replica.is_complete();
             let held = if unstored { replica.held() } else { store.stored() };
             let news = match session.told {
@@ -285,7 +285,8 @@ impl Session {
         let Session { channel, greeted, .. } = self;
         channel.flush(reactor)?;
         if channel.is_backed_up() {
-            // Who does not take our answers is not listened to (P10). An event follows when the socket takes more.
+            // The host does not read from an owner that does not take its answers (P10). An event follows when the socket
+            // takes more.
             return Ok(false);
         }
         let more = channel.receive(reactor, |frame| -> Result<(), SessionError> {

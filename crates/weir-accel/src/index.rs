@@ -1,4 +1,4 @@
-//! Where the newest logged version of each byte is (P7).
+//! The index: the location of the newest logged version of each byte (P7).
 
 use std::collections::BTreeMap;
 

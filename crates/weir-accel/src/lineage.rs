@@ -1,4 +1,4 @@
-//! Which log a log is the continuation of.
+//! The descent of a log: the logs that it continues.
 //!
 //! Within one lineage, records with the same number are the same. A new owner begins a lineage of its own, named by the epoch
 //! at which it opened the log, because the former owner may have numbered records that the new one did not inherit.
@@ -13,15 +13,15 @@ pub struct Ancestor {
     pub last: u64,
 }
 
-/// Where a log comes from.
+/// The lineage of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lineage {
-    /// The epoch at which the log's owner opened it; 0: nobody has.
+    /// The epoch at which the log's owner opened it; 0: not opened yet.
     pub epoch: u64,
-    /// What it continues, the youngest first. Two, because a member of the set may not have heard of the last owner, when
-    /// that one was given the disk by a move and was gone before it could greet everybody; and not more, because a disk
-    /// moves only once everybody has been greeted. (The simulator found what one ancestor leads to: the only complete copy
-    /// taken for a stranger's and thrown away.)
+    /// The logs that it continues, the youngest first. Two, because a member of the set may not know the last owner, if that
+    /// owner received the disk by a move and failed before it could greet all members. Not more, because a disk moves only
+    /// after its owner has greeted all members. (The simulator found the failure with one ancestor: the only complete copy
+    /// was taken for a foreign one and discarded.)
     pub ancestors: [Ancestor; 2],
 }
 

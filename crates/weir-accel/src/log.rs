@@ -15,7 +15,7 @@ pub(crate) const RESERVE: u64 = 2 * (LARGEST_RECORD as u64 + BLOCK);
 /// The unit in which flash is written, in bytes.
 pub const BLOCK: u64 = 4096;
 
-/// How records lie in the arena. All copies of a disk's log have the same, or one might be full before the others.
+/// The layout of records in the arena. All copies of a disk's log have the same, or one might be full before the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// For a log in memory: payloads begin at multiples of 512 bytes, so that they can be written to the backing with
@@ -44,13 +44,13 @@ impl Layout {
     }
 }
 
-/// What a record counts for at least, in bytes.
+/// The smallest weight of a record, in bytes.
 const SMALLEST_WEIGHT: u64 = 512;
 
 /// Most records in a log (P10): 24 bytes of description each on the wire, some 150 in memory with the index.
 pub const MOST_RECORDS: usize = 1 << 20;
 
-/// What a record does to the disk.
+/// The effect of a record on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -81,7 +81,7 @@ pub struct Record {
     pub length: u32,
     /// CRC-32C over sequence number, offset, length, kind and data (P11).
     pub checksum: u32,
-    /// What it does.
+    /// The record's effect.
     pub kind: RecordKind,
     /// Position of the data on the endless ring; meaningless without data.
     pub position: u64,
@@ -94,8 +94,8 @@ impl Record {
         self.offset + u64::from(self.length)
     }
 
-    /// What the record counts for where bytes are counted, so that records without data count for something too: a
-    /// range of zeroes may be a thousand times the log.
+    /// The record's weight in limits that count bytes. Records without data have a weight, too: a range of zeroes may be a
+    /// thousand times the log.
     #[must_use]
     pub fn weight(&self) -> u64 {
         (self.data_length() as u64).max(SMALLEST_WEIGHT)
@@ -222,7 +222,7 @@ impl Log {
     /// Appends a change and returns its sequence number. `None` when there is no room ([`Log::has_room`]).
     ///
     /// # Panics
-    /// When a write's data is not `length` bytes or larger than 1 MiB.
+    /// If a write's data is not `length` bytes or larger than 1 MiB.
     pub fn append(&mut self, kind: RecordKind, offset: u64, length: u32, data: &[u8]) -> Option<u64> {
         let sequence = self.last() + 1;
         let checksum = checksum(sequence, offset, length, kind, data);
@@ -260,7 +260,7 @@ impl Log {
     /// Returns its number; `None` when there is no room, or no number, or the arena is pinned ([`Log::pin`]).
     ///
     /// # Panics
-    /// When a write's data is not `length` bytes or larger than 1 MiB.
+    /// If a write's data is not `length` bytes or larger than 1 MiB.
     pub fn push_front(&mut self, mut record: Record, data: &[u8]) -> Option<u64> {
         assert_eq!(record.data_length(), data.len(), "a record's data has its length");
         assert!(data.len() <= LARGEST_RECORD, "a record's data is bounded");

@@ -1,4 +1,4 @@
-//! Admission that slows smoothly to the destage rate as the log fills: no cliff and no stall (DESIGN §4).
+//! Admission that slows smoothly to the destage rate as the log fills: no cliff and no stall.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ impl Pacer {
         }
     }
 
-    /// When [`Pacer::refill`] should be called again.
+    /// The time of the next call of [`Pacer::refill`].
     pub fn deadline(&self) -> Nanos {
         if self.admits() {
             return Nanos::NEVER;

@@ -21,11 +21,12 @@ const BATCH: usize = 1 << 20;
 /// The same for a batch of the backlog.
 const PART: usize = 256 << 10;
 
-/// When such a batch is confirmed, the backlog rests for so many times as long as that took: it gets a quarter of whatever is
-/// scarce, be it the network, the processors here or those of the replica's node.
+/// After a confirmation, the backlog pauses for this multiple of the time that the batch took. So it gets a quarter of the
+/// scarce resource: the network, or the processors of this node or the replica's.
 const REST: u32 = 3;
 
-/// But no longer than this part of the time after which a silent replica counts as lost: it says nothing while it rests.
+/// But the pause is at most this part of the time after which a silent replica counts as lost: the replica sends nothing
+/// during the pause.
 const LONGEST_REST: u32 = 8;
 
 /// Frames read from one peer before others get their turn.
@@ -56,15 +57,15 @@ struct Peer {
     node: String,
     since: Nanos,
     channel: Channel,
-    /// What it is sent next; it has not answered our Hello before there is one.
+    /// The next batches for it; `None` until it has answered our Hello.
     feed: Option<Feed>,
-    /// Epoch and freed record that our Hello told.
+    /// Epoch and freed record of our Hello.
     told: (u64, u64),
     /// Live batches that are not confirmed. At most one for each record of the log (P10).
     under_way: VecDeque<UnderWay>,
     /// The same of the backlog.
     parts: VecDeque<UnderWay>,
-    /// When the next part of the backlog is due.
+    /// The time at which the next part of the backlog is due.
     resumes: Nanos,
     longest_rest: Duration,
     lost: bool,
@@ -81,7 +82,7 @@ struct Sending<'a> {
     meter: &'a mut Meter,
 }
 
-/// What every message of this owner carries.
+/// The identity in every message of this owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     pub epoch: u64,
@@ -91,7 +92,7 @@ pub struct Identity {
 /// All channels of one disk's owner.
 pub struct Peers {
     owner: OwnerId,
-    /// Who connects and then does not answer our Hello within this time is given up.
+    /// A node that connects and does not answer our Hello within this time is dropped.
     deadline: Duration,
     /// Most records of a batch.
     records: usize,
@@ -126,7 +127,7 @@ impl Peers {
         self.planted = planted;
     }
 
-    /// What the replicas did: a request is a batch of records, from the moment that it is queued until the replica has
+    /// The meter of the replicas: a request is a batch of records, from the moment that it is queued until the replica has
     /// confirmed it.
     pub fn meter(&self) -> &Meter {
         &self.meter
@@ -196,7 +197,7 @@ impl Peers {
         }
     }
 
-    /// When [`Peers::expire`] or [`Peers::send`] is due without an event.
+    /// The time at which [`Peers::expire`] or [`Peers::send`] is due without an event.
     pub fn deadline(&self) -> Nanos {
         let silent = self.peers.iter().filter(|peer| peer.is_silent()).map(|peer| peer.since + self.deadline);
         let resting = self.peers.iter().filter(|peer| peer.is_resting());
@@ -417,7 +418,7 @@ fn push_piece(pieces: &mut Vec<(usize, usize)>, position: usize, length: usize) 
     }
 }
 
-/// What a replica says that it holds. It cannot hold what comes after `next`, the live record that it is sent next.
+/// The state that a replica confirms. It cannot include `next`, the live record that is sent next, or anything after it.
 fn check(confirm: &Confirm, next: u64) -> Result<Held, WireError> {
     let held = confirm.held()?;
     if held.last >= next {

@@ -18,7 +18,7 @@ pub enum Bug {
     CountIncompleteCopy,
     /// After a takeover, writes are acknowledged before the set is restored (P1).
     AcknowledgeUnrestored,
-    /// After a takeover, what was inherited counts as acknowledged, though the other copies may lack some (P7).
+    /// After a takeover, inherited records count as acknowledged, though the other copies may lack some (P7).
     AnswerInheritedAtOnce,
     /// Write-back is left with records in the log that the backing does not hold (P1).
     LeaveUndrained,
@@ -26,35 +26,35 @@ pub enum Bug {
     ForgetBypassed,
     /// The new owner destages while the former owner's writes may still be under way (P4).
     ForgetFormer,
-    /// What a new owner has inherited is destaged in several checkpoints (P4).
+    /// A new owner destages the inherited records in several checkpoints (P4).
     DestageInheritedInParts,
     /// A checkpoint writes its records out of order: the oldest version of a block comes last (P4, P5).
     ReorderDestage,
-    /// A checkpoint counts as done when it is written; nobody flushes the backing (P6).
+    /// A checkpoint counts as done when it is written; the owner does not flush the backing (P6).
     FreeBeforeFlush,
     /// A checkpoint begins while a write past the log is under way (P4).
     DestageBesideBypass,
-    /// Nobody looks at the lease before writing past the log (P2).
+    /// The owner does not check the lease before it writes past the log (P2).
     BypassWithoutLease,
     /// A read that has seen a record which is not acknowledged is answered at once (P7).
     AnswerUnacknowledgedReads,
     /// The new owner takes the log and leaves the replica open to the former owner (P2).
     SkipSeal,
-    /// A replica obeys whoever talks to it (P2).
+    /// A replica obeys any sender (P2).
     IgnoreEpoch,
     /// A rejoining replica keeps records that the new owner did not inherit (P7).
     KeepUninherited,
     /// A replica goes on with a copy of another log (P1).
     KeepForeignLog,
-    /// A replica keeps what it was told to free, and says that it does not (P4).
+    /// A replica keeps records after the order to free them, and confirms that it has freed them (P4).
     KeepFreed,
     /// A replica does not look at the records' checksums (P11).
     SkipChecksum,
-    /// A disk is handed over while its former owner's destage is under way, and nobody waits for that (P4).
+    /// A disk is handed over while its former owner's destage is in flight, and the new owner does not wait for that (P4).
     HandOverBesideDestage,
-    /// The owner acknowledges what is in its memory and not yet on its flash (P1).
+    /// The owner acknowledges records that are in its memory and not yet on its flash (P1).
     CountUnstored,
-    /// A replica on flash confirms what is in its memory and not yet durable (P1).
+    /// A replica on flash confirms records that are in its memory and not yet durable (P1).
     ConfirmUnstored,
     /// A log on flash is cut off, and its journal does not notice (P1).
     ForgetRewind,
@@ -72,17 +72,17 @@ pub enum Bug {
     TrustReturnedLease,
     /// A disk is opened on a record that was read before the session began which is to count for it (P2).
     OpenWhileFenced,
-    /// A disk that is another's is let go when something else is done with (P9).
+    /// A node releases another node's disk only when other work is finished (P9).
     LetGoWaits,
-    /// What is finished is answered although nothing says that this node may still serve the disk (P2).
+    /// The node answers a finished request without proof that it may still serve the disk (P2).
     ReplyWithoutLease,
     /// The log goes to the backing although nothing says that this node may still serve the disk (P4).
     DestageWithoutLease,
     /// A frame of which only a part was sent counts as sent, and what follows is sent instead of the rest (P1).
     CountPartialFrame,
-    /// A write to flash that has failed counts as under way for good: its slot is never given back (P10).
+    /// A failed write to flash counts as in flight for ever: its slot is never released (P10).
     KeepInFlight,
-    /// What a frame needs of the arena stays pinned when the flash has failed and nobody waits for the frame any more (P10).
+    /// A frame's data stays pinned in the arena after the flash has failed and the frame has no waiter any more (P10).
     KeepPinned,
 }
 

@@ -5,7 +5,7 @@ use weir_block::{Buffer, Extent, ExtentState, Tag};
 use crate::index::{Entry, Index};
 use crate::log::Log;
 
-/// What the log has of a range.
+/// The log's part of a range.
 pub enum Hit {
     /// Nothing.
     Miss,

@@ -13,7 +13,7 @@ const EPOCH_LEAD: u64 = 16;
 const FULL: WireError =
     WireError::Protocol("more records than the log holds; use the same log_size on all nodes");
 
-/// What a replica answers to a message.
+/// A replica's answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Taken. A confirmation is due.
@@ -168,16 +168,16 @@ impl Replica {
         self.epoch = self.epoch.max(epoch);
         self.sealed = false;
         if let Some(last) = shared.filter(|_| !self.planted.has(Bug::KeepUninherited)) {
-            // What the new owner did not inherit was never acknowledged.
+            // Records that the new owner did not inherit were never acknowledged.
             self.log.truncate_to(last);
         }
         let keeps = shared.is_some() || (self.planted.has(Bug::KeepForeignLog) && self.lineage.epoch != 0);
-        // What is not complete is not worth a second hole: the guest has written on since.
+        // An incomplete copy is not worth a second hole: the guest has gone on writing.
         if !keeps || !self.complete || self.log.last() < freed {
             self.log.reset(freed + 1);
             (self.freed, self.complete) = (freed, false);
         }
-        // What the owner has freed may be older than what the backing holds by now (P4).
+        // The backing may hold newer data than the records that the owner has freed (P4).
         self.free_to(freed);
         self.whole_at = self.whole_at.min(self.log.last());
         self.lineage = lineage;
@@ -268,7 +268,7 @@ impl Replica {
         }
     }
 
-    /// What is held in memory.
+    /// The copy in memory.
     #[must_use]
     pub fn held(&self) -> Held {
         let Replica { epoch, freed, complete, .. } = *self;
@@ -279,7 +279,7 @@ impl Replica {
         }
     }
 
-    /// What has to be durable beside the records, for a copy on flash of which everything up to `stored` is durable.
+    /// The state that a copy on flash stores beside the records, if everything up to `stored` is durable.
     #[must_use]
     pub fn state(&self, stored: u64) -> State {
         let Replica { epoch, lineage, .. } = *self;
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(replica.hello(&hello(92, 92, (5, 3), 0)), Ok(Verdict::Taken));
     }
 
-    /// What an owner has said before is no reason to believe more of it: the record is.
+    /// Only the record justifies a higher epoch; an owner's earlier messages do not.
     #[test]
     fn an_epoch_that_creeps_up_is_not_obeyed_beyond_what_the_record_allows() {
         let mut replica = filled();

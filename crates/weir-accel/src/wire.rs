@@ -1,4 +1,4 @@
-//! What owner and replica say to each other, version 2: the meta parts of `weir-net` frames.
+//! The messages between owner and replica, version 2: the meta parts of `weir-net` frames.
 //!
 //! All integers are little-endian. The numbers of [`MessageKind`] are fixed for ever; a new message gets a new
 //! number, a changed one too.
@@ -148,10 +148,10 @@ impl Confirm {
         }
     }
 
-    /// What it says.
+    /// The confirmed state.
     ///
     /// # Errors
-    /// It contradicts itself.
+    /// The message contradicts itself.
     pub fn held(&self) -> Result<Held, WireError> {
         let held = Held {
             epoch: self.epoch.get(),
@@ -243,7 +243,7 @@ pub enum WireError {
     /// A record does not match its checksum (P11).
     #[error("record {0} does not match its checksum")]
     Checksum(u64),
-    /// What a node has found on its flash is complete, may be counted by the registry, and is of another past.
+    /// The copy that a node found on its flash is complete, the registry may count it, and it is of another past.
     #[error(
         "this node's copy of the log is of another past; it is given up when the registry does not count it any more"
     )]
@@ -267,7 +267,7 @@ pub enum WireError {
 }
 
 impl RecordHeader {
-    /// How a record is announced.
+    /// The header that announces a record.
     #[must_use]
     pub fn of(record: &Record) -> RecordHeader {
         RecordHeader {

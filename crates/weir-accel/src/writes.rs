@@ -16,7 +16,7 @@ impl Writes {
         self.waiting.push_back((sequence, tag));
     }
 
-    /// How many wait.
+    /// The number of waiting writes.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }

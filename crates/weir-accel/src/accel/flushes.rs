@@ -15,7 +15,7 @@ pub(super) struct Flushes {
     flushed: u64,
     /// The clients that wait for a flush.
     group: Group<Tag>,
-    /// How many of the writes the flush under way covers.
+    /// The number of those writes that the flush in flight covers.
     covers: u64,
     /// A checkpoint's flush has failed, and writes past the log that no flush has covered may be lost with it.
     lost: Option<IoError>,
@@ -47,7 +47,7 @@ impl Flushes {
         self.group.is_due()
     }
 
-    /// How many clients wait, for the next flush or the one under way.
+    /// The number of clients that wait, for the next flush or the one in flight.
     pub(super) fn pending(&self) -> usize {
         self.group.pending()
     }

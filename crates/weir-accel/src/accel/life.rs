@@ -1,4 +1,4 @@
-//! Where an accelerator is in its life on this node.
+//! The lifecycle of an accelerator on this node.
 
 /// From its opening to its end. Nothing leads back from a later state to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) enum Destaging {
 }
 
 impl Life {
-    /// That of an accelerator that has just been opened.
+    /// The state of an accelerator that has just been opened.
     pub(super) fn new() -> Life {
         Life::Serving(Destaging::Running)
     }

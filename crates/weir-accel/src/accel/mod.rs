@@ -78,7 +78,7 @@ pub struct Accel<L: Destage> {
     full_log: FullLog,
     dirty: Dirty,
     clock: Clock,
-    /// When the last turn began.
+    /// The start of the last turn.
     now: Nanos,
     finished: Vec<Completion>,
     completions: Vec<Completion>,
@@ -88,7 +88,7 @@ pub struct Accel<L: Destage> {
     direct: Vec<Completion>,
     /// Another turn of the loop has work without a new event.
     again: bool,
-    /// When to look for the right again; never while there is one.
+    /// The time to check again for the right to serve; never while there is one.
     look_again: Nanos,
     life: Life,
     planted: Planted,
@@ -344,7 +344,7 @@ impl<L: Destage> Accel<L> {
         out.append(&mut self.direct);
     }
 
-    /// What it was told.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &AccelConfig {
         &self.config

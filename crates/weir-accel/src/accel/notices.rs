@@ -1,13 +1,13 @@
-//! What an accelerator tells the node that it runs on.
+//! Requests and events from an accelerator to its node.
 
-/// What the accelerator asks of, or tells, the node that it runs on.
+/// A request or an event from the accelerator to the node that it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccelNotice {
     /// Connect to this node, or to any node but these; answer with `peer_connected` or `peer_unavailable`.
     WantPeer {
         /// `None`: choose.
         node: Option<String>,
-        /// Who is there already: the choice goes with these.
+        /// Nodes with a connection already: the choice complements these.
         connected: Vec<String>,
         /// Not these.
         exclude: Vec<String>,

@@ -25,11 +25,11 @@ pub struct AccelStatus {
     pub log_used: u64,
     /// Bytes of the arena.
     pub log_bytes: u64,
-    /// How the log empties.
+    /// Destage rates and ages.
     pub destage: DestageStatus,
 }
 
-/// How a log empties into its backing.
+/// Destage of a log into its backing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DestageStatus {
     /// Bytes of the log that are freed per second, lately; overwrites that needed no writing included.
@@ -38,7 +38,7 @@ pub struct DestageStatus {
     /// Age of the oldest record that the backing does not hold, in milliseconds; absent when all is clean. After a
     /// takeover it counts from then.
     pub oldest_dirty_ms: Option<u64>,
-    /// How long until all that is dirty now is in the backing, at that rate, in milliseconds; absent while nobody knows.
+    /// Estimated time until all present dirty data is in the backing, at that rate, in milliseconds; absent while unknown.
     pub time_to_clean_ms: Option<u64>,
     /// Time since the last checkpoint was complete, in milliseconds; absent before the first.
     pub checkpoint_age_ms: Option<u64>,

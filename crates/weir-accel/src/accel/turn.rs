@@ -31,7 +31,7 @@ impl<L: Destage> Accel<L> {
         self.note_durable(now);
         self.pacer.refill(now, self.log.fill(), self.log.room(), self.destager.remaining(now));
         self.decide(reactor, now);
-        // What is older than our right must neither reach the backing nor be answered (P2, P4).
+        // Work older than our right must neither reach the backing nor be answered (P2, P4).
         let holds_right = self.config.holds_right(now);
         self.look_again = if holds_right { Nanos::NEVER } else { now + RIGHT_POLL };
         let freed = self.log.freed();
@@ -56,7 +56,7 @@ impl<L: Destage> Accel<L> {
         if !answers || self.owner.is_fenced() || self.owner.waits_for_former() {
             return;
         }
-        // The replicas are told with the next batch, or next turn.
+        // The replicas learn of it with the next batch, or next turn.
         self.again |= self.log.freed() != freed || (self.may_destage() && self.destager.is_idle());
         self.answer();
         done.append(&mut self.finished);
@@ -153,7 +153,7 @@ impl<L: Destage> Accel<L> {
             sequence = newest;
         }
         if self.destager.reaches() > self.owner.marks().acknowledged {
-            // What the backing delivered may be a record that came after the read and is not acknowledged (P7).
+            // The backing may have delivered a record that came after the read and is not acknowledged (P7).
             sequence = sequence.max(reads::newest(&self.index, offset, buffer.len()));
         }
         self.held.push(HeldRead { sequence, tag, buffer });
@@ -317,7 +317,7 @@ impl<L: Destage> Accel<L> {
         );
     }
 
-    /// When the next turn is due even if nothing happens.
+    /// The time at which the next turn is due even without events.
     pub(super) fn next_turn(&self) -> Nanos {
         if self.again {
             return Nanos(0);

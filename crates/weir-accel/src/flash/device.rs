@@ -126,7 +126,7 @@ impl FlashDevice {
         self.medium
     }
 
-    /// Where it is.
+    /// The device's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -206,14 +206,14 @@ impl FlashDevice {
     }
 }
 
-/// What a slot's next header says.
+/// The next header of a slot.
 #[derive(Debug)]
 struct Change {
     generation: u64,
     taken: Option<Taken>,
 }
 
-/// A slot in somebody's hands.
+/// A slot held by a log.
 #[derive(Debug)]
 pub struct SlotLease {
     device: Arc<FlashDevice>,
@@ -222,20 +222,20 @@ pub struct SlotLease {
     instance: u64,
     /// To be entered.
     change: Option<Change>,
-    /// What is being entered.
+    /// The change that is being written.
     entering: Option<Change>,
     /// The kernel has a write to this slot or to its header.
     writing: bool,
 }
 
 impl SlotLease {
-    /// The disk that it was taken for, or found to be of.
+    /// The disk that holds the slot.
     #[must_use]
     pub fn disk(&self) -> &str {
         &self.disk
     }
 
-    /// What its frames carry.
+    /// The instance in its frames.
     #[must_use]
     pub fn instance(&self) -> u64 {
         self.instance
@@ -294,7 +294,7 @@ impl SlotLease {
         self.entering = None;
     }
 
-    /// A write to the slot or to its header begins or ends. Who lets go of the lease in between does not make the slot free.
+    /// A write to the slot or to its header begins or ends. Dropping the lease meanwhile does not free the slot.
     pub fn set_writing(&mut self, writing: bool) {
         self.writing = writing;
     }

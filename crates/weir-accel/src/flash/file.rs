@@ -1,4 +1,4 @@
-//! What a flash device is made of: a file or block device of the system's, or a simulated file.
+//! The file under a flash device: a file or block device of the system, or a simulated file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -78,7 +78,7 @@ impl DeviceFile {
         }
     }
 
-    /// What was written is there for good.
+    /// Makes all completed writes durable.
     pub(super) fn sync_data(&self) -> io::Result<()> {
         match self {
             DeviceFile::System { file, .. } => file.sync_data(),

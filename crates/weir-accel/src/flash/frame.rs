@@ -28,12 +28,12 @@ pub const STATE_ROOM: u64 = 2 * BLOCK;
 /// Most records in one frame: what the header block has room for.
 pub const MOST_RECORDS: usize = (BLOCK as usize - size_of::<FrameHeader>()) / size_of::<RecordHeader>();
 
-/// Where a frame is among the frames of its slot.
+/// The position of a frame among the frames of its slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Location {
-    /// Drawn at random when the slot was given to the disk: frames of whoever had it before do not count.
+    /// Drawn at random when the disk gets the slot: frames of an earlier disk do not count.
     pub instance: u64,
-    /// Raised each time that the log is opened: what a former run left behind the end does not count.
+    /// Incremented each time that the log is opened: frames that an earlier run left behind the end do not count.
     pub run: u64,
     /// Raised by one with each frame.
     pub number: u64,
@@ -63,7 +63,7 @@ impl Location {
 pub struct State {
     /// The highest epoch seen (P2).
     pub epoch: u64,
-    /// Where the log comes from.
+    /// The log's lineage.
     pub lineage: Lineage,
     /// The last record that is freed.
     pub freed: u64,
@@ -117,7 +117,7 @@ pub struct FrameHeader {
 /// A frame's header block, read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Where it is.
+    /// The frame's location.
     pub location: Location,
     /// The log's state as of it.
     pub state: State,

@@ -1,4 +1,4 @@
-//! What is to be written to a slot, and what is certainly durable there. No I/O.
+//! Writes due to a slot, and the state that is certainly durable there. No I/O.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ struct InFlight {
     tail: u64,
 }
 
-/// What to write, and where in the slot.
+/// The next write, and its place in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
     /// Bytes from the start of the slot.
@@ -52,9 +52,9 @@ pub struct Journal {
     head: u64,
     /// The frames with records that are needed, oldest first. Those without are not: the newest frame says all that they said.
     frames: VecDeque<Span>,
-    /// No durable frame refers to what lies before: room to write into.
+    /// No durable frame refers to data before this position: there is room to write.
     released: u64,
-    /// What the newest frame says, durable or not.
+    /// The state in the newest frame, durable or not.
     told: Option<State>,
     /// The last record in any frame.
     framed: u64,
@@ -121,7 +121,7 @@ impl Journal {
         Journal { planted, ..self }
     }
 
-    /// What is certainly durable.
+    /// The state that is certainly durable.
     #[must_use]
     pub fn stored(&self) -> Held {
         self.stored
@@ -235,7 +235,7 @@ impl Journal {
         self.pins = None;
     }
 
-    /// Where a frame of this length goes, if there is room.
+    /// The position for a frame of this length, if there is room.
     fn fit(&self, length: u64) -> Option<u64> {
         let rest = self.ring - self.head % self.ring;
         let position = if length > rest { self.head + rest } else { self.head };

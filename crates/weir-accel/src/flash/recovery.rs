@@ -37,7 +37,7 @@ pub enum RecoveryError {
     Damaged {
         /// The frame's number.
         number: u64,
-        /// What does not check.
+        /// The part that does not match its checksum.
         reason: &'static str,
     },
 }
@@ -48,7 +48,7 @@ pub struct Recovered {
     pub log: Log,
     /// The state as of the newest frame.
     pub state: State,
-    /// Where to go on.
+    /// The journal to continue with.
     pub journal: Journal,
 }
 
@@ -153,7 +153,7 @@ fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Fr
         let before = frames.get(&(at.before_run, number)).filter(|frame| !frame.records.is_empty());
         let before = before.ok_or(damaged("its header"))?;
         let end = before.location.position + before.location.length;
-        // What was skipped is the rest of the ring, less than a frame.
+        // Skipped space is the rest of the ring, less than a frame.
         let longest = LARGEST_RECORD as u64 + 2 * BLOCK;
         if end > at.position || at.position - end > longest {
             return Err(damaged("its location"));

@@ -16,8 +16,8 @@ use crate::log::{BLOCK, Log};
 use crate::owner::Held;
 use crate::planted::Bug;
 
-/// A write that takes longer counts as failed. Long, because failing is for good; a replica whose flash hangs loses its
-/// membership of the set much earlier.
+/// A write that takes longer counts as failed. The time is long, because the failure is permanent; a replica whose flash
+/// hangs leaves the set much earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A write to the device.
@@ -38,7 +38,7 @@ pub struct FlashStore {
     journal: Journal,
     header: Option<Buffer>,
     pieces: Vec<(usize, usize)>,
-    /// What the kernel has and has not given back, whether or not anybody still waits for it.
+    /// The I/O in flight in the kernel, even if nothing waits for it any more.
     under_way: Option<UnderWay>,
     since: Nanos,
     patience: Duration,
@@ -112,7 +112,7 @@ impl FlashStore {
         self.owner
     }
 
-    /// What the frames of its slot carry: another one for each log.
+    /// The instance in the frames of its slot: another one for each log.
     #[must_use]
     pub fn instance(&self) -> u64 {
         self.lease.instance()
@@ -139,7 +139,7 @@ impl FlashStore {
         }
     }
 
-    /// What is certainly durable.
+    /// The state that is certainly durable.
     #[must_use]
     pub fn stored(&self) -> Held {
         self.journal.stored()
@@ -157,7 +157,7 @@ impl FlashStore {
         FlashStore { patience, ..self }
     }
 
-    /// When [`FlashStore::expire`] is due.
+    /// The time at which [`FlashStore::expire`] is due.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         let waits = self.under_way.is_some() && self.error.is_none();

@@ -132,7 +132,7 @@ impl Rig {
         recover(&self.device, INSTANCE, self.room, LOG)
     }
 
-    /// What is durable is what the model says; goes on from there.
+    /// Power fails. Recovery finds what the model expects, and the test continues from there.
     fn crash(&mut self) {
         let recovered = self.recover().unwrap();
         let Some((state, held)) = self.at_rest.clone() else {
@@ -183,8 +183,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever is appended, freed, cut off and begun anew, and wherever the power goes: what was durable comes back,
-    /// and nothing else.
+    /// With any records appended, freed, truncated or begun anew, and power failing at any time: recovery finds the durable
+    /// records and nothing else.
     #[test]
     fn what_was_at_rest_comes_back(steps in prop::collection::vec(step(), 1..300)) {
         let mut rig = Rig::new();
@@ -206,7 +206,7 @@ proptest! {
                 }
             }
         }
-        // Whatever is left finds room, however full the ring was.
+        // The rest fits, however full the ring was.
         while rig.write(None) {}
         prop_assert!(rig.journal.has_caught_up(&rig.log, &rig.state));
         let State { epoch, freed, .. } = rig.state;
@@ -352,7 +352,7 @@ fn a_torn_frame_takes_nothing_of_what_was_at_rest() {
     }
 }
 
-/// What is on its way to flash stays as it is, though the log is freed, cut off or begun anew meanwhile and fills again.
+/// Data in flight to flash stays unchanged, though the log is freed, truncated or begun anew meanwhile and fills again.
 #[test]
 fn a_frame_under_way_does_not_change() {
     let changes: [fn(&mut Rig); 3] = [|rig| rig.free(4), |rig| rig.truncate(4), |rig| rig.reset(50)];

@@ -2,7 +2,7 @@
 
 use super::messages::Held;
 
-/// What may be counted on of it.
+/// The part of the copy that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LocalCopy {
     /// In memory: a record counts once it is appended.

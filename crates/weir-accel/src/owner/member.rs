@@ -11,9 +11,9 @@ pub(super) struct Member {
     /// Named by the committed configuration.
     pub in_set: bool,
     pub connected: bool,
-    /// What it says that it holds.
+    /// The state that it last confirmed.
     pub held: Held,
-    /// When it last confirmed something, or last had nothing to confirm.
+    /// The last time that it confirmed something, or had nothing to confirm.
     pub progress: Nanos,
 }
 
@@ -22,10 +22,11 @@ impl Member {
         Member { node, in_set, connected: false, held: Held::default(), progress: Nanos(0) }
     }
 
-    /// It has said what it holds.
+    /// It has confirmed this state.
     pub fn confirmed(&mut self, now: Nanos, held: Held) {
         let before = self.held;
-        // What it says while it is being filled ends with that: on flash it then says what is durable, which may be less.
+        // Confirmations of a copy that is being filled end with its completion: a copy on flash then confirms the durable
+        // part, which may be less.
         self.held = match before.complete {
             true => Held {
                 epoch: before.epoch.max(held.epoch),

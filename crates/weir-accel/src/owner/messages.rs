@@ -1,8 +1,8 @@
-//! What an owner's core is told, and what it wants done.
+//! Inputs and outputs of an owner's core.
 
 use crate::config::{Configuration, Former};
 
-/// The watermarks of a log: sequence numbers of the last record in each state (DESIGN §3).
+/// The watermarks of a log: sequence numbers of the last record in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
     /// In the owner's log.
@@ -30,7 +30,7 @@ impl Watermarks {
     }
 }
 
-/// What a replica says of its copy.
+/// The state of a replica's copy, as it confirms it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// The epoch that it knows.
@@ -39,7 +39,7 @@ pub struct Held {
     pub last: u64,
     /// Sequence number of the newest record that it has freed.
     pub freed: u64,
-    /// Up to here, what is not freed is not there yet: the copy is being filled. `freed` when nothing is missing.
+    /// Up to here, records that are not freed are missing: the copy is being filled. `freed` if nothing is missing.
     pub gap: u64,
     /// It holds every record that was live when the owner said so, and all that followed.
     pub complete: bool,
@@ -52,61 +52,61 @@ impl Held {
     }
 }
 
-/// What happened.
+/// An input of the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The log has grown up to this record.
     Appended(u64),
     /// A connection to this node stands and it has taken our Hello.
     PeerJoined(String),
-    /// A replica has said what it holds.
+    /// A replica has confirmed this state.
     PeerConfirmed {
         /// Node.
         node: String,
-        /// What.
+        /// The confirmed state.
         held: Held,
     },
     /// The connection to a replica is gone.
     PeerLost(String),
-    /// No connection to a wanted node (or to any) can be had now.
+    /// No connection to a wanted node (or to any) is possible now.
     PeerUnavailable,
     /// The registry committed a configuration.
     Configured(Configuration),
-    /// The registry did not commit what was asked for, as far as anybody knows: it may still do so.
+    /// The registry has not committed the proposal, as far as known: it may still do so.
     NotConfigured,
     /// The requested policy changed.
     PolicyRequested(Option<usize>),
-    /// This node is to own the disk next, so it must be a member of the set; `None`: nobody in particular.
+    /// This node is to own the disk next, so it must be a member of the set; `None`: no particular node.
     Successor(Option<String>),
     /// The backing holds, flushed, everything up to this record.
     Destaged(u64),
-    /// What is durable of this node's own copy, when that is on flash.
+    /// The durable state of this node's own copy, if it is on flash.
     Stored(Held),
-    /// Nothing becomes durable on this node's flash any more; why.
+    /// Nothing becomes durable on this node's flash any more; the reason.
     StoreFailed(String),
-    /// What has become of the former owner (P2, P4).
+    /// The state of the former owner (P2, P4).
     Former(Former),
-    /// This node says that it knows a higher epoch than ours (P2).
+    /// This node reports a higher epoch than ours (P2).
     Refused {
         /// Node.
         node: String,
-        /// Which.
+        /// Its epoch.
         epoch: u64,
     },
-    /// The registry, asked since a node refused us, names this owner in its present epoch: that node is mistaken.
+    /// The registry, asked since a node refused us, names this owner in its present epoch: the other node is mistaken.
     StillOwner,
     /// Time passed.
     Tick,
 }
 
-/// What is to be done.
+/// An output of the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Have a connection made: to this node, or to any node but these.
     WantPeer {
         /// `None`: the control plane chooses.
         node: Option<String>,
-        /// Who is there already: what is wanted goes with these.
+        /// Nodes with a connection already: the choice complements these.
         connected: Vec<String>,
         /// Connected already, or just lost.
         exclude: Vec<String>,

@@ -38,25 +38,25 @@ pub struct Owner {
     inherited: u64,
     /// After a takeover: new writes are acknowledged once the set is restored or given up.
     restoring: bool,
-    /// Records up to here are older than a write that went past the log: who still holds one must not take over.
+    /// Records up to here are older than a write that went past the log: a node that still holds one must not take over.
     bypassed_at: u64,
     proposals: Proposals,
     former: Former,
-    /// The disk came here without a log, so that the backing alone answers reads: what the former owner wrote must have ended.
+    /// The disk came here without a log, so that the backing alone answers reads: the former owner's writes must have ended.
     reads_wait: bool,
-    /// Who said that this owner is over, until the registry has been asked.
+    /// The node that has reported the end of this owner, until the registry is asked.
     fenced: Option<String>,
     peer_deadline: Duration,
     peer_wanted: bool,
-    /// Next time a peer is wanted, ask for the member of the set that is away.
+    /// If a peer is wanted next time, ask for the member of the set that is away.
     ask_absent: bool,
-    /// Nodes that could be connected to and yet were of no use, since the last time that nobody else was to be had.
+    /// Nodes that accepted a connection and did not become members, since the last time that no other node was available.
     avoid: Vec<String>,
-    /// No node is to be had: drain, then acknowledge from the backing.
+    /// No node is available: drain, then acknowledge from the backing.
     falling: bool,
-    /// Who is to own the disk next: a member of the set before anybody else is.
+    /// The next owner: a member of the set before it becomes the owner.
     successor: Option<String>,
-    /// Nothing is asked of the control plane before these; zero when it may be asked now.
+    /// The core requests nothing from the control plane before these times; zero: it may do so now.
     ask_peer_at: Nanos,
     propose_at: Nanos,
     planted: Planted,
@@ -135,7 +135,7 @@ impl Owner {
         self.marks
     }
 
-    /// Whether this owner was told that it is none.
+    /// Whether a node has reported that this owner is over.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
         self.fenced.is_some()
@@ -284,7 +284,7 @@ impl Owner {
             self.lift_fence(now, &mistaken, effects);
         }
         self.take(now, event, effects);
-        // Who is fenced hears what is said only once, in case that it is the owner still, and decides nothing.
+        // A fenced owner takes each event, which comes only once, in case that it is the owner after all; it decides nothing.
         if !self.is_fenced() {
             self.acknowledge(effects);
             self.decide(now, effects);
@@ -336,13 +336,13 @@ impl Owner {
                 }
             }
             Event::StillOwner => {}
-            // Nothing was sent to anybody since: nobody is late.
+            // A fenced owner has sent nothing since, so no replica is late.
             Event::Tick if self.is_fenced() => {}
             Event::Tick => self.expire(now, effects),
         }
     }
 
-    /// When [`Event::Tick`] is due.
+    /// The time at which [`Event::Tick`] is due.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         if self.is_fenced() {
@@ -413,20 +413,20 @@ impl Owner {
         effects.push(Effect::DropPeer(node.to_owned()));
         let index = self.members.iter().position(|member| member.node == node && member.connected);
         let Some(index) = index else {
-            // It went before it had joined: as good as not there.
+            // The connection ended before the node joined: the node counts as absent.
             self.avoid(node);
             return self.unavailable(now, effects);
         };
         let needed = self.is_needed(&self.members[index]);
         let member = &mut self.members[index];
         if !member.held.complete {
-            // Who cannot be filled now is not asked again at once, and not before others.
+            // A node that cannot be filled now is not asked again at once, and not before others.
             self.ask_peer_at = now + RETRY;
             self.avoid(node);
         }
         if needed {
             let member = &mut self.members[index];
-            // What it has confirmed still counts; whether there is more, it says when it is back.
+            // Its confirmations still count; it confirms later records when it is back.
             member.connected = false;
             self.ask_absent = false;
             effects.push(Effect::Tell("replica-lost", format!("replica on {node} is lost")));
@@ -449,7 +449,7 @@ impl Owner {
             self.falling = true;
             effects.push(Effect::Tell(
                 "policy-falling",
-                "no peer to be had: draining, then write-through".into(),
+                "no peer available: draining, then write-through".into(),
             ));
         }
     }
@@ -480,7 +480,7 @@ impl Owner {
         for member in &mut self.members {
             member.in_set = self.configuration.replicas.contains(&member.node);
         }
-        // Who was misplaced and is out of the set must not be the first to come back into it.
+        // A misplaced member that has left the set must not be the first to rejoin it.
         let goes = |member: &Member| !member.connected || misplaced.contains(&member.node);
         self.drop_members(|member| !member.in_set && goes(member), effects);
         let Configuration { replicas, write_back, .. } = &self.configuration;
@@ -521,7 +521,7 @@ impl Owner {
     fn drop_members(&mut self, which: impl Fn(&Member) -> bool, effects: &mut Vec<Effect>) {
         self.members.retain(|member| {
             let goes = which(member);
-            // Who is not connected has no channel, or one that has not joined and is somebody's answer to our asking.
+            // A member that is not connected has no channel, or one that has not joined and answers a request for a peer.
             if goes && member.connected {
                 effects.push(Effect::DropPeer(member.node.clone()));
             }

@@ -1,7 +1,7 @@
-//! Which members of the set are where they have to be: for a strict policy, and for a successor.
+//! Placement of the set's members: misplaced ones for a strict policy, and a successor.
 //!
-//! Where nodes are, only the control plane knows; it says which members are misplaced. They count like any other until the set
-//! is another one (P1, P3), and are replaced.
+//! Only the control plane knows the nodes' places; it names the misplaced members. They count like any other until the set
+//! has changed (P1, P3), and are replaced.
 
 use super::Owner;
 use crate::config::Configuration;

@@ -10,7 +10,7 @@ pub(super) struct Proposals {
     pub waiting: bool,
     /// Something was proposed.
     pub any: bool,
-    /// Who is in one of the proposed sets.
+    /// The nodes in any of the proposed sets.
     pub replicas: Vec<String>,
     /// Write-through was proposed.
     pub write_through: bool,

@@ -1,4 +1,4 @@
-//! Towards the set and the mode that are requested: whom to ask for, what to propose, whom to let go.
+//! Steps towards the requested set and mode: peers to ask for, changes to propose, members to drop.
 
 use weir_block::Nanos;
 
@@ -27,8 +27,8 @@ impl Owner {
         }
     }
 
-    /// Nothing else is to be changed, but what was asked for may yet be committed: end that by a new epoch. (One copy
-    /// where more are requested is how a takeover leaves a disk, but nobody may ask for it.)
+    /// Nothing else is to be changed, but an earlier proposal may still be committed: a new epoch rules that out. (A takeover
+    /// may leave a disk with one copy where more are requested, but the owner may not propose that.)
     fn end_doubt(&mut self, effects: &mut Vec<Effect>) {
         let Configuration { replicas, write_back, wanted_replicas, .. } = self.configuration.clone();
         if !write_back || !replicas.is_empty() || wanted_replicas == Some(0) {
@@ -36,7 +36,7 @@ impl Owner {
         }
     }
 
-    /// Towards write-through: drain what was acknowledged, then change (DESIGN §4).
+    /// Towards write-through: drains the acknowledged records, then changes the mode.
     fn leave_write_back(&mut self, effects: &mut Vec<Effect>) {
         if !self.configuration.write_back {
             let Proposals { replicas, .. } = self.proposals.clone();
@@ -49,7 +49,7 @@ impl Owner {
 
     /// Towards `write-back+wanted`.
     fn gather(&mut self, wanted: usize, effects: &mut Vec<Effect>) {
-        // A member of the set with a complete copy stays in the set though it is a message behind somebody else.
+        // A member of the set with a complete copy stays in the set though it is a message behind another member.
         let due = self.due(self.promised());
         let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
         let placed = self.members.iter().filter(|member| !self.is_misplaced(&member.node));

@@ -362,7 +362,7 @@ fn a_strict_policy_that_cannot_be_had_ends_in_write_through_and_comes_back() {
     case.step(Event::PeerUnavailable);
     assert!(case.owner.drains(), "{:?}", case.owner.reason());
     assert!(case.proposals().is_empty(), "not before the log is drained");
-    // What others change meanwhile (the size) does not make the set any better.
+    // Other changes meanwhile (the size) do not make the set any better.
     case.step(Event::Configured(misplaced(4)));
     case.confirm("b", 10);
     assert!(case.owner.drains());
@@ -486,7 +486,7 @@ fn a_former_owner_that_ends_while_its_successor_is_fenced_has_ended() {
     assert_eq!(case.owner.destage_limit(), 9, "{}", case.owner.reason());
 }
 
-/// Whoever was asked for is gone, or came in vain: a fenced owner takes no connection.
+/// The requested peer is gone, or came in vain: a fenced owner takes no connection.
 #[test]
 fn an_owner_that_is_fenced_no_more_asks_again_for_the_peer_that_it_wanted() {
     let wants = |case: &Case| case.effects.iter().any(|effect| matches!(effect, Effect::WantPeer { .. }));
