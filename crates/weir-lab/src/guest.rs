@@ -37,9 +37,9 @@ pub enum GuestError {
     /// The kernel and the initramfs cannot be made.
     #[error("the test guest cannot be built by {}:\n{output}", .script.display())]
     Build {
-        /// What was run.
+        /// The script that builds it.
         script: PathBuf,
-        /// What it said.
+        /// The script's output.
         output: String,
     },
     /// A disk's address is not one that QEMU's NBD client is given here.

@@ -4,7 +4,7 @@ use weir_block::{Code, ErrorKind, IoError, Tag};
 
 use crate::reads::Overlay;
 
-/// What a request to the layer below is for.
+/// The purpose of a request to the layer below.
 pub(super) enum Below {
     /// A write past the log; `range` is its index among those.
     Pass {

@@ -8,7 +8,7 @@ use weir_block::{Code, Destage, ErrorKind, IoError, Nanos};
 
 use super::Accel;
 
-/// What changed.
+/// A change in how a full log treats writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Writes for which there is no room get an error from now on.

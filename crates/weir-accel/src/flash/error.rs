@@ -9,12 +9,12 @@ use super::recovery::RecoveryError;
 /// Why a flash device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FlashError {
-    /// The system refuses.
+    /// A system call failed.
     #[error("{}: {source}", path.display())]
     System {
         /// The device.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
     /// Another process has it, or one that has ended and of which a write has not come back.
@@ -54,9 +54,9 @@ pub enum FlashError {
     TooSmall {
         /// The device.
         path: PathBuf,
-        /// Its size.
+        /// Its size, in bytes.
         size: u64,
-        /// What one slot takes.
+        /// Bytes that a device with one slot needs.
         needed: u64,
     },
     /// It has shrunk since it was formatted.
@@ -67,9 +67,9 @@ pub enum FlashError {
     Short {
         /// The device.
         path: PathBuf,
-        /// Its size.
+        /// Its size now, in bytes.
         size: u64,
-        /// What it had when it was formatted, at least.
+        /// Bytes that the formatted slots need.
         needed: u64,
     },
     /// All slots are taken.
@@ -77,10 +77,10 @@ pub enum FlashError {
     Full {
         /// The device.
         path: PathBuf,
-        /// How many there are.
+        /// Number of slots.
         slots: usize,
     },
-    /// What is on the device cannot be used.
+    /// A log on the device cannot be recovered.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
 }

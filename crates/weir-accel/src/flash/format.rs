@@ -1,4 +1,4 @@
-//! What is on a flash device beside the frames: its superblock and the table of slots. Version 3.
+//! The layout of a flash device, version 3: the superblock, the slot table, and the rings that hold the frames.
 //!
 //! All integers are little-endian.
 //!
@@ -57,7 +57,7 @@ pub(super) struct Superblock {
     pub(super) start: U64,
 }
 
-/// Who has a slot.
+/// The header of a slot: the disk that the slot belongs to.
 ///
 /// | offset | size | field |
 /// |---|---|---|
