@@ -3,22 +3,26 @@
 mod bench;
 mod diagnose;
 mod disk;
+mod engine;
+mod profile;
 mod verify;
 
 use std::any::TypeId;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::units::Period;
 
-use crate::commands::profile::{self, ProfileCommand};
 use crate::completion;
+use crate::options::Global;
 
-pub use bench::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, CompareArgs};
+pub use bench::{BenchArgs, BenchCommand, BenchFormat, CompareArgs};
 pub use diagnose::DiagnoseArgs;
 pub use disk::DiskCommand;
+pub use engine::BenchEngine;
+pub use profile::{ExportFormat, ProfileCommand, ProfileSource};
 pub use verify::VerifyArgs;
 
 const ABOUT: &str = "Weir is storage software for clusters of Linux hypervisors. It serves virtual disks from shared storage that you \
@@ -81,7 +85,9 @@ pub fn command() -> clap::Command {
             command.mut_args(|arg| if is_number(&arg) { arg.allow_hyphen_values(true) } else { arg });
         command.mut_subcommands(with_negative_values)
     }
-    with_negative_values(Cli::command())
+    // Not at the option itself: names are completed by asking the cluster that the options name.
+    let command = Cli::command().mut_arg("ask", |node| node.add(completion::nodes()));
+    with_negative_values(command)
 }
 
 /// Reads a command line.
@@ -92,39 +98,6 @@ pub fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(words)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
-}
-
-/// Options that every command has.
-#[derive(Clone, Debug, Args)]
-pub struct Global {
-    /// Text for people or JSON for programs.
-    #[arg(long, global = true, value_enum, default_value = "text", help_heading = "Global options")]
-    pub output: Output,
-    /// Ask the lab in this directory.
-    #[arg(long, global = true, env = "WEIR_LAB", value_name = "DIR", help_heading = "Global options")]
-    pub lab: Option<PathBuf>,
-    /// Ask the node whose API is at this Unix socket.
-    #[arg(
-        long,
-        global = true,
-        env = "WEIR_API",
-        value_name = "SOCKET",
-        help_heading = "Global options",
-        conflicts_with = "lab"
-    )]
-    pub api: Option<PathBuf>,
-    /// Ask this node of the lab; default: the first that runs, or the one that owns the disk.
-    #[arg(id = "ask", long = "node", global = true, value_name = "NAME", help_heading = "Global options", add = completion::nodes())]
-    pub node: Option<String>,
-}
-
-/// How results are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// Tables and sentences.
-    Text,
-    /// One JSON document.
-    Json,
 }
 
 /// What `weir` can do.

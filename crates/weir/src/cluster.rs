@@ -6,8 +6,8 @@ use weir_lab::Lab;
 use weir_node::client::Client;
 use weir_node::config::DEFAULT_API;
 
-use crate::cli::Global;
 use crate::failure::Failure;
+use crate::options::Global;
 
 /// Where a lab is when nobody says where.
 const DEFAULT_LAB: &str = "weir-lab";

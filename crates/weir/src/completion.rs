@@ -8,8 +8,8 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use weir_lab::REGISTRY;
 use weir_node::client::Client;
 
-use crate::cli::{Global, Output};
 use crate::cluster::{any_node, lab};
+use crate::options::{Global, Output};
 
 /// A shell does not wait longer for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@ mod cluster;
 mod commands;
 mod completion;
 mod failure;
+mod options;
 mod output;
 
 use std::ffi::OsString;

@@ -5,8 +5,8 @@ use std::io::IsTerminal;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 
-use crate::cli::Output;
 use crate::failure::Failure;
+use crate::options::Output;
 
 /// Prints `value` as JSON, or what `text` makes of it.
 pub fn print<T: Serialize>(

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use weir_block::size::{Size, parse_size_above_zero};
+use weir_load::prefill::Limits;
 use weir_node::shard::messages::LoadLayer;
 use weir_node::units::Period;
 
+use super::engine::BenchEngine;
 use super::verify::{self, VerifyArgs};
 use crate::completion;
 
@@ -102,18 +104,6 @@ pub enum BenchFormat {
     Prom,
     /// The layout of fio's JSON.
     Fio,
-}
-
-/// How requests are issued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BenchEngine {
-    /// A ring for each thread: registered file and buffers, many requests in flight.
-    #[value(name = "io_uring")]
-    IoUring,
-    /// preadv2 and pwritev2: one request of a thread at a time.
-    Psync,
-    /// Nothing is read or written: what the generator itself costs, on a target of that size.
-    Null,
 }
 
 #[derive(Debug, Args)]
@@ -240,4 +230,12 @@ pub struct BenchArgs {
     /// the measured window.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Limits of the prefill; `None` when `--no-prefill` forbids it.
+    pub fn prefill_limits(&self) -> Option<Limits> {
+        let limits = Limits { bytes: self.prefill_size.0, time: self.prefill_time.0 };
+        (!self.no_prefill).then_some(limits)
+    }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::BenchEngine;
+use super::engine::BenchEngine;
 
 pub(super) const EXAMPLES: &str = "\
 What a wrong block is called:

@@ -8,9 +8,10 @@ use weir_node::shard::messages::DiskStatus;
 use weir_node::units::{Period, about};
 
 use super::confirm::confirm;
-use crate::cli::{DiskCommand, Global};
+use crate::cli::DiskCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::{list, print, table};
 
 /// Carries out a `weir disk` command.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use weir_node::api::{ApiError, EventList, EventView};
 
-use crate::cli::{Global, Output};
 use crate::cluster::any_node;
 use crate::failure::{Failure, FailureKind};
+use crate::options::{Global, Output};
 use crate::output::{goes_on, print, table};
 
 /// Between two looks of `--follow`.

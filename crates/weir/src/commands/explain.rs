@@ -8,9 +8,9 @@ use weir_diagnose::live::{Acknowledged, Explanation, Look, Totals, Window, expla
 use weir_node::api::{DiskView, MeterView};
 use weir_node::units::{Period, about};
 
-use crate::cli::Global;
 use crate::cluster::owner_of;
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::{print, table};
 
 #[derive(Serialize)]

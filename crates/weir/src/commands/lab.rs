@@ -6,9 +6,10 @@ use serde::Serialize;
 use weir_lab::process::ProcessState;
 use weir_lab::{Ending, Lab, LabConfig, NodeReport, REGISTRY};
 
-use crate::cli::{Global, LabCommand, Output};
+use crate::cli::LabCommand;
 use crate::cluster::{lab, lab_dir};
 use crate::failure::Failure;
+use crate::options::{Global, Output};
 use crate::output::{print, say, table};
 
 #[derive(Serialize)]

@@ -4,9 +4,9 @@ use weir_node::api::{MediumView, NodeStatus, NodeView, RegistryView, ShardView};
 use weir_node::units::about;
 
 use super::disk;
-use crate::cli::Global;
 use crate::cluster::any_node;
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::{print, table};
 
 /// What the cluster is doing.

@@ -6,9 +6,10 @@ use weir_node::api::{
 
 use super::confirm::confirm;
 use super::disk;
-use crate::cli::{Global, VolumeCommand};
+use crate::cli::VolumeCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::{list, print, table};
 
 /// A volume and its disks.

@@ -7,8 +7,9 @@ use weir_load::report::Report;
 use weir_load::report::compare::{Change, Comparison, Row, compare};
 use weir_load::summary::format_latency;
 
-use crate::cli::{CompareArgs, Global};
+use crate::cli::CompareArgs;
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::{print, table};
 
 /// Two results of one job.

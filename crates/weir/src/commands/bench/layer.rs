@@ -17,8 +17,8 @@ use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
+use super::output::Outcome;
 use super::watch::{INTERVAL, TICK, heed_interrupts, line, styled_bar};
-use super::{Outcome, prefill_limits};
 use crate::cli::{BenchArgs, BenchFormat};
 use crate::failure::Failure;
 use crate::output::say;
@@ -50,7 +50,7 @@ impl Load<'_> {
         let (mut hollow, mut filled) = (None, None);
         if !arguments.no_prefill {
             hollow = self.hollow()?;
-            if let Some(limits) = prefill_limits(arguments).filter(|_| hollow.is_some() && arguments.destroy)
+            if let Some(limits) = arguments.prefill_limits().filter(|_| hollow.is_some() && arguments.destroy)
             {
                 filled = Some(self.fill(limits, &interrupted)?);
                 hollow = None;

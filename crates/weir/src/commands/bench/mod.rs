@@ -14,17 +14,18 @@ use std::time::Duration;
 
 use weir_formats::fio::read_jobs;
 use weir_load::job::Job;
-use weir_load::prefill::Limits;
-use weir_load::summary::Summary;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_load::{Access, Arrivals, IoEngine};
 use weir_nbd::Uri;
 use weir_profile::replay::parse_bench;
 
-use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat, Global, Output};
+use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat};
 use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
+use crate::options::{Global, Output};
+
+use output::Outcome;
 
 /// How long a node may take to say who uses a disk.
 const ASKS: Duration = Duration::from_secs(5);
@@ -52,9 +53,6 @@ pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
         None => Err(Failure::failed("there were errors, or data was wrong; see above")),
     }
 }
-
-/// What was measured, and why it was not all.
-type Outcome = (Vec<Summary>, Option<Failure>);
 
 /// The load that the command line describes.
 fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
@@ -92,7 +90,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     target,
                     workload,
                     destroy: arguments.destroy,
-                    prefill: prefill_limits(arguments),
+                    prefill: arguments.prefill_limits(),
                     rounds: arguments.steady.then_some(arguments.max_rounds),
                     profiler: None,
                     history: arguments.history.clone(),
@@ -135,12 +133,6 @@ fn leave_alone(
     }
 }
 
-/// How much may be filled before the load; `None` when nothing may.
-fn prefill_limits(arguments: &BenchArgs) -> Option<Limits> {
-    let limits = Limits { bytes: arguments.prefill_size.0, time: arguments.prefill_time.0 };
-    (!arguments.no_prefill).then_some(limits)
-}
-
 /// The target that the engine works on. Null stands in for any other of its size.
 fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -> Result<Target, Failure> {
     match (engine, &target) {
@@ -176,7 +168,7 @@ fn job_file(
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let Job { name, target, workload, group } = job;
         leave_alone(global, arguments, &target, &workload)?;
-        let (destroy, prefill) = (arguments.destroy, prefill_limits(arguments));
+        let (destroy, prefill) = (arguments.destroy, arguments.prefill_limits());
         groups[group as usize].push(watch::Job {
             name: Some(name),
             target,

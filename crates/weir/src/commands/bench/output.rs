@@ -11,6 +11,9 @@ use crate::cli::BenchFormat;
 use crate::failure::Failure;
 use crate::output::{say, table};
 
+/// The results of all loads that ran, and the reason when some did not run to their end.
+pub type Outcome = (Vec<Summary>, Option<Failure>);
+
 /// Prints what was measured.
 pub fn print(format: BenchFormat, summaries: &[Summary]) -> Result<(), Failure> {
     match format {

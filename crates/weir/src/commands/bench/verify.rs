@@ -12,8 +12,9 @@ use weir_load::verify::{Atomicity, Record};
 use weir_load::{IoEngine, LoadError};
 
 use super::watch::heed_interrupts;
-use crate::cli::{BenchEngine, Global, VerifyArgs};
+use crate::cli::{BenchEngine, VerifyArgs};
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::print;
 
 /// Between two looks at the reads.

@@ -11,8 +11,9 @@ use weir_node::api::{DiskView, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
-use super::measure::{Settings, Subject, open_disk};
 use super::observed::{count, observed};
+use super::settings::Settings;
+use super::subject::Subject;
 use crate::failure::Failure;
 
 /// The policy with the most replicas is `write-back+2`.
@@ -94,6 +95,20 @@ impl Subject for Disk<'_> {
             exports.first().ok_or_else(|| Failure::refused("the disk has no export to fill it through"))?;
         first.prefill().map_err(Failure::failed)
     }
+}
+
+/// A disk that is open on the node that is asked, and exported.
+pub fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
+    let view = client.disk(disk)?;
+    let Some(owner) = view.owner.clone().filter(|_| view.detail.is_some()) else {
+        return Err(Failure::refused(format!(
+            "disk {disk} is not open on the node asked; run `weir disk export {disk}`"
+        )));
+    };
+    if view.uris.is_empty() {
+        return Err(Failure::refused(format!("node {owner} exports nothing; set nbd.unix or nbd.tcp")));
+    }
+    Ok(view)
 }
 
 /// The exports, the first on the way, others in its place.

@@ -1,12 +1,16 @@
 //! `weir diagnose`: the same load on every layer of a disk, or rows from elsewhere, and what follows from them. The
 //! method is `weir-diagnose`'s; here are the arguments, the files and the exit code.
 
+mod dry_run;
 mod files;
 mod import;
 mod layers;
 mod measure;
 mod observed;
+mod progress;
+mod settings;
 mod stack;
+mod subject;
 mod trace;
 
 use std::path::Path;
@@ -14,16 +18,18 @@ use std::path::Path;
 use weir_diagnose::{Findings, Threshold, reliability};
 use weir_node::client::Client;
 
-use crate::cli::{DiagnoseArgs, Global};
+use crate::cli::DiagnoseArgs;
 use crate::cluster::{lab, owner_of};
 use crate::failure::{Failure, FailureKind};
+use crate::options::Global;
 use crate::output::print;
 
 use layers::Disk;
 use stack::Stack;
 
 pub use files::{Outcome, replace};
-pub use measure::{Settings, diagnose};
+pub use measure::diagnose;
+pub use settings::Settings;
 
 /// Carries out `weir diagnose`.
 pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
@@ -46,7 +52,7 @@ fn of_disk(global: &Global, arguments: &DiagnoseArgs, disk: &str) -> Result<Opti
     let replicas = processes_of_others(global, &client)?;
     let settings = Settings { replicas, ..Settings::of(arguments) };
     if arguments.dry_run {
-        measure::dry_run(global, &Disk::open(&client, disk, &settings)?, &settings)?;
+        dry_run::dry_run(global, &Disk::open(&client, disk, &settings)?, &settings)?;
         return Ok(None);
     }
     measure::diagnose(&client, disk, &settings).map(Some)
@@ -56,7 +62,7 @@ fn of_disk(global: &Global, arguments: &DiagnoseArgs, disk: &str) -> Result<Opti
 fn of_stack(global: &Global, arguments: &DiagnoseArgs, file: &Path) -> Result<Option<Outcome>, Failure> {
     let (stack, settings) = (Stack::open(global, file)?, Settings::of(arguments));
     if arguments.dry_run {
-        measure::dry_run(global, &stack, &settings)?;
+        dry_run::dry_run(global, &stack, &settings)?;
         return Ok(None);
     }
     measure::conduct(&stack, &settings).map(Some)

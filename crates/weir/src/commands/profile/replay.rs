@@ -16,9 +16,10 @@ use weir_profile::compare::{Row, compare};
 use weir_profile::replay::{Export, export};
 use weir_profile::{Profile, Profiler, Settings};
 
-use crate::cli::{BenchFormat, Output};
+use crate::cli::BenchFormat;
 use crate::commands::bench::watch;
 use crate::failure::Failure;
+use crate::options::Output;
 use crate::output::{print, table};
 
 /// What may be filled before a replay.

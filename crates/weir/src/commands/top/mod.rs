@@ -13,9 +13,9 @@ use weir_node::api::DiskView;
 use weir_node::units::{Period, about};
 
 use super::explain::{acknowledged, look};
-use crate::cli::{Global, Output};
 use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
+use crate::options::{Global, Output};
 use crate::output::{goes_on, table, width};
 
 const HEADER: [&str; 11] = [

@@ -15,11 +15,11 @@ use weir_node::client::Client;
 use weir_node::units::about;
 
 use super::layers::{Inside, prepare};
-use super::measure::Subject;
 use super::observed::{count, observed};
-use crate::cli::Global;
+use super::subject::Subject;
 use crate::cluster::owner_of;
 use crate::failure::Failure;
+use crate::options::Global;
 use describe::{Described, Reach, describe};
 use marker::{MARKER, Marker};
 
@@ -81,7 +81,7 @@ impl Open {
             Reach::Target(target) => (target.clone(), None),
             Reach::Disk { disk, .. } => {
                 let client = owner_of(global, disk)?;
-                let view = super::measure::open_disk(&client, disk)?;
+                let view = super::layers::open_disk(&client, disk)?;
                 let opened = view.uris[0].parse().map_err(Failure::failed)?;
                 let process = client.status()?.pid;
                 (opened, Some((client, view.effective, process)))

@@ -1,0 +1,113 @@
+//! `weir profile`: its arguments and what its help says.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use weir_node::units::Period;
+
+use crate::completion;
+
+/// Shown below the help.
+pub(super) const EXAMPLES: &str = "\
+Every open disk is profiled all the time, in about 1 MiB of memory; `show` prints what was seen since the disk was opened on its \
+node. Blocks are 4 KiB. Reuse, working set, caches and logs are estimated from a sample of blocks (SHARDS, FAST 2015), to about 2 \
+points. The profile of a disk that moves or is opened again starts anew.
+
+Examples:
+  weir profile show db                      since the disk was opened
+  weir profile record db --for 10m          the next ten minutes, kept in
+                                            db.profile.json
+  weir profile show --from db.profile.json
+  weir profile export --from db.profile.json --format fio \\
+    --target /dev/nvme1n1 > db.fio
+  weir profile export db --format bench --target scratch.img > db.jobs
+  weir bench --jobs db.jobs --destroy
+  weir profile replay --from db.profile.json --target scratch.img --for 1m
+  blkparse -i sda | weir profile import - --to sda.profile.json";
+
+/// What can be done with profiles.
+#[derive(Debug, Subcommand)]
+pub enum ProfileCommand {
+    /// Watch a disk for a time, from now on, and keep its profile in a file.
+    Record {
+        /// The disk.
+        #[arg(add = completion::disks())]
+        disk: String,
+        /// How long, such as 10m: 100 ms to 7 days.
+        #[arg(long = "for", value_name = "TIME", default_value = "1 min")]
+        length: Period,
+        /// Where it is kept; default: DISK.profile.json.
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+    },
+    /// Print what a disk was asked for since it was opened, or what a file keeps.
+    Show {
+        #[command(flatten)]
+        source: ProfileSource,
+    },
+    /// Print a load that asks for about the same.
+    ///
+    /// Reads and writes, random and sequential ones, become a job each, with their rates and sizes. The random ones get the
+    /// distribution (uniform, Zipf, or hot and cold) whose miss-ratio curve and working set are closest.
+    Export {
+        #[command(flatten)]
+        source: ProfileSource,
+        /// For which program.
+        #[arg(long, value_enum, default_value = "bench")]
+        format: ExportFormat,
+        /// What the load is for: a file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
+        #[arg(long)]
+        target: String,
+        /// How long it runs; default: as long as was watched.
+        #[arg(long = "for", value_name = "TIME")]
+        length: Option<Period>,
+    },
+    /// Run the load that asks for about the same, and print both profiles side by side.
+    ///
+    /// Differences are in percent of the original; those of percentages are in points. Hits are those of caches that are
+    /// simulated, with the requests that the load has made. A range that was never written is written first.
+    Replay {
+        #[command(flatten)]
+        source: ProfileSource,
+        /// What it is aimed at: a file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
+        #[arg(long)]
+        target: String,
+        /// How long it runs; default: as long as was watched.
+        #[arg(long = "for", value_name = "TIME")]
+        length: Option<Period>,
+        /// Overwrite what the target holds.
+        #[arg(long)]
+        destroy: bool,
+    },
+    /// Make a profile of a trace: text of blkparse, a fio I/O log (version 2 or 3), or a binary vscsi trace.
+    Import {
+        /// The trace; `-` for standard input.
+        trace: PathBuf,
+        /// Which device (blkparse: MAJOR,MINOR) or file (fio), when the trace has several.
+        #[arg(long, value_name = "NAME")]
+        device: Option<String>,
+        /// Where the profile is kept; default: TRACE.profile.json.
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+    },
+}
+
+/// Where a profile comes from.
+#[derive(Debug, Args)]
+pub struct ProfileSource {
+    /// The disk, as it was watched since it was opened.
+    #[arg(required_unless_present = "from", conflicts_with = "from", add = completion::disks())]
+    pub disk: Option<String>,
+    /// A profile that was kept instead; several, of one stretch of time each, are added up.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub from: Vec<PathBuf>,
+}
+
+/// The form of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    /// Jobs for `weir bench --jobs`, as JSON.
+    Bench,
+    /// A job file of fio.
+    Fio,
+}
