@@ -1,4 +1,4 @@
-//! What is asked of a layer.
+//! One load of the matrix.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Share of reads in the mixed load of the matrix, in percent.
 pub const MIXED_READS: u8 = 70;
 
-/// Which way the bytes go.
+/// The direction of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -36,7 +36,7 @@ pub struct Shape {
     pub block_bytes: u32,
     /// In which order the offsets come.
     pub pattern: Pattern,
-    /// Which way the bytes go.
+    /// The direction.
     pub direction: Direction,
     /// Each write is durable before it is answered (FUA; unbuffered write-through in other words).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -19,7 +19,7 @@ pub const MOST_ABOVE_DEPTH: f64 = 0.05;
 /// the next request. Beyond it the row says more about the load generator than about the layer.
 pub const MOST_BELOW_DEPTH: f64 = 0.20;
 
-/// Agreement that is asked of two ways to the same rate.
+/// Required agreement of two ways to compute the same rate.
 pub const RATE_TOLERANCE: f64 = 0.02;
 
 /// A row of fewer I/Os has no 99th percentile.
@@ -35,7 +35,7 @@ const SLIPS: [(f64, &str); 6] = [
     (1.048_576, "10^6 bytes for 2^20"),
 ];
 
-/// What a row fails.
+/// The check that a row fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -58,7 +58,7 @@ pub enum Kind {
 /// Why a row cannot be used.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Objection {
-    /// What it fails.
+    /// The failed check.
     pub kind: Kind,
     /// In words for the report.
     pub reason: String,

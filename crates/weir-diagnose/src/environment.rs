@@ -6,14 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// What a reader needs to judge the numbers, and to get them again.
+/// The data that a reader needs to judge the numbers, and to reproduce them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// The disk that was measured.
     pub disk: String,
     /// The node that measured.
     pub node: String,
-    /// When it began, in seconds since 1970 (UTC).
+    /// The start, in seconds since 1970 (UTC).
     #[serde(rename = "started_unix_seconds")]
     pub started_unix: u64,
     /// The kernel's release.
@@ -41,8 +41,8 @@ pub struct Environment {
 impl Environment {
     /// Describes this machine, now. `command` is the argument vector of a run that repeats this one.
     ///
-    /// What the machine does not tell is `unknown` or 0, never an error: a measurement must not fail
-    /// because `/proc` looks unusual.
+    /// A value that the machine does not report is `unknown` or 0, never an error: a measurement must not fail because
+    /// `/proc` looks unusual.
     #[must_use]
     pub fn here<S: AsRef<str>>(disk: &str, node: &str, command: impl IntoIterator<Item = S>) -> Environment {
         let cpuinfo = read("/proc/cpuinfo");
@@ -67,7 +67,7 @@ impl Environment {
         }
     }
 
-    /// When it began, as `2025-11-21 20:11:05 UTC`.
+    /// The start, as `2025-11-21 20:11:05 UTC`.
     #[must_use]
     pub fn started(&self) -> String {
         let (days, seconds) = (self.started_unix / 86_400, self.started_unix % 86_400);

@@ -12,7 +12,7 @@ pub struct Findings {
     /// Layer against layer.
     #[serde(flatten)]
     pub compared: Comparisons,
-    /// What it amounts to.
+    /// The verdict.
     pub verdict: Verdict,
 }
 

@@ -1,16 +1,16 @@
 //! The layered measurement: the same load at every layer, on the same disk, and what follows from it.
 //!
-//! - [`cell`]: what is asked of a layer: block size, direction, pattern, queue depth.
+//! - [`cell`]: one load: block size, direction, pattern, queue depth.
 //! - [`tier`]: how much is measured, and how long that takes.
 //! - [`plan`]: which layers and cells, how often, in which order; runs them and collects the rows.
-//! - [`live`]: where the time of a live disk goes, from its meters alone.
+//! - [`live`]: the time of a live disk's requests by layer, from its meters alone.
 //! - [`load`]: layers that the load generator can reach by itself.
 //! - [`import`]: rows from hand-typed tables, fio and DiskSpd.
 //! - [`result`]: the rows and the environment, as JSON.
 //! - [`environment`]: the machine that measured, and the command to run it again.
 //! - [`check`]: whether a row can be true at all (Little's law, sizes times rates).
-//! - [`counters`]: what the operating system counted during a run.
-//! - [`stats`]: what repeats support saying about a ratio.
+//! - [`counters`]: the operating system's counters during a run.
+//! - [`stats`]: confidence intervals and tests for ratios.
 //! - [`comparison`]: medians and spread over the repeats, and the step from layer to layer, judged.
 //! - [`verdict`]: the step that costs most, with a grade, in words that say only what the numbers support.
 //! - [`hypothesis`]: why it may cost that, and the run that decides.
@@ -20,8 +20,8 @@
 //! - [`table`]: the findings for a terminal.
 //! - [`report`]: the findings as one HTML file that needs no network, as JSON and as JUnit; a load of `weir bench` likewise.
 //!
-//! Nothing here knows what a node or a network is. A layer is a [`Target`]: something with a name that can
-//! run a [`Cell`] and say what it measured.
+//! This crate knows neither nodes nor networks. A layer is a [`Target`]: it has a name, runs a [`Cell`] and returns its
+//! measurement.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,7 @@
-//! Where the time of a live disk's requests goes: two looks at its meters, without any load of our own.
+//! The time of a live disk's requests by layer: two samples of its meters, without any load of our own.
 //!
-//! What is said rests on differences of counters and histograms alone: how long requests spent in each layer, and how
-//! many were there at once (Little's law). Why a layer takes its time is not in these numbers; `weir diagnose` can ask.
+//! The findings rest on differences of counters and histograms alone: the time of requests in each layer, and their number at
+//! once (Little's law). These numbers do not show why a layer takes its time; `weir diagnose` can find that out.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct Totals {
 /// One look at a disk: layers from the top, and for each what it did by kind (`read`, `write`, …).
 pub type Look = Vec<(String, BTreeMap<String, Totals>)>;
 
-/// How writes are acknowledged, which decides whose time they wait for.
+/// The point of acknowledgement of writes; it decides for which layers they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acknowledged {
     /// From the log, once the replicas have them.
@@ -39,7 +39,7 @@ pub enum Acknowledged {
     FromBacking,
 }
 
-/// What one layer did between two looks.
+/// The figures of one layer between two samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Window {
     /// The layer.
@@ -62,14 +62,14 @@ pub struct Window {
     pub p99_us: f64,
     /// Mean number of these requests in the layer (rate × mean latency).
     pub in_flight: f64,
-    /// Of each request at the top, the microseconds that it spends here and not below; absent where the layer is not on
-    /// the way of the answer.
+    /// Of each request at the top, the microseconds that it spends here and not below; absent if the answer does not wait for
+    /// the layer.
     pub own_us: Option<f64>,
     /// The same as a share of the latency at the top, 0 to 1.
     pub share: Option<f64>,
 }
 
-/// What follows from two looks.
+/// The result of two samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// Seconds between the looks.
@@ -137,7 +137,8 @@ fn window(layer: &str, kind: &str, earlier: Option<&Totals>, later: &Totals, sec
     })
 }
 
-/// Divides the latency at the top among the layers on the way of the answer: what a layer has beyond the next one below.
+/// Divides the latency at the top among the layers that the answer waits for: each has its latency less that of the next one
+/// below.
 fn attribute(windows: &mut [Window], kind: &str, writes: Acknowledged) {
     let waits_for_replicas = kind == "write" && writes == Acknowledged::FromLog;
     let on_the_way = |layer: &str| match layer {

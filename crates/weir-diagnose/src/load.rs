@@ -15,7 +15,7 @@ use crate::result::{MOST_SLOTS, Measurement, Position};
 /// Block size of the writer that fills a target before anything is read, in bytes.
 const PREFILL_BLOCK: u64 = 1 << 20;
 
-/// What all runs of a measurement have in common.
+/// The common options of all runs of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// Time that is measured in each run, above zero.
@@ -26,7 +26,7 @@ pub struct LoadOptions {
     pub size: Option<u64>,
     /// Seed of the random offsets: every layer is asked for the same blocks.
     pub seed: u64,
-    /// What the target holds may be overwritten. Without it, cells that write to a target that holds data fail.
+    /// Permission to overwrite the target's data. Without it, cells that write to a target with data fail.
     pub destroy: bool,
 }
 
@@ -155,10 +155,10 @@ impl Target for LoadTarget<'_> {
 }
 
 impl Measurement {
-    /// What the generator measured of the kinds of request that the direction asks for.
+    /// The generator's figures for the kinds of request of the direction.
     ///
-    /// Of a mixed load there is one rate, one mean and one distribution; percentiles of reads and writes together are in
-    /// the latter only.
+    /// A mixed load has one rate, one mean and one distribution; only the latter gives percentiles of reads and writes
+    /// together.
     ///
     /// # Errors
     /// No I/O of a kind was completed.

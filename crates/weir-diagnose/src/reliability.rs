@@ -33,7 +33,7 @@ pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
     }
 }
 
-/// What speaks against the measurement as a whole, in sentences: what the report calls unreliable, and JUnit a failure.
+/// Objections to the measurement as a whole, in sentences: the report calls them unreliable, and JUnit a failure.
 #[must_use]
 pub fn against(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
     let mut against = findings.verdict.cautions.clone();

@@ -17,8 +17,8 @@ pub const SCHEMA: &str = "weir.diagnosis/1";
 /// Slots of a row's timeline: enough for a picture, and few enough for the ten thousand rows of an exhaustive measurement.
 pub const MOST_SLOTS: usize = 32;
 
-/// What one run of one cell at one layer measured. Rows from elsewhere may know less than our own; what a row
-/// does not know is absent, and no check and no finding asks for it.
+/// The figures of one run of one cell at one layer. Imported rows may have fewer figures than our own; a missing figure is
+/// absent, and no check and no finding needs it.
 ///
 /// Latency runs from the issue of a request to its completion, as the load generator saw it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub struct Measurement {
     pub timeline: Option<Box<Timeline>>,
 }
 
-/// Where a layer stands.
+/// The role of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
@@ -83,7 +83,7 @@ pub struct LayerEntry {
     pub position: Position,
 }
 
-/// What came of one run.
+/// The outcome of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunOutcome {
@@ -104,9 +104,9 @@ pub struct Row {
     pub cell: Cell,
     /// From 1.
     pub repeat: u32,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: RunOutcome,
-    /// What the operating system counted meanwhile; absent where nobody looked.
+    /// The operating system's counters meanwhile; absent if they were not sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<Counters>,
 }
@@ -160,7 +160,7 @@ pub enum DocumentError {
         "its schema is {found:?}; this version of weir reads {SCHEMA:?}: measure again, or use the version that wrote it"
     )]
     Schema {
-        /// What the document says.
+        /// The document's schema.
         found: String,
     },
     /// Rows, layers and cells contradict each other.

@@ -1,4 +1,4 @@
-//! What repeats support saying about a ratio.
+//! Statistics of a ratio from repeats.
 //!
 //! Rates and latencies are compared as ratios, so everything here works on logarithms: a difference of
 //! logarithms is a ratio, repeats scatter about it evenly on both sides, and twice as fast is as far from "the

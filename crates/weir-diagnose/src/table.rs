@@ -62,7 +62,7 @@ pub(crate) fn shapes(diagnosis: &Diagnosis) -> Vec<Shape> {
     shapes
 }
 
-/// How a layer is named beside others: alternatives are set off.
+/// A layer's name beside others: alternatives are set off.
 fn label(diagnosis: &Diagnosis, layer: usize) -> String {
     let entry = &diagnosis.layers[layer];
     match entry.position {
@@ -124,7 +124,7 @@ fn numbers(diagnosis: &Diagnosis, findings: &Findings, layer: usize, cell: &Cell
     }
 }
 
-/// What may be said of a step, with the interval of its factor.
+/// The judgement of a step, with the interval of its factor.
 fn step(difference: &Difference) -> String {
     let short = verdict::in_short(difference);
     verdict::interval(difference).map_or(short.clone(), |ends| format!("{short} {ends}"))

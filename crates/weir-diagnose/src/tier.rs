@@ -1,4 +1,4 @@
-//! How much is measured: four matrices, and the time that they take.
+//! The extent of a measurement: four matrices, and the time that they take.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub enum Tier {
     Exhaustive,
 }
 
-/// What the six kinds of load of the matrix are, at one block size.
+/// The six kinds of load of the matrix, at one block size.
 fn kinds(block_bytes: u32) -> [Shape; 6] {
     let shape = |pattern, direction| Shape::new(block_bytes, pattern, direction);
     [

@@ -51,7 +51,7 @@ impl Spread {
     }
 }
 
-/// What the usable repeats of one cell at one layer say. What some repeat does not know is absent.
+/// The figures of the usable repeats of one cell at one layer. A figure that any repeat lacks is absent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
     /// Place in [`Diagnosis::layers`].
@@ -109,7 +109,7 @@ pub struct Unused {
     pub proposed_iops: Option<f64>,
 }
 
-/// What a cell is judged by.
+/// The quantity by which a cell is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -120,7 +120,7 @@ pub enum Quantity {
     Iops,
 }
 
-/// What the repeats support saying about a difference.
+/// The judgement of a difference, as far as the repeats support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
@@ -150,7 +150,7 @@ pub struct Interval {
 pub struct Difference {
     /// The load.
     pub cell: Cell,
-    /// What is compared.
+    /// The compared quantity.
     pub quantity: Quantity,
     /// Place in [`Diagnosis::layers`] of the lower layer, or of the layer in whose place the alternative stands.
     pub from: usize,
@@ -174,7 +174,7 @@ pub struct Difference {
     pub p_same: Option<f64>,
     /// Repeats on each side that would tell, where the ones at hand do not.
     pub repeats_needed: Option<u32>,
-    /// What may be said.
+    /// The judgement.
     pub judgement: Judgement,
     #[serde(skip)]
     comparison: Option<Comparison>,
@@ -187,7 +187,7 @@ impl Difference {
         self.after.median - self.before.median
     }
 
-    /// How many times worse `to` is, whatever the quantity: above 1 is a loss.
+    /// The factor by which `to` is worse, whatever the quantity: above 1 is a loss.
     #[must_use]
     pub fn loss_factor(&self) -> f64 {
         match self.quantity {
@@ -224,7 +224,7 @@ impl Difference {
     }
 }
 
-/// What the rows say when layers are held against each other.
+/// Comparisons of layers from the rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparisons {
     /// One per layer and cell with at least one usable row, in the order of cells, then layers.
@@ -240,7 +240,7 @@ pub struct Comparisons {
 }
 
 impl Comparisons {
-    /// What was found for a layer and a cell.
+    /// The point of a layer and a cell.
     #[must_use]
     pub fn point(&self, layer: usize, cell: &Cell) -> Option<&Point> {
         self.points.iter().find(|point| point.layer == layer && point.cell == *cell)
@@ -255,7 +255,7 @@ impl Comparisons {
             && self.unused.iter().filter(rejected).any(|unused| here(&diagnosis.rows[unused.row]))
     }
 
-    /// What a cell is judged by.
+    /// The quantity by which a cell is judged.
     #[must_use]
     pub fn quantity(&self, cell: &Cell) -> Quantity {
         quantity(&self.points, cell)
@@ -354,8 +354,8 @@ fn point(layer: usize, cell: &Cell, usable: &[Usable<'_>]) -> Option<Point> {
 }
 
 impl Point {
-    /// How near the repeats pin down a quantity of the cell: 0.1 says "within about 10 %" at [`stats::CONFIDENCE`].
-    /// `None` with a single repeat.
+    /// The relative precision of a quantity of the cell, from the repeats: 0.1 means "within about 10 %" at
+    /// [`stats::CONFIDENCE`]. `None` with a single repeat.
     #[must_use]
     pub fn half_width(&self, quantity: Quantity) -> Option<f64> {
         let values = match quantity {

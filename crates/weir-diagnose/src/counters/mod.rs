@@ -1,4 +1,4 @@
-//! What the operating system counted during a run: processor time, waiting for it, the network.
+//! The operating system's counters during a run: processor time, waits for it, the network.
 //!
 //! From `/proc/PID/task/TID/schedstat` (time on a processor, time ready and waiting for one; scheduler statistics of the
 //! Linux kernel), `/proc/PID/status` (context switches), `/proc/stat` (steal), `/proc/net/dev`, `/proc/net/snmp`
@@ -63,7 +63,7 @@ pub struct Counters {
     /// counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads_for_writes: Option<f64>,
-    /// What the block layer's tracepoints counted at the device that is traced; absent where none is.
+    /// The block layer's tracepoints at the traced device; absent if none is traced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traced: Option<Traced>,
 }
@@ -71,11 +71,11 @@ pub struct Counters {
 /// Whose counters are wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// The node that has the disk, or the processes of the layer; none where nobody is watched.
+    /// The node that has the disk, or the processes of the layer; empty if none is watched.
     pub node: Vec<u32>,
     /// Other nodes on this machine.
     pub replicas: Vec<u32>,
-    /// Who generates load on the exports.
+    /// The process that generates load on the exports.
     pub generator: Option<u32>,
     /// Of the block devices only this one (its name in `/proc/diskstats`).
     pub device: Option<String>,
@@ -90,7 +90,7 @@ struct Thread {
     waiting: u64,
 }
 
-/// What was seen of a process.
+/// The counters of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Process {
     threads: BTreeMap<u32, Thread>,
@@ -122,7 +122,7 @@ pub struct Sample {
     only_one: bool,
 }
 
-/// What a block device has done since the machine was started.
+/// The counters of a block device since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Device {
     reads: u64,
@@ -149,7 +149,7 @@ impl Sample {
         }
     }
 
-    /// What happened from this look to a `later` one, `seconds` (above zero) apart.
+    /// The difference from this sample to a `later` one, `seconds` (above zero) apart.
     #[must_use]
     pub fn until(&self, later: &Sample, seconds: f64) -> Counters {
         let wait = |before: &Process, after: &Process| before.most(after, seconds, |thread| thread.waiting);

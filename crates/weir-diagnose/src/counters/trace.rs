@@ -19,16 +19,16 @@ use serde_json::Value;
 
 use super::tracefs::{self, Refused};
 
-/// How long bpftrace may take to compile and attach.
+/// Time limit for bpftrace to compile and attach.
 const START: Duration = Duration::from_secs(20);
 
-/// How long a print may take.
+/// Time limit of a print.
 const PRINT: Duration = Duration::from_secs(3);
 
 /// Keys of each map at most (P10): requests under way, and threads.
 const MOST_KEYS: &str = "65536";
 
-/// What happened at a block device during a run.
+/// The events at a block device during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traced {
     /// Requests that arrived at the block layer.
@@ -69,7 +69,7 @@ struct Times {
     total: u64,
 }
 
-/// What bpftrace has counted since it began.
+/// bpftrace's counts since it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Print {
     arrivals: u64,
@@ -141,7 +141,7 @@ impl Tracer {
         }
     }
 
-    /// What it has counted so far; `None` when it does not answer any more.
+    /// Its counts so far; `None` if it does not answer any more.
     pub fn print(&mut self) -> Option<Print> {
         while self.lines.try_recv().is_ok() {}
         kill_process(Pid::from_child(&self.child), Signal::USR1).ok()?;
@@ -231,7 +231,7 @@ impl Print {
         false
     }
 
-    /// What happened from this print to a later one.
+    /// The difference from this print to a later one.
     #[must_use]
     pub fn until(&self, later: &Print) -> Traced {
         let mean = |before: Times, after: Times| {

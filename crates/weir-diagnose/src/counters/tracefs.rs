@@ -9,7 +9,7 @@ use std::thread;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-/// Where tracefs belongs, and where it appears when debugfs is mounted.
+/// The usual mount point of tracefs, and the one below debugfs.
 const PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// Why a child that traces cannot be started.

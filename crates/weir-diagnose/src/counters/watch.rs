@@ -49,7 +49,7 @@ impl Watch {
         Watch { watched: watched.clone(), before, looks }
     }
 
-    /// What happened in the `seconds` (above zero) since it began.
+    /// The counters of the `seconds` (above zero) since it began.
     #[must_use]
     pub fn end(self, seconds: f64) -> Counters {
         let mut after = Sample::take(&self.watched);

@@ -20,8 +20,7 @@ const WORTH_ASKING: f64 = 3.0;
 /// A prediction of a latency, or of a rate, holds within this factor.
 const HOLDS: f64 = 1.5;
 
-/// Who waits for a way is not busy: a thread that is on a processor, or ready to be, for this share of the time does not
-/// wait for anything else.
+/// A thread that is on a processor, or ready to be, for this share of the time is busy: it does not wait for the network.
 const BUSY: f64 = 0.7;
 
 /// A replica's thread that waits for a processor for this share of the time is short of it.
@@ -131,10 +130,10 @@ pub(super) fn slow_replica(view: &View<'_>) -> Option<Hypothesis> {
     let share = |cell: Cell| view.counted(with, |one| *one == cell, |counters| counters.replica_wait);
     let waited = share(deep)?;
     let busy = view.counted(with, |one| *one == deep, |counters| counters.replica_busy).unwrap_or(0.0);
-    // What makes this node wait as well is not the replica's own trouble.
+    // A shortage that makes this node wait as well is not the replica's own.
     let here = view.counted(with, |one| *one == deep, |counters| counters.node_wait).unwrap_or(0.0);
-    // Who gets most of the time that it wants is not short of it: on a small machine a healthy one waits for a fifth of the time,
-    // while it and our own threads wake each other.
+    // A thread that gets most of the time that it wants is not short of it: on a small machine a healthy one waits for a
+    // fifth of the time, while it and our own threads wake each other.
     let deprived = waited >= SHORT && waited > busy;
     if !deprived || here > waited / 2.0 || !is_kept_away(view, with, |one| *one == deep) {
         return None;

@@ -7,9 +7,10 @@ use serde::Serialize;
 use crate::cell::Cell;
 use weir_report::format;
 
-/// What a cost may come from. Of several that are confirmed the first is named. A device that varies comes before all that
-/// is held against it; a replica without processor time looks like a long way to it, so it comes before that; processor time of this machine comes last, because it makes
-/// everything slower and no other guess's number come true.
+/// Possible causes of a cost. The verdict names the first of several that are confirmed. A varying device comes before all
+/// causes that compare with it. A replica without processor time looks to it like a long network path, so it comes before
+/// that. Processor time of this machine comes last: a shortage makes everything slower and fulfils no other hypothesis's
+/// prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -65,7 +66,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// What the deciding run has said.
+/// The result of the deciding run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
@@ -97,7 +98,7 @@ pub struct Predicted {
     pub most: f64,
     /// `IOPS`, `ns`, `share of the time`, `share of the rate`.
     pub unit: &'static str,
-    /// What the run measured; absent while it is missing.
+    /// The run's measurement; absent while the run is missing.
     pub measured: Option<f64>,
 }
 
@@ -123,7 +124,7 @@ pub struct Hypothesis {
     pub standing: Standing,
     /// Sentences with the numbers that it rests on.
     pub grounds: Vec<String>,
-    /// What must be seen if it is true, and what if not.
+    /// The expected observation if it is true, and if not.
     pub prediction: String,
     /// The same as a number; absent while even that needs a run.
     pub predicted: Option<Predicted>,
@@ -146,7 +147,7 @@ impl Hypothesis {
         format!("Hypothesis: {} ({standing}).", self.cause)
     }
 
-    /// What the deciding run measured, in words.
+    /// The deciding run's measurement, in words.
     #[must_use]
     pub fn outcome(&self) -> Option<String> {
         let predicted = self.predicted?;

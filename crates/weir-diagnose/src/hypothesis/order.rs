@@ -16,8 +16,8 @@ const DECIDING_THREADS: u32 = 2;
 /// A loss is worth the runs when it is so many times the next greatest of the same step.
 const WORTH_ASKING: f64 = 2.0;
 
-/// What else crosses the layer must keep this share of its rate: far from what the writer keeps, and what a busy machine
-/// makes of equals.
+/// Other loads through the layer must keep this share of their rate: far above the writer's share, and below the difference
+/// that a busy machine makes between equals.
 const AS_BEFORE: f64 = 0.6;
 
 fn is_queued_sequential_write(cell: &Cell) -> bool {
@@ -114,7 +114,7 @@ fn grounds(
     ]
 }
 
-/// What the device's tracepoints say of the order, or that nobody looked.
+/// The order at the device according to its tracepoints, or that it was not traced.
 fn arrivals(view: &View<'_>, loss: &Difference) -> String {
     let share = |layer| {
         view.counted(

@@ -9,16 +9,16 @@ use weir_report::format;
 /// A thread that waits for a processor for this share of the time is short of it.
 const SHORT: f64 = 0.3;
 
-/// Processors' worth of time that others use, or that is idle while one waits. With less of either the wait is for our own
-/// threads: the machine is small, and nobody is in the way.
+/// Processors' worth of time that others use, or that is idle while a thread waits. With less of either the wait is for our
+/// own threads: the machine is small, and no other process interferes.
 const FOREIGN: f64 = 0.5;
 
-/// Processors' worth of time that must be idle. Where there is none at all, the machine as a whole is short, and everything on
-/// it is slower: who waits most is then chance.
+/// Processors' worth of time that must be idle. If there is none at all, the machine as a whole is short, and everything on
+/// it is slower: which thread waits most is then chance.
 pub(crate) const IDLE: f64 = 0.15;
 
-/// Who waits at a layer in these cells is kept from a processor, by others or by a rule, while the machine has some to spare:
-/// it does not wait for our own threads, nor with everybody else. Where nobody has counted, nothing is known.
+/// Threads at a layer in these cells are kept from a processor, by others or by a rule, while the machine has some to spare:
+/// they wait neither for our own threads nor because the whole machine is busy. False without counters.
 pub(super) fn is_kept_away(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
     let others = |counters: &Counters| Some(counters.foreign_processors + counters.niced_processors);
     let idle = view.counted(layer, &wanted, |counters| Some(counters.idle_processors));
@@ -35,7 +35,7 @@ pub(super) fn is_crowded(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -
 }
 
 /// The share of the time that node and generator waited while the highest layer was loaded, in the planned cells with a queue.
-/// Where both wait, neither is the one that is short.
+/// If both wait, neither is the one that is short.
 fn waits(view: &View<'_>) -> Option<(f64, f64)> {
     let planned = |cell: &Cell| view.diagnosis.cells.contains(cell) && cell.queue_depth > 1;
     let highest = view.highest()?;

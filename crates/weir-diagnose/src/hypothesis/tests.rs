@@ -131,7 +131,7 @@ fn named(stack: Vec<Played>) -> Option<Cause> {
     verdict.cause
 }
 
-/// What a layer does to a cell.
+/// A layer's latency for a cell.
 type Latency = fn(&Cell) -> f64;
 
 fn with(latencies: &[(usize, Latency)]) -> Vec<Played> {
@@ -210,7 +210,7 @@ fn a_device_that_varies_is_named_when_the_generator_does_not() {
     let two: Latency = |cell| moody(cell) + 100.0;
     let verdict = diagnose(with(&[(0, moody), (1, two), (2, two)])).verdict;
     assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::DeviceVariance), Some(0)), "{verdict:?}");
-    // What the generator alone measures need not be fit for findings.
+    // The generator's own cells need not be fit for findings.
     let mut unfit = with(&[(0, moody), (1, two), (2, two)]);
     unfit[4].in_flight = 0.5;
     assert_eq!(named(unfit), Some(Cause::DeviceVariance));
@@ -250,7 +250,7 @@ fn split_requests_are_told_from_a_slow_layer() {
 fn writes_of_parts_of_blocks_are_told_from_a_layer_that_reads_for_itself() {
     const BLOCK: u32 = 16 << 10;
     let below: Latency = |cell| io(cell, 500e3, 50e9, 8.0);
-    // What is smaller than a block is read first: twice the work.
+    // A write of less than a block reads the block first: twice the work.
     let partial: Latency = |cell| {
         let whole = cell.shape.direction == Direction::Read || cell.shape.block_bytes >= BLOCK;
         io(cell, if whole { 500e3 } else { 1e6 }, 50e9, 8.0) + 5e3

@@ -87,7 +87,7 @@ fn middle<'a>(view: &View<'_>, layer: usize, cells: impl Iterator<Item = &'a Cel
     (deviations.len() >= FEWEST_CELLS).then(|| deviations[(deviations.len() - 1) / 2])
 }
 
-/// What the lowest layer varies by beyond the reference, in the runs that decide; variances subtract.
+/// The variation of the lowest layer beyond the reference, in the runs that decide; variances subtract.
 fn excess(view: &View<'_>, deciding: &[Cell], lowest: usize, reference: usize) -> Option<f64> {
     let variance = |layer: usize| -> Option<f64> {
         // Also of rows that no finding rests on: a generator with nothing to wait for is too fast for its latencies to add up.

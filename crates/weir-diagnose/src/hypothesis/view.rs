@@ -90,7 +90,7 @@ impl View<'_> {
         middle(self.runs(layer, cell, value))
     }
 
-    /// What each run of a cell measured, whether a finding may rest on it or not.
+    /// The measurements of each run of a cell, whether a finding may rest on them or not.
     pub(super) fn runs(
         &self,
         layer: usize,

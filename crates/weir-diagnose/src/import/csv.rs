@@ -127,7 +127,7 @@ impl Fields<'_> {
         self.text(column).map(parse).transpose()
     }
 
-    /// A number, and what its last digit stands for: `138` may be anything from 137 to 139.
+    /// A number, and the size of its last digit: `138` may be anything from 137 to 139.
     fn decimal(&self, column: &str) -> Result<Option<(f64, f64)>, String> {
         let Some(text) = self.text(column) else { return Ok(None) };
         let number = text.parse::<f64>().ok().filter(|number| number.is_finite());

@@ -53,7 +53,7 @@ fn run(asked: Node<'_, '_>, measured: Node<'_, '_>) -> Result<Parsed, String> {
     let pattern = if random { Pattern::Random } else { Pattern::Sequential };
     let through = flag(*target, "WriteThrough") || flag(*target, "DisableAllCache");
     let depth = number(*target, "RequestCount")?.unwrap_or(2);
-    // `-F` gives threads to the whole span, `-t` to each file; 0 stands for "not so".
+    // `-F` gives threads to the whole span, `-t` to each file; 0 means that the option is not used.
     let of_span = number(asked, "ThreadCount")?.filter(|threads| *threads > 0);
     let threads = of_span.or(number(*target, "ThreadsPerFile")?).unwrap_or(1).max(1);
     let narrow = |number: u64| u32::try_from(number).map_err(|_| format!("{number} is too large"));

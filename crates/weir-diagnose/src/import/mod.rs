@@ -31,7 +31,7 @@ const LARGEST_BLOCK: u64 = 1 << 30;
 /// Deepest queue of a load.
 const DEEPEST_QUEUE: u32 = 1 << 20;
 
-/// What is wrong with a file, and where.
+/// The problem with a file, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}{place}: {problem}")]
 pub struct ImportError {

@@ -163,7 +163,7 @@ fn diskspd_files_that_say_nothing_about_a_layer_are_refused() {
     assert!(broken(&DISKSPD.replace("<WriteRatio>30<", "<WriteRatio>130<")).contains("above 100"));
     let interrupted = "<Error>The test was interrupted</Error><TestTimeSeconds>10.01";
     assert!(broken(&DISKSPD.replace("<TestTimeSeconds>10.01", interrupted)).contains("DiskSpd says"));
-    // The entity bomb of old: refused, not expanded.
+    // The classic entity bomb: refused, not expanded.
     let bomb = format!(
         "<!DOCTYPE r [<!ENTITY a \"{}\"><!ENTITY b \"&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;\">]><Results>&b;</Results>",
         "x".repeat(1000)

@@ -1,10 +1,9 @@
-//! Which layers and cells are measured, how often, in which order.
+//! The plan of a measurement: layers, cells, repeats and their order.
 //!
-//! Layers are interleaved: within a repeat the cells come in a random order, and within a cell every layer
-//! runs once, in a random order too; both are drawn from the seed. What changes slowly while the measurement
-//! runs (a device that fills, a neighbour that wakes up, a processor that warms up) then falls on all layers
-//! alike and not on the one that came last. When all repeats are done, the cells in which a step can still not
-//! be told get more, as far as that is allowed and likely to help.
+//! Layers are interleaved: within a repeat the cells come in a random order, and within a cell every layer runs once, in a
+//! random order too; both are drawn from the seed. A slow change during the measurement (a device that fills, a neighbour
+//! that wakes up, a processor that warms up) then affects all layers alike, not only the last one. After all repeats, the
+//! cells with an inconclusive step get more, as far as that is allowed and likely to help.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +39,7 @@ pub trait Target {
     /// The layer's name, unique in the measurement: `backing`, `accel write-back+1`, `nbd export`.
     fn name(&self) -> &str;
 
-    /// Where the layer stands. Targets on the way are given to [`measure`] from the bottom up.
+    /// The layer's role. Targets on the path are given to [`measure`] from the bottom up.
     fn position(&self) -> Position {
         Position::OnPath
     }
@@ -67,7 +66,7 @@ pub trait Target {
     /// The run failed, or was interrupted.
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError>;
 
-    /// What the operating system counted during the last run.
+    /// The operating system's counters during the last run.
     fn counters(&mut self) -> Option<Counters> {
         None
     }
@@ -84,7 +83,7 @@ pub enum TargetError {
     Interrupted,
 }
 
-/// What is to be measured.
+/// The extent of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The cells, each named once.
@@ -99,7 +98,7 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// How a measurement begins.
+/// The start of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
     /// From nothing.
@@ -122,7 +121,7 @@ pub enum PlanError {
     Cell {
         /// The cell.
         cell: Cell,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: &'static str,
     },
     /// The measurement that is to be gone on with was another one.
@@ -144,7 +143,7 @@ pub struct Run {
     pub layer: usize,
 }
 
-/// What the progress callback is told.
+/// The argument of the progress callback.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// A run begins.
@@ -164,7 +163,7 @@ pub enum Progress<'a> {
         done: usize,
         /// Runs in all.
         total: usize,
-        /// What came of it.
+        /// Its outcome.
         row: &'a Row,
         /// Everything so far, marked as interrupted: to be kept, should this be the last that is heard.
         so_far: &'a Diagnosis,
@@ -296,10 +295,10 @@ fn missing(diagnosis: &Diagnosis, order: Vec<Run>) -> Vec<Run> {
     order.into_iter().filter(|run| !done.contains(&(Some(run.layer), run.cell, run.repeat))).collect()
 }
 
-/// Further repeats of the cells in which a step cannot be told, at the layers of that step.
+/// Further repeats of the cells with an inconclusive step, at the layers of that step.
 ///
-/// How many is fixed by the scatter of the planned repeats (two stages, Stein 1945), not by looking after each until
-/// something shows: who looks often enough finds a difference between equals.
+/// The scatter of the planned repeats fixes their number (two stages, Stein 1945). The plan does not test after each until
+/// one is significant: with enough tests, equals differ, too.
 fn second_stage(plan: &Plan, diagnosis: &Diagnosis, most: usize) -> Vec<Run> {
     let mut first = diagnosis.clone();
     first.rows.retain(|row| row.repeat <= plan.repeats);

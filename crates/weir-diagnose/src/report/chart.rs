@@ -19,11 +19,11 @@ pub const HEAT: &[(&str, &str)] = &[
 pub struct Chart {
     /// The question.
     pub title: &'static str,
-    /// How to read the answer.
+    /// The explanation of the answer.
     pub how_to_read: String,
     /// Colours and what they mean.
     pub legend: &'static [(&'static str, &'static str)],
-    /// What is compared with each other.
+    /// Panels in groups; the reader compares those of one group.
     pub groups: Vec<Panels>,
 }
 

@@ -122,7 +122,7 @@ fn added(difference: &Difference) -> Option<String> {
     })
 }
 
-/// What may be named as a loss stands out; so does a gain that is shown.
+/// A loss that may be named stands out; so does a gain that is shown.
 pub(super) fn class_of(difference: &Difference) -> &'static str {
     match difference.judgement {
         _ if difference.is_loss() => "cost",

@@ -1,4 +1,4 @@
-//! Which cells are drawn: a matrix has up to 336, and a reader looks at a few.
+//! The choice of cells to draw: a matrix has up to 336, and a reader looks at a few.
 
 use weir_load::timeline::Timeline;
 

@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(count(&text, "failure"), 2, "the threshold, and that it was interrupted: {text}");
     }
 
-    /// What the report lists under "What speaks against this measurement" fails here, word for word.
+    /// Each objection that the report lists under "What speaks against this measurement" fails here, word for word.
     #[test]
     fn what_the_report_calls_unreliable_fails() {
         let mut diagnosis = sample::write_back();

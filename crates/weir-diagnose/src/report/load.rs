@@ -66,7 +66,7 @@ fn from_intended_start(summary: &Summary) -> bool {
     summary.latency_from == LatencyFrom::IntendedStart
 }
 
-/// How a load is called: by its job, or by what it asks for.
+/// The name of a load: its job's, or its workload.
 fn name(summary: &Summary) -> String {
     summary.name.clone().unwrap_or_else(|| summary.workload.to_string())
 }
@@ -89,7 +89,7 @@ fn cells(kind: &KindSummary) -> Vec<Cell> {
     numbers.into_iter().map(Cell::text).collect()
 }
 
-/// What limits what the figures say.
+/// Limits of the figures.
 fn remarks(summary: &Summary) -> Vec<String> {
     let mut remarks: Vec<String> =
         summary.incomplete.iter().map(|why| format!("Incomplete: {why}.")).collect();

@@ -404,7 +404,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever rows say, also what no machine could have measured: every drawing has coordinates that are numbers.
+        /// With any rows, even impossible ones, every drawing has coordinates that are numbers.
         #[test]
         fn any_rows_can_be_drawn(numbers in prop::collection::vec(prop::array::uniform4(any_number()), 12)) {
             let path = [("backing", sample::Numbers::steady(40e3)), ("export", sample::Numbers::steady(90e3))];

@@ -1,4 +1,4 @@
-//! What was suspected: the number that each suspicion predicted, and the number that its run measured.
+//! Suspicions: the number that each one predicted, and the number that its run measured.
 
 use crate::finding::Findings;
 use weir_report::format;
@@ -17,7 +17,7 @@ struct Suspicion {
     class: &'static str,
     /// The guess.
     cause: String,
-    /// What it rests on, and what follows from it.
+    /// Its grounds, and the prediction.
     grounds: Vec<String>,
     /// The run that decides.
     run: String,
@@ -25,7 +25,7 @@ struct Suspicion {
     predicted: String,
     /// The numbers that count as that.
     range: String,
-    /// What was seen.
+    /// The measurement.
     measured: String,
 }
 

@@ -1,4 +1,4 @@
-//! How far the numbers can be relied on: what was used, how near it is known, and what speaks against this run.
+//! The reliability of the numbers: the rows used, their precision, and objections to this run.
 
 use crate::check::Kind;
 use crate::comparison::{Judgement, Point, Why};
@@ -33,7 +33,7 @@ fn rows(diagnosis: &Diagnosis, findings: &Findings) -> Figure {
     }
 }
 
-/// How many rows fell for which reason, the most frequent first.
+/// The number of unused rows by reason, the most frequent first.
 fn reasons(findings: &Findings) -> String {
     let mut counts: Vec<(&'static str, usize)> = Vec::new();
     for unused in &findings.compared.unused {

@@ -200,7 +200,7 @@ fn runs(diagnosis: &Diagnosis) -> String {
     )
 }
 
-/// What a reader might take from the report and should not.
+/// Conclusions that a reader might draw from the report and should not.
 pub fn limits(diagnosis: &Diagnosis) -> Vec<String> {
     let mut limits = vec![
         "The report names the step that loses time; its cause is a hypothesis until a run confirms it. A layer may be slow \

@@ -39,7 +39,7 @@ const FOREIGN_WORK: f64 = 0.5;
 /// More repeats than this are no advice.
 const SENSIBLE_REPEATS: u32 = 50;
 
-/// How far the verdict can be relied on.
+/// The reliability of the verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
@@ -80,7 +80,7 @@ pub struct Step {
 /// The statement at the top of the report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verdict {
-    /// How far it can be relied on.
+    /// Its reliability.
     pub grade: Grade,
     /// The step that is named; under `inconclusive` only a suspicion from single runs.
     pub step: Option<Step>,
@@ -97,7 +97,7 @@ pub struct Verdict {
     pub hypotheses: Vec<Hypothesis>,
     /// Sentences that limit it: interrupted, an unsteady lowest layer, a machine without idle processors.
     pub cautions: Vec<String>,
-    /// What would improve confidence in it.
+    /// Steps that would improve confidence in it.
     pub to_improve: Vec<String>,
 }
 
@@ -142,7 +142,7 @@ fn short_of_processor(guess: &Hypothesis) -> Verdict {
     }
 }
 
-/// What was predicted and what was measured.
+/// The prediction and the measurement.
 fn confirmed_by(diagnosis: &Diagnosis, guess: &Hypothesis) -> String {
     let layer = guess.layer.map_or(String::new(), |layer| format!(", at {}", diagnosis.layers[layer].name));
     let outcome = guess.outcome().unwrap_or_default();
@@ -317,7 +317,7 @@ fn alone(compared: &Comparisons, leader: &Leader<'_>, losses: &[&Difference]) ->
     !elsewhere.is_empty() && elsewhere.iter().all(|step| step.seems_even())
 }
 
-/// What is missing between this step and `confirmed`, each with what would settle it.
+/// The gaps between this step and `confirmed`, each with the step that would close it.
 fn missing_to_confirm(
     diagnosis: &Diagnosis,
     compared: &Comparisons,
@@ -433,7 +433,7 @@ fn name_none(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
     }
 }
 
-/// How many repeats the scatter seen so far asks for, so that half of what is open is told.
+/// The number of repeats that the scatter so far requires to decide half of the inconclusive steps.
 fn more_repeats(compared: &Comparisons) -> String {
     let open = compared.steps.iter().filter(|step| step.judgement == Judgement::Inconclusive);
     let mut needed: Vec<u32> = open.map(|step| step.repeats_needed.unwrap_or(u32::MAX)).collect();
@@ -460,7 +460,7 @@ fn elsewhere(diagnosis: &Diagnosis, compared: &Comparisons, leader: &Leader<'_>)
     Some(format!("The greatest loss elsewhere is {}", between(diagnosis, worst)))
 }
 
-/// Where the way has several steps: what all of them together cost at worst.
+/// The worst cost of the whole path, if it has several steps.
 fn whole_path(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
     let losses = compared.whole_path.iter().filter(|path| path.is_loss());
     let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor()))?;

@@ -95,7 +95,7 @@ fn what_is_missing_to_confirm_makes_it_likely_and_is_said() {
         sample::chain(&[("backing", Numbers::scattered(40e3, 0.3)), ("export", Numbers::steady(200e3))]);
     likely(&unsteady, "A steadier lowest layer");
     assert!(find(&unsteady).verdict.cautions[0].contains("backing, is not steady: in 8 of 8 cells"));
-    // Where the judged quantity is steady, the scatter of another one is no objection.
+    // If the judged quantity is steady, the scatter of another one is no objection.
     let mut stalls = two();
     for row in stalls.rows.iter_mut().filter(|row| row.cell.queue_depth == 1 && row.layer == "backing") {
         let RunOutcome::Measured(measurement) = &mut row.outcome else { panic!("measured") };
@@ -149,7 +149,7 @@ fn a_generator_that_is_the_limit_is_named_and_no_layer() {
         find(&diagnosis).verdict.grade
     };
     assert_eq!(busy(&[("a", Numbers::steady(1e3)), ("b", Numbers::steady(1e3))]), Grade::GeneratorLimited);
-    // A loss shows all the same: the generator was not in the way of seeing it.
+    // A loss shows all the same: the generator did not hide it.
     assert_eq!(busy(&[("a", Numbers::steady(1e3)), ("b", Numbers::steady(3e3))]), Grade::Confirmed);
 }
 

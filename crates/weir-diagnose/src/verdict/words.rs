@@ -4,14 +4,14 @@ use crate::comparison::{Difference, Judgement, Quantity};
 use crate::result::Diagnosis;
 use weir_report::format;
 
-/// Where it is, and its numbers.
+/// Its place and its numbers.
 pub(super) fn between(diagnosis: &Diagnosis, step: &Difference) -> String {
     let name = |layer: usize| &diagnosis.layers[layer].name;
     format!("from {} to {}; {}", name(step.from), name(step.to), describe(step))
 }
 
-/// What a step costs, in one sentence with its numbers: `nbd export adds 17.0 µs to accel at QD 1 (4K random read: 80.0 µs →
-/// 97.0 µs).` Where a full queue is compared: `file share does 5 % of the IOPS of local disk at QD 8 (…).`
+/// The cost of a step, in one sentence with its numbers: `nbd export adds 17.0 µs to accel at QD 1 (4K random read: 80.0 µs →
+/// 97.0 µs).` For a full queue: `file share does 5 % of the IOPS of local disk at QD 8 (…).`
 pub(super) fn cost(diagnosis: &Diagnosis, step: &Difference, alone: bool) -> String {
     let name = |layer: usize| &diagnosis.layers[layer].name;
     let (to, from, cell) = (name(step.to), name(step.from), &step.cell);
@@ -69,7 +69,7 @@ pub fn interval(step: &Difference) -> Option<String> {
     Some(format!("[{}]", ends.join(", ")))
 }
 
-/// What may be said about a difference, in the few words of a table's cell.
+/// The judgement of a difference, in the few words of a table's cell.
 #[must_use]
 pub fn in_short(difference: &Difference) -> String {
     let numbers = match difference.quantity {
