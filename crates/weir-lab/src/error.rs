@@ -1,4 +1,4 @@
-//! What can go wrong with a lab.
+//! Errors of a lab.
 
 use std::io;
 use std::path::PathBuf;
@@ -30,10 +30,10 @@ pub enum LabError {
     State {
         /// The node, or `registry`.
         node: String,
-        /// What it is instead, and what to do.
+        /// Its actual state, and the remedy.
         state: String,
     },
-    /// What was asked for cannot be.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     /// A process ended, or did not get ready, right after its start.
@@ -41,9 +41,9 @@ pub enum LabError {
     Start {
         /// The process.
         what: String,
-        /// What was seen.
+        /// The reason.
         reason: String,
-        /// Where it says more.
+        /// The process's log.
         log: PathBuf,
         /// The last lines.
         tail: String,
@@ -51,9 +51,9 @@ pub enum LabError {
     /// The system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed operation.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// To end now would lose acknowledged writes.

@@ -25,10 +25,10 @@ use crate::error::LabError;
 use crate::process::{ProcessId, ProcessState};
 use crate::relay::{Direction, Relay};
 
-/// Where `ip netns` keeps namespaces that have a name.
+/// The directory of named namespaces, as `ip netns` keeps them.
 const NAMESPACES: &str = "/run/netns";
 
-/// What the names of all our namespaces begin with.
+/// The common prefix of all our namespaces' names.
 const PREFIX: &str = "weir";
 
 /// A node's interface in its namespace.
@@ -37,7 +37,7 @@ const INTERFACE: &str = "peers0";
 /// The bridge in the switch's namespace.
 const BRIDGE: &str = "switch0";
 
-/// What stands for the registry where a node can be named.
+/// The registry's name among those of nodes.
 pub const REGISTRY: &str = "registry";
 
 /// A way, from one node (or [`REGISTRY`]) to another.
@@ -46,7 +46,7 @@ type Way = (String, String);
 /// The network of one lab, removed when dropped.
 #[derive(Debug)]
 pub struct Network {
-    /// What this lab's namespaces are called, up to the name of the node.
+    /// The prefix of this lab's namespaces' names, up to the name of the node.
     prefix: String,
     nodes: Vec<String>,
     relays: Vec<Relay>,
@@ -252,7 +252,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<(), LabError> {
     let what = || LabError::system(format!("running `{program} {}`", arguments.join(" ")));
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    // Where these tools are does not belong to everybody's PATH.
+    // The directories of these tools are not in every user's PATH.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     let mut child = command.spawn().map_err(what())?;

@@ -20,7 +20,7 @@ pub struct ProcessId {
     pub start_time: u64,
 }
 
-/// What a process is doing.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProcessState {
@@ -42,7 +42,7 @@ impl ProcessId {
         Ok(ProcessId { pid, start_time })
     }
 
-    /// What it is doing. A zombie has ended.
+    /// The process's state. A zombie has ended.
     #[must_use]
     pub fn state(&self) -> ProcessState {
         match stat(self.pid) {

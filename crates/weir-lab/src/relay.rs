@@ -33,7 +33,7 @@ impl Gate {
     }
 }
 
-/// Which way the bytes go.
+/// The direction of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the node.
@@ -94,7 +94,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
-        // Whoever waits at a gate must find out that its connection has ended.
+        // A thread that waits at a gate must see that its connection has ended.
         self.to.set(false);
         self.from.set(false);
         let woken = UnixStream::connect(&self.socket);
@@ -110,9 +110,9 @@ fn forward(node: &UnixStream, registry: &UnixStream, gates: &(Arc<Gate>, Arc<Gat
     for (from, to, gate) in ways {
         let (from, to, gate) = (from.try_clone()?, to.try_clone()?, Arc::clone(gate));
         thread::spawn(move || {
-            // A side that was killed may end with an error; the other one is told in any case.
+            // A killed side may end with an error; the other side is closed in any case.
             let _ = copy(&from, &to, &gate);
-            // That it has ended is news as well.
+            // The connection's end passes the gate like data: a closed gate holds it back, too.
             gate.pass();
             let _ = from.shutdown(Shutdown::Both);
             let _ = to.shutdown(Shutdown::Both);

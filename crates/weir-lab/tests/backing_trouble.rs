@@ -115,7 +115,7 @@ impl Place {
         VerifyingLoad::new(history, settings, locate)
     }
 
-    /// How often an event of this kind was told of [`DISK`], and its last text.
+    /// The number of events of this kind about [`DISK`], and the last one's text.
     fn events(&self, kind: &str) -> (usize, String) {
         let events = self.bench.lab.client("n1").unwrap().events().unwrap();
         let mut told = events.into_iter().filter(|event| event.kind == kind && event.subject == DISK);
@@ -233,7 +233,7 @@ fn a_full_backing_stops_destage_and_loses_nothing() {
     let (mut many, ()) = during(many, Duration::ZERO, || {
         place.await_full_log();
         await_stall(&progress);
-        // What was acknowledged is there, half of it in the log only, and nobody waits for it.
+        // All acknowledged data is there, half of it in the log only, and reads of it do not stall.
         assert_sound(&place, &mut few);
         assert_eq!(place.events("backing-error").0, 1, "told once, not with every attempt");
         // Its neighbour notices nothing.
@@ -336,7 +336,7 @@ fn write_through_tells_the_guest_that_there_is_no_space() {
     place.filesystem.fill(64 << 10);
     let refused = nbd.write(4 * MIB, &block(2), false).unwrap_err();
     assert!(matches!(refused, NbdError::Request { errno: ENOSPC, .. }), "{refused}");
-    // What has space goes on: reads, and writes where there is something already.
+    // Requests that need no new space still work: reads, and writes to allocated blocks.
     let mut back = block(0);
     nbd.read(0, &mut back).unwrap();
     assert_eq!(back, block(1));
@@ -350,7 +350,7 @@ fn write_through_tells_the_guest_that_there_is_no_space() {
     assert_eq!(place.bench.disk().unwrap().state, "serving");
 }
 
-/// What a load got done, every quarter of a second.
+/// The load's rate in every quarter of a second.
 fn series(progress: &Progress, lasts: Duration) -> Vec<u64> {
     let (start, mut last, mut series) = (Nanos::now(), progress.acknowledged(), Vec::new());
     while Nanos::now() < start + lasts {

@@ -1,5 +1,5 @@
-//! What guests feel while Weir copes, with real processes and default settings (P9, P10): bounds that hold on a machine that
-//! does much else. `make heal`, `make fill-picture` and `make neighbours` print the figures. Needs root.
+//! Effects on guests of Weir's recovery, with real processes and default settings (P9, P10): bounds that hold on a busy
+//! machine. `make heal`, `make fill-picture` and `make neighbours` print the figures. Needs root.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -58,7 +58,7 @@ fn two_dispatching_threads_cost_a_sequential_writer_more_than_nine_tenths() {
     let stack = up(1, "write-through");
     stack.set(At::Backing, Faults { simulated_disk: true, ..Faults::default() }).unwrap();
     let kinds = [Access::Write, Access::Read, Access::RandWrite, Access::RandRead];
-    // What else this machine does costs time; it never makes a disk faster. So each is the best of several, and "as
+    // Other work of this machine costs time; it never makes a disk faster. So each figure is the best of several, and "as
     // before" is far from the tenth.
     let (mut before, mut after, mut cleared) = ([0.0; 4], [0.0; 4], 0.0f64);
     for attempt in 1.. {

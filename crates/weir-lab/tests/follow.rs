@@ -44,7 +44,7 @@ fn follows(policy: &str, is_ready: bool) {
     assert_eq!(view.effective, policy, "as long as it is here, nothing has changed");
     assert!(connect(&bench, "n3").is_err(), "only n2 follows");
 
-    // Whoever looks at the target sees what the source has just written, and takes nothing away from it (P7).
+    // A reader on the target sees the source's latest write, and the disk stays with the source (P7).
     let (mut target, mut second) = (connect(&bench, "n2").unwrap(), connect(&bench, "n2").unwrap());
     for round in 2..50_u8 {
         source.write(u64::from(round) * 4096, &block(round), false).unwrap();
@@ -134,7 +134,8 @@ fn following_ends_by_command_and_with_the_follower() {
     assert_eq!(bench.owner(), "n1");
 }
 
-/// The owner dies while the target only looks: a replica takes over, and the target's client goes on with that or is told.
+/// The owner dies while the target only reads: a replica takes over, and the target's client goes on with it or gets an
+/// error.
 #[test]
 fn the_owner_dies_while_it_is_followed() {
     let _turn = alone();

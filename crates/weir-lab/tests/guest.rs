@@ -108,7 +108,7 @@ fn a_guest_waits_for_a_server_that_comes_back() {
     let mut guest = Guest::boot(&GuestConfig::new(image(), [server.uri()])).unwrap();
     guest.run("mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt", SOON).unwrap();
     server.kill();
-    // What is written meanwhile waits, the guest's other work goes on.
+    // Writes meanwhile wait; the guest's other work goes on.
     guest
         .run(
             "(dd if=/dev/zero of=/mnt/zeroes bs=64k count=64 conv=fsync; echo $? >/tmp/code) 2>/dev/null &",

@@ -74,7 +74,7 @@ fn written(client: &Client) -> u64 {
     kinds.filter(|kind| kind.kind.changes_data()).map(|kind| kind.completions).sum()
 }
 
-/// How long no write was answered, as far as looking every few milliseconds shows it.
+/// The longest times without an answered write, sampled every few milliseconds.
 #[derive(Debug)]
 struct Pauses {
     /// The longest on the source: how the guest pauses by itself.

@@ -25,13 +25,13 @@ use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium, NodeSta
 /// Disks of the shard, the one that hangs included.
 const DISKS: usize = 20;
 
-/// How many of the healthy ones are written to and measured.
+/// The number of healthy disks that are written to and measured.
 const MEASURED: usize = 4;
 
 /// Requests that hang at the backing that does.
 const STUCK: u32 = 128;
 
-/// How long each measurement takes.
+/// The duration of each measurement.
 const MEASURES: Duration = Duration::from_secs(6);
 
 /// The device under the volume that hangs, in bytes.
@@ -61,7 +61,7 @@ impl Lun {
 
 impl Drop for Lun {
     fn drop(&mut self) {
-        // Whoever waits gets an error, or the mount would stay.
+        // Waiting requests get an error, or the mount would stay.
         self.disk.power_off();
         let _ = Command::new("umount").arg("--lazy").arg(&self.at).stderr(Stdio::null()).status();
     }
@@ -119,7 +119,7 @@ impl Place {
         Uri::unix(&self.bench.lab.node("n1").unwrap().nbd_unix, disk)
     }
 
-    /// What n1 says, and how long it took to say it.
+    /// The status that n1 reports, and the time it took.
     fn status(&self) -> (NodeStatus, Duration) {
         let before = Nanos::now();
         let client = self.bench.lab.client("n1").unwrap().patience(Duration::from_secs(10));
@@ -354,8 +354,8 @@ fn a_takeover_does_not_wait_for_what_the_dead_owner_has_under_way() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
-/// What a killed owner had handed to its kernel may reach the backing much later than the end of the process, and later than any
-/// grace. Its successor writes nothing there before that, or those writes would cover its own (P4).
+/// Writes that a killed owner's kernel still holds may reach the backing much later than the end of the process, and later
+/// than any grace. The successor writes nothing there before that, or those writes would cover its own (P4).
 #[test]
 fn a_successor_writes_behind_the_last_write_of_a_killed_owner() {
     const BLOCKS: u64 = 8;

@@ -19,7 +19,7 @@ fn bench() -> Bench {
     Bench::up(3, "write-back+1", |_| {})
 }
 
-/// Where the disk is now.
+/// The disk's present address.
 fn uri(bench: &Bench) -> String {
     bench.wait(|view| !view.uris.is_empty()).uris.swap_remove(0)
 }
@@ -98,7 +98,7 @@ fn libnbd_describes_lists_and_copies() {
     assert_eq!(sum(&source), sum(&back));
 }
 
-/// What QEMU's tools put there, before and after the owner is killed.
+/// QEMU's tools write to the disk, before and after the owner is killed.
 #[test]
 fn qemu_converts_compares_and_maps_across_a_takeover() {
     let _turn = alone();

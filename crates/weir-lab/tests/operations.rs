@@ -1,4 +1,4 @@
-//! What operators do, on a lab of real processes: export, policies on line, growth, deletion, loss, restarts.
+//! Operators' commands on a lab of real processes: export, policies on line, growth, deletion, loss, restarts.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -139,7 +139,7 @@ fn a_disk_grows_under_its_clients() {
     assert_eq!(back, [7; BLOCK as usize]);
 }
 
-/// What the handshake promises holds, also with the least memory and the least log.
+/// The limits of the handshake hold, also with the least memory and the smallest log.
 #[test]
 fn the_largest_requests_are_taken() {
     let _turn = alone();

@@ -24,8 +24,8 @@ const ONE: Setup = Setup { nodes: 3, policy: "write-back+1", network: true };
 /// Two replicas; one node is left over.
 const TWO: Setup = Setup { nodes: 4, policy: "write-back+2", ..ONE };
 
-/// How long a partition lasts at least: every second one longer than lease and grace together, so that nobody waits any more for
-/// what the node that is cut off may still do.
+/// The shortest duration of a partition: every second one is longer than lease and grace together, so that no node waits any
+/// more for I/O of the isolated node.
 fn lasts() -> Duration {
     static LONG: AtomicBool = AtomicBool::new(false);
     let beyond = CUT_OFF_GRACE + Duration::from_secs(3);

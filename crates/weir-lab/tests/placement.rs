@@ -1,4 +1,4 @@
-//! Where write logs go: media, room, fault domains.
+//! Placement of write logs: media, room, fault domains.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -24,7 +24,7 @@ fn create(bench: &Bench, name: &str, medium: Medium) -> Result<(), weir_node::ap
     bench.lab.any_client().unwrap().create_disk(&wanted).map(drop)
 }
 
-/// What the nodes tell of themselves, once they tell what is expected of them.
+/// The nodes' own reports, once they are as expected.
 fn wait_nodes(bench: &Bench, wanted: impl Fn(&[NodeView]) -> bool) -> Vec<NodeView> {
     let client = bench.lab.any_client().unwrap();
     let deadline = weir_block::Nanos::now() + common::SOON;
@@ -69,7 +69,7 @@ fn logs_beyond_a_nodes_room_go_elsewhere_and_then_nowhere() {
     for (disk, node) in [("d2", "n2"), ("d3", "n3")] {
         create(&bench, disk, Medium::Ram).unwrap();
         client.export(disk, &Export { on: Some(node.into()), accept_loss: false }).unwrap();
-        // What nodes tell is seconds old. Who is asked and has no room says so, and others are asked.
+        // The nodes' reports are seconds old. A node without room refuses, and the owner asks others.
         let deadline = weir_block::Nanos::now() + common::SOON;
         while bench.lab.client(node).unwrap().disk(disk).unwrap().effective != "write-back+1" {
             assert!(weir_block::Nanos::now() < deadline, "{:#?}{}", client.disks(), bench.logs());
@@ -102,7 +102,7 @@ fn racks(policy: &str, domains: &[&str]) -> Bench {
     Bench::up(domains.len(), policy, |config| config.fault_domains = named)
 }
 
-/// What a load found, and whether its guest ever saw an error (P1, P7, P9).
+/// The result of a load: data loss, and errors that its guest saw (P1, P7, P9).
 fn judge(bench: &Bench, load: VerifyingLoad, seed: u64) {
     let mut load = load;
     assert_eq!(load.progress().failed(), 0, "seed {seed}: a guest saw an error{}", bench.logs());

@@ -31,7 +31,7 @@ const MIB: u64 = 1 << 20;
 /// Mebibytes that are written: more than one checkpoint takes, and less than the log.
 const WRITTEN: u64 = 28;
 
-/// How long a node that is to stop waits for a log that does not move.
+/// The time that a stopping node waits for a log without progress.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
 fn uri(bench: &Bench) -> Uri {
@@ -76,7 +76,7 @@ fn half_destaged(filesystem: &SmallFilesystem) -> Bench {
     let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
     for number in 0..WRITTEN {
         if number == 8 {
-            // What destage takes at this moment would be missing for filling.
+            // Records that destage takes at this moment would be missing for filling the log.
             bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
             filesystem.fill(64 << 10);
         }
@@ -252,7 +252,7 @@ fn a_lab_that_is_forced_to_end_says_what_is_lost() {
     assert!(log.contains("what only this node had is lost"), "{log}");
 }
 
-/// Where a replica stays, a node may stop: the disk is taken over there, with everything.
+/// A node may stop if a replica stays: that node takes over the disk with everything.
 #[test]
 fn a_node_may_stop_while_others_have_its_log() {
     let _turn = alone();
@@ -335,7 +335,7 @@ fn disks_that_were_half_made_or_half_deleted_do_not_stay_in_the_way() {
         unfinished += u32::from(file.exists() != recorded);
         let made =
             if recorded { Ok(()) } else { other.create_disk(&wanted(&name, "write-through")).map(drop) };
-        // What was sent before the kill may have been done after our look.
+        // The node may have executed a request that arrived before the kill after our check.
         let made = made.or_else(|error| if error.kind == ApiErrorKind::Exists { Ok(()) } else { Err(error) });
         let result = made.and_then(|()| other.delete(&name, &Delete::default()).map(drop));
         result.unwrap_or_else(|error| panic!("round {round}, recorded {recorded}: {error}{}", bench.logs()));
@@ -358,7 +358,7 @@ fn make_and_delete(bench: &Bench, on: &str, name: &str) {
     assert!(!bench.directory.path().join("pool").join(format!("{name}.raw")).exists());
 }
 
-/// What the registry says about the making, or deleting, of a disk called `left`.
+/// The registry's note about the creation, or deletion, of a disk called `left`.
 struct Notes {
     runtime: Runtime,
     registry: RegistryClient,
@@ -377,7 +377,7 @@ impl Notes {
         self.runtime.block_on(self.registry.transact(note.create(self.key.clone()))).unwrap();
     }
 
-    /// Who is at it, if anybody.
+    /// The process that works on it, if any.
     fn by(&self) -> Option<NodeRef> {
         let entry = self.runtime.block_on(self.registry.get(&self.key)).unwrap();
         entry.map(|entry| UnfinishedRecord::of(&entry).unwrap().by)
@@ -406,7 +406,7 @@ fn a_disk_is_made_or_not_when_its_client_has_gone() {
     let frozen = filesystem.freeze();
     let client = bench.lab.client("n1").unwrap().patience(Duration::from_secs(1));
     client.create_disk(&wanted("left", "write-through")).unwrap_err();
-    // Who looks for what others have left has looked at least once.
+    // By then the cleanup of others' leftovers has run at least once.
     thread::sleep(Duration::from_secs(7));
     drop(frozen);
     thread::sleep(Duration::from_secs(2));
@@ -493,7 +493,7 @@ fn a_stop_does_not_wait_for_flash_that_hangs() {
     });
     NbdClient::connect(&uri(&bench)).unwrap().write(0, &vec![1; MIB as usize], true).unwrap();
     bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
-    // The flash is told of that, too.
+    // The flash gets that state, too.
     thread::sleep(Duration::from_secs(1));
     flash.fail_power();
     let node = bench.lab.node("n1").unwrap().process.unwrap();

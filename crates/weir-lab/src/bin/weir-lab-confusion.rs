@@ -26,7 +26,7 @@ struct Arguments {
     /// busy-node, one-in-flight, busy-generator, busy-replica, moody-backing, split-requests, partial-writes.
     #[arg(long, value_delimiter = ',', value_parser = plant)]
     only: Vec<Plant>,
-    /// How often each is planted: seeds 1 to this. About a minute for a case.
+    /// Runs of each case: seeds 1 to this. About a minute for each.
     #[arg(long, default_value_t = 1)]
     rounds: u64,
     /// Keep each case in this file as soon as it is done, one JSON object a line. Cases that are there already (the same fault

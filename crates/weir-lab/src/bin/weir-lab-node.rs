@@ -1,4 +1,4 @@
-//! A node of the lab: the product's node, with layers around each disk's that have faults when they are told to.
+//! A node of the lab: the product's node, with layers that inject faults on request around each disk's layers.
 //!
 //! Takes the arguments of `weir node` and `weir registry`, so that a lab can be made of this program alone.
 
@@ -33,14 +33,14 @@ enum Command {
     },
     /// Run the registry.
     Registry {
-        /// Where it listens.
+        /// The socket to listen on.
         #[arg(long)]
         socket: PathBuf,
-        /// Where it keeps what it knows.
+        /// The registry's file.
         #[arg(long)]
         file: PathBuf,
     },
-    /// Give a running node an order: the faults at a place of a disk, or of the way of replication to the node.
+    /// Give a running node an order: the faults at a place of a disk, or of the replication link to the node.
     #[command(after_long_help = ORDERS)]
     Order {
         /// `faults.sock` in the node's state directory.
@@ -83,7 +83,7 @@ fn main() -> Result<(), Failure> {
             Command::Order { .. } => Ok(()),
         }
     });
-    // What still waits for storage that does not answer must not keep a node that has stopped.
+    // Work that still waits for storage that does not answer must not delay the exit of a stopped node.
     runtime.shutdown_background();
     result
 }

@@ -10,7 +10,7 @@ use weir_volume::{BackingOptions, FileBacking};
 use super::layer::{Held, Place};
 use super::{Line, Switch};
 
-/// What lies below the layer.
+/// The layers below the fault layer.
 pub type Below = Metered<Held<FileBacking, Line>>;
 
 pub struct Bench<L> {

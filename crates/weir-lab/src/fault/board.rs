@@ -1,4 +1,4 @@
-//! Where the faults of a node's disks are set: a switch for each place of each disk.
+//! The faults of a node's disks: a switch for each place of each disk.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::settings::Switch;
 use super::split::Split;
 use super::{Line, Mechanism};
 
-/// A place on the way of a disk's requests.
+/// A place on the path of a disk's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {

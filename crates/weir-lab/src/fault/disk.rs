@@ -34,15 +34,14 @@ const SEEK_ROOT: f64 = 5.5e6;
 /// A write needs the head steadier than a read.
 const WRITE_SETTLE: Duration = Duration::from_micros(400);
 
-/// What the controller needs before it can look for a place on the medium. What goes on where the last request ended was
-/// prepared meanwhile.
+/// The controller's overhead before it moves the head. It prepares a request that continues the last one during that one.
 const OVERHEAD: Duration = Duration::from_micros(100);
 
 /// Command and transfer between disk and host of a request that needs no movement: 300 MiB/s and 20 µs.
 const COMMAND: Duration = Duration::from_micros(20);
 const INTERFACE: u64 = 300 << 20;
 
-/// How far the disk reads on, and how much it keeps behind the last read.
+/// The size of the read-ahead, and of the data kept behind the last read, in bytes.
 const READ_AHEAD: u64 = 1 << 20;
 
 /// The mechanics of the simulated disk. Switched off by [`super::Faults::simulated_disk`], requests pass at once.
@@ -62,14 +61,14 @@ pub struct Mechanism {
     time: Nanos,
     /// Most requests that were here at once since the disk was last idle.
     depth: usize,
-    /// Where the head is: the byte after the last one that passed under it for a request.
+    /// The head's position: the byte after the last one that passed under it for a request.
     head: u64,
-    /// When the head got there.
+    /// The time at which the head got there.
     free_since: Nanos,
     cache: Option<ReadAhead>,
 }
 
-/// What was read on after a read: from `start`, and up to `filled` at `since`; more as time passes, until the head moves.
+/// The read-ahead after a read: from `start`, and up to `filled` at `since`; it grows with time, until the head moves.
 #[derive(Clone, Copy, Debug)]
 struct ReadAhead {
     start: u64,
@@ -90,7 +89,7 @@ impl ReadAhead {
         (self.filled + more as u64).min(self.asked + READ_AHEAD)
     }
 
-    /// When it will reach `offset`; `None` if it will not, or begins behind it.
+    /// The time at which it will reach `offset`; `None` if it will not, or begins behind it.
     fn reaches(&self, from: u64, to: u64, now: Nanos) -> Option<Nanos> {
         if from < self.start || to > self.asked + READ_AHEAD {
             return None;
@@ -125,11 +124,11 @@ impl Mechanism {
         }
     }
 
-    /// The time as the disk has it. Never goes back.
+    /// The disk's own time. Never goes back.
     ///
-    /// This process may come late to what is due. As long as enough requests wait, the disk has worked on meanwhile. When
-    /// they run out because nobody was told of the answers, the time is held at what was due: the stall is this
-    /// process's, and must not cost a revolution.
+    /// This process may be late to handle a completion. As long as enough requests wait, the disk has worked on meanwhile. If
+    /// the queue runs empty because this process has not delivered the answers, the disk's time stops at the completion: the
+    /// stall is this process's, and must not cost a revolution.
     fn disk_time(&mut self, now: Nanos) -> Nanos {
         let time = Nanos(now.0.saturating_sub(self.stood_still.as_nanos() as u64));
         self.time = match self.busy {
@@ -148,7 +147,7 @@ impl Mechanism {
         if self.busy.is_some() {
             return;
         }
-        // Late or not, it was free from then on; nobody is served before having arrived.
+        // The disk was free since then, even if this process is late; it serves no request before its arrival.
         let Some(first) = self.waiting.iter().map(|(arrived, _)| *arrived).min() else { return };
         let begin = self.free_since.max(first);
         debug_assert!(begin <= now, "what is waiting has arrived");
@@ -161,7 +160,8 @@ impl Mechanism {
         self.busy = Some((end, request.key));
     }
 
-    /// When the head could be over the request; at once for what is in the cache, on this track or needs no medium.
+    /// The earliest time at which the head is over the request; at once if it is in the cache or on this track, or needs no
+    /// medium.
     fn reach(&self, request: &Request, now: Nanos) -> Nanos {
         let end = request.offset + request.bytes;
         let cached = || self.cache.is_some_and(|cache| cache.reaches(request.offset, end, now).is_some());
@@ -173,7 +173,7 @@ impl Mechanism {
         if moves && !here { self.position(request, now) } else { now }
     }
 
-    /// When the request is done that is taken up at `now`.
+    /// The completion time of a request that is begun at `now`.
     fn serve(&mut self, request: &Request, arrived: Nanos, now: Nanos) -> Nanos {
         match request.kind {
             RequestKind::Read => self.read(request, now),
@@ -210,7 +210,7 @@ impl Mechanism {
         let begin = if goes_on { self.free_since } else { self.position(request, now) };
         if let Some(cache) = &mut self.cache {
             (cache.filled, cache.stopped) = (cache.end(now), true);
-            // What was read before is not what is there now.
+            // The write replaces data in the cache.
             if request.offset < cache.filled && request.offset + request.bytes > cache.start {
                 self.cache = None;
             }
@@ -219,7 +219,7 @@ impl Mechanism {
         begin + transfer(request.bytes)
     }
 
-    /// When the head is over the first byte: seek, settle, and wait for the platter.
+    /// The time at which the head is over the first byte: seek, settle, and wait for the platter.
     fn position(&self, request: &Request, now: Nanos) -> Nanos {
         let tracks = request.offset.abs_diff(self.head) / TRACK;
         let share = (tracks * TRACK) as f64 / self.size as f64;
@@ -276,12 +276,12 @@ impl Timing for Mechanism {
     }
 }
 
-/// How long so many bytes pass under the head.
+/// The time that the head needs for so many bytes.
 fn transfer(bytes: u64) -> Duration {
     Duration::from_nanos((u128::from(bytes) * REVOLUTION.as_nanos() / u128::from(TRACK)) as u64)
 }
 
-/// How long so many bytes take between disk and host.
+/// The time that so many bytes need between disk and host.
 fn interface(bytes: u64) -> Duration {
     Duration::from_nanos(bytes * 1_000_000_000 / INTERFACE)
 }

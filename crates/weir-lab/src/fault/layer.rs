@@ -23,7 +23,7 @@ const MOST_BYTES: usize = 64 << 20;
 const OURS: u64 = 1 << 62;
 const MARKS: u64 = 3 << 62;
 
-/// Where a layer stands: what a request for the backing itself is to it.
+/// The place of a layer; it decides how the layer handles requests for the backing itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Part of the backing: such a request is held like any other.
@@ -57,7 +57,7 @@ struct Pending<L> {
     body: Option<Body<L>>,
 }
 
-/// How a layer that destages takes pieces of a region: known where they come in, needed where they go on.
+/// How a destaging layer submits pieces of a region: known where they come in, needed where they go on.
 type WriteGather<L> = fn(&mut L, &mut Reactor, Tag, u64, Rc<Region>, Vec<(usize, usize)>);
 
 enum Body<L> {

@@ -26,14 +26,14 @@ pub struct Line {
     rng: Rng,
     /// Not let in yet: as many as allowed are in flight.
     waiting: VecDeque<Request>,
-    /// When each goes on; equal times in the order of arrival.
+    /// The departure time of each; equal times in the order of arrival.
     leaving: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
     arrivals: u64,
     /// Let in and not returned.
     in_flight: usize,
     /// Nobody overtakes here: the time at which the last one left what keeps the order.
     last: Nanos,
-    /// When the bandwidth is free again.
+    /// The time at which the link is free again.
     link_free: Nanos,
     /// Absent where nobody loses the order.
     dispatchers: Option<Submitters>,
@@ -104,7 +104,7 @@ impl Line {
         self.dispatched(at)
     }
 
-    /// What the phase of a moody device adds now.
+    /// The delay that the present phase of a moody device adds.
     fn mood(&mut self, now: Nanos) -> Duration {
         let Some(moods) = self.faults.moods else { return Duration::ZERO };
         while self.phase.until <= now {
@@ -156,12 +156,12 @@ impl Timing for Line {
     }
 }
 
-/// How long so many bytes take.
+/// The transfer time of so many bytes.
 fn time_of(bytes: u64, per_second: u64) -> Duration {
     Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(per_second)) as u64)
 }
 
-/// What is in a tier: first in, first out.
+/// The content of a tier: first in, first out.
 #[derive(Debug, Default)]
 struct Contents {
     blocks: HashSet<u64>,

@@ -1,19 +1,19 @@
 //! Faults as layers: put between any two others while requests go through them.
 //!
 //! - [`settings`]: which faults there are, and the switch that sets and clears them from another thread;
-//! - [`timing`]: what a fault decides: when a request goes on, in which order, whether it fails;
+//! - [`timing`]: the decisions of a fault: the time and order of requests, and which ones fail;
 //! - [`line`](mod@line): delay, jitter, bandwidth, a limit of requests in flight, dispatchers that lose the order, a fast
 //!   tier of limited size, moods, errors;
 //! - [`disk`]: a *simulated* disk of 15 000 revolutions a minute;
 //! - [`layer`]: the layer that holds requests until then;
 //! - [`split`]: the layer that makes several of one;
 //! - [`sectors`]: the layer that writes whole sectors only, and reads the rest of one first;
-//! - [`relay`]: the way of replication to a node, as something that can be slow;
-//! - [`board`], [`orders`]: the places of a node's disks, and how they are told. `weir-lab-node` is the node that has them;
+//! - [`relay`]: the replication link to a node, with faults;
+//! - [`board`], [`orders`]: the places of a node's disks, and orders for them. `weir-lab-node` is the node that has them;
 //! - [`stack`], [`confusion`]: faults planted one at a time, and what the finder takes each for.
 //!
-//! What decides is pure: it is given the time and draws from a seed, so its tests run in time of their own. What
-//! holds waits by the reactor's deadline. Nothing sleeps.
+//! Decisions are pure: they take the time as an argument and draw from a seed, so their tests run in simulated time. Layers
+//! wait by the reactor's deadline; no layer sleeps.
 
 #[cfg(test)]
 mod bench;

@@ -16,7 +16,7 @@ use crate::error::LabError;
 /// Longest order, in bytes.
 const LONGEST: u64 = 4096;
 
-/// How long an order may take.
+/// Time limit of an order.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An order. What is not named in it is as without faults: an empty set clears a place.
@@ -29,7 +29,7 @@ pub enum Order {
         disk: String,
         /// The place.
         at: At,
-        /// What is wrong there from now on.
+        /// The faults there from now on.
         faults: Faults,
     },
     /// The way of replication to this node.

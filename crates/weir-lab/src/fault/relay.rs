@@ -19,7 +19,7 @@ const PIECE: usize = 64 << 10;
 /// Pieces under way in one direction: beyond it the sender is pushed back.
 const UNDER_WAY: usize = 64;
 
-/// What is wrong with the way to a node.
+/// The faults of the link to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LinkFaults {
@@ -51,14 +51,14 @@ impl Relay {
                 let forwarded =
                     TcpStream::connect(target).and_then(|server| forward(client, server, &faults));
                 if let Err(error) = forwarded {
-                    tracing::info!(%target, %error, "the relay has nobody to forward to");
+                    tracing::info!(%target, %error, "the relay cannot reach its target");
                 }
             }
         })?;
         Ok(relay)
     }
 
-    /// Where to come.
+    /// The address to connect to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

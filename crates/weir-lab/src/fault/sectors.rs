@@ -33,7 +33,7 @@ pub struct Sectors<L> {
     changes: Slab<Change>,
     /// In order: the first one touches sectors of a change under way, or the layer below has no room.
     waiting: VecDeque<Request<'static>>,
-    /// What was read and overlaid, to be written as soon as there is room.
+    /// Sectors that were read and overlaid, to be written as soon as there is room.
     whole: VecDeque<(usize, Buffer)>,
     failed: Vec<Completion>,
     finished: Vec<Completion>,
@@ -135,7 +135,7 @@ impl<L: Layer> Sectors<L> {
         self.failed.push(Completion { tag, result: Err(error) });
     }
 
-    /// What was read is overlaid; what is written is answered; what is not ours passes.
+    /// Overlays sectors that were read, answers writes, and passes completions of other requests on.
     fn take_answers(&mut self, done: &mut Vec<Completion>) {
         for completion in self.finished.drain(..) {
             if completion.tag.0 >> 60 != 1 {

@@ -1,4 +1,4 @@
-//! Which faults there are, and the switch that sets them while the layer works.
+//! The settings of all faults, and the switch that changes them at run time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,9 +52,9 @@ pub struct Faults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
-    /// What it holds, in bytes.
+    /// Its size, in bytes.
     pub bytes: u64,
-    /// What a request that is not in it takes longer.
+    /// The added latency of a request that is not in it.
     pub miss_us: u64,
 }
 
@@ -65,7 +65,7 @@ pub struct Tier {
 pub struct Moods {
     /// Mean length of a phase, in milliseconds.
     pub mean_ms: u64,
-    /// What a request takes longer in every other phase, in microseconds.
+    /// The added latency of a request in every other phase, in microseconds.
     pub slow_us: u64,
 }
 
@@ -75,9 +75,9 @@ pub struct Moods {
 pub struct FaultsError {
     /// The setting.
     field: &'static str,
-    /// What it was to be.
+    /// The requested value.
     value: u64,
-    /// What it may be.
+    /// The largest permitted value.
     most: u64,
 }
 
@@ -137,13 +137,13 @@ impl Switch {
         self.0.version.fetch_add(1, Ordering::Release);
     }
 
-    /// What is set.
+    /// The present settings.
     #[must_use]
     pub fn get(&self) -> Faults {
         *self.0.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is set, if that has changed since version `seen`, which becomes the present one.
+    /// The present settings, if they have changed since version `seen`, which becomes the present one.
     pub fn changed(&self, seen: &mut u64) -> Option<Faults> {
         let version = self.0.version.load(Ordering::Acquire);
         if version == *seen {

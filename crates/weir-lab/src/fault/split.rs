@@ -38,7 +38,7 @@ pub struct Split<L> {
 /// A request in pieces.
 struct Whole {
     tag: Tag,
-    /// Where a read is put together.
+    /// The buffer into which the parts of a read are copied.
     buffer: Option<Buffer>,
     left: usize,
     error: Option<IoError>,

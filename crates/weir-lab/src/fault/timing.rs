@@ -1,4 +1,4 @@
-//! What a fault decides about the requests that reach it.
+//! Decisions of a fault about the requests that reach it.
 
 use weir_block::{Nanos, RequestKind};
 
@@ -15,7 +15,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-/// What becomes of a request whose time has come.
+/// The fate of a request whose time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It goes on to the layer below.
@@ -36,6 +36,6 @@ pub trait Timing {
     /// A request that went on was answered by the layer below.
     fn returned(&mut self, key: usize, now: Nanos);
 
-    /// When [`Timing::next`] has to be asked again even if nothing arrives or returns.
+    /// The time of the next call of [`Timing::next`] even if nothing arrives or returns.
     fn deadline(&self) -> Nanos;
 }

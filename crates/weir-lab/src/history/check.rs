@@ -7,8 +7,8 @@
 //! - otherwise all of the cluster can happen in one moment, any one from `needed` to `there` (a *backward zone*).
 //!
 //! A register's history is linearizable exactly when no read ends before the write of its value begins, no two forward zones
-//! overlap, and no backward zone lies inside a forward one. A write without an answer needs no rule of its own: unread, its zone
-//! never ends, and read, the answer of the read shows that it has taken effect.
+//! overlap, and no backward zone lies inside a forward one. A write without an answer needs no rule of its own. If its value
+//! is not read, its zone never ends; if it is read, the answer of the read shows that the write has taken effect.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use super::{Action, FOREIGN, INITIAL, Operation};
 /// Violations that are kept to be told, one of each sector (the others there mostly follow from it); all are counted.
 const MOST_TOLD: usize = 4;
 
-/// What the check has found.
+/// The result of the check.
 #[derive(Clone, Debug, Default)]
 pub struct Judgement {
     /// Operations, those without an answer among them.
@@ -63,7 +63,7 @@ pub enum Violation {
     },
 }
 
-/// What is known of the time of one value.
+/// The known times of one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Witness {
     /// The value.
@@ -86,7 +86,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// What is there in the beginning, as if written before time.
+    /// The initial content, as if written before time.
     fn initial() -> Cluster {
         let witness = Witness { value: INITIAL, there: None, needed: None };
         Cluster { write: None, there: Nanos(0), needed: Nanos(0), witness }
@@ -231,7 +231,7 @@ impl Violation {
         match self {
             Violation::WrittenTwice([one, _]) => one.register,
             Violation::NeverWritten(read) | Violation::ReadBeforeWritten { read, .. } => read.register,
-            // What was there in the beginning may have no operation; the other one has.
+            // The initial content may have no operation; the other value has one.
             Violation::BothNeeded([one, other]) | Violation::Between { stays: one, comes: other } => {
                 of(one).or(of(other)).unwrap_or_default()
             }

@@ -22,13 +22,13 @@ use weir_block::Nanos;
 pub use check::{Judgement, Violation, Witness};
 pub use sector::{SECTOR, fill, value_of};
 
-/// What a sector holds that nobody has written.
+/// The value of a sector that no client has written.
 pub const INITIAL: u64 = 0;
 
-/// What a read has found that is nobody's value of this sector: a part of a write, another sector, or anything else.
+/// The value of a read whose data is no value of this sector: a part of a write, another sector, or anything else.
 pub const FOREIGN: u64 = u64::MAX;
 
-/// What an operation does with its sector.
+/// The action of an operation on its sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Brings the value out.
@@ -44,13 +44,14 @@ pub struct Operation {
     pub client: u16,
     /// The node that it was connected to, by number from 1.
     pub node: u16,
-    /// Which of the client's connections, from 1.
+    /// The client's connection, by number from 1.
     pub connection: u32,
     /// The sector.
     pub register: u64,
     /// Read or write.
     pub action: Action,
-    /// What was read or written: [`INITIAL`], [`FOREIGN`] (reads only), or a number that no other write of the sector carries.
+    /// The value that was read or written: [`INITIAL`], [`FOREIGN`] (reads only), or a number that no other write of the
+    /// sector carries.
     pub value: u64,
     /// Before it was sent. Later than 0.
     pub invoked: Nanos,
@@ -59,7 +60,7 @@ pub struct Operation {
     pub completed: Option<Nanos>,
 }
 
-/// What several clients did with the sectors of one disk.
+/// The operations of several clients on the sectors of one disk.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     operations: Vec<Operation>,

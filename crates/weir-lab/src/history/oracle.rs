@@ -18,7 +18,7 @@ fn search(operations: &[Operation], done: u32, value: u64) -> bool {
     if left().all(|index| operations[index].completed.is_none()) {
         return true;
     }
-    // Whatever was sent after the answer of another one that is still left cannot be next.
+    // An operation that was sent after the answer of another remaining one cannot be next.
     let first_answer = left().filter_map(|index| operations[index].completed).min();
     left().any(|index| {
         let next = &operations[index];

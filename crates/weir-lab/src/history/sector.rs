@@ -1,4 +1,4 @@
-//! What a sector holds: the value of the write and the number of the sector, from its first byte to its last.
+//! The content of a sector: the value of the write and the number of the sector, from its first byte to its last.
 
 use super::{FOREIGN, INITIAL};
 
@@ -19,7 +19,8 @@ pub fn fill(data: &mut [u8], register: u64, value: u64) {
     }
 }
 
-/// What one sector holds: a write's value, [`INITIAL`] for zeroes, [`FOREIGN`] for what no write of this sector can have put there.
+/// The value of one sector: a write's value, [`INITIAL`] for zeroes, [`FOREIGN`] for data that no write of this sector can
+/// have left.
 #[must_use]
 pub fn value_of(sector: &[u8], register: u64) -> u64 {
     let (first, rest) = sector.split_at(STAMP);

@@ -1,4 +1,4 @@
-//! What a lab is to be like, and the configuration of each node that follows.
+//! The configuration of a lab, and the derived one of each node.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -29,10 +29,10 @@ const NBD_PORT: u16 = 10809;
 const LEAST_PORT: u16 = 11_000;
 const ATTEMPTS: usize = 64;
 
-/// What a lab is to be like.
+/// The configuration of a lab.
 #[derive(Clone, Debug)]
 pub struct LabConfig {
-    /// Where its state, sockets and logs go. Created when missing.
+    /// The directory of its state, sockets and logs. Created if missing.
     pub dir: PathBuf,
     /// The `weir` program.
     pub program: PathBuf,
@@ -62,7 +62,7 @@ pub struct LabConfig {
     pub busy_poll_us: u32,
     /// The nodes' flash media.
     pub flash: LabFlash,
-    /// What the nodes share the fate of, by number; further ones are each in a domain of its own.
+    /// The nodes' fault domains, by number; further nodes are each in a domain of its own.
     pub fault_domains: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ impl LabConfig {
     }
 }
 
-/// Where the nodes of a lab have their flash media.
+/// The flash media of a lab's nodes.
 #[derive(Clone, Debug, Default)]
 pub enum LabFlash {
     /// They have none.

@@ -33,7 +33,7 @@ const DRAINS: Duration = Duration::from_secs(120);
 const FIRST_WORD: Duration = Duration::from_secs(1);
 const NEXT_WORD: Duration = Duration::from_secs(5);
 
-/// What to do about acknowledged writes that only the lab's memory holds while their backing takes nothing.
+/// The treatment of acknowledged writes that only the lab's memory holds while their backing takes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ending {
     /// Leave the lab as it is and say so.

@@ -30,10 +30,10 @@ use crate::process::{ProcessId, ProcessState, spawn};
 /// Most nodes of one lab.
 pub const MOST_NODES: usize = 16;
 
-/// How long a process may take to get ready, and to end when asked to.
+/// Time limit of a process to get ready, and to end on request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a node may take to say what it is doing.
+/// Time limit of a node's status request.
 const ANSWER: Duration = Duration::from_secs(15);
 
 /// One node of a lab.
@@ -56,7 +56,7 @@ pub struct LabNode {
 }
 
 impl LabNode {
-    /// What its process is doing.
+    /// The state of its process.
     #[must_use]
     pub fn process_state(&self) -> ProcessState {
         self.process.map_or(ProcessState::Gone, |process| process.state())
@@ -69,7 +69,7 @@ impl LabNode {
     }
 }
 
-/// What `lab.json` holds.
+/// The content of `lab.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct State {
     program: PathBuf,
@@ -77,7 +77,7 @@ struct State {
     nodes: Vec<LabNode>,
 }
 
-/// What a node of the lab is doing, from outside and in its own words.
+/// The state of a node of the lab, from outside and by its own report.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct NodeReport {
     /// The node.
@@ -85,7 +85,7 @@ pub struct NodeReport {
     pub node: LabNode,
     /// Its process.
     pub state: ProcessState,
-    /// What it says itself; absent when it does not answer.
+    /// Its own report; absent if it does not answer.
     pub status: Option<NodeStatus>,
 }
 
@@ -169,7 +169,7 @@ impl Lab {
         })
     }
 
-    /// Where it lives.
+    /// Its directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -206,7 +206,7 @@ impl Lab {
         running.map(LabNode::client).ok_or_else(|| LabError::NoneRuns(self.dir.clone()))
     }
 
-    /// What every node is doing.
+    /// The reports of all nodes.
     #[must_use]
     pub fn report(&self) -> Vec<NodeReport> {
         let report = |node: &LabNode| {
@@ -219,7 +219,7 @@ impl Lab {
         self.nodes().iter().map(report).collect()
     }
 
-    /// What the registry's process is doing.
+    /// The state of the registry's process.
     #[must_use]
     pub fn registry_state(&self) -> ProcessState {
         self.state.registry.state()
@@ -236,7 +236,7 @@ impl Lab {
         }
     }
 
-    /// What the process of a node or of the [`REGISTRY`] is doing.
+    /// The state of the process of a node or of the [`REGISTRY`].
     ///
     /// # Errors
     /// There is no such node.
@@ -259,8 +259,8 @@ impl Lab {
         self.save()
     }
 
-    /// SIGKILL to all processes at once, as a power cut ends them, the registry among them. `after` runs when all have been
-    /// told and before their ends are awaited: there, whatever they are stuck in has to let go of them.
+    /// SIGKILL to all processes at once, as a power cut ends them, the registry among them. `after` runs after the signals
+    /// and before the wait for the processes' ends: a process that is stuck in a storage call must be freed there.
     ///
     /// `lab.json` stays as it is, as its filesystem may have lost its power too.
     ///

@@ -19,7 +19,7 @@ pub(super) fn registry_socket(dir: &Path) -> PathBuf {
     dir.join("registry.sock")
 }
 
-/// Where a node of a lab with a network finds the registry.
+/// The registry's socket for a node of a lab with a network.
 pub(super) fn relay_socket(node: &LabNode) -> PathBuf {
     node.api.with_file_name("registry.sock")
 }

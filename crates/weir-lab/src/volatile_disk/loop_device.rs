@@ -11,14 +11,14 @@ use weir_block::Nanos;
 
 use crate::error::LabError;
 
-/// How long the kernel may take to let go of a device that nobody has open.
+/// Time limit for the kernel to release an unused device.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A loop device with direct I/O to its file; gone when dropped.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    /// What the kernel calls its file: the device's number alone may be somebody else's by now.
+    /// The kernel's name of its file: another process may have reused the device's number.
     file: String,
 }
 

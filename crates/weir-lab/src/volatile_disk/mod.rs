@@ -1,13 +1,13 @@
 //! A disk with a volatile cache, and a way to cut its power.
 //!
-//! What is written stays in memory until the disk is told to flush; a power cut throws it away, or keeps what chance
-//! keeps of it ([`Survivors`]). It is an ordinary block device (`/dev/loopN` over a file of a FUSE filesystem that this
-//! process serves), so filesystems, flash media and backings stand on it without knowing.
+//! Written data stays in memory until a flush; a power cut discards it, or keeps a random part ([`Survivors`]). It is an
+//! ordinary block device (`/dev/loopN` over a file of a FUSE filesystem that this process serves), so filesystems, flash
+//! media and backings use it like any other.
 //!
 //! A cut has three acts, because a process must not learn of a power cut that ends it too:
 //! 1. [`VolatileDisk::fail_power`]: from this moment nothing reaches the medium and no request is answered;
 //! 2. the processes of the host are killed, and then [`VolatileDisk::power_off`]: requests fail, so that the kernel can
-//!    let go of them, and whoever has mounted the disk unmounts it;
+//!    release the processes, and users of a mount unmount it;
 //! 3. [`VolatileDisk::power_on`]: the disk is back with what survived, under the same path.
 
 mod loop_device;
@@ -31,11 +31,11 @@ use store::Store;
 pub use loop_device::LoopDevice;
 pub use store::{BLOCK, SECTOR, Survivors, Toll};
 
-/// How long the disk waits at its end for those who still use it.
+/// Time limit for the remaining users of the disk at its end.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A block device whose unflushed writes are lost with its power. Everything of it is gone when it is dropped; whoever has
-/// it open or mounted must have let go before.
+/// A block device whose unflushed writes are lost with its power. Dropping it removes everything; all users must have closed
+/// or unmounted it before.
 pub struct VolatileDisk {
     device: Option<LoopDevice>,
     /// Serves the file while it lives.
@@ -49,7 +49,7 @@ impl VolatileDisk {
     /// Needs root.
     ///
     /// # Errors
-    /// There is no FUSE or no loop device to be had, or the directory is in use.
+    /// FUSE or a loop device is not available, or the directory is in use.
     pub fn create(directory: &Path, size: u64) -> Result<VolatileDisk, LabError> {
         if size == 0 || !size.is_multiple_of(BLOCK) {
             return Err(LabError::Invalid(format!(
@@ -106,13 +106,13 @@ impl VolatileDisk {
         self.disk.held_bytes()
     }
 
-    /// What was held reaches the disk now, over what has been written since. Nothing is held any more.
+    /// Writes the held data now, over later writes. Nothing is held any more.
     pub fn release(&self) {
         self.disk.release();
     }
 
-    /// The power fails: nothing that was not flushed by now will be on the medium for certain, and whoever asks for
-    /// anything waits for an answer.
+    /// The power fails: data that is not flushed yet is no longer certain to reach the medium, and all requests wait for an
+    /// answer.
     pub fn fail_power(&self) {
         self.disk.fail_power();
     }
@@ -127,7 +127,7 @@ impl VolatileDisk {
     /// # Errors
     /// Something still has the device open or mounted.
     pub fn power_on(&mut self, survivors: Survivors) -> Result<Toll, LabError> {
-        // Whatever the kernel still holds of the old device must come to nothing, so it goes while there is no power.
+        // The kernel's remaining requests to the old device must have no effect, so the device goes while there is no power.
         self.disk.power_off();
         if let Some(device) = self.device.take() {
             device.detach()?;
@@ -152,7 +152,7 @@ impl VolatileDisk {
 
 impl Drop for VolatileDisk {
     fn drop(&mut self) {
-        // Whoever still waits would wait for ever.
+        // Requests that still wait would wait for ever.
         self.disk.power_off();
         drop(self.device.take());
         // The kernel closes the file a moment after the device is gone, and much later if somebody has it open.

@@ -20,10 +20,10 @@ pub const FILE: &str = "disk";
 /// The file's inode.
 const INODE: INodeNo = INodeNo(2);
 
-/// How long the kernel may remember names and attributes: they never change.
+/// The time for which the kernel may cache names and attributes: they never change.
 const UNCHANGED: Duration = Duration::from_secs(3600);
 
-/// What a flush costs. One that took no time would hardly ever be under way when the power fails.
+/// The duration of a flush. An instant flush would hardly ever be in flight when the power fails.
 const FLUSH_TIME: Duration = Duration::from_micros(300);
 
 /// The disk's supply.
@@ -31,8 +31,8 @@ const FLUSH_TIME: Duration = Duration::from_micros(300);
 enum Power {
     /// There.
     On,
-    /// Gone this moment: nothing is done any more, and nobody is told. What is asked for waits, as those who asked
-    /// must be gone before they learn anything.
+    /// Gone this moment: the disk neither executes nor answers requests. They wait, because their processes must be gone
+    /// before they could learn of it.
     Failing,
     /// Gone: what is asked for fails.
     Off,
@@ -99,7 +99,7 @@ impl Disk {
         self.state().held.iter().flat_map(|held| &held.writes).map(|(_, data, _)| data.len()).sum()
     }
 
-    /// What was held reaches the disk, and nothing is held any more.
+    /// Writes the held data; nothing is held any more.
     pub fn release(&self) {
         let mut state = self.state();
         for (offset, data, reply) in state.held.take().into_iter().flat_map(|held| held.writes) {

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// What a cache holds or loses as one, in bytes.
+/// The unit of a cache, kept or lost as a whole, in bytes.
 pub const BLOCK: u64 = 4096;
 
-/// What a medium never tears, in bytes.
+/// The size that a medium writes atomically, in bytes.
 pub const SECTOR: u64 = 512;
 
-/// What is left of the writes that a disk had not flushed when its power went.
+/// The part of the unflushed writes that survives a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survivors {
     /// Nothing: the longest reach that a loss can have.
@@ -24,7 +24,7 @@ pub enum Survivors {
     },
 }
 
-/// What a power cut did to the blocks that were not flushed.
+/// The effect of a power cut on the unflushed blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Toll {
     /// Blocks of [`BLOCK`] bytes that are as they were at the last flush.
@@ -62,7 +62,7 @@ impl Store {
         self.size
     }
 
-    /// What a reader sees: the cache over the medium. Shorter than `length` at the end of the disk.
+    /// The data that a reader sees: the cache over the medium. Shorter than `length` at the end of the disk.
     pub fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let end = offset.saturating_add(length).min(self.size);
         let mut data = vec![0; end.saturating_sub(offset) as usize];

@@ -20,7 +20,7 @@ pub const CUT_OFF_GRACE: Duration = Duration::from_secs(3);
 /// Room for the log of one disk.
 const FLASH: Size = Size(96 << 20);
 
-/// What rounds are made on.
+/// The setup of a test of rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub nodes: usize,
@@ -41,14 +41,14 @@ impl Setup {
     }
 }
 
-/// How many rounds a test makes: `otherwise`, unless `WEIR_ROUNDS` says how many all tests of rounds together are to make,
-/// of which this one gets `of_forty` out of forty.
+/// The number of rounds of a test: `otherwise`, or this test's part of `WEIR_ROUNDS`, the number for all tests of rounds
+/// together: `of_forty` out of forty.
 pub fn rounds(otherwise: u64, of_forty: u64) -> u64 {
     let all: Option<u64> = std::env::var("WEIR_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     all.map_or(otherwise, |all| (all * of_forty).div_ceil(40))
 }
 
-/// What happened in the rounds of one test.
+/// The events in the rounds of one test.
 #[derive(Debug, Default)]
 struct Score {
     rounds: u64,

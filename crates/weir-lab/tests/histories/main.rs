@@ -30,7 +30,7 @@ mod weather;
 /// Faults that a history has at least.
 const FAULTS: usize = 6;
 
-/// Who uses the disk.
+/// The clients of the disk.
 const CLIENTS: [Habit; 7] =
     [Habit::Follows, Habit::Follows, Habit::Stays, Habit::Stays, Habit::Roams, Habit::Roams, Habit::Roams];
 
@@ -38,7 +38,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// What all clients did to the disk, what a last one reads there, and what is in the backing in the end.
+/// The operations of all clients, those of a last one that reads the whole disk, and the content of the backing in the end.
 fn complete(bench: &Bench, mut recorded: Recorded) -> (History, Recorded) {
     bench.wait_effective();
     let mut history = std::mem::take(&mut recorded.history);

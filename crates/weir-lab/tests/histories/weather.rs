@@ -17,7 +17,7 @@ const TTL: Duration = Duration::from_secs(1);
 /// and its system call, is what only a fence in the storage can keep from doing harm.
 const GRACE: Duration = Duration::from_secs(4);
 
-/// What a disk may be asked to be. Without `write-back+0`: a killed owner would take acknowledged writes with it, as promised.
+/// Policies for the disk. Without `write-back+0`: a killed owner would take acknowledged writes with it, as documented.
 const POLICIES: [&str; 3] = ["write-through", "write-back+1", "write-back+2"];
 
 /// Sets the times that the faults are made for.

@@ -15,14 +15,14 @@ use crate::mounted::{Kind, Mounted};
 use crate::site::{Plan, Site};
 use crate::{cuts, happens, survivors};
 
-/// What a guest has saved: files that fsync was answered for, the directory's fsync too.
+/// The files that a guest has saved: fsync was answered for each, and for the directory.
 #[derive(Debug, Default)]
 struct Saved {
     files: u32,
 }
 
 impl Saved {
-    /// What is in a file: its number again and again, in a length of its own.
+    /// The content of a file: its number again and again, in a length of its own.
     fn content(number: u32) -> Vec<u8> {
         number.to_le_bytes().repeat(500 + number as usize % 7000)
     }
@@ -79,7 +79,7 @@ fn survives(kind: Kind, plan: &Plan) {
         let already = saved.files;
         let gave_up = thread::scope(|scope| {
             let saving = scope.spawn(|| saved.save(&at));
-            // When a file has been begun, the one before it was saved.
+            // A file that has been begun shows that the one before it was saved.
             happens(|| saving.is_finished() || at.join(format!("saved{}", already + 1)).exists());
             thread::sleep(before);
             // Judged after the cut: the scope ends when the guest does, and it ends with its disk.

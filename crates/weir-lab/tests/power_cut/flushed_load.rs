@@ -30,7 +30,7 @@ struct Pending {
     fua: bool,
 }
 
-/// What a check of all blocks has shown.
+/// The result of a check of all blocks.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Blocks with an acknowledged write that are older than that.
@@ -44,9 +44,9 @@ pub struct Verdict {
 /// Writes to random blocks, some with FUA, and flushes meanwhile.
 pub struct FlushedLoad {
     random: Rng,
-    /// What was acknowledged.
+    /// Acknowledged writes.
     acknowledged: History,
-    /// What was acknowledged before a flush that was answered, or with FUA.
+    /// Writes that were acknowledged before a flush that was answered, or with FUA.
     durable: History,
     atomicity: Atomicity,
     /// Acknowledged since the flush that is under way was sent, or since the last.
@@ -101,7 +101,7 @@ impl FlushedLoad {
                 connection.start(FLUSH, NbdCommand::Flush);
             }
         }
-        // Whatever had no answer may have happened or not.
+        // A request without an answer may have taken effect or not.
         self.pending.fill(None);
         self.unflushed.clear();
         self.flushing.clear();
@@ -160,7 +160,7 @@ impl FlushedLoad {
                 verdict.first.get_or_insert(mismatch);
             }
         }
-        // What was lost lawfully is not missed a second time.
+        // Permitted losses are not reported a second time.
         self.acknowledged = self.durable.clone();
         verdict
     }

@@ -27,7 +27,7 @@ mod site;
 mod support;
 mod verified;
 
-/// How many cuts a test makes: `WEIR_POWER_CUTS`, or 2.
+/// The number of cuts of a test: `WEIR_POWER_CUTS`, or 2.
 fn cuts() -> u64 {
     std::env::var("WEIR_POWER_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(2)
 }

@@ -1,5 +1,5 @@
-//! A write log in RAM does not outlive the power of all its hosts. That is said, nobody is given an old disk by mistake, and
-//! what people accept in the end is a state that the disk went through (P5).
+//! A write log in RAM does not outlive the power of all its hosts. The nodes report the loss and serve no old disk by
+//! mistake; the state that an operator finally accepts is one that the disk went through (P5).
 
 use std::thread;
 use std::time::Duration;

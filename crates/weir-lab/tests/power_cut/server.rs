@@ -77,7 +77,7 @@ impl Server {
     /// one that is gone would wait for ever.)
     pub fn cut(&mut self) {
         let Ok(server) = ProcessId::of(self.process.id()) else { return };
-        // Who stands still starts nothing more.
+        // A stopped process starts no other one.
         server.signal(Signal::STOP).unwrap();
         let children = children_of(server.pid);
         for process in children.iter().chain([&server]) {
@@ -122,7 +122,7 @@ impl Inserter {
         let mut answers = BufReader::new(process.stdout.take().unwrap()).lines();
         loop {
             let Inserter { client, next } = *self;
-            // What is returned before the commit is not the answer; the second statement comes after it.
+            // The row returned before the commit is not the answer; the second statement comes after it.
             let insert = format!("INSERT INTO answered VALUES ({client}, {next});\nSELECT {next};\n");
             if to_server.write_all(insert.as_bytes()).is_err() {
                 break;
@@ -156,7 +156,7 @@ fn program(name: &str) -> Command {
     command
 }
 
-/// What a command printed.
+/// The output of a command, which must succeed.
 fn succeed(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -20,14 +20,14 @@ const HOME: u64 = 64 << 20;
 /// Bytes of each node's flash: room for one log.
 const FLASH: u64 = 128 << 20;
 
-/// What stands on a site.
+/// The configuration of a site.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Nodes.
     pub nodes: usize,
     /// The disk's policy.
     pub policy: &'static str,
-    /// Where its write log is; with flash, every node has a device for it.
+    /// The medium of its write log; with flash, every node has a device for it.
     pub medium: Medium,
     /// The disk's size, in bytes.
     pub size: u64,
@@ -93,7 +93,7 @@ impl Site {
         let site = Site { bench, home, pool, flash, _directory: directory };
         let volume = site.bench.directory.path().join("pool");
         std::fs::create_dir(&volume).unwrap();
-        // What people had set up is on its medium. All that comes now, Weir has to take care of.
+        // The setup so far is on its medium. From here on, durability is up to Weir.
         run("sync", ["--file-system".as_ref(), site.home.at.as_os_str(), volume.as_os_str()]);
         site.create_disk(plan, volume);
         site

@@ -73,8 +73,8 @@ fn cut_again_and_again(plan: &Plan, atomicity: Atomicity, acknowledged: bool) {
     assert!(load.flushes > 0);
 }
 
-/// A write counts once it is at rest on the flash of two nodes: flushed or not, what was answered is there (P1, P8), and what
-/// was not answered is there whole or not at all.
+/// A write counts once it is durable on the flash of two nodes: flushed or not, an acknowledged write is there (P1, P8), and
+/// an unacknowledged one is there whole or not at all.
 #[test]
 fn flash_keeps_what_was_acknowledged() {
     cut_again_and_again(&FLASH, Atomicity::Block, true);

@@ -12,13 +12,13 @@ use crate::common::{BLOCK, Bench, DISK, alone};
 /// Blocks that are written by both owners.
 const BLOCKS: u64 = 50;
 
-/// How long the former owner is watched after it goes on.
+/// The time for which the former owner is watched after it goes on.
 const WATCHED: Duration = Duration::from_secs(8);
 
 /// Longest time for a move to be given up, once the disk has another owner.
 const GIVEN_UP: Duration = Duration::from_secs(15);
 
-/// What the former owner answered.
+/// The answers of the former owner.
 #[derive(Debug, Default)]
 struct Answers {
     /// Connections that it refused, or hung up on.
@@ -29,7 +29,7 @@ struct Answers {
     fresh: u32,
     /// Reads of what was there before.
     stale: u32,
-    /// When the first stale read came, since the process went on.
+    /// The time of the first stale read, since the process went on.
     first_stale: Option<Duration>,
     last_stale: Option<Duration>,
 }

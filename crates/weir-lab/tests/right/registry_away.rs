@@ -21,7 +21,7 @@ fn longest_stall() -> Duration {
     Duration::from_millis(if soak().is_some() { 100 } else { 1000 })
 }
 
-/// How long the registry is away.
+/// The time for which the registry is away.
 fn away() -> Duration {
     Duration::from_secs(if soak().is_some() { 60 } else { 10 })
 }
@@ -158,7 +158,7 @@ fn under_load<T>(
     (ended.collect(), outcome)
 }
 
-/// What became of the requests on one disk.
+/// The outcome of the requests on one disk.
 #[derive(Debug)]
 struct Outcome {
     stall: Duration,
@@ -168,7 +168,7 @@ struct Outcome {
     first: Vec<String>,
 }
 
-/// What became of the requests, disk by disk, told for all disks before any is judged: nothing lost, no error.
+/// The outcomes of the requests, disk by disk, printed for all disks before any is judged: nothing lost, no error.
 fn judge(bench: &Bench, disks: &[Disk], loads: Vec<VerifyingLoad>) -> Vec<Outcome> {
     let outcome = |(disk, mut load): (&Disk, VerifyingLoad)| {
         let progress = load.progress();
@@ -198,7 +198,7 @@ fn judge(bench: &Bench, disks: &[Disk], loads: Vec<VerifyingLoad>) -> Vec<Outcom
     outcomes
 }
 
-/// What stalls there are when nothing is the matter.
+/// The stalls without a fault.
 fn quiet(bench: &mut Bench, disks: &[Disk], seed: u64) -> Vec<History> {
     let histories = new_histories(disks, seed);
     let (loads, ()) = under_load(bench, disks, histories, |_| thread::sleep(Duration::from_secs(3)));
@@ -294,7 +294,7 @@ fn a_node_dies_while_the_registry_is_away() {
         bench.lab.resume(REGISTRY).unwrap();
         let served = |view: &DiskView| view.owner.as_deref() != Some(VICTIM) && view.state == "serving";
         let waits = disks[..2].iter().map(|disk| disk.wait(bench, TAKEN_OVER, served)).collect::<Vec<_>>();
-        // What paused goes on.
+        // Paused nodes go on.
         for (disk, _) in disks.iter().zip(&members).filter(|(_, member)| **member) {
             disk.wait(bench, SOON, |view| view.effective == view.requested && view.state == "serving");
         }

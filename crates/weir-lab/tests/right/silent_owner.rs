@@ -1,4 +1,4 @@
-//! What a guest waits for when the owner of a disk without a log falls silent.
+//! The delay for a guest when the owner of a disk without a log does not answer.
 
 use std::thread;
 use std::time::Duration;

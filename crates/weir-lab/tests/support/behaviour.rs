@@ -1,4 +1,4 @@
-//! What guests feel while Weir copes: a replica is lost, a copy is filled beside live writes, a log fills, a neighbour is
+//! Effects on guests of Weir's recovery: a replica is lost, a copy is filled beside live writes, a log fills, a neighbour is
 //! greedy.
 
 use std::thread;
@@ -32,17 +32,17 @@ fn defaults(config: &mut LabConfig) {
     config.busy_poll_us = busy_poll_us;
 }
 
-/// How a replica is lost.
+/// The kind of loss of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
-    /// Its process ends: the owner is told by the kernel.
+    /// Its process ends: the kernel closes its connections, so the owner learns of it.
     Killed,
-    /// Its network ends: nobody is told.
+    /// Its network ends: the owner learns nothing.
     CutOff,
 }
 
-/// What came of a lost replica.
+/// The effects of a lost replica.
 #[derive(Debug, Serialize)]
 pub struct Healed {
     pub policy: String,
@@ -60,10 +60,10 @@ pub struct Healed {
     pub kept: f64,
 }
 
-/// What is in the log when a replica is lost.
+/// The content of the log when a replica is lost.
 #[derive(Clone, Copy, Debug)]
 pub enum Backlog {
-    /// What a guest leaves there that writes as fast as it can.
+    /// The backlog of a guest that writes as fast as it can.
     Whatever,
     /// At least so many bytes, in front of a backing that takes hardly anything; the guest writes at a steady rate, so that the
     /// log does not become so full meanwhile that writes are admitted more slowly.
@@ -135,7 +135,7 @@ fn fill_to(bench: &Bench, dirty: u64, seed: u64) {
     load.finish();
 }
 
-/// What came of a copy that was filled beside live writes.
+/// The effects of a copy that was filled beside live writes.
 #[derive(Debug, Serialize)]
 pub struct Filled {
     /// To be copied at the beginning; what the guest wrote meanwhile comes on top.
@@ -161,7 +161,7 @@ pub struct Filled {
     pub log_used_of_two: f64,
 }
 
-/// How long a load runs before it is measured.
+/// The duration of a load before it is measured.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 /// In so long, a fast guest does not fill half of a large log.
@@ -292,7 +292,7 @@ pub fn fill_log(lasts: Duration, seed: u64) -> Filling {
     }
 }
 
-/// What a polite guest felt without and with a greedy one beside it.
+/// The latencies of a polite guest without and with a greedy one beside it.
 #[derive(Debug, Serialize)]
 pub struct Neighbours {
     pub alone: Felt,

@@ -27,13 +27,13 @@ const IN_PLACE: u64 = 16;
 /// Pause before a client tries to connect again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How long a client waits for the last answers.
+/// The time that a client waits for the last answers.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
 
 /// `ESHUTDOWN`: the server takes leave.
 const ESHUTDOWN: u32 = 108;
 
-/// Where a client goes.
+/// The nodes that a client connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Habit {
     /// Stays on its node and its connection, however long an answer takes. Once that is broken, it tries the same node.
@@ -55,7 +55,7 @@ impl Habit {
     }
 }
 
-/// What all clients of a run share.
+/// The state that all clients of a run share.
 #[derive(Debug, Default)]
 pub struct Shared {
     stop: AtomicBool,
@@ -70,7 +70,7 @@ pub struct Clients {
     threads: Vec<JoinHandle<Vec<Operation>>>,
 }
 
-/// What they did.
+/// The clients' operations.
 pub struct Recorded {
     pub history: History,
     /// Requests that were answered.
@@ -205,7 +205,7 @@ impl Recorder {
         self.shared.stop.load(Ordering::Relaxed)
     }
 
-    /// A connection to where this client goes next; `None` when there is none to be had.
+    /// A connection to the next node of this client; `None` if it gets none.
     fn connect(&mut self) -> Option<NbdClient> {
         match self.habit {
             Habit::Stays => {}
@@ -325,7 +325,7 @@ impl Recorder {
         }
     }
 
-    /// What was under way has an outcome that nobody knows.
+    /// The outcome of requests in flight is unknown.
     fn give_up(&mut self) {
         for (_, request) in std::mem::take(&mut self.pending) {
             self.record(request, None, &[]);

@@ -13,7 +13,7 @@ use weir_nbd::client::{CommandFlags, Connection, NbdCommand, Options};
 /// Bytes of a request.
 pub const REQUEST: u32 = 4096;
 
-/// What a guest does: random requests of [`REQUEST`] bytes all over the disk.
+/// The load of a guest: random requests of [`REQUEST`] bytes all over the disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Requests in flight.
@@ -103,7 +103,7 @@ pub struct Timeline {
     pub answers: Vec<Answer>,
 }
 
-/// What a guest saw during a part of the time.
+/// The figures of a guest during a part of the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     /// Since the beginning of the first window.

@@ -1,5 +1,5 @@
-//! What some end-to-end tests need beyond `common`: tools to run, a small filesystem of one's own, an address that follows
-//! the disk, a load that keeps its latencies and what is measured with it.
+//! Additions to `common` for some end-to-end tests: tools to run, a small filesystem of one's own, an address that follows
+//! the disk, a load that keeps its latencies, and measurements with it.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod behaviour;

@@ -34,7 +34,7 @@ impl Relay {
                 if ending.load(Ordering::Relaxed) {
                     return;
                 }
-                // Who finds no disk hangs up, and the client tries again.
+                // A relay that finds no disk hangs up, and the client tries again.
                 let Some(server) = connect(&mut locate, &ending) else { continue };
                 count.fetch_add(1, Ordering::Relaxed);
                 forward(client, server).unwrap();
@@ -86,7 +86,7 @@ fn forward(client: UnixStream, server: UnixStream) -> io::Result<()> {
         [(client.try_clone()?, server.try_clone()?), (server.try_clone()?, client.try_clone()?)]
     {
         thread::spawn(move || {
-            // A side that was killed may end with an error; the other one is told in any case.
+            // A killed side may end with an error; the other side is closed in any case.
             let _ = io::copy(&mut from, &mut to);
             let _ = from.shutdown(Shutdown::Both);
             let _ = to.shutdown(Shutdown::Both);

@@ -20,11 +20,11 @@ pub struct Programs {
     pub weir: PathBuf,
     /// `weir-lab-node`.
     pub node: PathBuf,
-    /// Where each case's report is kept, as `FAULT-SEED.html` and `.json`; `None`: nowhere.
+    /// The directory for each case's report, as `FAULT-SEED.html` and `.json`; `None`: none.
     pub reports: Option<PathBuf>,
 }
 
-/// What a case is worth.
+/// The judgement of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judged {
@@ -37,7 +37,7 @@ pub enum Judged {
 }
 
 impl Judged {
-    /// What it is worth to name this cause at this layer, with a verdict on the layers of this grade.
+    /// The judgement if the finder names this cause at this layer, with a verdict on the layers of this grade.
     #[must_use]
     pub fn of(planted: Plant, named: &str, layer: Option<&str>, grade: &str) -> Judged {
         if planted == Plant::Healthy {
@@ -61,10 +61,10 @@ impl Judged {
     }
 }
 
-/// What came of one case.
+/// The outcome of one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// What was planted.
+    /// The planted fault.
     pub planted: Plant,
     /// Seed of the finder's order of runs.
     pub seed: u64,
@@ -78,7 +78,7 @@ pub struct Case {
     pub grade: String,
     /// The verdict's sentence.
     pub headline: String,
-    /// What it suspected, and what became of it.
+    /// Its hypotheses, and their outcome.
     pub suspicions: Vec<Suspicion>,
     /// Seconds that the finder took.
     pub seconds: f64,
@@ -167,7 +167,7 @@ fn diagnose(plant: Plant, stack: &Stack, weir: &Path, seed: u64) -> Result<serde
     let runtime = format!("{} ms", plant.runtime().as_millis());
     command.args(["--output", "json", "--lab"]).arg(stack.lab().dir());
     command.args(["diagnose", "--disk", DISK, "--destroy", "--tier", "quick"]);
-    // One export is enough; and what is named needs the runs that decide, not steps that are told better.
+    // One export is enough; naming a cause needs the runs that decide, not more repeats of the steps.
     command.args(["--without", "nbd tcp", "--more", "0"]);
     command.args(["--policies", other, "--runtime", &runtime, "--seed", &seed.to_string(), "--report"]);
     command.arg(stack.scratch().join("report.html")).stdin(Stdio::null());

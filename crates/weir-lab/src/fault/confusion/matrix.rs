@@ -9,7 +9,7 @@ use super::case::{Case, Judged, word_of};
 use super::plant::Plant;
 use crate::LabError;
 
-/// How often each cause was named, by what was planted, and what that amounts to.
+/// The number of times that each cause was named, by planted fault, and a summary.
 #[must_use]
 pub fn matrix(cases: &[Case]) -> String {
     let mut rows: BTreeMap<Plant, BTreeMap<&str, usize>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What is planted, where, and what the finder should say of it.
+//! The planted faults, their places, and the causes that the finder should name.
 
 use std::fmt;
 use std::process::{Child, Command, Stdio};
@@ -21,7 +21,7 @@ const NEIGHBOURS: usize = 3;
 const FREE: &str = "0";
 const BUSY: &str = "1";
 
-/// What is planted.
+/// The planted fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plant {
@@ -95,7 +95,7 @@ impl Plant {
         }
     }
 
-    /// What the finder should name.
+    /// The cause that the finder should name.
     #[must_use]
     pub fn cause(self) -> Option<Cause> {
         Some(match self {
@@ -115,7 +115,8 @@ impl Plant {
         })
     }
 
-    /// How the name of the layer begins that the finder should accuse; absent where nothing is planted, or a process is.
+    /// The beginning of the name of the layer that the finder should name; absent if nothing is planted, or the fault is a
+    /// process's.
     #[must_use]
     pub fn layer(self) -> Option<&'static str> {
         match self {
@@ -208,7 +209,7 @@ impl Plant {
         Ok(Vec::new())
     }
 
-    /// Where `weir diagnose` may run.
+    /// The processors of `weir diagnose`.
     pub(super) fn processors(self) -> Option<&'static str> {
         match self {
             Plant::BusyGenerator => Some(BUSY),

@@ -28,7 +28,7 @@ pub(super) type Waits = Vec<(Nanos, String)>;
 struct Watched {
     /// The last record that can have been acknowledged when the log was first seen.
     until: u64,
-    /// How far it is destaged, and since when.
+    /// The last destaged record, and the time of the last progress.
     destaged: u64,
     since: Nanos,
 }
@@ -102,7 +102,7 @@ impl Awaited {
     }
 }
 
-/// What the nodes that answer say.
+/// The reports of the nodes that answer.
 fn statuses(reports: &[NodeReport]) -> impl Iterator<Item = &NodeStatus> {
     reports.iter().filter_map(|report| report.status.as_ref())
 }

@@ -1,4 +1,5 @@
-//! What has ended with the processes of a lab: what nodes left behind when they stopped, and logs of nodes that were killed before.
+//! Losses with the end of a lab's processes: reports that nodes wrote when they stopped, and logs of nodes that were killed
+//! before.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,13 +10,13 @@ use weir_cluster::{Embedded, Registry};
 use weir_node::left_behind;
 use weir_node::units::about;
 
-/// What is lost of each disk.
+/// The loss of each disk.
 #[derive(Default)]
 pub(super) struct Lost {
     disks: BTreeMap<String, Vec<Copy>>,
 }
 
-/// What one node had.
+/// The loss on one node.
 struct Copy {
     what: What,
     node: String,
@@ -27,7 +28,7 @@ enum What {
     Bytes(u64),
     /// Something else, in words.
     Words(String),
-    /// Whatever its memory held: the node was killed before.
+    /// The content of its memory, of unknown size: the node was killed before.
     Killed,
 }
 
