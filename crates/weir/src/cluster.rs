@@ -1,4 +1,4 @@
-//! Which cluster is meant, and which of its nodes is asked.
+//! The choice of a cluster and of a node in it.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use weir_node::config::DEFAULT_API;
 use crate::failure::Failure;
 use crate::options::Global;
 
-/// Where a lab is when nobody says where.
+/// The default directory of a lab.
 const DEFAULT_LAB: &str = "weir-lab";
 
 /// The directory of the lab that is meant.

@@ -38,7 +38,7 @@ pub fn nodes() -> ArgValueCandidates {
     })
 }
 
-/// What `weir lab` can kill, pause, resume and start.
+/// The processes that `weir lab` can kill, pause, resume and start.
 pub fn processes() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let nodes = lab(&global()).map_or_else(
@@ -57,7 +57,7 @@ fn client() -> Option<Client> {
     any_node(&global()).ok().map(|client| client.patience(PATIENCE))
 }
 
-/// Which cluster the words that are being completed mean: clap does not parse them.
+/// The cluster that the words to complete name: clap does not parse them.
 fn global() -> Global {
     let words: Vec<OsString> = std::env::args_os().collect();
     let option = |name: &str, variable: &str| {

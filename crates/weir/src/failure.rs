@@ -1,4 +1,4 @@
-//! What went wrong, and the exit code that says so.
+//! Failures of a command, and their exit codes.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use weir_node::api::{ApiError, ApiErrorKind};
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
 
-/// What the caller has to do about a failure.
+/// The kind of a failure, by the caller's remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
@@ -24,7 +24,7 @@ pub enum FailureKind {
     NotFound,
     /// Something has to happen first.
     Refused,
-    /// Nobody answers.
+    /// No answer.
     Unavailable,
     /// A measurement that nothing should be concluded from.
     NotTrusted,
@@ -49,9 +49,9 @@ impl FailureKind {
 pub struct Failure {
     /// Decides the exit code.
     pub kind: FailureKind,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
-    /// What to do; empty when the message says it.
+    /// The remedy; empty if the message has it.
     pub hint: String,
 }
 
@@ -97,7 +97,7 @@ impl Failure {
         Failure::of_system(error, format!("{}: {error}", path.display()))
     }
 
-    /// What the system has refused, as `message` tells it.
+    /// An error of the system, in the words of `message`.
     fn of_system(error: &std::io::Error, message: impl std::fmt::Display) -> Failure {
         let is_root = rustix::process::geteuid().is_root();
         Failure::new(kind_of(error), message).hint(hint_of(error, is_root))
@@ -132,7 +132,7 @@ fn kind_of(error: &std::io::Error) -> FailureKind {
     }
 }
 
-/// What may help against an error of the system.
+/// A remedy for an error of the system.
 fn hint_of(error: &std::io::Error, is_root: bool) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied if !is_root => {

@@ -65,7 +65,7 @@ fn asks_for_json(arguments: &[OsString]) -> bool {
     false
 }
 
-/// What clap complains of, without the usage that follows.
+/// clap's complaint, without the usage that follows.
 fn first_paragraph(error: &clap::Error) -> String {
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "a subcommand is missing; --help lists them".to_owned();

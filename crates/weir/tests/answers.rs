@@ -1,4 +1,4 @@
-//! What nodes answer, whichever of them is asked, and while others are gone: one lab for all of it.
+//! Answers of nodes, whichever of them is asked, and while others are gone: one lab for all of it.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// How long a command took, and what it said.
+/// The duration of a command, and its output.
 fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let start = Nanos::now();
     let done = work();
@@ -232,7 +232,7 @@ fn a_backing_file_is_deleted(place: &Place) {
 
 fn a_node_is_killed(place: &Place) {
     place.ok("lab kill n1");
-    // Whoever is asked waits until the disk is exported again, and says where.
+    // Any node waits until the disk is exported again, and answers with the address.
     let uris = place.ok("disk export db --node n3");
     assert!(uris.starts_with("nbd+unix:///db?socket=") && !uris.contains("/n1/"), "{uris}");
     assert_eq!(place.ok("disk export db --node n2"), uris);

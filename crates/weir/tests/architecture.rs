@@ -33,7 +33,7 @@ fn no_modules_of_a_crate_form_a_circle() {
     assert!(circles.is_empty(), "modules that depend on each other:\n{}", circles.join("\n"));
 }
 
-/// What the check is worth: circles that it has to find, and what is none.
+/// A test of the check: circles that it has to find, and a graph without one.
 #[test]
 fn planted_circles_are_found() {
     let circles = |texts: &[(&str, &str)]| {
@@ -137,7 +137,7 @@ struct Source {
     imports: BTreeMap<String, Route>,
     /// Modules from which it imports everything.
     globs: Vec<Route>,
-    /// What it names of its crate.
+    /// The items of its own crate that it names.
     uses: Vec<Route>,
 }
 
@@ -185,8 +185,8 @@ impl Sources {
         source.globs.iter().find_map(through).or(Some(module))
     }
 
-    /// What the modules beside each other name of one another: an edge between two files counts for the modules, beside each other,
-    /// that they are in. A module and those below it are one here: a child may name what its parents define.
+    /// References between sibling modules: an edge between two files counts for the sibling modules that they are in. A
+    /// module and those below it are one here: a child may name its parents' items.
     fn edges(&self) -> Edges {
         let mut edges = Edges::new();
         for (module, source) in &self.0 {

@@ -228,7 +228,7 @@ fn loads_leave_a_disk_in_use_alone(place: &Place) {
     assert!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
 }
 
-/// What a shell offers after these words.
+/// The completions that a shell offers after these words.
 fn offered(place: &Place, words: &[&str]) -> Vec<String> {
     let mut command = place.command("--");
     command.args(words).env("COMPLETE", "bash").env("_CLAP_IFS", "\n");
@@ -281,7 +281,7 @@ fn events_are_followed(place: &Place) {
     let text = place.ok("events");
     let at = text.lines().nth(1).unwrap();
     assert!(at.starts_with("20") && at.as_bytes()[10] == b' ' && at.as_bytes()[13] == b':', "{at}");
-    // Whoever reads no longer ends it.
+    // A closed pipe ends it.
     let mut head = place.command("events --follow").stdout(Stdio::piped()).spawn().unwrap();
     drop(head.stdout.take());
     assert!(head.wait().unwrap().success());
@@ -348,7 +348,7 @@ fn layers_are_measured_into_a_report() {
     place.fails("diagnose --disk db --repeats 0", 2);
     assert!(place.fails("diagnose --disk db --report none/db.html", 6).contains("cannot write none/db.html"));
 
-    // What machine and moment make of such short runs is anybody's guess; that it is a verdict is not.
+    // The verdict of such short runs depends on machine and moment; there always is one.
     let output =
         place.weir("diagnose --disk db --destroy --repeats 1 --runtime 50ms --seed 7 --report db.html");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -374,7 +374,7 @@ fn layers_are_measured_into_a_report() {
     refused_while_in_use(&place);
 }
 
-/// SIGINT after some runs: they are kept and marked, and a pipeline is told not to trust them.
+/// SIGINT after some runs: the result has them and is marked, and its exit code warns a pipeline.
 fn interrupted(place: &Place) {
     let line = "diagnose --disk db --destroy --runtime 300ms --report cut.html";
     let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();

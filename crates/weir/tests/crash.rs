@@ -40,7 +40,7 @@ fn killed_load(place: &Place) -> Vec<u8> {
     };
     wait_for_writes();
     assert!(signal("-STOP"));
-    // What the kernel was already told to write is on its way.
+    // Writes that the kernel already has are on their way.
     std::thread::sleep(Duration::from_millis(100));
     let earlier = std::fs::read(place.path().join("disk")).unwrap();
     assert!(signal("-CONT"));
@@ -51,7 +51,7 @@ fn killed_load(place: &Place) -> Vec<u8> {
     earlier
 }
 
-/// What `weir bench verify` finds, by kind; it fails if and only if it finds something.
+/// The findings of `weir bench verify`, by kind; it fails if and only if there is one.
 fn faults(place: &Place) -> Value {
     let output = place.weir("bench verify --history record disk --output json");
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();

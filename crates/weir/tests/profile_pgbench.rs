@@ -19,7 +19,7 @@ fn system(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Where Debian has PostgreSQL's own programs, of the newest version.
+/// The directory of Debian's own PostgreSQL programs, of the newest version.
 fn programs() -> PathBuf {
     let versions =
         std::fs::read_dir("/usr/lib/postgresql").expect("the test needs postgresql: scripts/setup");
@@ -157,7 +157,7 @@ fn pgbench_is_profiled_and_replayed() {
     rows.iter().for_each(|row| println!("{row}"));
     let of = |name: &str| rows.iter().find(|row| row["name"].as_str().unwrap().contains(name)).unwrap();
     assert!(of("IOPS")["original"].as_f64().unwrap() > 100.0, "{}", of("IOPS"));
-    // How much is overwritten soon depends on when the database writes its checkpoints, which a replay does not know.
+    // The share of early overwrites depends on when the database writes its checkpoints, which a replay does not know.
     let promised = rows.iter().filter(|row| {
         let name = row["name"].as_str().unwrap();
         !name.contains("working set, MiB") && !name.contains("absorbed")

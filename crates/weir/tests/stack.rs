@@ -18,8 +18,7 @@ fn image(place: &Place, name: &str, size: u64) {
     File::create(place.path().join(name)).unwrap().set_len(size).unwrap();
 }
 
-/// What is printed by a measurement that came to its end; on a machine that others keep busy it may say that it is not to be
-/// trusted.
+/// The output of a complete measurement; on a busy machine the measurement may call itself not trusted.
 fn measured(place: &Place, line: &str) -> Value {
     let output = place.weir(&format!("{line} --output json {SHORT}"));
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! `weir node` and `weir registry`: what runs until it is told to stop.
+//! `weir node` and `weir registry`: processes that run until a signal stops them.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -21,7 +21,7 @@ pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
         let shutdown = shutdown()?;
         weir_node::run(config, shutdown).await.map_err(Failure::failed)
     });
-    // What still waits for a backing that does not answer must not keep a node that has stopped.
+    // Work that still waits for storage that does not answer must not delay the exit of a stopped node.
     runtime.shutdown_background();
     result
 }

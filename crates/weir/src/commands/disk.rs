@@ -166,7 +166,7 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         about(destage.destaged_bytes),
         about(destage.coalesced_bytes)
     );
-    // What the backing gets for each byte that guests wrote is the inverse of the coalescing ratio.
+    // The backing's bytes per byte that guests wrote are the inverse of the coalescing ratio.
     let amplification = |flash: Option<f64>| {
         let backing = destage.coalescing_ratio().map(|ratio| format!("{:.2} to the storage", 1.0 / ratio));
         let flash = flash.map(|ratio| format!("{ratio:.2} to this node's flash"));

@@ -33,12 +33,12 @@ pub fn run(global: &Global, name: &str, between: Period) -> Result<(), Failure> 
     print(global.output, &Explained { disk, explanation }, text)
 }
 
-/// What the disk's writes wait for at present.
+/// The present point of acknowledgement of the disk's writes.
 pub fn acknowledged(disk: &DiskView) -> Acknowledged {
     if disk.effective == "write-through" { Acknowledged::FromBacking } else { Acknowledged::FromLog }
 }
 
-/// What the meters show.
+/// A sample of the meters.
 pub fn look(meters: &[MeterView]) -> Look {
     let kinds = |meter: &MeterView| {
         let of = |kind: &weir_node::api::KindView| {
@@ -83,7 +83,7 @@ fn text(explained: &Explained) -> String {
     lines.join("\n")
 }
 
-/// How the log stands: when it fills, writes are slowed to what the storage takes.
+/// The state of the log: when it fills, writes are slowed to the storage's rate.
 fn destage(disk: &DiskView) -> Option<String> {
     let detail = disk.detail.as_ref().filter(|detail| detail.dirty_bytes > 0)?;
     let clean = detail.destage.time_to_clean_ms.map_or_else(

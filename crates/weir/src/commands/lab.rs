@@ -20,7 +20,7 @@ struct Report {
     nodes: Vec<NodeReport>,
 }
 
-/// What became of a node or of the registry.
+/// The result of an order to a node or to the registry.
 #[derive(Serialize)]
 struct Action {
     schema: &'static str,
@@ -30,7 +30,7 @@ struct Action {
     process: String,
     /// Its process id; of one that was killed, the one it had.
     pid: Option<u32>,
-    /// What it is doing now.
+    /// Its present state.
     state: ProcessState,
 }
 
@@ -155,7 +155,7 @@ fn report(global: &Global, lab: &Lab) -> Result<(), Failure> {
     })
 }
 
-/// What to do next, for people.
+/// The next step, for people.
 fn hint(global: &Global, dir: &Path) -> Result<(), Failure> {
     if global.output == Output::Json {
         return Ok(());

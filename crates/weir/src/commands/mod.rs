@@ -1,4 +1,4 @@
-//! What each command does.
+//! The implementation of each command.
 
 mod bench;
 mod confirm;

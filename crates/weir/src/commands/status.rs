@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::{print, table};
 
-/// What the cluster is doing.
+/// Prints the state of the cluster.
 pub fn status(global: &Global) -> Result<(), Failure> {
     print(global.output, &any_node(global)?.status()?, text)
 }

@@ -37,7 +37,7 @@ impl Place {
         self.command(line).output().unwrap()
     }
 
-    /// What a command prints that must succeed.
+    /// The output of a command that must succeed.
     pub fn ok(&self, line: &str) -> String {
         let output = self.weir(line);
         assert!(output.status.success(), "weir {line}: {}", String::from_utf8_lossy(&output.stderr));
@@ -53,7 +53,7 @@ impl Place {
         serde_json::from_str(&self.ok(line)).unwrap()
     }
 
-    /// What a command says that must end with `code`.
+    /// The error text of a command that must end with `code`.
     pub fn fails(&self, line: &str, code: i32) -> String {
         let output = self.weir(line);
         let said = String::from_utf8(output.stderr).unwrap();

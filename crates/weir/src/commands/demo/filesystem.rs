@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::failure::Failure;
 
-/// Where files may come from, in order of preference.
+/// Sources of files, in order of preference.
 const SOURCES: [&str; 5] = ["/usr/share/doc", "/usr/share/man", "/usr/share/zoneinfo", "/usr/share", "/etc"];
 
 /// Bytes of files that are enough, and that fit.

@@ -32,7 +32,7 @@ pub struct Load {
     progress: Arc<Progress>,
 }
 
-/// What a load that has ended proves.
+/// The result of a load that has ended.
 pub struct Verdict {
     progress: Arc<Progress>,
     found: Verification,

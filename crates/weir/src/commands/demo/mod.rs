@@ -158,7 +158,7 @@ fn seen_by_owner(lab: &Lab, disk: &str) -> Result<Option<DiskView>, Failure> {
 
 fn owned(lab: &Lab, disk: &str) -> Result<DiskView, Failure> {
     let view = until(|| seen_by_owner(lab, disk), Option::is_some)?;
-    view.ok_or_else(|| Failure::failed(format!("nobody owns disk {disk}")))
+    view.ok_or_else(|| Failure::failed(format!("no node owns disk {disk}")))
 }
 
 fn owner(lab: &Lab, disk: &str) -> Result<String, Failure> {

@@ -1,4 +1,4 @@
-//! What the demonstration shows while it works.
+//! The output of the demonstration while it works.
 
 use std::time::Duration;
 

@@ -73,7 +73,7 @@ impl<'a> Watcher<'a> {
         Ok(Watcher { global, last: see(global)?, at: Nanos::now() })
     }
 
-    /// What happened since the last call.
+    /// The figures since the last call.
     fn frame(&mut self) -> Result<Frame, Failure> {
         let now = see(self.global)?;
         let between = Nanos::now() - self.at;
