@@ -95,7 +95,7 @@ impl Pair {
         self.host = Some(ReplicaHost::new(self.host_id, LOG, store, 0).unwrap());
     }
 
-    /// What a node finds on its flash when it starts again.
+    /// The copy that a restarted node finds on its flash.
     fn recovered(&mut self, node: usize) -> ReplicaHost {
         let lease = self.flash.as_ref().unwrap()[node].find("disk").expect("a log is durable");
         let id = self.reactor.new_owner();
@@ -192,7 +192,7 @@ impl Pair {
             self.reactor.wait(Nanos::NEVER, &mut events).unwrap();
         }
         let mut host = self.host.take().unwrap();
-        // What the dead owner's kernel had already sent still arrives, or does not.
+        // Writes in the dead owner's kernel still arrive, or do not.
         let arrives = rng.bool();
         let own = host.store_owner();
         // The replica's own flash answers in any case.
@@ -250,7 +250,7 @@ impl Pair {
     }
 }
 
-/// What a sector may hold: its last acknowledged fill, and those of later writes without an answer.
+/// The permitted content of a sector: its last acknowledged fill, and those of later writes without an answer.
 #[derive(Clone, Default)]
 struct Sector {
     acknowledged: u8,

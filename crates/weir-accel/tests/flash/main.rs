@@ -32,7 +32,7 @@ const LOG: u64 = AccelConfig::SMALLEST_LOG;
 const WATCHED: Duration = Duration::from_millis(500);
 const MOST_TURNS: usize = 100;
 
-/// How long a write may take here.
+/// Time limit of a write here.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 fn configuration(epoch: u64, write_back: bool, wanted_replicas: Option<usize>) -> Configuration {
@@ -258,7 +258,7 @@ impl Replica {
     }
 }
 
-/// What a replica with failed flash has in memory can still be taken over from, and the new owner has the whole arena.
+/// A new owner can still take over from the memory of a replica with failed flash, and has the whole arena.
 #[test]
 fn a_failing_write_ends_the_replica_and_its_heir_has_the_whole_arena() {
     let memory = Memory::new(1, LOG);

@@ -20,7 +20,7 @@ pub enum Operation {
     Extents(Tag, Vec<Extent>),
 }
 
-/// What the backing is told to do, and what it has done.
+/// Orders to the backing, and its record of operations.
 #[derive(Default)]
 pub struct Script {
     pub bytes: Vec<u8>,
