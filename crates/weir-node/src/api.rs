@@ -1,10 +1,10 @@
-//! What the HTTP API says, in JSON. Shared by the server ([`crate::http`]) and the [`crate::client`].
+//! The HTTP API in JSON. Shared by the server ([`crate::http`]) and the [`crate::client`].
 //!
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/ping` | nothing, at once: the node answers |
 //! | `GET /v1/status` | [`NodeStatus`] |
-//! | `GET /v1/owned` | [`Owned`]: what only the owner of a disk knows; for other nodes |
+//! | `GET /v1/owned` | [`Owned`]: the state that only a disk's owner knows; for other nodes |
 //! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
 //! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
@@ -21,7 +21,7 @@
 //! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
 //! | `GET /v1/events` | [`EventList`] |
-//! | `GET /metrics` | how the shards turn, in Prometheus' text format |
+//! | `GET /metrics` | the turns of the shards, in Prometheus' text format |
 //!
 //! Any node answers for any disk. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has
 //! not joined the cluster answers every request with 503 and [`NOT_JOINED`].
@@ -38,13 +38,13 @@ pub use crate::error::{ApiError, ApiErrorKind, NOT_JOINED};
 use crate::shard::health::Look;
 use crate::shard::messages::{DiskStatus, LoadLayer};
 
-/// What a node says about itself and the cluster as it sees it.
+/// A node's report on itself and on the cluster as it sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.status/1")]
 pub struct NodeStatus {
     /// Its name.
     pub node: String,
-    /// What fails together with it.
+    /// Its fault domain: nodes that fail together.
     pub fault_domain: String,
     /// Number of this process; grows with each start.
     pub incarnation: u64,
@@ -52,7 +52,7 @@ pub struct NodeStatus {
     pub pid: u32,
     /// Version of Weir.
     pub version: String,
-    /// How the cluster is, in one line.
+    /// The cluster's health, in one line.
     pub health: Health,
     /// Whether the registry answers this node.
     pub registry: RegistryView,
@@ -62,14 +62,14 @@ pub struct NodeStatus {
     pub disks: Vec<DiskView>,
     /// Replicas that this node keeps for other owners.
     pub replicas: Vec<DiskStatus>,
-    /// How this node's shards turn, by number.
+    /// The health of this node's shards, by number.
     #[serde(default)]
     pub shards: Vec<ShardView>,
     /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`.
     pub exports: Vec<String>,
 }
 
-/// How the cluster is.
+/// The cluster's health.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The worst that holds.
@@ -78,7 +78,7 @@ pub struct Health {
     pub reasons: Vec<String>,
 }
 
-/// How bad it is, from good to bad.
+/// The level of health, from good to bad.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthLevel {
@@ -113,7 +113,7 @@ pub struct RegistryView {
     pub state: String,
     /// Why it is away; empty otherwise.
     pub reason: String,
-    /// How long ago the node has last heard it, in seconds.
+    /// Time since the node last had an answer from it, in seconds.
     pub age_seconds: f64,
 }
 
@@ -125,7 +125,7 @@ impl RegistryView {
     pub const AWAY: &str = "away";
 }
 
-/// What a node knows alone: of the disks that it owns.
+/// The state that only this node knows: of the disks that it owns.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.owned/1")]
 pub struct Owned {
@@ -135,7 +135,7 @@ pub struct Owned {
     pub unreleased: Vec<String>,
 }
 
-/// How a shard (a thread with the disks that are its) turns.
+/// The turns of a shard (one thread with its disks).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardView {
     /// Its number, from 0.
@@ -153,7 +153,7 @@ pub struct ShardView {
     pub long_turns: u64,
     /// The longest turn, in milliseconds.
     pub longest_turn_ms: f64,
-    /// How often it was found spinning.
+    /// The number of times that it was found spinning.
     pub spins: u64,
 }
 
@@ -189,7 +189,7 @@ impl ShardView {
 pub struct NodeView {
     /// Its name.
     pub name: String,
-    /// What fails together with it.
+    /// Its fault domain: nodes that fail together.
     pub fault_domain: String,
     /// `up`, or `down`: it stays in the list until it is removed.
     pub state: String,
@@ -198,7 +198,7 @@ pub struct NodeView {
     pub down_since: Option<String>,
     /// Address for replication; empty when down.
     pub peer_address: String,
-    /// What it offers for write logs, by medium; nothing when down.
+    /// Its capacity for write logs, by medium; empty when down.
     #[serde(default)]
     pub media: Vec<MediumView>,
     /// Write logs that it keeps, its own disks' and copies of others'.
@@ -206,7 +206,7 @@ pub struct NodeView {
     pub load: u64,
 }
 
-/// What a node offers for write logs on one medium.
+/// A node's capacity for write logs on one medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediumView {
     /// Which.
@@ -242,7 +242,7 @@ pub struct VolumeView {
     pub name: String,
     /// Kind of backing: `dir`.
     pub kind: String,
-    /// Where it is, on every node.
+    /// Its path on every node.
     pub path: PathBuf,
     /// Disks in it.
     pub disks: usize,
@@ -271,7 +271,7 @@ pub struct DiskView {
     pub requested: String,
     /// Effective policy; empty when the disk is not open.
     pub effective: String,
-    /// Where its write log is kept.
+    /// The medium of its write log.
     #[serde(default)]
     pub medium: Medium,
     /// The node that it is open on.
@@ -280,10 +280,10 @@ pub struct DiskView {
     pub epoch: u64,
     /// Current replica set.
     pub replicas: Vec<String>,
-    /// How many of them are up in the owner's fault domain.
+    /// The number of replicas that are up in the owner's fault domain.
     #[serde(default)]
     pub inside: u8,
-    /// How many of them are up in other fault domains.
+    /// The number of replicas that are up in other fault domains.
     #[serde(default)]
     pub outside: u8,
     /// The node whose clients may use it already, and whose first write moves it there.
@@ -294,10 +294,10 @@ pub struct DiskView {
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
     pub reason: String,
-    /// What the cluster cannot do of what was requested.
+    /// Parts of the request that the cluster cannot satisfy.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// Where it is exported.
+    /// Its export addresses.
     pub uris: Vec<String>,
     /// Watermarks and the like, as its owner says; absent when no node has it open, or its owner does not answer.
     pub detail: Option<DiskStatus>,
@@ -322,7 +322,7 @@ pub struct CreateVolume {
     pub name: String,
     /// Kind of backing: `dir`.
     pub kind: String,
-    /// Where it is, on every node: an existing directory.
+    /// Its path on every node: an existing directory.
     pub path: PathBuf,
 }
 
@@ -342,7 +342,7 @@ pub struct Volumes {
     pub volumes: Vec<VolumeView>,
 }
 
-/// What happened lately.
+/// Recent events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.events/1")]
 pub struct EventList {
@@ -367,7 +367,7 @@ pub struct DeleteVolume {
     pub dry_run: bool,
 }
 
-/// What was, or would be, deleted.
+/// The result of a deletion, or of a dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.deleted-volume/1")]
 pub struct DeletedVolume {
@@ -395,7 +395,7 @@ pub struct CreateDisk {
     pub logical_block: u32,
     /// `write-through`, `write-back+N`, or with places `write-back+1in+1out`.
     pub policy: String,
-    /// Where its write log is kept, on the owner and on all replicas.
+    /// The medium of its write log, on the owner and on all replicas.
     #[serde(default)]
     pub medium: Medium,
 }
@@ -437,7 +437,7 @@ pub struct Follow {
     pub to: Option<String>,
 }
 
-/// What came of a [`Move`].
+/// The result of a [`Move`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.moved/1")]
 pub struct Moved {
@@ -475,7 +475,7 @@ pub struct Delete {
     pub dry_run: bool,
 }
 
-/// What was, or would be, deleted.
+/// The result of a deletion, or of a dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.deleted-disk/1")]
 pub struct Deleted {
@@ -519,15 +519,15 @@ pub struct EventView {
     pub at: String,
     /// The node that tells it.
     pub node: String,
-    /// What it is about: a disk, a node; may be empty.
+    /// Its subject: a disk, a node; may be empty.
     pub subject: String,
-    /// What kind of event, a word.
+    /// The kind of event, a word.
     pub kind: String,
     /// The sentence.
     pub text: String,
 }
 
-/// What one layer did.
+/// The meter of one layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MeterView {
     /// `export`, `accel`, `backing`, …
@@ -541,7 +541,7 @@ pub struct MeterView {
     pub kinds: Vec<KindView>,
 }
 
-/// What one layer did with one kind of request. Latencies in microseconds.
+/// The figures of one layer for one kind of request. Latencies in microseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KindView {
     /// `read`, `write`, …

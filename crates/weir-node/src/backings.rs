@@ -17,13 +17,13 @@ use crate::control::Node;
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What the kernel calls the path of an open file whose name is gone.
+/// The suffix that the kernel adds to the path of an open file without a name.
 const DELETED: &[u8] = b" (deleted)";
 
 /// Device and inode.
 type Identity = (u64, u64);
 
-/// What is wrong with the files behind the disks, by disk.
+/// Faults of the files behind the disks, by disk.
 #[derive(Debug, Default)]
 pub struct Backings {
     faults: Mutex<BTreeMap<String, String>>,
@@ -43,7 +43,7 @@ impl Backings {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is wrong with the file of a disk.
+    /// The fault of a disk's file.
     #[must_use]
     pub fn fault_of(&self, disk: &str) -> Option<String> {
         self.lock().get(disk).cloned()

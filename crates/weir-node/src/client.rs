@@ -22,10 +22,10 @@ use crate::api::{
 /// Longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 << 20;
 
-/// How long a request that changes something may take. Loads take their own time on top.
+/// Time limit of a request that changes something. Loads take their own time on top.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long one may take that only looks: a node waits for its shards, the registry and other nodes for a second or two each.
+/// Time limit of a read-only request: a node waits for its shards, the registry and other nodes for a second or two each.
 const LOOK: Duration = Duration::from_secs(15);
 
 /// A node that lives says so within this, whatever it is busy with.
@@ -57,10 +57,10 @@ impl Client {
         &self.socket
     }
 
-    /// What the node says about itself and the cluster.
+    /// The node's report on itself and on the cluster.
     ///
     /// # Errors
-    /// This, like all calls: what the node answered, or `unavailable` when it cannot be reached.
+    /// For this and all calls: the node's error, or `unavailable` if it cannot be reached.
     pub fn status(&self) -> Result<NodeStatus, ApiError> {
         self.get("/v1/status")
     }
@@ -181,7 +181,7 @@ impl Client {
         self.get(&of_disk(name, "/meters")?).map(|Meters { meters }| meters)
     }
 
-    /// What a disk that is open on this node was asked for since it was opened.
+    /// The profile of a disk that is open on this node, since it was opened.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -211,7 +211,7 @@ impl Client {
         self.call(Method::POST, &of_disk(name, "/load")?, body, self.patience + own)
     }
 
-    /// What happened lately, oldest first.
+    /// Recent events, oldest first.
     ///
     /// # Errors
     /// As [`Client::status`].

@@ -17,25 +17,25 @@ pub const EXAMPLE: &str = include_str!("weir.toml");
 /// Longest busy-poll that can be asked for. A processor wakes within some tens of microseconds; longer polling gains nothing.
 const MOST_BUSY_POLL_US: u32 = 1000;
 
-/// Where a node's API is, and where the command line looks for it, when nobody says where.
+/// The default path of a node's API, for the node and for the command line.
 pub const DEFAULT_API: &str = "/run/weir/api.sock";
 
-/// What a node is told. Documentation of the keys: [`EXAMPLE`].
+/// A node's configuration. Documentation of the keys: [`EXAMPLE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Name of this node, unique in the cluster.
     pub name: String,
-    /// What fails together with this node.
+    /// The fault domain of this node: nodes that fail together.
     #[serde(default = "default_fault_domain")]
     pub fault_domain: String,
-    /// Where the node keeps what is its own.
+    /// The directory of the node's own state.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
-    /// Where the cluster agrees on who owns what.
+    /// The registry, in which the cluster records ownership.
     #[serde(default)]
     pub registry: RegistryConfig,
-    /// How long silence is taken for what.
+    /// Time-outs of leases and silent nodes.
     #[serde(default)]
     pub lease: LeaseConfig,
     /// Replication between nodes.
@@ -53,7 +53,7 @@ pub struct Config {
     /// The flash medium.
     #[serde(default)]
     pub flash: FlashConfig,
-    /// How long guests and operators wait.
+    /// Time limits for guests and operators.
     #[serde(default)]
     pub limits: LimitsConfig,
 }
@@ -211,7 +211,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is not TOML, or has an unknown key or a value of the wrong form.
@@ -229,9 +229,9 @@ pub enum ConfigError {
         path: PathBuf,
         /// The key, with its table.
         key: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// What it may be.
+        /// The permitted values.
         reason: String,
     },
 }

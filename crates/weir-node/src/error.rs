@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the caller has to do about an error.
+/// The kind of an error, by the caller's remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ApiErrorKind {
@@ -25,14 +25,14 @@ pub enum ApiErrorKind {
 #[error("{message}")]
 #[serde(tag = "schema", rename = "weir.api-error/1")]
 pub struct ApiError {
-    /// What the caller has to do, as a word.
+    /// The kind, as a word.
     pub kind: ApiErrorKind,
-    /// Which error of that kind, as a word, where programs need to tell it from others: [`NOT_JOINED`].
+    /// The error within that kind, as a word, if programs need to distinguish it: [`NOT_JOINED`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub code: String,
-    /// What is wrong, and where.
+    /// The problem, and its place.
     pub message: String,
-    /// What to do; empty when the message says it.
+    /// The remedy; empty if the message has it.
     pub hint: String,
 }
 

@@ -1,6 +1,6 @@
 //! The HTTP API on its Unix socket. The routes are listed in [`crate::api`].
 //!
-//! Who connects is nobody that the node waits for: connections are bounded, and a request that does not come to its end is given up.
+//! The node waits for no client: connections are bounded, and the server drops a request that does not complete in time.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/load", post(load))
 }
 
-/// What answers requests now.
+/// The router of present requests.
 pub type Stage = watch::Sender<Router>;
 
 /// Answers every request with the reason why this node has not joined the cluster.

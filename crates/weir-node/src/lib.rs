@@ -1,12 +1,12 @@
 //! Puts a node together from the parts.
 //!
-//! - [`config`], [`units`]: what a node is told;
+//! - [`config`], [`units`]: a node's configuration;
 //! - [`run()`]: a node, from start to stop;
 //! - [`control`]: the control plane: ownership, takeover, configuration;
 //! - [`shard`]: the data path, on threads of its own;
-//! - [`stack`]: where whoever starts a node may put layers around a disk's;
-//! - [`peer`], [`exports`]: who connects, and where to;
-//! - [`api`], [`operations`], [`http`], [`client`]: what operators can ask, and how; [`metrics`]: what Prometheus can;
+//! - [`stack`]: the layers around a disk's, chosen by the program that starts the node;
+//! - [`peer`], [`exports`]: connections from other nodes and clients;
+//! - [`api`], [`operations`], [`http`], [`client`]: operators' requests; [`metrics`]: for Prometheus;
 //! - [`backings`]: whether the disks' files are still where they belong;
 //! - [`members`]: the nodes of the cluster, those that are down among them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,7 +1,7 @@
-//! Who belongs to the cluster: a node that is down stays in the list until somebody removes it.
+//! The members of the cluster: a node that is down stays in the list until an operator removes it.
 //!
-//! The record of a node that lives ends with its lease; this one stays. Each node writes its own when it joins. That a node is down is
-//! written down by whichever node sees it first.
+//! A live node's record ends with its lease; this one stays. Each node writes its own when it joins. The first node that sees
+//! another one down records that.
 
 use std::sync::Arc;
 use std::time::Duration;

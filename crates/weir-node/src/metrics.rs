@@ -1,4 +1,4 @@
-//! What a node counts, in Prometheus' text format, version 0.0.4.
+//! A node's metrics, in Prometheus' text format, version 0.0.4.
 
 use std::fmt::Write;
 

@@ -40,7 +40,7 @@ const HEADER: usize = 24;
 const CHECKSUM: usize = 4;
 const LONGEST: usize = HEADER + 3 * MAX_NAME + CHECKSUM;
 
-/// Who connects to whom, and what for.
+/// The greeting of a connection: both ends, and its purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The disk that it is about.
@@ -49,11 +49,11 @@ pub struct Greeting {
     pub owner: String,
     /// The process that is meant: the replica, or the owner of whom the disk is wanted.
     pub replica: NodeRef,
-    /// What for.
+    /// The purpose.
     pub purpose: Purpose,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The owner of the disk has its log replicated.
@@ -159,7 +159,7 @@ impl Greeting {
     /// Reads one greeting and nothing beyond it.
     ///
     /// # Errors
-    /// Whatever is wrong with it; the connection is then of no use.
+    /// The greeting is invalid; the connection is then useless.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Greeting, GreetingError> {
         let mut bytes = [0; LONGEST];
         stream.read_exact(&mut bytes[..HEADER]).await?;
@@ -207,7 +207,7 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
     Ok(Greeting { disk, owner, replica: NodeRef::new(replica, incarnation), purpose })
 }
 
-/// What a step on the way to another node comes to.
+/// The result of a step that connects to another node.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
 
 /// A connection that a task of the control plane uses.

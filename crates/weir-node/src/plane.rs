@@ -35,11 +35,11 @@ const MARGIN: u32 = 5;
 /// Pause before the registry, or a name that is still taken, is asked again at the start.
 const START_AGAIN: Duration = Duration::from_millis(200);
 
-/// What a control plane is made of.
+/// The parts of a control plane.
 pub struct Parts {
-    /// What the node was told.
+    /// The node's configuration.
     pub config: Config,
-    /// Where the cluster agrees.
+    /// The registry.
     pub registry: Arc<dyn Registry>,
     /// The way to the other nodes.
     pub network: Arc<dyn Network>,
@@ -47,7 +47,7 @@ pub struct Parts {
     pub shards: Shards,
     /// The flash device, if there is one.
     pub flash: Option<Arc<FlashDevice>>,
-    /// When the process started.
+    /// The start of the process.
     pub started: Nanos,
     /// Copies on the flash that are of no use, and why.
     pub damaged: Vec<(String, String)>,
@@ -55,15 +55,15 @@ pub struct Parts {
 
 /// A control plane that runs.
 pub struct Plane {
-    /// What its parts share.
+    /// The state that its parts share.
     pub node: Arc<Node>,
     /// The tasks of the disks.
     pub tasks: Arc<Tasks>,
-    /// What runs beside them.
+    /// Services beside the disks' tasks.
     pub services: Services,
 }
 
-/// What runs beside the tasks of the disks.
+/// Tasks that run beside the tasks of the disks.
 pub struct Services(Vec<JoinHandle<()>>);
 
 impl Services {
@@ -77,7 +77,7 @@ impl Services {
     }
 }
 
-/// Waits for the registry, and for the lease of a former process under the same name to end. `waits` is told what for.
+/// Waits for the registry, and for the lease of a former process under the same name to end. `waits` gets the reason.
 ///
 /// # Errors
 /// The registry refuses, for a reason that does not pass.

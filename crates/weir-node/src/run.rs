@@ -53,7 +53,7 @@ const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// flash, and a flash that hangs answers late or never.
 const SHARDS_END: Duration = Duration::from_secs(5);
 
-/// How long an address or a flash medium that is taken is tried again.
+/// The time for which the node retries an address or a flash medium that is in use.
 const TAKEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause before it is tried again.
@@ -65,9 +65,9 @@ pub enum NodeError {
     /// A directory, socket or thread cannot be had.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed operation.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Another process answers at the API's socket.
@@ -107,12 +107,12 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     run_with(config, Setup::default(), shutdown).await
 }
 
-/// What whoever starts a node may choose beyond the configuration.
+/// Settings of the starting program beyond the configuration.
 #[derive(Clone)]
 pub struct Setup {
     /// Layers around those of every disk.
     pub wrap: Arc<dyn Wrap>,
-    /// Where other nodes are told to reach this one for replication, if not where it listens.
+    /// The replication address for other nodes, if not the one where this node listens.
     pub peer_address: Option<SocketAddr>,
 }
 
@@ -322,7 +322,7 @@ fn is_taken(error: &io::Error) -> bool {
 
 async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
     let unix = config.nbd_socket().map(Address::Unix);
-    // Whoever writes an address that others reach into the configuration has read what that means.
+    // An operator who writes an address that other hosts reach into the configuration has read the warning there.
     let tcp = config.nbd.tcp.iter().map(|&address| Address::Tcp { address, beyond_loopback: true });
     let mut listeners = Vec::new();
     for address in unix.into_iter().chain(tcp) {

@@ -29,16 +29,16 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Longest time for the registry to answer one question.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What a process that stops takes with it.
+/// The loss that a process causes when it stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     /// The disk.
     pub disk: String,
-    /// What of it.
+    /// The lost part.
     pub what: What,
 }
 
-/// What of a disk ends with a process.
+/// The part of a disk's log that ends with a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// So many bytes, at most, that its log holds and its backing does not.
@@ -55,7 +55,7 @@ impl fmt::Display for Left {
         match self.what {
             What::Dirty(bytes) => write!(f, "{bytes} bytes"),
             What::Unknown(bytes) => {
-                write!(f, "nobody knows how much, its shard does not answer ({bytes} bytes when it did)")
+                write!(f, "an unknown amount, its shard does not answer ({bytes} bytes when it did)")
             }
             What::Unreleased => {
                 f.write_str("nothing, but the registry could not be told that its log is empty")
@@ -118,7 +118,8 @@ type Mark = (String, u64, u64);
 
 struct Look {
     left: Vec<Left>,
-    /// What the logs that the stop waits for have destaged and freed: as long as it changes, waiting is worth while.
+    /// The positions up to which the logs that the stop waits for are destaged and freed: as long as they move, the stop
+    /// waits.
     marks: Vec<Mark>,
 }
 
@@ -136,7 +137,7 @@ async fn look(node: &Node) -> Look {
     let others = Others { live: &node.world.nodes.now(), stopping: stopping.as_ref() };
     let unreleased = node.here.unreleased();
     let is_lost = |status: &DiskStatus| match disks.seen(&status.disk) {
-        // What is closed holds nothing.
+        // A closed disk holds nothing.
         _ if unreleased.contains(&status.disk) => false,
         Seen::Record { record, .. } => would_be_lost(&record, status, &me, |node| others.stays(node)),
         Seen::Unreadable { .. } => status.dirty_bytes > 0 || status.state == DiskStatus::SILENT,
@@ -170,7 +171,7 @@ impl Others<'_> {
     }
 }
 
-/// What there may be of the disks of silent shards that they did not speak of when they last did.
+/// Possible logs of silent shards' disks that are missing in their last status.
 fn unspoken<'a>(
     disks: impl Iterator<Item = &'a DiskRecord>,
     statuses: &[DiskStatus],

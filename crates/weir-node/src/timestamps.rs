@@ -3,7 +3,8 @@
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// `2026-11-23T10:45:01.250Z`, from milliseconds since 1970. What no calendar has (beyond the year 9999) is the last moment that it has.
+/// `2026-11-23T10:45:01.250Z`, from milliseconds since 1970. A time beyond the calendar (after the year 9999) becomes its
+/// last moment.
 #[must_use]
 pub fn rfc3339(unix_ms: u64) -> String {
     let last = i128::from(u32::MAX) * 1_000_000_000 * 58;

@@ -146,7 +146,7 @@ impl Rig {
     }
 }
 
-/// Whoever opens the file waits until this is dropped (a lease; fcntl(2)), as for a server that does not answer.
+/// Opening the file blocks until this is dropped (a lease; fcntl(2)), as with a server that does not answer.
 struct Withheld {
     file: File,
 }

@@ -22,7 +22,7 @@ pub async fn advertise(node: Arc<Node>) {
             .publish(media(&node.config.resources, node.flash.as_deref(), &logs), load(&logs))
             .await
         {
-            tracing::debug!(%error, "what this node offers is told later");
+            tracing::debug!(%error, "publishing this node's capacity is retried later");
         }
     }
 }
@@ -35,7 +35,8 @@ pub async fn advertise(node: Arc<Node>) {
 pub async fn admit(node: &Node, disk: &str, role: Role) -> Result<Reservation, String> {
     let (reservation, before) = node.capacity.reserve(disk);
     let logs = node.shards.status().await;
-    // Whoever does not see the disk's record yet finds out when it does; a log is in memory unless somebody says otherwise.
+    // A node that does not see the disk's record yet finds out when it does; a log is in memory unless the record names
+    // another medium.
     let medium = node.world.disk(disk).map_or_else(Medium::default, |record| record.medium);
     let is_here = |disk: &str| logs.iter().any(|log| log.disk == disk && log.log_bytes > 0);
     if !is_here(disk) {

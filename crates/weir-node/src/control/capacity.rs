@@ -1,7 +1,8 @@
 //! Room for write logs on this node: what it offers the others, and that no more logs are taken than fit (P10).
 //!
-//! How much is occupied is asked of the shards each time and kept nowhere: a second account of it would one day differ. What
-//! has been reserved and is not there yet is kept here, for that long.
+//! Room for write logs: this node's offer to the others, and the limit of logs that it takes (P10). It asks the shards for
+//! the occupied room each time and keeps no account of its own, which would one day differ. It keeps only reservations, until
+//! their logs exist.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +14,7 @@ use crate::config::ResourcesConfig;
 use crate::shard::messages::DiskStatus;
 use crate::units::about;
 
-/// What a node with these logs on its shards offers, by medium.
+/// The capacity that a node with these logs on its shards offers, by medium.
 #[must_use]
 pub fn media(config: &ResourcesConfig, flash: Option<&FlashDevice>, logs: &[DiskStatus]) -> Vec<MediumSpace> {
     offered(config, flash, logs, 0)
@@ -74,7 +75,7 @@ fn lock(reserved: &Mutex<Reservations>) -> MutexGuard<'_, Reservations> {
     reserved.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a log is wanted for.
+/// The purpose of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// To serve the disk.

@@ -7,7 +7,7 @@ use weir_cluster::registry::{Entry, Registry, RegistryError, Transaction};
 
 use crate::error::{ApiError, ApiErrorKind};
 
-/// How often a change that others get ahead of is computed again.
+/// Attempts at a change that others' changes overtake.
 const ATTEMPTS: usize = 8;
 
 /// Why a record was not changed.
@@ -27,7 +27,7 @@ pub enum ChangeError {
     Doubtful {
         /// The revision of the record that it was sent over. It cannot be committed any more once there is a later one.
         over: u64,
-        /// What was heard instead.
+        /// The error instead of an answer.
         reason: String,
     },
     /// The registry does not answer, or this node has lost its place in it.
@@ -88,22 +88,22 @@ pub async fn read(registry: &dyn Registry, disk: &str) -> Result<(Entry, DiskRec
 /// A record after a change, or as it was when there was nothing to change.
 #[derive(Clone, Debug)]
 pub struct Changed {
-    /// What the registry has.
+    /// The record in the registry.
     pub record: DiskRecord,
     /// Since this revision.
     pub revision: u64,
 }
 
-/// Replaces the record of `disk` by what `compute` makes of it, while this node's session stands. With `taken_from`, only while
-/// the session of that owner is over: an owner whose session ended and that has a new one by now may have read the record in
-/// between, and serves on the strength of that (P2).
+/// Replaces the record of `disk` by the result of `compute`, while this node's session stands. With `taken_from`, only while
+/// the session of that owner is over: an owner that has a new session by now may have read the record in between, and serves
+/// on the strength of that (P2).
 ///
-/// When the registry's answer is lost, the record is read again: what stands there then decides, if it is of a later revision. `seen` becomes
-/// the record as it was read last, which says what has become of earlier attempts: also when a later one is refused.
+/// If the registry's answer is lost, the record is read again and decides, if it is of a later revision. `seen` becomes the
+/// record as last read, also when a later attempt is refused: it shows what became of earlier attempts.
 ///
 /// # Errors
-/// As [`read`], and whatever `compute` refuses; [`RegistryError::Conflict`] when the owner is there again;
-/// [`ChangeError::Doubtful`] once something was sent of which nothing was heard, whatever came of later attempts.
+/// As [`read`], and the errors of `compute`; [`RegistryError::Conflict`] when the owner is there again;
+/// [`ChangeError::Doubtful`] once a sent change got no answer, whatever the result of later attempts.
 pub async fn change(
     registry: &dyn Registry,
     session: &NodeSession,
@@ -124,7 +124,7 @@ pub async fn change(
     Err(last.in_doubt(doubt))
 }
 
-/// What came of one attempt.
+/// The result of one attempt.
 enum Attempt {
     Done(Box<Changed>),
     /// The record has changed meanwhile, or nothing was heard.
@@ -148,7 +148,7 @@ async fn attempt(
     let (entry, record) = read(registry, disk).await?;
     let revision = entry.mod_revision;
     *seen = Some(Changed { record: record.clone(), revision });
-    // What was sent over an earlier revision is what stands here now, or will never be committed.
+    // A change that was sent over an earlier revision is in this one, or will never be committed.
     *doubt = doubt.filter(|over| *over >= revision);
     let next = compute(&record)?;
     let done = |record, revision| Ok(Attempt::Done(Box::new(Changed { record, revision })));
@@ -239,7 +239,7 @@ mod tests {
         assert!(error.doubt().is_some(), "{error}");
     }
 
-    /// What was sent may commit late: that a later attempt is refused says nothing about it.
+    /// A sent change may commit late: the refusal of a later attempt says nothing about it.
     #[tokio::test]
     async fn a_refusal_does_not_end_an_earlier_attempts_doubt() {
         let directory = tempfile::tempdir().unwrap();

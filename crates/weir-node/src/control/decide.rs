@@ -1,5 +1,4 @@
-//! What this node has to do about one disk. Pure: the records, what is open here and the time come in, one decision
-//! comes out.
+//! This node's next step for one disk. Pure: records, local state and time come in, one decision comes out.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use weir_cluster::ownership::{Gone, OwnerGone};
 use weir_cluster::placement::{Live, successor};
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
-/// What is here of the disk.
+/// The local state of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Local {
     /// Not open.
@@ -21,7 +20,7 @@ pub enum Local {
     },
 }
 
-/// How the I/O of a former owner is known to have ended.
+/// The evidence that a former owner's I/O has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// Nothing is known.
@@ -36,14 +35,14 @@ pub enum Evidence {
     Released,
 }
 
-/// What a decision rests on.
+/// The input of a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     /// This process.
     pub me: &'a NodeRef,
     /// The nodes whose lease stands.
     pub live: &'a Live,
-    /// What is here.
+    /// The local state.
     pub local: Local,
     /// Whether a complete copy of the log is here, in case the record counts on one because of this node's flash.
     pub has_copy: bool,
@@ -53,11 +52,11 @@ pub struct Situation<'a> {
     pub owner_gone_since: Option<Nanos>,
     /// Now.
     pub now: Nanos,
-    /// How long a silent owner may still have I/O under way.
+    /// The time for which a silent owner may still have I/O in flight.
     pub fence_grace: Duration,
 }
 
-/// What to do.
+/// The decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing, until something changes.
@@ -101,7 +100,7 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
         (Local::Open { epoch }, true) if epoch < record.epoch => Decision::Configure,
         (Local::Open { .. }, true) => Decision::Nothing,
         (Local::Open { epoch }, false) if epoch <= record.epoch => Decision::Release { epoch: record.epoch },
-        // What is seen here of the registry lags behind what this process has just committed.
+        // This view of the registry lags behind this process's own latest commit.
         (Local::Open { .. }, false) => Decision::Nothing,
         (Local::Closed, true) => Decision::Open,
         (Local::Closed, false) => match &record.owner {
@@ -175,11 +174,12 @@ fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
     )
 }
 
-/// What is certain of a former owner at `now`, and when more will be, as far as that is only a matter of time.
+/// The certain knowledge about a former owner at `now`, and the time at which there will be more, as far as only time is
+/// missing.
 ///
-/// The evidence was first seen at `seen`. Its right to serve ends, or has ended, at `right_over`, if that is known. The end of a
-/// process is the end of its right; but its kernel may be busy with what it was handed, and where that can be seen, no length of time
-/// stands in for it (P4).
+/// The evidence was first seen at `seen`. Its right to serve ends, or has ended, at `right_over`, if that is known. The end
+/// of a process is the end of its right. But its kernel may still have I/O in flight, and if that can be observed, no length
+/// of time replaces the observation (P4).
 #[must_use]
 pub fn former_certainty(
     evidence: Evidence,

@@ -1,4 +1,4 @@
-//! For tests: a registry that loses what it is told to lose.
+//! For tests: a registry that loses transactions on request.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use weir_cluster::registry::{
 /// Longer than a disk's task waits for its shard before a move.
 const SILENCE: Duration = Duration::from_secs(6);
 
-/// What becomes of transactions.
+/// The fate of transactions.
 #[derive(Default)]
 pub struct RegistryFaults {
     /// So many are lost on their way there, and their senders hear of it at once.

@@ -131,7 +131,7 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
             Err(format!("it names a wait of {wait:?}"))
         }
         Some(Ok(wait)) => Ok(Nanos::now() + *wait),
-        Some(Err(Refused::Over(floor))) => Err(format!("it answers nobody below epoch {floor}")),
+        Some(Err(Refused::Over(floor))) => Err(format!("it refuses all epochs below {floor}")),
         Some(Err(Refused::Unknown(known))) => {
             Err(format!("it knows the record up to epoch {known} and cannot ask the registry"))
         }
@@ -173,9 +173,9 @@ impl Connection {
 /// Answers another node's questions for as long as the connection stands.
 ///
 /// # Errors
-/// What ended it.
+/// The connection's end.
 pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(), FrameError> {
-    // Whoever asks nothing for so long has no disk that needs this member; it connects again when it has.
+    // A node that asks nothing for so long has no disk that needs this member; it connects again when it has.
     let idle = node.rights.times().length * 4;
     loop {
         let Ok(question) = weir_task::timeout(idle, Question::read(&mut stream)).await else {
@@ -205,7 +205,7 @@ fn answer(node: &Node, ask: Ask, key: &str, epoch: u64, known: u64) -> Verdict {
     }
 }
 
-/// What this member knows of the records that one question is about.
+/// This member's knowledge of the records in one question.
 struct Records<'a> {
     node: &'a Node,
     from: &'a str,
@@ -218,8 +218,9 @@ impl Records<'_> {
         record.owner.as_ref().is_some_and(|owner| owner.node == self.from)
     }
 
-    /// What the disk's grants are kept under, and the epoch of its record, as read since this process started: the view begins with a listing. Where the question is
-    /// ahead of the view, the registry is asked. `None`: whoever asks cannot be known to be the owner.
+    /// The key of the disk's grants, and the epoch of its record, as read since this process started: the view begins with a
+    /// listing. If the question is ahead of the view, the registry is asked. `None`: the sender is not certain to be the
+    /// owner.
     async fn known(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<(String, u64)> {
         match self.node.world.seen(disk) {
             Seen::Record { record: seen, .. } => {

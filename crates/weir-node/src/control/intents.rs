@@ -1,4 +1,4 @@
-//! What this process knows of disks that are being made or deleted, by itself or by others ([`super::provisioning`]).
+//! Disks that are being created or deleted, by this process or by others, as far as it knows ([`super::provisioning`]).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,17 +1,17 @@
-//! The control plane of a node: what the registry says, carried out here (DESIGN §6).
+//! The control plane of a node: it reconciles the node with the registry.
 //!
 //! - [`world`]: copies of the registry's records, kept up to date;
-//! - [`decide`]: what to do about one disk, as a pure function;
+//! - [`decide`]: the next step for one disk, as a pure function;
 //! - [`change`]: compare-and-swap on a disk's record;
 //! - [`disk`]: the task that does it, one per disk;
-//! - [`node`]: what all of these share;
+//! - [`node`]: their common state;
 //! - [`grants`], [`rights`]: the right to serve, kept alive and granted;
-//! - [`flash`]: the logs that are on this node's flash when it starts;
-//! - [`capacity`], [`admission`]: what this node offers for write logs, and that it takes no more than fit;
-//! - [`provisioning`], [`intents`]: files of disks that are being made or deleted;
-//! - [`supervisor`]: starts the tasks, routes what the shards want, keeps the membership;
+//! - [`flash`]: the logs on this node's flash when it starts;
+//! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
+//! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
+//! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
 //! - [`shards`]: the way to the shards;
-//! - [`watchdog`]: tells when a shard hangs or spins.
+//! - [`watchdog`]: reports a shard that hangs or spins.
 //!
 //! Nothing here is on the I/O path.
 

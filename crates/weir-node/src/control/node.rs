@@ -1,4 +1,4 @@
-//! What all parts of a node's control plane share.
+//! The common state of a node's control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -29,21 +29,21 @@ const EVENT_QUEUE: usize = 256;
 
 /// The parts.
 pub struct Node {
-    /// What it was told.
+    /// The node's configuration.
     pub config: Config,
     /// The way to the other nodes.
     pub network: Arc<dyn Network>,
-    /// Where the cluster agrees.
+    /// The registry.
     pub registry: Arc<dyn Registry>,
     /// Its membership.
     pub session: NodeSession,
-    /// The rights of the disks that it owns, and what it has granted to others.
+    /// The rights of the disks that it owns, and its grants to others.
     pub rights: Rights,
-    /// What the registry says.
+    /// The view of the registry.
     pub world: World,
     /// The way to the shards.
     pub shards: Shards,
-    /// Where events are told.
+    /// The event journal.
     pub journal: Journal,
     /// The disks that are open here.
     pub here: Here,
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// Where a disk's bytes are. Does not look at the storage, which may hang.
+    /// The backing of a disk. Does not access the storage, which may hang.
     ///
     /// # Errors
     /// In words: the volume is unknown.
@@ -128,7 +128,7 @@ impl Node {
         }
     }
 
-    /// Where a node exports a disk.
+    /// The export addresses of a disk on a node.
     #[must_use]
     pub fn uris_on(&self, node: &str, disk: &str) -> Vec<String> {
         let nodes = self.world.nodes.now();
@@ -145,7 +145,7 @@ impl Node {
 /// Runs something that may block on the storage.
 ///
 /// # Errors
-/// What it failed with, for a client.
+/// The error of `work`, for a client.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -188,7 +188,7 @@ pub struct Here {
 }
 
 impl Here {
-    /// What clients are told of a disk, here or where it is about to be.
+    /// The description of a disk for clients, here or where it is about to be.
     #[must_use]
     pub fn describe(&self, record: &DiskRecord) -> LayerInfo {
         LayerInfo {
@@ -221,7 +221,7 @@ impl Here {
         self.lock().remove(disk);
     }
 
-    /// What is open.
+    /// All open disks.
     #[must_use]
     pub fn all(&self) -> BTreeMap<String, LayerInfo> {
         self.lock().clone()
@@ -265,7 +265,7 @@ impl Here {
     }
 }
 
-/// Where events are told: the log at once, the registry when it can.
+/// The event journal: events go to the log at once, to the registry when it answers.
 #[derive(Debug)]
 pub struct Journal {
     queue: tokio::sync::mpsc::Sender<(&'static str, String, String)>,

@@ -28,7 +28,7 @@ use crate::error::{ApiError, ApiErrorKind};
 /// Between two looks for what others have left.
 const LOOK: Duration = Duration::from_secs(3);
 
-/// How long whoever wants the name waits for a step that is under way, and how often it asks.
+/// The time that a request for the name waits for a step in progress, and its interval of polling.
 const UNDER_WAY: Duration = Duration::from_secs(3);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -157,7 +157,7 @@ pub async fn remove(node: &Arc<Node>, entry: &Entry, record: &DiskRecord) -> Res
 }
 
 async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord) -> Result<(), ApiError> {
-    // Where it is not mounted, no file would be found, and none removed.
+    // Without the mount, no file would be found, and none removed.
     let volume = node.volume(&record.volume).await?;
     blocking(move || open(&volume).map(drop)).await?;
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());

@@ -46,7 +46,7 @@ impl Shards {
         &self.queues[self.number_of(disk)]
     }
 
-    /// How each shard turns, by number.
+    /// The health of each shard, by number.
     #[must_use]
     pub fn health(&self) -> Vec<Look> {
         let now = Nanos::now();
@@ -104,8 +104,8 @@ impl Shards {
         answered.await.map_err(|_| stopping())
     }
 
-    /// What all disks on all shards are doing, owned and replicated. A shard that does not answer within two seconds is
-    /// represented by what it said last, in the state `silent`.
+    /// The states of all disks on all shards, owned and replicated. For a shard that does not answer within two seconds it
+    /// returns the last status, in the state `silent`.
     pub async fn status(&self) -> Vec<DiskStatus> {
         self.look().await.0
     }

@@ -19,15 +19,15 @@ const JOIN_AGAIN: Duration = Duration::from_millis(200);
 /// Pause between two rounds of taking away what no record asks for any more.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 
-/// What disks' shards want waits in a queue of so many for each disk before it is dropped (P10). A disk wants a few things at a time, and
-/// waits for the answers.
+/// The length of the queue of a disk's notices from its shard; further ones are dropped (P10). A disk requests a few things
+/// at a time, and waits for the answers.
 const NOTICES: usize = 256;
 
 /// The ways to a disk's task.
 #[derive(Debug)]
 struct Door {
     inbox: Inbox,
-    /// What its shard wants, on its way to the inbox: whoever brings it does not wait for room there.
+    /// Notices of its shard on their way to the inbox: the sender does not wait for room there.
     notices: mpsc::Sender<Notice>,
 }
 
@@ -77,7 +77,7 @@ impl Tasks {
     /// Asks a disk's task for something and waits for the answer.
     ///
     /// # Errors
-    /// What the task answered.
+    /// The task's error.
     pub async fn ask<T>(
         &self,
         name: &str,
@@ -98,7 +98,7 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
     weir_task::spawn(keep_house(Arc::clone(&node)));
     loop {
         let known = disks.borrow_and_update().clone();
-        // Who is started looks at its disk by itself.
+        // A new task reads its disk's record by itself.
         known.names().for_each(|name| drop(tasks.of(name, &node)));
         tasks.lock().retain(|name, _| known.exists(name));
         tokio::select! {
@@ -132,7 +132,7 @@ fn disk_of(notice: &Notice) -> &str {
     }
 }
 
-/// Joins again, as the same process, when the lease was lost. What others took meanwhile, the disks' tasks let go.
+/// Joins again, as the same process, when the lease was lost. The disks' tasks release disks that others took meanwhile.
 async fn keep_membership(node: Arc<Node>) {
     let mut state = node.session.state();
     loop {

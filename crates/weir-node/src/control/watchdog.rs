@@ -14,10 +14,10 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The same is not told of a shard more often than this.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What was told of one shard.
+/// The last reports about one shard.
 #[derive(Clone, Debug, Default)]
 struct Told {
-    /// It hangs, and that was told or kept back.
+    /// It hangs, and that was reported or suppressed.
     hangs: bool,
     hung_at: Option<Nanos>,
     spins: u64,
@@ -25,7 +25,7 @@ struct Told {
 }
 
 impl Told {
-    /// What is to be told of the shard, if anything.
+    /// A new report about the shard, if any.
     fn news(&mut self, number: usize, look: &Look, now: Nanos) -> Option<(&'static str, String)> {
         let quiet = |at: Option<Nanos>| at.is_some_and(|at| now - at < AGAIN);
         let hangs = look.hangs.is_some();

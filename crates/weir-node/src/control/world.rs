@@ -1,4 +1,4 @@
-//! What the registry says, as this node has last heard it.
+//! The registry's records, as this node last read them.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct World {
     stopped: View<StoppedRecord>,
     /// Former owners that have no I/O under way any more.
     released: View<ReleasedRecord>,
-    /// Where this process runs.
+    /// The machine of this process.
     machine: Option<Machine>,
 }
 
@@ -43,7 +43,7 @@ impl World {
         })
     }
 
-    /// What is known of a disk's record.
+    /// A disk's record, as last read.
     #[must_use]
     pub fn seen(&self, name: &str) -> Seen<DiskRecord> {
         self.disks.now().seen(name)
@@ -69,7 +69,7 @@ impl World {
         note.is_some_and(|note| note.machine.is_some() && note.machine == self.machine)
     }
 
-    /// Whether a former owner has said that it has no I/O to the disk under way any more.
+    /// Whether a former owner has declared that it has no I/O to the disk in flight any more.
     #[must_use]
     pub fn has_released(&self, disk: &str, epoch: u64, node: &NodeRef) -> bool {
         let key = keys::released(disk, epoch, &node.node);
@@ -100,7 +100,7 @@ fn fresh<R: Record>(mut receiver: Receiver<R>) -> Receiver<R> {
     receiver
 }
 
-/// Wakes whoever depends on any part of the [`World`].
+/// Wakes tasks that depend on any part of the [`World`].
 #[derive(Debug)]
 pub struct Changes {
     disks: Receiver<DiskRecord>,

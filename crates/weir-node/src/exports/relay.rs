@@ -1,11 +1,11 @@
 //! A client that is here before its disk is: the guest's new home in a live migration.
 //!
 //! QEMU opens the disk on the target while the guest still runs on the source, reads a little (a first sector, for the disk's
-//! geometry), and writes once the source has stopped for good. So reads are answered by the owner, and the first request
-//! that changes data moves the disk here; it waits meanwhile, and is then the first that this node serves. That nothing
-//! before it can move the disk keeps a target that only looks from taking it away from a guest that writes.
+//! geometry), and writes once the source has stopped. So the owner answers reads, and the first request that changes data
+//! moves the disk here; it waits meanwhile, and is then the first that this node serves. Nothing before it can move the disk,
+//! so a target that only reads cannot take it away from a guest that writes.
 //!
-//! One request at a time: there are few of them, and none is on the way of a guest that runs.
+//! One request at a time: there are few of them, and no running guest waits for one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -48,7 +48,7 @@ const ON_ITS_WAY: Duration = Duration::from_secs(10);
 /// Most bytes received ahead of what is worked off.
 const AHEAD: usize = 4096;
 
-/// What bounds all relays of a node.
+/// The limits of all relays of a node.
 #[derive(Debug)]
 pub struct Relays {
     clients: Arc<Semaphore>,
@@ -100,7 +100,7 @@ struct Relay {
     owner: Option<(NodeRef, TcpStream)>,
 }
 
-/// Where the disk is, as far as a client that waits for it may know.
+/// The disk's place, as far as a client that waits for it may know.
 enum Whereabouts {
     /// Open on this node.
     Here,
@@ -112,7 +112,7 @@ enum Whereabouts {
     Elsewhere,
 }
 
-/// What is next for a client.
+/// The next state of a client.
 enum Next {
     /// It has gone, or may not be served here any more.
     End,
@@ -206,7 +206,7 @@ impl Relay {
         loop {
             match self.whereabouts() {
                 Whereabouts::OnItsWay if tokio::time::Instant::now() < deadline => {
-                    // What is open here tells nobody when it changes.
+                    // Changes of open disks do not wake this wait.
                     let _ = tokio::time::timeout(RETRY, changes.next()).await;
                 }
                 Whereabouts::OnItsWay => return Whereabouts::Elsewhere,

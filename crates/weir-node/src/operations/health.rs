@@ -1,4 +1,4 @@
-//! How the cluster is, in one line. Pure: what a node shows of the cluster comes in, the judgement comes out.
+//! The cluster's health, in one line. Pure: a node's view of the cluster comes in, the judgement comes out.
 //!
 //! | level | when |
 //! |---|---|
@@ -76,7 +76,7 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
     }
 }
 
-/// What a disk does not have that was requested.
+/// The part of the requested policy that a disk lacks.
 fn degraded(disk: &DiskView) -> Option<String> {
     let name = &disk.name;
     let quiet = ["serving", "closed", "closing", DiskStatus::LETTING_GO, DiskView::UNAVAILABLE];

@@ -1,4 +1,4 @@
-//! What a disk that is open here is asked for, and loads on its layers.
+//! Meters and profiles of a disk that is open here, and loads on its layers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{Answer, Operations};
 use crate::api::{ApiError, ApiErrorKind, MeterView, RecordProfile, RunLoad};
 use crate::shard::messages::Command;
 
-/// How long a profile can be recorded.
+/// The permitted duration of a recording.
 const RECORDING: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(7 * 86_400);
 
@@ -27,7 +27,7 @@ impl Operations {
         Ok(meters.ok_or_else(|| closed(name))?.iter().map(MeterView::from).collect())
     }
 
-    /// What a disk that is open here was asked for since it was opened.
+    /// The profile of a disk that is open here, since it was opened.
     ///
     /// # Errors
     /// As [`Operations::disks`].

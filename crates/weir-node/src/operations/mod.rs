@@ -1,4 +1,4 @@
-//! What the API does: everything an operator can ask of a node.
+//! The operations of the API: all that an operator can request of a node.
 
 pub mod health;
 mod measured;
@@ -41,10 +41,10 @@ const STORAGE: Duration = Duration::from_secs(10);
 /// Longest wait for a disk to be exported by whichever node owns it, or takes it over.
 const EXPORTED: Duration = Duration::from_secs(15);
 
-/// Pause before it is looked at again.
+/// Pause between two polls.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What the API can do. Cheap to clone.
+/// The operations of the API. Cheap to clone.
 #[derive(Clone)]
 pub struct Operations {
     node: Arc<Node>,
@@ -74,14 +74,14 @@ impl Operations {
         self.node.session.node_ref()
     }
 
-    /// How this node's shards turn. Never waits for one.
+    /// The health of this node's shards. Never waits for one.
     #[must_use]
     pub fn shards(&self) -> Vec<ShardView> {
         let health = self.node.shards.health();
         health.iter().enumerate().map(|(number, look)| ShardView::new(number, look)).collect()
     }
 
-    /// What this node counts, for Prometheus. Never waits for a shard.
+    /// This node's metrics, for Prometheus. Never waits for a shard.
     #[must_use]
     pub fn metrics(&self) -> String {
         crate::metrics::to_prometheus(&self.node.config.name, &self.shards())
@@ -333,7 +333,7 @@ impl Operations {
         Ok(deleted)
     }
 
-    /// What a process that has ended left of a disk without a record.
+    /// Removes the remains of a disk without a record that a process has left when it ended.
     async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
         let path = provisioning::finish_others(&self.node, name).await?;
         Ok(path.map(|path| Deleted { disk: name.to_owned(), path, allocated: 0, done: true }))
@@ -370,7 +370,7 @@ impl Operations {
         self.bounded(provisioning::remove(&self.node, &entry, &record)).await
     }
 
-    /// What happened lately.
+    /// Recent events.
     ///
     /// # Errors
     /// As [`Operations::disks`].

@@ -1,4 +1,4 @@
-//! What only the owner of a disk knows, asked of that node, so that any node answers for any disk.
+//! The state that only the owner of a disk knows, requested from that node, so that any node answers for any disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,11 +43,11 @@ impl Silent {
     }
 }
 
-/// What the owners of disks say, each of its own. `None`: a node does not answer.
+/// The reports of the disks' owners, each on its own. `None`: a node does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Said(BTreeMap<NodeRef, Option<Owned>>);
 
-/// What is known of one disk beyond its record.
+/// The state of one disk beyond its record.
 pub(super) enum Known<'a> {
     /// Its owner has it open.
     Open(&'a DiskStatus),
@@ -61,7 +61,7 @@ pub(super) enum Known<'a> {
 }
 
 impl Said {
-    /// What `owner` says of `disk`.
+    /// The report of `owner` on `disk`.
     pub(super) fn of(&self, owner: &NodeRef, disk: &str) -> Known<'_> {
         let Some(owned) = self.0.get(owner).and_then(Option::as_ref) else { return Known::Silent };
         match owned.disks.iter().find(|status| status.disk == disk) {
@@ -72,7 +72,7 @@ impl Said {
 }
 
 impl Operations {
-    /// What this node alone knows of the disks that it owns, for other nodes.
+    /// The state that only this node knows, of the disks that it owns, for other nodes.
     pub async fn owned(&self) -> Owned {
         self.owned_of(self.node.shards.status().await)
     }

@@ -1,4 +1,5 @@
-//! What an operator sees: the cluster, its disks and its nodes. Any node can be asked, also while the registry or an owner is away.
+//! The views of operators: the cluster, its disks and its nodes. Any node answers, also while the registry or an owner is
+//! away.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,7 +25,7 @@ const REGISTRY: Duration = Duration::from_secs(1);
 const STORAGE: Duration = Duration::from_secs(1);
 
 impl Operations {
-    /// What this node says about itself and the cluster.
+    /// This node's report on itself and on the cluster.
     pub async fn status(&self) -> NodeStatus {
         let statuses = self.node.shards.status().await;
         let me = self.me();
@@ -133,7 +134,7 @@ impl Operations {
         view.map(|view| DiskView { allocated, ..view }).ok_or_else(registry_away)
     }
 
-    /// What the disk takes up in its volume; absent where it is a device, or cannot be looked at from here.
+    /// The space of the disk in its volume; absent for a device, or if the file is not accessible from here.
     pub(super) async fn allocated(&self, record: &DiskRecord, registry_is_away: bool) -> Option<u64> {
         let Source::File { name } = &record.source else { return None };
         let directory = match registry_is_away {

@@ -34,7 +34,7 @@ impl Dispatch {
         self.by_owner.remove(&owner);
     }
 
-    /// Where events of `owner` go.
+    /// The target of events of `owner`.
     pub fn get(&self, owner: OwnerId) -> Option<Target> {
         self.by_owner.get(&owner).copied()
     }

@@ -23,7 +23,7 @@ const SPIN_TIME: Duration = Duration::from_millis(100);
 /// Not in any disk's turn.
 const NO_DISK: usize = usize::MAX;
 
-/// What a shard publishes about its turns.
+/// The counters that a shard publishes about its turns.
 #[derive(Debug)]
 pub struct Health {
     /// Nanoseconds since boot; 0 while the shard waits for something to do.
@@ -52,9 +52,9 @@ pub struct Look {
     pub long_turns: u64,
     /// The longest turn; the present one too.
     pub longest: Duration,
-    /// How often it was found spinning.
+    /// The number of times that it was found spinning.
     pub spins: u64,
-    /// How long the present turn lasts, when that is longer than [`HANGS`].
+    /// The duration of the present turn, if it is longer than [`HANGS`].
     pub hangs: Option<Duration>,
     /// Whether it was found spinning within the last second.
     pub spinning: bool,
@@ -79,7 +79,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// How the shard does at `now`.
+    /// The shard's health at `now`.
     #[must_use]
     pub fn look(&self, now: Nanos) -> Look {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Health {
         }
     }
 
-    /// How long the present turn lasts at `now`, when that is longer than [`HANGS`].
+    /// The duration of the present turn at `now`, if it is longer than [`HANGS`].
     #[must_use]
     pub fn hangs(&self, now: Nanos) -> Option<Duration> {
         let began = self.began.load(Ordering::Acquire);
@@ -172,7 +172,7 @@ impl Pulse {
         }
     }
 
-    /// Which disk is in which slot; `None`: none any more.
+    /// Sets the name of the disk in a slot; `None`: it is free.
     pub fn name(&self, slot: usize, name: Option<&str>) {
         match name {
             Some(name) => drop(self.health.lock().insert(slot, name.to_owned())),

@@ -24,7 +24,7 @@ pub struct RunningLoad {
 }
 
 impl RunningLoad {
-    /// Begins a load. The caller has checked that nobody is harmed by it.
+    /// Begins a load. The caller has checked that it does no harm.
     pub fn start(
         layer: LoadLayer,
         workload: &Workload,
@@ -46,7 +46,7 @@ impl RunningLoad {
 
     /// Submits what comes next, before the layers are advanced.
     pub fn pump(&mut self, reactor: &mut Reactor, accel: &mut DiskAccel) {
-        // Who asked has gone: an interrupted `weir bench` must not leave an hour of load behind.
+        // The client has disconnected: an interrupted `weir bench` must not leave an hour of load behind.
         if self.result.as_ref().is_some_and(oneshot::Sender::is_closed) {
             self.load.stop();
         }

@@ -1,8 +1,8 @@
-//! What passes between the control plane (tokio) and a shard (its own thread).
+//! Messages between the control plane (tokio) and a shard (its own thread).
 //!
-//! Both directions are bounded queues. The control plane decides nothing about data: it carries out what
-//! a disk on a shard asks for (a compare-and-swap in the registry, a connection to a peer) and tells it
-//! what the registry says. The shard never waits for an answer.
+//! Both directions are bounded queues. The control plane decides nothing about data: it carries out a disk's requests (a
+//! compare-and-swap in the registry, a connection to a peer) and passes the registry's records to the shard. The shard never
+//! waits for an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,19 +16,19 @@ use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::{BackingKind, Mark, Trace};
 
-/// How a disk comes to this node.
+/// The way in which a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// Nothing dirty anywhere: an empty log.
     Clean,
     /// This node holds a complete replica of the former owner's log and goes on from it.
     TakeOver {
-        /// What is certain about the former owners (P2, P4).
+        /// The certain knowledge about the former owners (P2, P4).
         former: Former,
     },
     /// Nothing dirty (write-through), but there was another owner before (P2, P4).
     FromWriteThrough {
-        /// What is certain about the former owners.
+        /// The certain knowledge about the former owners.
         former: Former,
     },
 }
@@ -40,9 +40,9 @@ pub struct OpenDisk {
     pub disk: String,
     /// Tells the disk from earlier ones of its name, whose files had the same path.
     pub id: u64,
-    /// Where its bytes are.
+    /// Its backing.
     pub backing: BackingKind,
-    /// What the directory of the file says that it is; `None` for a device.
+    /// The identity of the file's volume, from the file's directory; `None` for a device.
     pub volume: Option<u64>,
     /// This process's, by which a successor sees whether I/O of it is under way (P4).
     pub mark: Mark,
@@ -52,17 +52,17 @@ pub struct OpenDisk {
     pub logical_block: u32,
     /// Bytes of the write log's arena.
     pub log_bytes: u64,
-    /// Where its log is kept.
+    /// The medium of its log.
     pub medium: LogMedium,
     /// As committed in the registry.
     pub configuration: Configuration,
-    /// Where its log comes from.
+    /// The origin of its log.
     pub arrival: Arrival,
     /// Until when this node may serve the disk, in nanoseconds of the machine's clock. It answers nothing beyond (P2).
     pub serves_until: Arc<AtomicU64>,
 }
 
-/// Where a disk's log is kept.
+/// The medium of a disk's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogMedium {
     /// In memory.
@@ -97,7 +97,7 @@ pub enum Command {
     NotConfigured { disk: String, reason: String },
     /// More is certain about the former owners now (P2, P4).
     Former { disk: String, former: Former },
-    /// What is to be seen at the backing of an open disk of a process that has ended (P4). Not answered where nobody can look.
+    /// Check the backing of an open disk for I/O of a process that has ended (P4). Not answered if no check is possible.
     Look { disk: String, mark: Mark, answer: oneshot::Sender<Trace> },
     /// The registry names this owner still, though a replica has refused it.
     StillOwner { disk: String },
@@ -121,13 +121,13 @@ pub enum Command {
     SetPolicy { disk: String, wanted_replicas: Option<usize> },
     /// The disk's size changed (grown).
     Resize { disk: String, size: u64, done: oneshot::Sender<Result<(), String>> },
-    /// What the disks of this shard are doing.
+    /// The states of this shard's disks.
     Status { answer: oneshot::Sender<Vec<DiskStatus>> },
     /// The meters of one disk, from the export down.
     Meters { disk: String, answer: oneshot::Sender<Option<Vec<LayerMeter>>> },
-    /// What one disk was asked for since it was opened.
+    /// The profile of one disk, since it was opened.
     Profile { disk: String, answer: oneshot::Sender<Option<Box<Profile>>> },
-    /// Watch for `length` what one disk is asked for; answered when that is over.
+    /// Record the profile of one disk for `length`; answered when that is over.
     RecordProfile { disk: String, length: Duration, answer: oneshot::Sender<Result<Box<Profile>, String>> },
     /// Run a load straight onto a layer of an open disk.
     Load {
@@ -167,7 +167,7 @@ pub enum Notice {
     Event { disk: String, kind: &'static str, text: String },
 }
 
-/// What a disk on a shard, owned or replicated, is doing.
+/// The state of a disk on a shard, owned or replicated.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct DiskStatus {
     /// Name.
@@ -183,7 +183,7 @@ pub struct DiskStatus {
     pub epoch: u64,
     /// `write-through` or `write-back+N`.
     pub effective: String,
-    /// The watermarks (DESIGN §3): the last sequence number of each.
+    /// The watermarks: the last sequence number of each.
     pub appended: u64,
     /// In the log of every replica.
     pub replicated: u64,
@@ -201,13 +201,13 @@ pub struct DiskStatus {
     pub log_used_bytes: u64,
     /// Bytes of the log's arena.
     pub log_bytes: u64,
-    /// How the log empties; of a replica, nothing.
+    /// Destage rates and ages; of a replica, nothing.
     pub destage: DestageStatus,
     /// Connected export clients.
     pub clients: usize,
     /// Requests in flight at the top of the accelerator.
     pub in_flight: usize,
-    /// What is wrong with its backing, as the node sees it beside the I/O.
+    /// Faults of its backing that the node has seen beside the I/O.
     #[serde(default)]
     pub faults: Vec<String>,
 }

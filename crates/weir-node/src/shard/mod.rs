@@ -39,7 +39,7 @@ use stack::Wrap;
 /// Commands that may wait for a shard (P10).
 const COMMANDS: usize = 4096;
 
-/// What every shard of a node is told.
+/// The common configuration of a node's shards.
 #[derive(Clone)]
 pub struct ShardConfig {
     /// Most bytes of buffers for requests under way.
@@ -52,11 +52,11 @@ pub struct ShardConfig {
     pub peer_deadline: Duration,
     /// Writes wait at most this long for room in a log that frees nothing (P9).
     pub full_log_wait: Duration,
-    /// How long records may wait to be destaged while nothing presses.
+    /// The time that records may wait to be destaged while the log has room.
     pub destage_delay: Duration,
-    /// Which engine the reactor uses.
+    /// The reactor's engine.
     pub engine: Engine,
-    /// Where backings are.
+    /// Opens the backings.
     pub storage: Arc<dyn Storage>,
     /// The node's flash device, if it has one.
     pub flash: Option<Arc<FlashDevice>>,

@@ -16,7 +16,7 @@ const MOST: usize = 64;
 /// A look that fails is made again five times a second; one line in ten seconds says so.
 pub(crate) static LOOKS: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
-/// What opens backings.
+/// A factory of backings.
 pub trait Storage: Send + Sync {
     /// Begins to open a backing, and returns at once. The outcome goes to `report`.
     ///
@@ -70,7 +70,7 @@ impl Storage for Threads {
     }
 }
 
-/// What came of an opening.
+/// The result of an opening.
 pub struct Opened {
     /// As given to [`Opener::start`].
     pub number: u64,

@@ -1,4 +1,4 @@
-//! What a disk is asked for: always watched, and anew for a time when somebody asks for that.
+//! A disk's profile: always on, and recorded anew for a time on request.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl DiskProfile {
         DiskProfile { always, recording: None }
     }
 
-    /// What was asked for since the disk was opened here.
+    /// The profile since the disk was opened here.
     pub fn profile(&self, disk: &str, size: u64) -> Box<Profile> {
         named(&self.always, Nanos::now(), disk, size)
     }
@@ -58,7 +58,7 @@ impl DiskProfile {
         self.recording = Some(Recording { profiler, until: now + length, asked });
     }
 
-    /// When [`DiskProfile::turn`] has to be called.
+    /// The time of the next call of [`DiskProfile::turn`].
     pub fn deadline(&self) -> Nanos {
         self.recording.as_ref().map_or(Nanos::NEVER, |recording| recording.until)
     }

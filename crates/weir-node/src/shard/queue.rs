@@ -21,7 +21,7 @@ pub struct ShardQueue {
     commands: mpsc::Sender<Command>,
     wake: Arc<dyn Fn() + Send + Sync>,
     health: Arc<Health>,
-    /// What it said last.
+    /// The shard's last status.
     last: Arc<Mutex<Vec<DiskStatus>>>,
 }
 
@@ -33,13 +33,13 @@ impl ShardQueue {
         ShardQueue { commands, wake: Arc::new(wake), health, last }
     }
 
-    /// Says where the reader publishes how it turns.
+    /// Sets the shard's health.
     #[must_use]
     pub fn with_health(self, health: Arc<Health>) -> ShardQueue {
         ShardQueue { health, ..self }
     }
 
-    /// Where the reader publishes how it turns.
+    /// The shard's health.
     #[must_use]
     pub fn health(&self) -> &Health {
         &self.health
@@ -80,7 +80,7 @@ impl ShardQueue {
         }
     }
 
-    /// What it said last, marked as such.
+    /// The shard's last status, marked as such.
     pub(crate) fn said_last(&self, number: usize) -> Vec<DiskStatus> {
         let mut statuses = self.last().clone();
         for status in &mut statuses {

@@ -27,7 +27,7 @@ use replicas::Replica;
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
 const COMMANDS_PER_TURN: usize = 64;
 
-/// What came of a turn.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turned {
     /// Something was done.
@@ -58,12 +58,12 @@ pub struct Turning {
     notices: mpsc::Sender<Notice>,
     /// Notices for which the control plane's queue had no room yet.
     unsent: Vec<Notice>,
-    /// What a disk wants; empty between its turns, kept for its memory.
+    /// The present disk's notices; empty between its turns, kept for its memory.
     wanted: Vec<AccelNotice>,
     pulse: Pulse,
     /// Slots of the disks that get a turn; empty between turns, kept for its memory.
     due: Vec<usize>,
-    /// What has happened; empty between turns, kept for its memory.
+    /// Events of this turn; empty between turns, kept for its memory.
     events: Vec<Event>,
     stopping: Option<oneshot::Sender<()>>,
 }
@@ -147,7 +147,7 @@ impl Turning {
         Ok(if moved { Turned::Moved } else { Turned::Idle })
     }
 
-    /// When the next turn is due even if nothing happens; 0: at once.
+    /// The time at which the next turn is due even without events; 0: at once.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         let replicas = self.replicas.iter().map(|(_, replica)| replica.deadline()).min();
@@ -162,7 +162,7 @@ impl Turning {
         soonest.min(self.reactor.now() + std::time::Duration::from_millis(10))
     }
 
-    /// The accelerator of a disk that is open here for its owner, for who looks from outside.
+    /// The accelerator of a disk that is open here for its owner, for observers.
     #[must_use]
     pub fn owned(&self, disk: &str) -> Option<&Accel<Box<dyn Backing>>> {
         let open =
@@ -170,7 +170,7 @@ impl Turning {
         Some(open.look())
     }
 
-    /// The copy of a disk's log that is kept here, for who looks from outside.
+    /// The copy of a disk's log that is kept here, for observers.
     #[must_use]
     pub fn copy(&self, disk: &str) -> Option<&ReplicaHost> {
         self.replicas
@@ -180,7 +180,7 @@ impl Turning {
             .map(|replica| &replica.host)
     }
 
-    /// What is here beside disks that are served and copies: disks that are let go, openings, stores that are given up.
+    /// The number of other objects: disks that are being released, openings, stores that are not needed any more.
     #[must_use]
     pub fn left_over(&self) -> usize {
         let leaving = self.disks.iter().filter(|(_, disk)| disk.is_releasing()).count();
@@ -365,7 +365,7 @@ impl Turning {
         }
     }
 
-    /// What the control plane says to one disk's accelerator.
+    /// Passes a command to one disk's accelerator.
     fn tell_accel(&mut self, command: Command) {
         let disk = match &command {
             Command::Configured { disk, .. }
@@ -402,7 +402,7 @@ impl Turning {
         self.disks[slot].close(done);
     }
 
-    /// What the disks here are doing, served and replicated.
+    /// The states of the disks here, served and replicated.
     #[must_use]
     pub fn status(&self) -> Vec<DiskStatus> {
         let owned = self.disks.iter().map(|(_, disk)| disk.status());

@@ -1,4 +1,4 @@
-//! What operators command of a disk, carried out in the disk's task.
+//! Operators' commands for a disk, carried out in the disk's task.
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
@@ -15,7 +15,7 @@ use crate::shard::messages::Command;
 
 impl DiskTask {
     pub(super) async fn on_request(&mut self, request: Request) {
-        // Whoever asked may have gone; the work is done all the same.
+        // The client may have disconnected; the task completes the request all the same.
         match request {
             Request::Export { accept_loss, done } => {
                 let _ = done.send(self.export(accept_loss).await);
@@ -151,7 +151,7 @@ impl DiskTask {
 
     /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
     async fn give_back(&mut self, record: &DiskRecord) {
-        // Whatever comes of it: how the disk was claimed this time says nothing about the next. That its log is empty does.
+        // Whatever the result: this claim's arrival says nothing about the next one. That its log is empty does.
         self.arrival = self.arrival.filter(|(_, came)| matches!(came, Came::Closed));
         if record.mode == Mode::WriteThrough {
             let (me, epoch) = (self.me.clone(), record.epoch);
@@ -205,7 +205,7 @@ impl DiskTask {
         let arrival = self.arrival;
         let give_up = |record: &DiskRecord| match closed_since(arrival, record, &me) {
             Some(_) => ownership::release(record, &me, record.epoch, 0),
-            // What another owner has written since may be in its log.
+            // The log may have another owner's later writes.
             None => Err(Refusal::Fenced { owner: record.owner.clone(), epoch: record.epoch }),
         };
         self.change(give_up).await?;

@@ -1,4 +1,4 @@
-//! A disk that cannot be opened here: its reason is told once, and it is tried again later and later.
+//! A disk that cannot be opened here: its reason is reported once, and the pauses between attempts grow.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Longest pause. Not longer, because what was wrong may be mended by then and guests wait.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// What has gone wrong so far, and how long the last pause was.
+/// The last failure, and the last pause.
 #[derive(Debug, Default)]
 pub struct Failures {
     last: Option<(String, Duration)>,
 }
 
 impl Failures {
-    /// It went wrong for this reason. How long to wait before it is tried again, and whether the reason is news.
+    /// It failed for this reason. Returns the pause before the next attempt, and whether the reason is new.
     pub fn failed(&mut self, reason: &str) -> (Duration, bool) {
         let (pause, news) = match &self.last {
             Some((last, pause)) if last == reason => ((*pause * 2).min(LONGEST), false),

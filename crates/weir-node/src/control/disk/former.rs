@@ -25,12 +25,12 @@ const SEAL_AGAIN: Duration = Duration::from_millis(300);
 /// Pause before the next look at what the kernel has under way of an ended process.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What is known of the former owners.
+/// The knowledge about the former owners.
 #[derive(Default)]
 pub(super) struct Formers {
-    /// When which evidence of each was first seen.
+    /// The evidence for each, and the time at which it was first seen.
     since: HashMap<(NodeRef, u64), (Evidence, Nanos)>,
-    /// When the right of each had certainly ended.
+    /// The time at which the right of each had certainly ended.
     silent: HashMap<(NodeRef, u64), Nanos>,
     /// The members that are sealed, and when the last grant that each gave to a former owner ends.
     seals: HashMap<String, Nanos>,
@@ -38,17 +38,17 @@ pub(super) struct Formers {
     asking: HashSet<String>,
     /// Members are not asked again before then.
     asking_until: Option<Nanos>,
-    /// What was last seen in this machine's kernel of those that have ended on it.
+    /// The last known I/O in this machine's kernel of those that have ended on it.
     traces: HashMap<NodeRef, Trace>,
-    /// Those for which somebody is looking.
+    /// Former owners for which a check is running.
     looking: HashSet<NodeRef>,
-    /// Nobody looks again before then.
+    /// No check starts before then.
     look_at: Option<Nanos>,
-    /// Since when nobody has been able to look for those.
+    /// Former owners that cannot be checked, and since when.
     unseen: HashMap<NodeRef, Nanos>,
-    /// Whose I/O outlasts them so much that the operator has been told.
+    /// Former owners whose I/O outlasts them by so much that the operator has been told.
     outlasting: HashSet<NodeRef>,
-    /// What the shard knows.
+    /// The state that the shard knows.
     told: Option<Former>,
 }
 
@@ -61,7 +61,8 @@ impl Formers {
         });
     }
 
-    /// What is certain of one former owner at `now`, and when more will be, as far as that is only a matter of time.
+    /// The certain knowledge about one former owner at `now`, and the time at which there will be more, as far as only time
+    /// is missing.
     fn certainty(
         &mut self,
         former: &FormerOwner,
@@ -89,13 +90,13 @@ impl Formers {
     }
 }
 
-/// What a process leaves on the backings of its disks.
+/// The mark of a process on the backings of its disks.
 pub(super) fn mark_of(process: &NodeRef) -> Mark {
     Mark::of(&process.to_string())
 }
 
 impl DiskTask {
-    /// What is certain of all former owners, and when to look again if that is only a matter of time.
+    /// The certain knowledge about all former owners, and the time of the next check, if only time is missing.
     pub(super) fn former(&mut self, record: &DiskRecord) -> (Former, Option<Nanos>) {
         let (now, grace) = (Nanos::now(), self.node.config.lease.fence_grace.0);
         let mut all = (Former::Stopped, None);
@@ -124,9 +125,10 @@ impl DiskTask {
         }
     }
 
-    /// Has somebody look at what this machine's kernel has under way of former owners that have ended here. Says when to look again.
+    /// Starts a check of this machine's kernel for I/O of former owners that have ended here. Returns the time of the next
+    /// check.
     ///
-    /// A look begins when the process is known to have ended, so what is gone then is gone for good.
+    /// A check begins after the process is known to have ended, so I/O that is gone then does not come back.
     pub(super) async fn look_for_traces(&mut self, record: &DiskRecord) -> Option<Nanos> {
         let busy = record.former.iter().filter(|former| self.evidence(former) == Evidence::UnderWay);
         let busy: Vec<NodeRef> = busy.map(|former| former.node.clone()).collect();

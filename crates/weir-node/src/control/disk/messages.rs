@@ -26,7 +26,7 @@ pub enum Message {
         member: String,
         /// For the owner in this epoch.
         epoch: u64,
-        /// When its last grant to a former owner ends, or why it is not sealed.
+        /// The end of its last grant to a former owner, or why it is not sealed.
         until: Result<Nanos, String>,
     },
     /// Somebody has looked at what this machine's kernel has under way of a process that has ended.

@@ -45,7 +45,7 @@ const INBOX: usize = 256;
 /// Pause before something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How a disk that this process owns, and does not have open, came to be so.
+/// The history of a disk that this process owns and does not have open.
 #[derive(Clone, Copy, Debug)]
 enum Came {
     /// By a claim or a takeover.
@@ -63,21 +63,21 @@ struct DiskTask {
     /// For tasks that report back; weak, so that they do not keep the task alive.
     outbox: mpsc::WeakSender<Message>,
     local: Local,
-    /// The record that the registry has told this task of last, and its revision. The view may lag behind it.
+    /// The latest record that the registry has sent to this task, and its revision. The view may lag behind it.
     committed: Option<(DiskRecord, u64)>,
     /// The latest revision of the record that this task has heard of.
     heard: u64,
-    /// How the disk came, or comes, to this node, and in which epoch.
+    /// The way in which the disk came, or comes, to this node, and its epoch.
     arrival: Option<(u64, Came)>,
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
     formers: Formers,
-    /// The processes that this owner is connected to, by node: who a replica's name stands for.
+    /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
     told_policy: Option<Policy>,
-    /// What became of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it was a
-    /// move, the disk is served again only then.
+    /// The outcome of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it
+    /// was a move, the disk is served again only then.
     doubt: Option<u64>,
     /// A change of the record is under way.
     changing: bool,
@@ -98,9 +98,9 @@ struct DiskTask {
     /// Requests that came while another step was waiting.
     waiting: Vec<Request>,
     unavailable: bool,
-    /// The record cannot be read, and that has been told.
+    /// The record cannot be read, and an event was recorded.
     unreadable: bool,
-    /// What kept it from being opened.
+    /// The failures to open it.
     failures: failures::Failures,
 }
 
@@ -159,7 +159,7 @@ impl DiskTask {
                 continue;
             }
             tokio::select! {
-                // Whatever it is, all that has changed is looked at before the next wait.
+                // Whatever it is, all changes are handled before the next wait.
                 biased;
                 message = self.inbox.recv() => match message {
                     Some(message) => self.attend(message).await,
@@ -176,10 +176,10 @@ impl DiskTask {
         }
     }
 
-    /// Sends a command that the shard may take its time to answer. What the disk needs meanwhile (another replica set,
-    /// a connection, the end of former owners) is carried out, or the two would wait for each other.
+    /// Sends a command for which the shard may need time. The disk's requests meanwhile (another replica set, a connection,
+    /// the end of former owners) are carried out, or the two would wait for each other.
     ///
-    /// When another node turns out to own the disk, nobody waits any longer: what this node has of the disk must be let go (P2).
+    /// If another node turns out to own the disk, the wait ends: this node must release its part of the disk (P2).
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
         self.ask_until(command, None, |task| task.is_taken().then(taken)).await
     }
@@ -392,7 +392,7 @@ impl DiskTask {
         }
     }
 
-    /// What a takeover that leads to `next` means for the data.
+    /// The consequence for the data of a takeover that leads to `next`.
     fn arrival_after(&mut self, next: &DiskRecord) -> Arrival {
         // A tenure begins. Seals of an earlier one say nothing about who owned the disk in between.
         self.formers = Formers::default();
@@ -404,11 +404,12 @@ impl DiskTask {
         }
     }
 
-    /// The record that this process opens the disk with: read anew, because the right to serve rests on a linearizable read since the
-    /// node's session began.
+    /// The record with which this process opens the disk: read anew, because the right to serve rests on a linearizable read
+    /// since the node's session began.
     ///
-    /// Where the disk was open before in the same tenure, or what became of a change is unknown, an epoch of its own comes first: a
-    /// late release must not commit behind a disk that serves, and a log that begins anew needs a lineage of its own.
+    /// If the disk was open before in the same tenure, or the outcome of a change is unknown, an epoch of its own comes
+    /// first: a late release must not commit behind a disk that serves, and a log that begins anew needs a lineage of its
+    /// own.
     async fn record_to_open(&mut self, record: &DiskRecord) -> Result<DiskRecord, String> {
         let me = self.me.clone();
         let now = if self.doubt.is_some() || self.closed_since(record).is_some() {
@@ -427,7 +428,7 @@ impl DiskTask {
         closed_since(self.arrival, record, &self.me)
     }
 
-    /// How the disk comes to this node, by the record that it is opened with.
+    /// The arrival of the disk at this node, by the record with which it is opened.
     fn arrival(&mut self, record: &DiskRecord) -> Arrival {
         match self.arrival {
             Some((epoch, Came::By(arrival))) if epoch == record.epoch => arrival,
@@ -621,11 +622,11 @@ impl DiskTask {
     }
 }
 
-/// The epoch in which `me` closed the disk with nothing dirty, if nobody else has owned it since: only then is the log that the record
-/// speaks of still empty (P1).
+/// The epoch in which `me` closed the disk with nothing dirty, if no other node has owned it since: only then is the log of
+/// the record still empty (P1).
 ///
-/// Whoever owned it since is among the former owners, with a later epoch: a disk in write-back changes hands in no other way, and
-/// only an owner that has it open strikes anybody off.
+/// An owner since then is among the former owners, with a later epoch: a disk in write-back changes hands in no other way,
+/// and only an owner that has it open removes former owners from the record.
 fn closed_since(arrival: Option<(u64, Came)>, record: &DiskRecord, me: &NodeRef) -> Option<u64> {
     let Some((closed, Came::Closed)) = arrival else { return None };
     let mine = record.owner.as_ref() == Some(me) && closed <= record.epoch;
@@ -633,7 +634,7 @@ fn closed_since(arrival: Option<(u64, Came)>, record: &DiskRecord, me: &NodeRef)
     (mine && !others).then_some(closed)
 }
 
-/// Where the log of a disk is kept, as the shard needs it.
+/// The medium of a disk's log, in the shard's terms.
 #[must_use]
 pub fn log_medium(record: &DiskRecord) -> LogMedium {
     match record.medium {

@@ -1,7 +1,7 @@
-//! What a disk's task knows of the record, and what it changes there.
+//! The record of a disk in its task: reads and changes.
 //!
 //! Each revision of the record that the task learns of, by a change of its own, a read or the view, goes through
-//! [`DiskTask::heard`]: that alone ends doubts about what was sent over earlier ones.
+//! [`DiskTask::heard`]: that alone ends doubts about changes that were sent over earlier ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::shard::messages::Command;
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl DiskTask {
-    /// What is known of the record: the later of what the view shows and what the registry has told this task itself.
+    /// The latest known record: the later one of the view's and the registry's last answer to this task.
     pub(super) fn seen(&mut self) -> Seen<DiskRecord> {
         let seen = self.node.world.seen(&self.name);
         if let Some((record, revision)) = &self.committed
@@ -96,7 +96,7 @@ impl DiskTask {
     /// Makes the session that the node has by now count for this disk, by a read of the record that is sent since it began.
     pub(super) async fn confirm_right(&mut self) {
         if self.doubt.is_some() {
-            // What the read would show may be overtaken by what was sent before it.
+            // A change that was sent before the read may overtake its result.
             return;
         }
         let Some(session) = self.node.rights.unconfirmed(&self.name) else { return };
@@ -109,7 +109,7 @@ impl DiskTask {
         }
     }
 
-    /// What bears on the right of an owner whose outstanding questions to the registry have not been answered.
+    /// Settles the right of an owner whose outstanding requests to the registry have not been answered.
     pub(super) async fn settle_right(&mut self) {
         self.seen();
         if self.doubt.is_some() && self.local != Local::Closed {
@@ -204,20 +204,20 @@ impl DiskTask {
             self.told(&record, revision);
         }
         if !is_taken && self.doubt.is_none() {
-            // What an earlier change asked for may still commit otherwise: only a later revision ends that.
+            // An earlier change may still commit otherwise: only a later revision rules that out.
             self.node.rights.step(&self.name, Event::NotCommitted);
             self.node.rights.step(&self.name, Event::Kept);
         }
         Err(error)
     }
 
-    /// Nobody has heard what became of a change. A read of the record as it was would not settle it, because the change may commit late:
+    /// The outcome of a change is unknown. A read of the old record would not settle it, because the change may commit late:
     /// an epoch of our own that commits behind the same record does.
     pub(super) async fn end_doubt(&mut self) {
         let me = self.me.clone();
         match self.change(|record| ownership::renew(record, &me, record.epoch)).await {
             Ok(_) => {}
-            // It is another node's now, or nobody's; what is here is let go.
+            // Another node owns it now, or none; this node releases its part.
             Err(ChangeError::Refused(Refusal::Fenced { .. })) => {
                 self.node.rights.end(&self.name);
                 self.refresh(PATIENCE).await;

@@ -1,4 +1,4 @@
-//! What a disk on its shard requests, carried out: another configuration, a connection to a peer.
+//! Requests of a disk on its shard, carried out: another configuration, a connection to a peer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl DiskTask {
 
     pub(super) async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {
         let disk = self.name.clone();
-        // What it asked for before it was closed is over: whoever believed in it would take the disk for open, for good (P9).
+        // Its requests from before the close are void: a task that accepted one would take the disk for open, for ever (P9).
         let answer = match self.local {
             Local::Open { .. } => self.commit_configuration(epoch, replicas, write_back).await,
             Local::Closed => Err("the disk is not open here any more".to_owned()),
@@ -133,8 +133,8 @@ fn answer(
     live: &Live,
 ) -> Result<NodeRef, (String, String)> {
     let Some(record) = record.filter(|record| record.owner.as_ref() == Some(me)) else {
-        // We are about to let go. A newer owner's record does not tell whether a replica of ours has started again: its
-        // empty successor would vouch for writes that nobody who may take over has (P1).
+        // The disk is about to be released. A newer owner's record does not tell whether a replica of ours has restarted: its
+        // empty successor would confirm writes that no node which may take over has (P1).
         return Err((String::new(), "another node owns the disk".to_owned()));
     };
     let Some(name) = node else {

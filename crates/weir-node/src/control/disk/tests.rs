@@ -1,4 +1,4 @@
-//! The task of a disk on a node whose shard is played: it does at once what it is told.
+//! The task of a disk on a node with a simulated shard, which obeys at once.
 
 mod arrival;
 mod doubt;
@@ -42,7 +42,7 @@ fn record_of(name: &str) -> NodeRecord {
     }
 }
 
-/// Node `a`, a registry, and what the shard was told. Who looks for requests of an ended process sees some the first time.
+/// Node `a`, a registry, and the shard's commands. A check for I/O of an ended process finds some the first time.
 pub(in crate::control) async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
     node_at(directory, Arc::default()).await
 }

@@ -17,12 +17,12 @@ use crate::shard::messages::Notice;
 const STORAGE: Duration = Duration::from_secs(10);
 
 impl DiskTask {
-    /// Waits for `work`, and takes messages meanwhile: what the shard wants is done at once, except another change of the record, which
-    /// comes behind this wait.
+    /// Waits for `work`, and takes messages meanwhile: the shard's requests are done at once, except another change of the
+    /// record, which comes after this wait.
     ///
     /// # Errors
-    /// Another node owns the disk, which is open here, and `work` has not ended soon after that was known: nobody waits any longer, so
-    /// that the disk is let go (P2). What `work` had sent over an earlier record cannot be committed any more.
+    /// Another node owns the disk, which is open here, and `work` has not ended soon after that was known. The wait ends, so
+    /// that the disk is released (P2). A change that `work` has sent over an earlier record cannot be committed any more.
     pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ChangeError> {
         let mut work = pin!(work);
         let mut changes = self.node.world.changes();

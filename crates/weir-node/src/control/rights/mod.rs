@@ -14,7 +14,8 @@ use weir_cluster::right::{Event, GrantRefusal, GrantSet, GrantTimes, Grants, Rig
 
 use wire::Verdict;
 
-/// What a member's grants for a disk are kept under: its name, and what tells it from an earlier disk of that name.
+/// The key of a member's grants for a disk: its name, and its identity, which distinguishes it from an earlier disk of that
+/// name.
 #[must_use]
 pub fn key(record: &DiskRecord) -> String {
     format!("{}/{}", record.name, record.id)
@@ -58,7 +59,7 @@ impl Rights {
         Rights { times, inner: Mutex::new(inner), session, hurry: Notify::new() }
     }
 
-    /// How long grants last.
+    /// The duration of grants.
     #[must_use]
     pub fn times(&self) -> GrantTimes {
         self.times
@@ -148,13 +149,13 @@ impl Rights {
         self.lock().owned.iter().map(|(disk, owned)| (disk.clone(), owned.right.since())).collect()
     }
 
-    /// Who is to be asked for grants.
+    /// The members to ask for grants.
     #[must_use]
     pub fn members(&self) -> BTreeSet<String> {
         self.lock().owned.values().flat_map(|owned| owned.right.asks().cloned()).collect()
     }
 
-    /// What `member` is to be asked: disks, each in an epoch.
+    /// The question for `member`: disks, each in an epoch.
     #[must_use]
     pub fn asked_of(&self, member: &str) -> Vec<(String, u64)> {
         let inner = self.lock();
@@ -162,7 +163,7 @@ impl Rights {
         asked.map(|(disk, owned)| (disk.clone(), owned.right.epoch())).collect()
     }
 
-    /// What `member` has answered to what it was asked at `sent`.
+    /// Applies the verdicts of `member` on the question sent at `sent`.
     pub fn answered(&self, member: &str, asked: &[(String, u64)], verdicts: &[Verdict], sent: Nanos) {
         let received = Nanos::now();
         let mut inner = self.lock();

@@ -1,4 +1,5 @@
-//! What owners ask members of their sets, on a connection between two nodes that serves all disks of both.
+//! The protocol between owners and the members of their sets, on a connection between two nodes that serves all disks of
+//! both.
 //!
 //! A question and its answer are frames, little-endian:
 //!
@@ -30,7 +31,7 @@ const LONGEST: usize = 1 << 20;
 const HEADER: usize = 24;
 const CHECKSUM: usize = 4;
 
-/// What is asked.
+/// The request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Grants of this length.
@@ -44,13 +45,13 @@ pub enum Ask {
 pub struct Question {
     /// Told apart from others on the connection.
     pub number: u64,
-    /// What.
+    /// The request.
     pub ask: Ask,
     /// At most [`MOST_ENTRIES`].
     pub disks: Vec<(String, u64)>,
 }
 
-/// What a member says to one disk of a question. Done: how long the last grant still lasts (zero for a renewal).
+/// A member's verdict on one disk of a question. Done: the time that the last grant still lasts (zero for a renewal).
 pub type Verdict = Result<Duration, Refused>;
 
 /// A member does not do it.
@@ -202,7 +203,7 @@ impl Question {
     /// Reads one question and nothing beyond it.
     ///
     /// # Errors
-    /// Whatever is wrong with it; the connection is then of no use.
+    /// The question is invalid; the connection is then useless.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Question, FrameError> {
         let Frame { kind, count, number, length, entries } = read(stream).await?;
         let ask = match kind {
@@ -241,7 +242,7 @@ impl Answer {
     /// Reads one answer and nothing beyond it.
     ///
     /// # Errors
-    /// Whatever is wrong with it; the connection is then of no use.
+    /// The answer is invalid; the connection is then useless.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Answer, FrameError> {
         let Frame { kind, count, number, entries, .. } = read(stream).await?;
         if kind != ANSWER {

@@ -13,7 +13,7 @@ use crate::shard::dispatch::Target;
 use crate::shard::messages::{DiskStatus, OpenDisk};
 use crate::shard::opener::{Opened, Opener};
 
-/// Whoever has a disk opened is told after this long that its backing does not answer. The opening goes on, and the next
+/// After this time the opener's client gets the error that the backing does not answer. The opening goes on, and the next
 /// attempt joins it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,7 +25,7 @@ pub(super) struct Opening {
     number: u64,
     open: Box<OpenDisk>,
     since: Nanos,
-    /// Who waits for it; nobody any more when the disk was let go meanwhile, or `PATIENCE` is over.
+    /// The client that waits for it; `None` if the disk was released meanwhile, or `PATIENCE` is over.
     waiting: Option<oneshot::Sender<Result<(), String>>>,
 }
 
@@ -34,8 +34,8 @@ impl Opening {
         self.waiting.as_ref().is_some_and(|waiting| !waiting.is_closed())
     }
 
-    /// What was opened for `self` will do for `other`. Where the disk was deleted and made again meanwhile, the path leads to another
-    /// file (P4).
+    /// The backing that was opened for `self` fits `other`. If the disk was deleted and created again meanwhile, the path
+    /// leads to another file (P4).
     fn fits(&self, other: &OpenDisk) -> bool {
         let file = |open: &OpenDisk| (open.id, open.backing.clone(), open.size, open.logical_block);
         file(&self.open) == file(other)
@@ -117,13 +117,13 @@ impl Turning {
         Ok(())
     }
 
-    /// Whether somebody waits for the disk's opening.
+    /// Whether a client waits for the disk's opening.
     pub(super) fn is_opening(&self, disk: &str) -> bool {
         self.openings.iter().any(|one| one.open.disk == disk && one.is_wanted())
     }
 
-    /// The disk is to be closed, or belongs to another node: whoever waits for its opening is told, and what will have been
-    /// opened is closed.
+    /// The disk is to be closed, or belongs to another node: a client that waits for its opening gets `reason`, and the
+    /// opened backing is closed.
     pub(super) fn stop_opening(&mut self, disk: Option<&str>, reason: &str) {
         for one in &mut self.openings {
             if disk.is_none_or(|disk| one.open.disk == disk) {
@@ -132,7 +132,7 @@ impl Turning {
         }
     }
 
-    /// Tells those who have waited for too long.
+    /// Answers clients that have waited for too long.
     pub(super) fn expire_openings(&mut self) {
         if self.openings.is_empty() {
             return;
@@ -146,7 +146,7 @@ impl Turning {
         }
     }
 
-    /// When [`Turning::expire_openings`] has something to do.
+    /// The time of the next call of [`Turning::expire_openings`].
     pub(super) fn openings_deadline(&self) -> Nanos {
         let waited = self.openings.iter().filter(|one| one.waiting.is_some());
         waited.map(|one| one.since + PATIENCE).min().unwrap_or(Nanos::NEVER)

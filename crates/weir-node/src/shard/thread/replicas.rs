@@ -27,7 +27,7 @@ impl Replica {
         self.disk == disk
     }
 
-    /// When it needs its next turn; 0: at once.
+    /// The time of its next turn; 0: at once.
     pub(super) fn deadline(&self) -> Nanos {
         if self.due { Nanos(0) } else { self.host.deadline() }
     }

@@ -1,4 +1,5 @@
-//! How a disk comes to a node that has closed it before: an empty log is believed in only for as long as nobody else owned the disk.
+//! The arrival of a disk at a node that has closed it before: the node trusts an empty log only as long as no other node has
+//! owned the disk.
 
 use super::*;
 
@@ -42,7 +43,7 @@ async fn a_log_that_is_handed_over_counts_though_the_disk_was_closed_here_before
     let former = FormerOwner::silent(b.clone(), 4);
     let mine = DiskRecord { owner: Some(a), epoch: 5, replicas: vec![b], former: vec![former], ..record };
     put(&node, &mine).await;
-    // What the task last saw, and what is there: either way, the log is the one that was handed over.
+    // The record as the task last saw it, and as it is: either way, the log is the one that was handed over.
     for seen in [DiskRecord { former: Vec::new(), epoch: 3, ..mine.clone() }, mine] {
         let opened = task.record_to_open(&seen).await.unwrap();
         assert_eq!(task.arrival(&opened), Arrival::TakeOver { former: Former::Silent });

@@ -1,4 +1,4 @@
-//! What ends what is here of a disk, and what is written down about it.
+//! Conditions that end a node's part of a disk, and the notes about it in the registry.
 
 use weir_cluster::registry::Transaction;
 
