@@ -259,8 +259,8 @@ pub struct DiskView {
     /// Bytes.
     #[serde(rename = "size_bytes")]
     pub size: u64,
-    /// Bytes that it takes up in its volume, fewer for a sparse disk; only when one disk is asked for, and its file can be looked
-    /// at from the node that is asked.
+    /// Bytes that it takes up in its volume, fewer for a sparse disk; only in the answer about one disk, and only if the
+    /// asked node can access its file.
     #[serde(default)]
     #[serde(rename = "allocated_bytes")]
     pub allocated: Option<u64>,
@@ -358,7 +358,7 @@ pub struct Meters {
     pub meters: Vec<MeterView>,
 }
 
-/// Deletes a volume that has no disks. What is in its directory beside the disks stays.
+/// Deletes a volume that has no disks. Other files in its directory stay.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteVolume {
@@ -441,7 +441,7 @@ pub struct Follow {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.moved/1")]
 pub struct Moved {
-    /// The node that owned it; absent when nobody did.
+    /// The node that owned it; absent if there was none.
     pub from: Option<String>,
     /// The node that owns it now.
     pub to: String,
@@ -503,7 +503,7 @@ pub struct RunLoad {
     pub force: bool,
 }
 
-/// Watches what a disk is asked for, from now on and for some time.
+/// Records a disk's profile, from now on and for some time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordProfile {

@@ -189,7 +189,7 @@ impl Client {
         self.get(&of_disk(name, "/profile")?)
     }
 
-    /// Watches for `length` what a disk that is open on this node is asked for.
+    /// Records for `length` the profile of a disk that is open on this node.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -204,7 +204,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn load(&self, name: &str, load: &RunLoad) -> Result<weir_load::Summary, ApiError> {
-        // A load without a runtime is one pass over the disk: nobody knows how long that takes.
+        // A load without a runtime is one pass over the disk: its duration is unknown.
         let own =
             load.workload.runtime.map_or(Duration::from_secs(3600), |runtime| runtime + load.workload.warmup);
         let body = encode(load)?;
@@ -255,7 +255,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     decode(socket, status, &answer)
 }
 
-/// Asks another node what it knows alone of the disks that it owns; for use inside an async runtime.
+/// Requests from another node the state that only it knows, of the disks that it owns; for use inside an async runtime.
 pub(crate) async fn owned(socket: &Path, patience: Duration) -> Result<Owned, ApiError> {
     let (status, answer) = patiently(socket, Method::GET, "/v1/owned", Vec::new(), patience).await?;
     decode(socket, status, &answer)

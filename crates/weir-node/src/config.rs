@@ -14,7 +14,7 @@ use crate::units::Period;
 /// The example file: every key, its meaning and its default.
 pub const EXAMPLE: &str = include_str!("weir.toml");
 
-/// Longest busy-poll that can be asked for. A processor wakes within some tens of microseconds; longer polling gains nothing.
+/// Longest permitted busy-poll. A processor wakes within some tens of microseconds; longer polling gains nothing.
 const MOST_BUSY_POLL_US: u32 = 1000;
 
 /// The default path of a node's API, for the node and for the command line.

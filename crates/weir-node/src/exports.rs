@@ -36,7 +36,7 @@ impl Exports {
         may_follow(&record, &self.node.session.node_ref()).then(|| self.node.here.describe(&record))
     }
 
-    /// Why a disk cannot be had here, and what to do.
+    /// The reason why a disk is not available here, and the remedy.
     fn elsewhere(&self, name: &str) -> String {
         let me = &self.node.config.name;
         let lives = |owner| is_live(&self.node.world.nodes.now(), owner);

@@ -225,7 +225,7 @@ mod tests {
         answer
     }
 
-    /// A request that stays half open costs its connection, and nobody else waits for it.
+    /// A half-open request costs its own connection, and no other client waits for it.
     #[tokio::test]
     async fn half_a_request_is_given_up_and_a_node_outside_the_cluster_says_why() {
         let directory = tempfile::tempdir().unwrap();

@@ -68,7 +68,7 @@ impl Members {
         }
     }
 
-    /// Puts a record in the place of what is known. Who comes second finds it changed, and looks again.
+    /// Replaces the known record. The second of two writers finds it changed, and reads again.
     async fn write(&self, node: &Node, record: &MemberRecord) {
         let key = keys::member(&record.name);
         let known = self.view.now().seen(&record.name).revision();

@@ -30,12 +30,12 @@ const METRICS: [Metric; 7] = [
     }),
 ];
 
-/// Log lines that anybody can cause are kept to a few; these count the others.
+/// Log lines that any client can cause are limited; these count the suppressed ones.
 fn throttles() -> [&'static Throttle; 3] {
     [&crate::peer::TURNED_AWAY, &crate::shard::opener::LOOKS, &weir_export::nbd::BAD_REQUESTS]
 }
 
-/// The shards of `node`, and what it has left out of its log, as metrics.
+/// The shards of `node`, and its suppressed log lines, as metrics.
 #[must_use]
 pub fn to_prometheus(node: &str, shards: &[ShardView]) -> String {
     let mut text = String::new();

@@ -17,8 +17,8 @@
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
 //!
-//! Name and incarnation of who is meant are in it because addresses are reused and processes start again: a copy counts
-//! for the process that has it (P1), so who is greeted as somebody else hangs up.
+//! The greeting names the intended node and incarnation because addresses are reused and processes restart: a copy counts for
+//! the process that has it (P1), so a process that is greeted by another name hangs up.
 
 use std::future::Future;
 use std::io;

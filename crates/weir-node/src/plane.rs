@@ -32,7 +32,7 @@ use crate::shard::messages::{Command, Notice};
 /// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
 const MARGIN: u32 = 5;
 
-/// Pause before the registry, or a name that is still taken, is asked again at the start.
+/// Pause between requests to the registry, or for a name that is still taken, at the start.
 const START_AGAIN: Duration = Duration::from_millis(200);
 
 /// The parts of a control plane.
@@ -159,10 +159,10 @@ impl Plane {
     }
 }
 
-/// Takes a connection of another node, whatever it is for: its greeting says so.
+/// Takes a connection of another node; its greeting has the purpose.
 ///
 /// # Errors
-/// In words: the greeting is wrong or meant for somebody else, or there is no room.
+/// In words: the greeting is wrong or meant for another process, or there is no room.
 pub async fn welcome(
     mut stream: impl Incoming,
     node: &Arc<Node>,
@@ -218,7 +218,7 @@ async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
     };
     let (medium, known_epoch) = (log_medium(&record), record.epoch);
-    // Held until the shard has been told, so that no other log gets the same room.
+    // Held until the shard has the command, so that no other log gets the same room.
     let _reservation = admission::admit(node, &disk, capacity::Role::Replica).await?;
     let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
     node.shards.send(&disk, command).await;

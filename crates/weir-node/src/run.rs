@@ -49,8 +49,8 @@ const GRANT_CONNECTIONS: usize = 256;
 /// Time for a peer's greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest wait for the shards of a node that stops, once its disks are closed. What they may still have under way is a write to the
-/// flash, and a flash that hangs answers late or never.
+/// Longest wait for the shards of a node that stops, once its disks are closed. They may still have a write to the flash in
+/// flight, and a flash that hangs answers late or never.
 const SHARDS_END: Duration = Duration::from_secs(5);
 
 /// The time for which the node retries an address or a flash medium that is in use.
@@ -62,7 +62,7 @@ const START_AGAIN: Duration = Duration::from_millis(200);
 /// Why a node does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// A directory, socket or thread cannot be had.
+    /// A directory, socket or thread is not available.
     #[error("{what}: {source}")]
     System {
         /// The failed operation.
@@ -73,7 +73,7 @@ pub enum NodeError {
     /// Another process answers at the API's socket.
     #[error("another process answers at {}; stop it, or set api.socket", .0.display())]
     Running(PathBuf),
-    /// An NBD address cannot be had.
+    /// An NBD address is not available.
     #[error("the NBD export: {0}")]
     Export(#[from] ListenError),
     /// The registry refuses, or this node's name is taken.
@@ -123,7 +123,7 @@ impl Default for Setup {
     }
 }
 
-/// As [`run`], set up by whoever starts the node.
+/// As [`run`], with the settings of the program that starts the node.
 ///
 /// # Errors
 /// As [`run`].
@@ -162,8 +162,8 @@ pub async fn run_with(
     let queues = Shards::new(shards.iter().map(|shard| shard.queue.clone()).collect());
 
     tokio::pin!(shutdown);
-    // Before anybody can see this node: who sees it counts on what is on its flash. That takes as long as it takes, but not from whoever
-    // wants the node to stop.
+    // Before other nodes can see this one: they will count on the copies on its flash. This may take long, but must not delay
+    // a stop.
     let damaged = tokio::select! {
         damaged = flash::recover(flash.as_deref(), &queues) => damaged,
         () = &mut shutdown => return Ok(()),
@@ -241,7 +241,7 @@ async fn end(queues: &Shards, shards: Vec<Shard>) {
     }
 }
 
-/// Says what is lost with this process, where somebody may look for it.
+/// Reports the loss with this process, in its directory.
 async fn leave_behind(node: &Node, left: Vec<Left>) -> NodeError {
     let lost = NodeError::LeftBehind(left.clone());
     tracing::error!("{lost}");
@@ -298,8 +298,8 @@ fn start_shards(
         .map_err(system("starting the shards"))
 }
 
-/// Tries again for a while as long as an address, or the flash medium, is taken: a process that was killed a moment ago has it
-/// until the kernel has ended the process's I/O, and a connection of anybody's may have its port.
+/// Retries for a while as long as an address, or the flash medium, is in use: the kernel keeps them for a process that was
+/// killed a moment ago until it has ended the process's I/O, and any connection may use the port.
 async fn patiently<T, E: std::fmt::Display>(
     bind: impl AsyncFn() -> Result<T, E>,
     taken: impl Fn(&E) -> bool,
@@ -332,7 +332,7 @@ async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAd
     Ok((listeners, first))
 }
 
-/// The API's socket: mode 0600 before anybody can connect. One that a former process left is replaced.
+/// The API's socket: mode 0600 before any client can connect. One that a former process left is replaced.
 async fn bind_api(path: &Path) -> Result<UnixListener, NodeError> {
     if UnixStream::connect(path).await.is_ok() {
         return Err(NodeError::Running(path.to_owned()));

@@ -1,9 +1,9 @@
-//! A stop that was asked for: everything is destaged and closed first, and what would be lost with this process is named.
+//! A requested stop: the node destages and closes everything first, and names what would be lost with this process.
 //!
-//! Logs in RAM end with their processes. A stop waits while acknowledged writes are neither in the backing, nor on flash, nor in the
-//! log of a node that stays; also while a copy kept here is the last one of a disk whose owner is gone or stops too, and while the
-//! registry counts on a log that has been emptied, so that nobody could open its disk. When nothing of it has moved for
-//! `limits.stop_wait`, the process ends all the same, and says what it takes with it.
+//! Logs in RAM end with their processes. A stop waits while acknowledged writes are neither in the backing, nor on flash, nor
+//! in the log of a node that stays. It also waits while a copy kept here is the last one of a disk whose owner is gone or
+//! stops too, and while the registry counts on a log that has been emptied, so that no node could open its disk. If none of
+//! this moves for `limits.stop_wait`, the process ends all the same, and reports the loss.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -43,7 +43,7 @@ pub struct Left {
 pub enum What {
     /// So many bytes, at most, that its log holds and its backing does not.
     Dirty(u64),
-    /// Nobody knows: its shard does not answer. So many bytes when it did.
+    /// Unknown: its shard does not answer. So many bytes when it did.
     Unknown(u64),
     /// Nothing, but the registry counts on its log, which is closed and gone.
     Unreleased,
@@ -64,7 +64,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// The file in which a process that ended with a loss has left what it was, a line for each disk; removed at the next start.
+/// The file in which a process that ended with a loss has left its report, a line for each disk; removed at the next start.
 #[must_use]
 pub fn left_behind(state_dir: &Path) -> PathBuf {
     state_dir.join("left-behind")
@@ -159,7 +159,7 @@ struct Others<'a> {
 }
 
 impl Others<'_> {
-    /// Whether this process certainly goes on. Without the registry nobody can be counted on.
+    /// Whether this process certainly goes on. Without the registry none counts.
     fn stays(&self, other: &NodeRef) -> bool {
         self.stopping.is_some() && self.lives(other)
     }
@@ -212,8 +212,8 @@ fn summary(statuses: &[DiskStatus], is_lost: impl Fn(&DiskStatus) -> bool) -> Lo
     look
 }
 
-/// Whether acknowledged writes would be lost with the log, or the copy of one, that `status` tells of. `stays` says of another
-/// process that it lives and goes on. What a shard that does not answer has said before says nothing about what it has now.
+/// Whether acknowledged writes would be lost with the log, or the copy of one, in `status`. `stays` returns whether another
+/// process lives and goes on. The last status of a shard that does not answer proves nothing about its present state.
 fn would_be_lost(
     record: &DiskRecord,
     status: &DiskStatus,
@@ -234,8 +234,8 @@ fn would_be_lost(
     holds && counts && !elsewhere && record.medium != Medium::Flash
 }
 
-/// Whether nobody could open the disk, which is closed here with nothing dirty, once this process has ended: the registry counts on a
-/// log that there is no more.
+/// Whether no node could open the disk, which is closed here with nothing dirty, once this process has ended: the registry
+/// counts on a log that no longer exists.
 fn is_stranded(record: &DiskRecord, me: &NodeRef, lives: impl Fn(&NodeRef) -> bool) -> bool {
     let elsewhere = record.replicas.iter().any(|replica| replica != me && lives(replica));
     record.owner.as_ref() == Some(me) && record.mode == Mode::WriteBack && !elsewhere
@@ -313,7 +313,7 @@ mod tests {
         assert!(!lost(&record("b", &["c"]), &status("replica", 9), &[]), "ours does not count");
     }
 
-    /// P1: guests may have written since a shard last said what it has, or even since it last spoke of the disk.
+    /// P1: guests may have written since a shard's last status, or even since the last one with the disk in it.
     #[test]
     fn what_a_silent_shard_said_last_is_no_reason_to_end() {
         let me = NodeRef::new("a", 1);

@@ -1,4 +1,4 @@
-//! No more write logs than this node has room for (P10): what it offers the others, and whether a log is admitted.
+//! The limit of write logs on this node (P10): its capacity for the other nodes to see, and admission of logs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ pub async fn advertise(node: Arc<Node>) {
     }
 }
 
-/// Whether the log of `disk` fits here. The caller tells the shard before it drops what it gets: then the next one
-/// to ask sees it. A log that is here already needs no room.
+/// Whether the log of `disk` fits here. The caller passes it to the shard before it drops the reservation: then the next
+/// request sees the log. A log that is here already needs no room.
 ///
 /// # Errors
 /// In words: this node does not have the disk's medium, or no room on it.

@@ -1,8 +1,7 @@
-//! Room for write logs on this node: what it offers the others, and that no more logs are taken than fit (P10).
+//! Room for write logs: this node's offer to the others, and the limit of logs that it takes (P10).
 //!
-//! Room for write logs: this node's offer to the others, and the limit of logs that it takes (P10). It asks the shards for
-//! the occupied room each time and keeps no account of its own, which would one day differ. It keeps only reservations, until
-//! their logs exist.
+//! It asks the shards for the occupied room each time and keeps no account of its own, which would one day differ. It keeps
+//! only reservations, until their logs exist.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -45,7 +44,7 @@ pub(super) fn load(logs: &[DiskStatus]) -> u64 {
     logs.iter().filter(|log| log.log_bytes > 0).count() as u64
 }
 
-/// Reserves room for logs. Nobody waits here for anybody else: whoever asks counts the reservations that were made before.
+/// Reserves room for logs. No request waits for another one: each counts the reservations that were made before it.
 #[derive(Debug, Default)]
 pub struct LogCapacity {
     reserved: Arc<Mutex<Reservations>>,
@@ -92,8 +91,8 @@ pub(super) fn needed(medium: Medium, role: Role, flash: Option<&FlashDevice>) ->
 }
 
 impl LogCapacity {
-    /// Reservations room, and tells whom it has been reserved before. Before the shards are asked: a promise that was kept by
-    /// then is among their logs, and one that was not is counted here.
+    /// Reserves room, and returns the earlier reservations. Before the shards are asked: a reservation that has become a log
+    /// by then is among their logs, and one that has not is counted here.
     pub(super) fn reserve(&self, disk: &str) -> (Reservation, Vec<String>) {
         let mut reservations = lock(&self.reserved);
         let before = reservations.made.iter().map(|(_, disk)| disk.clone()).collect();

@@ -46,7 +46,7 @@ impl ChangeError {
         }
     }
 
-    /// The revision over which something was sent that may yet be committed, because nothing was heard of it.
+    /// The revision over which a change was sent that may still be committed, because it got no answer.
     #[must_use]
     pub fn doubt(&self) -> Option<u64> {
         match self {
@@ -127,11 +127,11 @@ pub async fn change(
 /// The result of one attempt.
 enum Attempt {
     Done(Box<Changed>),
-    /// The record has changed meanwhile, or nothing was heard.
+    /// The record has changed meanwhile, or there was no answer.
     Again(RegistryError),
 }
 
-/// `doubt`: the revision over which something was sent of which nothing was heard.
+/// `doubt`: the revision over which a change was sent without an answer.
 async fn attempt(
     registry: &dyn Registry,
     session: &NodeSession,
@@ -270,7 +270,8 @@ mod tests {
         change(&*registry, &session, "d", None, |record| claim_free(record, &me)).await.unwrap();
     }
 
-    /// The session ends, somebody looks, the owner has a new session and confirms itself, and then the takeover's transaction comes.
+    /// The session ends, the takeover reads that, the owner has a new session and confirms itself, and then the takeover's
+    /// transaction comes.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_takeover_fails_when_the_owner_is_there_again() {
         let directory = tempfile::tempdir().unwrap();

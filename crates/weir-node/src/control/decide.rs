@@ -25,7 +25,7 @@ pub enum Local {
 pub enum Evidence {
     /// Nothing is known.
     None,
-    /// Its process is under `stopped/`. What its kernel still has of it cannot be seen from here.
+    /// Its process is under `stopped/`. This node cannot see I/O in that machine's kernel.
     Declared,
     /// Its process is under `stopped/`, and the kernel of this machine may still have I/O of it under way.
     UnderWay,
@@ -75,7 +75,7 @@ pub enum Decision {
         /// The record's epoch.
         epoch: u64,
     },
-    /// Nobody can take over without losing acknowledged writes. Says why, for the operator.
+    /// No node can take over without losing acknowledged writes. The reason, for the operator.
     Unavailable(String),
 }
 
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn an_ended_process_is_waited_for_as_long_as_its_kernel_is_busy() {
         let certain = |evidence, right_over, now| former_certainty(evidence, NOW, right_over, GRACE, now);
-        // Elsewhere nobody can look: it has the grace of a silent owner, from the end of the process or of its right.
+        // No other machine can check: it has the grace of a silent owner, from the end of the process or of its right.
         let second = Duration::from_secs(1);
         for (right_over, from) in
             [(None, NOW), (Some(NOW + second), NOW), (Some(Nanos(NOW.0 - 1)), Nanos(NOW.0 - 1))]

@@ -57,12 +57,12 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
-/// A disk that the registry gives to somebody else ends here at once, whatever its task is waiting for (P2).
+/// A disk that the registry gives to another process ends here at once, whatever its task is waiting for (P2).
 fn end_taken(node: &Node) {
     let me = node.session.node_ref();
     let records = node.world.disks.now();
     for (disk, since) in node.rights.tenures() {
-        // A view from before this node's tenure shows whoever was the owner then.
+        // A view from before this node's tenure shows the owner of that time.
         let taken = records.get(&disk).filter(|record| record.epoch >= since);
         if taken.is_some_and(|record| record.owner.as_ref() != Some(&me)) {
             node.rights.end_tenure(&disk, since);

@@ -119,7 +119,7 @@ impl Node {
         }
     }
 
-    /// The identity of the volume that a disk's file is in, as far as this node has heard; `None` for a device.
+    /// The identity of the volume that a disk's file is in, as this node last read it; `None` for a device.
     #[must_use]
     pub fn volume_id(&self, record: &DiskRecord) -> Option<u64> {
         match &record.source {
@@ -171,7 +171,7 @@ pub fn unavailable(error: weir_cluster::RegistryError) -> ApiError {
     ApiError::new(ApiErrorKind::Unavailable, error.to_string())
 }
 
-/// A number that nobody can guess, from the system's source of randomness.
+/// An unpredictable number, from the system's source of randomness.
 #[must_use]
 pub fn random() -> u64 {
     RandomState::new().build_hasher().finish()
@@ -238,7 +238,7 @@ impl Here {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// A disk was closed with nothing dirty, and the registry is to be told; or it has been, or the disk is open again.
+    /// A disk was closed with nothing dirty, and the registry does not have that yet; or it has, or the disk is open again.
     pub fn set_unreleased(&self, disk: &str, unreleased: bool) {
         let mut all = self.unreleased.lock().unwrap_or_else(PoisonError::into_inner);
         if unreleased {
@@ -248,7 +248,7 @@ impl Here {
         }
     }
 
-    /// The disks of which the registry is still to be told that they are closed.
+    /// The disks that are closed here, while the registry does not have that yet.
     #[must_use]
     pub fn unreleased(&self) -> BTreeSet<String> {
         self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -1,14 +1,15 @@
-//! The files of disks that are being made or deleted. A process can be killed between the file and the disk's record; so what it is
-//! about to do is in the registry first, and whoever comes next can tell a file that is nobody's from one that is somebody's.
+//! The files of disks that are being created or deleted. A process can be killed between the file and the disk's record. So
+//! it writes its intent to the registry first, and any later process can tell an orphaned file from one in use.
 //!
-//! Making: note, file, then in one transaction the disk's record instead of the note. Deleting: in one transaction the note
-//! instead of the disk's record, then file, note. A note whose process has ended is taken over by compare-and-swap, and then
-//! its file is removed; of a file that was being made only if nothing was ever written to it, because that one is ours for certain.
-//! Only a node on which the volume is there takes a note over: elsewhere a file that cannot be seen says nothing.
+//! Creating: note, file, then in one transaction the disk's record instead of the note. Deleting: in one transaction the note
+//! instead of the disk's record, then file, note. Another process takes over a note whose process has ended, by
+//! compare-and-swap, and then removes its file. A file that was being created it removes only if nothing was ever written to
+//! it: that file is ours for certain. Only a node on which the volume is mounted takes a note over: elsewhere a missing file
+//! proves nothing.
 //!
-//! A step goes on when whoever asked for it has gone: while a call to the storage is under way, its note counts as under way.
-//! A process that stands still between its last look at the note and the removal, until others have taken it for ended and made
-//! a disk of the same name, would remove that one: the storage is not fenced against it.
+//! A step goes on when its client has gone: while a call to the storage is in flight, its note counts as in progress. One
+//! case is not covered: a process stops between its last check of the note and the removal, and others meanwhile take it for
+//! ended and create a disk of the same name. It would then remove that disk's file: the storage is not fenced against it.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -42,8 +43,8 @@ struct Note<'a> {
     _under_way: UnderWay<'a>,
 }
 
-/// Runs a step to its end, also when whoever waits for it goes away: its client has disconnected, say. Cut off in the middle, it
-/// would leave a call to the storage under way with nothing to tell of it.
+/// Runs a step to its end, also if its waiter goes away, for example because the client has disconnected. Cut off in the
+/// middle, it would leave a call to the storage in flight without a record of it.
 async fn to_its_end<T: Send + 'static>(
     step: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -57,7 +58,7 @@ fn open(volume: &VolumeRecord) -> Result<DirVolume, VolumeError> {
     DirVolume::open_as(&volume.path, volume.id)
 }
 
-/// Makes the file of a disk, and then its record; also when nobody waits for it any more.
+/// Creates the file of a disk, and then its record; also if its waiter has gone.
 ///
 /// # Errors
 /// There is such a disk or file, the volume refuses, or the registry does not answer.
@@ -75,7 +76,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
     let (directory, file) = (volume.clone(), name.clone());
     blocking(move || open(&directory)?.check_free(&file)).await?;
     let disk = keys::disk(&name);
-    // While the volume is there: whoever deletes it looks for notes after that.
+    // While the volume exists: a process that deletes it checks for notes after that.
     let before =
         Transaction::new().unchanged(volume_entry.key, volume_entry.mod_revision).absent(disk.clone());
     let note = match Note::write(node, record, Step::Making, before).await {
@@ -87,7 +88,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
     let file = name.clone();
     if let Err(error) = blocking(move || open(&volume)?.create_disk(&file, size)).await {
         match error.kind {
-            // Somebody's who knows nothing of notes.
+            // The file of a process that does not use notes.
             ApiErrorKind::Exists => note.strike_off().await,
             _ => undo(node, record, Some(note)).await,
         }
@@ -100,7 +101,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
         .put(disk, record.encode());
     match node.registry.transact(commit).await {
         Ok(_) => Ok(()),
-        // Taken over while this process stood still: whoever did may have looked before the file was there.
+        // Another process took the note over while this one stood still, and may have checked before the file was there.
         Err(RegistryError::Conflict { .. }) => {
             drop(note);
             undo(node, record, None).await;
@@ -111,8 +112,8 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
     }
 }
 
-/// Removes the file of a disk that could not be made, under our note; if that is not ours any more, under a new one. What does not
-/// succeed now is left to [`keep_finished`], if there is a note.
+/// Removes the file of a disk that could not be created, under our note; if that is not ours any more, under a new one. If it
+/// does not succeed now, [`keep_finished`] retries, provided that there is a note.
 async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
     let mut undone = match note {
         Some(note) => note.finish().await.map(drop),
@@ -126,8 +127,9 @@ async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
     }
 }
 
-/// Removes the file under a new note, which there can be only while no disk has the name and nobody else is at it. Whoever is at it now
-/// cannot make the disk, because our file is in its way, and leaves that alone: so waits a little for its end.
+/// Removes the file under a new note, which there can be only while no disk has the name and no other process works on it. A
+/// process that does cannot create the disk, because our file is in its way, and leaves the file alone: so this waits a
+/// little for its end.
 async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
     let (deadline, disk) = (Nanos::now() + UNDER_WAY, keys::disk(&record.name));
     loop {
@@ -147,7 +149,7 @@ async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
     }
 }
 
-/// Removes a disk's record, which is `entry`, and then its file; also when nobody waits for it any more.
+/// Removes a disk's record, which is `entry`, and then its file; also if its waiter has gone.
 ///
 /// # Errors
 /// [`ApiErrorKind::Refused`]: the record has changed. Or the file cannot be removed now: that is tried again.
@@ -171,11 +173,11 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord) -> Result<
     }
 }
 
-/// Finishes what a process that has ended left of a disk without a record; waits a little for one that is at it. The file that
-/// was removed, if there was something to finish.
+/// Finishes the step of an ended process on a disk without a record; waits a little for a process that is working on it.
+/// Returns the removed file, if there was something to finish.
 ///
 /// # Errors
-/// Somebody is, or may be, at it still.
+/// A process is, or may be, still working on it.
 pub async fn finish_others(node: &Arc<Node>, disk: &str) -> Result<Option<PathBuf>, ApiError> {
     let deadline = Nanos::now() + UNDER_WAY;
     loop {
@@ -292,7 +294,7 @@ impl<'a> Note<'a> {
         Ok(Note { node, key, revision: committed.revision, record, _under_way: under_way })
     }
 
-    /// Removes the file and strikes the note off. The file's path.
+    /// Removes the file and the note. Returns the file's path.
     async fn finish(self) -> Result<PathBuf, ApiError> {
         let volume = self.node.volume(&self.record.volume).await?;
         let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;
@@ -315,7 +317,7 @@ impl<'a> Note<'a> {
         Ok(path)
     }
 
-    /// The step is done, or left nothing. If the registry does not answer, somebody does it later.
+    /// The step is done, or left nothing. If the registry does not answer, a later process removes the note.
     async fn strike_off(self) {
         let strike = Transaction::new().unchanged(self.key.clone(), self.revision).delete(self.key.clone());
         if let Err(error) = self.node.registry.transact(strike).await {

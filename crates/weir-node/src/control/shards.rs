@@ -1,7 +1,7 @@
-//! The way to the shards.
+//! The connection to the shards.
 //!
-//! A shard answers within a turn, so whoever asks has a limit: a shard that hangs must not have the control plane hang with
-//! it. What it said last stands in for its answer where that is better than none.
+//! A shard answers within a turn, so each request has a time limit: a shard that hangs must not hang the control plane. Its
+//! last status replaces its answer where that is better than none.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -90,7 +90,8 @@ impl Shards {
         }
     }
 
-    /// As [`Shards::ask`], for as long as it takes, also in one long turn. Only where nobody waits for this node yet.
+    /// As [`Shards::ask`], without a time limit, also in one long turn. Only while neither clients nor other nodes wait for
+    /// this one yet.
     ///
     /// # Errors
     /// The shard has ended.

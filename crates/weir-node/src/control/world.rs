@@ -76,7 +76,7 @@ impl World {
         self.released.now().get(short(&key, keys::RELEASED)).is_some_and(|record| record.node == *node)
     }
 
-    /// Tells of changes from now on.
+    /// Wakes on changes from now on.
     #[must_use]
     pub fn changes(&self) -> Changes {
         Changes {

@@ -36,16 +36,16 @@ const MOST_RELAYS: usize = 256;
 /// Replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
 const MOST_REPLIES: usize = 4;
 
-/// Pause before the owner is asked again, after it did not answer or the disk could not be moved.
+/// Pause before the next request to the owner, after it did not answer or the disk could not be moved.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Longest reply, in bytes: the largest payload, in as many chunks as there may be blocks of 4 KiB.
 const LONGEST_REPLY: usize = LARGEST_PAYLOAD as usize + (LARGEST_PAYLOAD as usize / 4096 + 2) * 64;
 
-/// Longest time for a disk to be nobody's before it counts as closed.
+/// Longest time without an owner before a disk counts as closed.
 const ON_ITS_WAY: Duration = Duration::from_secs(10);
 
-/// Most bytes received ahead of what is worked off.
+/// Most bytes received ahead of the processed ones.
 const AHEAD: usize = 4096;
 
 /// The limits of all relays of a node.
@@ -94,7 +94,7 @@ struct Relay {
     operations: Operations,
     me: NodeRef,
     stream: Stream,
-    /// Received and not worked off.
+    /// Received bytes that are not processed yet.
     received: Vec<u8>,
     session: Session,
     owner: Option<(NodeRef, TcpStream)>,
@@ -106,7 +106,7 @@ enum Whereabouts {
     Here,
     /// Owned by this process, which this node follows.
     Followed(NodeRef),
-    /// Being opened here, or owned by nobody: one in write-through is, for a moment, when it moves.
+    /// Being opened here, or without an owner: a disk in write-through is, for a moment, when it moves.
     OnItsWay,
     /// Not where this node's clients may go.
     Elsewhere,
@@ -153,7 +153,7 @@ impl Relay {
                 return Ok(self.move_here().await);
             }
             let _place = relays.replies.acquire().await.map_err(io::Error::other)?;
-            // Worked off once it is answered: should the disk come here before, the shard answers it.
+            // Processed once it is answered: should the disk come here before, the shard answers it.
             match self.ask_owner(&header).await {
                 Ok(reply) => {
                     self.received.drain(..self.header_size());

@@ -18,7 +18,7 @@ pub fn judge(status: &NodeStatus) -> Health {
     let mut found: Vec<(HealthLevel, String)> = Vec::new();
     for disk in &status.disks {
         found.extend(at_risk(disk, &status.nodes).map(|reason| (HealthLevel::AtRisk, reason)));
-        // A fault of the backing has been told.
+        // A fault of the backing is reported already.
         if disk.detail.as_ref().is_none_or(|detail| detail.faults.is_empty()) {
             found.extend(degraded(disk).map(|reason| (HealthLevel::Degraded, reason)));
         }
@@ -63,7 +63,7 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
     let dirty = match &disk.detail {
         Some(detail) if detail.dirty_bytes == 0 => return None,
         Some(detail) => format!("{} of acknowledged writes", about(detail.dirty_bytes)),
-        // Of an owner that is gone or silent, nobody knows how much is dirty.
+        // If the owner is gone or silent, the dirty bytes are unknown.
         None if disk.state == DiskView::TAKEOVER => "acknowledged writes".to_owned(),
         None => return None,
     };

@@ -40,7 +40,7 @@ impl Operations {
         profile.map(|profile| *profile).ok_or_else(|| closed(name))
     }
 
-    /// Watches for some time what a disk that is open here is asked for.
+    /// Records for some time the profile of a disk that is open here.
     ///
     /// # Errors
     /// As [`Operations::disks`].

@@ -96,7 +96,7 @@ impl Operations {
         self.members.forget(&self.node, name).await
     }
 
-    /// Waits for the storage, but not for ever. What was asked of it may be done yet.
+    /// Waits for the storage, with a time limit. The storage may still complete the call.
     async fn bounded<T>(&self, work: impl Future<Output = Answer<T>>) -> Answer<T> {
         tokio::time::timeout(STORAGE, work).await.unwrap_or_else(|_| {
             let message = format!("the storage has not answered for {} s", STORAGE.as_secs());
@@ -146,7 +146,7 @@ impl Operations {
         view.ok_or_else(|| ApiError::new(ApiErrorKind::Unavailable, "the disk has just been made"))
     }
 
-    /// A disk on a medium that nobody has could never be opened.
+    /// A disk on a medium that no node has could never be opened.
     fn check_medium(&self, medium: Medium) -> Answer<()> {
         if self.node.world.nodes.now().values().any(|node| node.offers(medium)) {
             return Ok(());
@@ -169,8 +169,8 @@ impl Operations {
         self.disk(name).await
     }
 
-    /// Has a disk exported: makes this node (or the one named) the owner of a disk that nobody owns. A disk that another node owns, or
-    /// takes over, is exported there already: waits until it is, and says where.
+    /// Exports a disk: makes this node (or the named one) the owner of a disk without an owner. A disk that another node
+    /// owns, or takes over, is exported there already: waits until it is, and returns its address.
     ///
     /// # Errors
     /// As [`Operations::disks`]; a node was named, and another one owns the disk.
@@ -201,7 +201,7 @@ impl Operations {
                     Ok(()) => return self.disk(name).await,
                     Err(error) => error,
                 };
-                // Its owner is gone: this node or another one takes over soon, unless nobody can.
+                // Its owner is gone: this node or another one takes over soon, if any can.
                 let gone = record.owner.as_ref().filter(|owner| **owner != me);
                 let passes = gone.is_some_and(|owner| self.orphan(&record, owner).0 == DiskView::TAKEOVER);
                 if wanted.on.is_some() || !passes || Nanos::now() >= deadline {
@@ -212,8 +212,8 @@ impl Operations {
         }
     }
 
-    /// Whether the file or device behind a disk that nobody has open can be opened here. The loss of its log cannot be unsaid once it is
-    /// accepted: not for a backing that cannot be opened.
+    /// Whether the file or device behind a disk that no node has open can be opened here. Accepting the loss of its log is
+    /// final: it must not happen for a backing that cannot be opened.
     async fn check_backing(&self, record: &DiskRecord) -> Answer<()> {
         let cannot = |kind, reason: String| {
             let message = format!("disk {} cannot be opened: {reason}", record.name);
@@ -359,7 +359,7 @@ impl Operations {
         }
     }
 
-    /// Only while nobody owns it: somebody may have opened it since we looked.
+    /// Only while it has no owner: a node may have opened it since the check.
     async fn remove(&self, name: &str, force: bool) -> Answer<()> {
         let (entry, record) = read(&*self.node.registry, name).await?;
         let owner_lives =

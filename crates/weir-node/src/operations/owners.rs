@@ -53,7 +53,7 @@ pub(super) enum Known<'a> {
     Open(&'a DiskStatus),
     /// Its owner does not have it open.
     NotOpen {
-        /// It was closed with nothing dirty, and the registry is to be told.
+        /// It was closed with nothing dirty, and the registry does not have that yet.
         unreleased: bool,
     },
     /// Its owner does not answer.
@@ -98,7 +98,7 @@ impl Operations {
                 continue;
             }
             let (api, silent, node) = (record.api.clone(), Arc::clone(&self.silent), owner.clone());
-            // A task, so that what it finds is kept also when whoever asked has gone.
+            // A task, so that its result is kept also if the client has gone.
             let task = tokio::spawn(async move {
                 let answer = client::owned(&api, PATIENCE).await;
                 silent.heard(&node, answer.is_ok());

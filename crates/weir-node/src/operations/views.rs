@@ -18,7 +18,7 @@ use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
 use crate::shard::messages::DiskStatus;
 
-/// Longest wait for the registry where what was heard last will do.
+/// Longest wait for the registry where the last known records are sufficient.
 const REGISTRY: Duration = Duration::from_secs(1);
 
 /// Longest wait for the storage to say how much a disk takes up.

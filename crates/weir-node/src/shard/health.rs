@@ -1,5 +1,5 @@
-//! Whether a shard turns as it should: it publishes when its turn began, and counts turns that take long and turns that do
-//! nothing. Anybody may look, also while the shard hangs.
+//! The health of a shard: it publishes when its turn began, and counts turns that take long and turns that do nothing. Any
+//! thread may read it, also while the shard hangs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

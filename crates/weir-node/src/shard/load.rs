@@ -15,7 +15,7 @@ use super::stack::DiskAccel;
 /// A tag with this bit belongs to a load, the others to NBD clients.
 const LOAD_TAG: u64 = 1 << 63;
 
-/// A load under way and who waits for its result.
+/// A load in progress and the client that waits for its result.
 pub struct RunningLoad {
     load: LayerLoad,
     layer: LoadLayer,

@@ -82,8 +82,8 @@ pub enum Command {
     Open(Box<OpenDisk>, oneshot::Sender<Result<(), String>>),
     /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
     Close { disk: String, done: oneshot::Sender<Result<(), String>> },
-    /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it.
-    /// Answered when nothing is under way any more, so that the new owner can be told (P4).
+    /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it. Answered
+    /// when no I/O is in flight any more, so that the new owner can go on (P4).
     ReleaseDisk { disk: String, keep: bool, done: oneshot::Sender<()> },
     /// This node is to own the disk next: have it in the replica set. `None`: no longer.
     Successor { disk: String, node: Option<String> },
@@ -91,9 +91,9 @@ pub enum Command {
     HoldDestage { disk: String, done: oneshot::Sender<()> },
     /// Destage goes on.
     ResumeDestage { disk: String },
-    /// A change that the disk had asked for (or an operator) is committed.
+    /// A change that the disk (or an operator) requested is committed.
     Configured { disk: String, configuration: Configuration },
-    /// A change that the disk had asked for cannot be had now; it may ask again after a while.
+    /// A change that the disk requested is not possible now; it may ask again after a while.
     NotConfigured { disk: String, reason: String },
     /// More is certain about the former owners now (P2, P4).
     Former { disk: String, former: Former },
@@ -103,7 +103,7 @@ pub enum Command {
     StillOwner { disk: String },
     /// A connection to `node` for replicating `disk` is there.
     PeerConnected { disk: String, node: String, stream: Stream },
-    /// No connection to `node` can be had (or no node at all, when `node` is empty).
+    /// No connection to `node` is possible (or to any node at all, if `node` is empty).
     PeerUnavailable { disk: String, node: String, reason: String },
     /// An owner has connected to this node to replicate `disk` here. `known_epoch` is that of the disk's record.
     Replicate { disk: String, medium: LogMedium, known_epoch: u64, owner: String, stream: Stream },

@@ -74,10 +74,10 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Starts the thread of shard `number`. What its disks want goes to `notices`.
+    /// Starts the thread of shard `number`. Its disks' notices go to `notices`.
     ///
     /// # Errors
-    /// No thread, or no reactor, can be had.
+    /// No thread, or no reactor, is available.
     pub fn start(number: usize, config: ShardConfig, notices: mpsc::Sender<Notice>) -> io::Result<Shard> {
         let (commands, queue) = mpsc::channel::<Command>(COMMANDS);
         let health = Arc::new(Health::default());
@@ -94,7 +94,7 @@ impl Shard {
                 .map(|reactor| Turning::new(reactor, config, queue, notices, published));
             match turning {
                 Ok(mut shard) => {
-                    // Nobody listening means that the starter is gone, and the queue with it.
+                    // A closed channel means that the starter is gone, and the queue with it.
                     let _ = ready.send(Ok(shard.waker()));
                     shard.run();
                 }

@@ -24,7 +24,8 @@ pub trait Storage: Send + Sync {
     /// In words: it cannot even be begun.
     fn open(&self, kind: &BackingKind, options: BackingOptions, report: Report) -> Result<(), String>;
 
-    /// Begins to look for I/O that is still under way to a backing, of a process of this machine that has ended, and returns at once. Whoever cannot look drops `answer`.
+    /// Begins to check a backing for I/O in flight of a process of this machine that has ended, and returns at once. Drops
+    /// `answer` if it cannot check.
     fn look(&self, kind: &BackingKind, mark: Mark, answer: oneshot::Sender<Trace>);
 }
 
@@ -65,7 +66,7 @@ impl Storage for Threads {
                 }
             }
         };
-        // Without an answer it is asked again.
+        // Without an answer the check is repeated.
         let _ = thread::Builder::new().name("weir-look".into()).spawn(work);
     }
 }
@@ -115,7 +116,7 @@ impl Opener {
         Some(opened)
     }
 
-    /// Closes what nobody wants any more.
+    /// Closes a backing that is not needed any more.
     pub fn discard(opened: Opened) {
         if let Ok(backing) = opened.result {
             backing.discard();

@@ -47,7 +47,7 @@ impl DiskProfile {
         named(&self.always, Nanos::now(), disk, size)
     }
 
-    /// Watches anew for `length`, then answers. One recording at a time, unless nobody waits for it any more.
+    /// Records anew for `length`, then answers. One recording at a time, unless its client has gone.
     pub fn record(&mut self, length: Duration, asked: oneshot::Sender<Result<Box<Profile>, String>>) {
         if self.recording.as_ref().is_some_and(|recording| !recording.asked.is_closed()) {
             return answer(asked, Err("a profile of this disk is being recorded; wait for its end".into()));

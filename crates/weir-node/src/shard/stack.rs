@@ -1,6 +1,6 @@
-//! The seam where whoever starts a node may put layers of its own around a disk's.
+//! The interface by which the program that starts a node may put layers of its own around a disk's.
 //!
-//! The product puts none: [`Plain`]. The lab puts faults there.
+//! The product adds none: [`Plain`]. The lab adds faults.
 
 use weir_accel::Accel;
 use weir_block::{Layer, Metered};

@@ -34,7 +34,7 @@ pub enum Turned {
     Moved,
     /// There was nothing to do.
     Idle,
-    /// The shard has been told to stop, and has.
+    /// The shard has stopped on request.
     Finished,
 }
 
@@ -69,7 +69,7 @@ pub struct Turning {
 }
 
 impl Turning {
-    /// A shard without disks. What its disks want goes to `notices`; how it turns is published in `health`.
+    /// A shard without disks. Its disks' notices go to `notices`; the turns' counters are published in `health`.
     #[must_use]
     pub fn new(
         reactor: Reactor,
@@ -194,7 +194,7 @@ impl Turning {
                 Ok(command) => self.take_command(command),
                 Err(mpsc::error::TryRecvError::Empty) => return (taken > 0, false),
                 Err(mpsc::error::TryRecvError::Disconnected) => {
-                    // The control plane is gone: nobody renews the lease either.
+                    // The control plane is gone, so the lease is not renewed either.
                     if self.stopping.is_none() {
                         self.stop(oneshot::channel().0);
                     }
@@ -421,7 +421,7 @@ impl Turning {
         }
     }
 
-    /// Whether a stop was asked for and has been carried out.
+    /// Whether a stop was requested and has been carried out.
     fn is_finished(&mut self) -> bool {
         if self.stopping.is_none() || !self.disks.is_empty() || !self.retired.is_empty() {
             return false;

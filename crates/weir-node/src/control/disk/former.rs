@@ -160,7 +160,7 @@ impl DiskTask {
         Some(again)
     }
 
-    /// One event for I/O that is under way for longer than anybody reckoned with: until it ends, nothing goes to the backing.
+    /// One event for I/O that is in flight for longer than expected: until it ends, nothing goes to the backing.
     fn tell_outlasting(&mut self, process: &NodeRef, now: Nanos) {
         let grace = self.node.config.lease.fence_grace.0;
         let mut seen = self.formers.since.iter().filter(|((node, _), _)| node == process);
@@ -187,7 +187,8 @@ impl DiskTask {
                 if now < since + grace || self.formers.traces.get(&process) == Some(&Trace::InFlight) {
                     return;
                 }
-                // If every look fails, nobody ever sees an end: the fence grace decides, so that guests do not wait for ever (P9).
+                // If every check fails, no end is ever seen: the fence grace decides, so that guests do not wait for ever
+                // (P9).
                 Trace::Unknown
             }
         };
@@ -225,7 +226,7 @@ impl DiskTask {
         [self.retry_at, again].into_iter().flatten().min()
     }
 
-    /// This node is sealed for its own tenure: what it has granted to former owners, it does not renew.
+    /// This node is sealed for its own tenure: it does not renew its grants to former owners.
     ///
     /// # Errors
     /// This node has granted something to a later owner.

@@ -27,7 +27,7 @@ impl DiskTask {
     pub(super) async fn move_to(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
         let record = self.owned()?;
         if !has_copies(&record) {
-            // Nobody holds a copy of the log that the successor could go on from: the backing has to do.
+            // No node holds a copy of the log for the successor: it has to start from the backing.
             self.release().await?;
             return Ok(0);
         }
@@ -43,8 +43,7 @@ impl DiskTask {
         moved
     }
 
-    /// Lets clients on `to` use the disk from now on, and has everything ready there for the moment of their first write. `None`:
-    /// nobody any more.
+    /// Lets clients on `to` use the disk from now on, and prepares that node for their first write. `None`: no node any more.
     pub(super) async fn follow(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
         let record = self.owned()?;
         let me = self.me.clone();
@@ -98,7 +97,7 @@ impl DiskTask {
         Ok(record)
     }
 
-    /// Waits until `to` is in the replica set. `None`: nobody in particular has to be. Guests go on meanwhile.
+    /// Waits until `to` is in the replica set. `None`: no particular node has to be. Guests go on meanwhile.
     async fn fill(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
         let disk = self.name.clone();
         let node = to.map(|to| to.node.clone());
@@ -185,7 +184,7 @@ impl DiskTask {
     }
 }
 
-/// Whether somebody holds a copy of the log that a new owner can go on from.
+/// Whether a node holds a copy of the log from which a new owner can continue.
 fn has_copies(record: &DiskRecord) -> bool {
     record.mode == Mode::WriteBack && !record.replicas.is_empty()
 }

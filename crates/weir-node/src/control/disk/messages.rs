@@ -13,7 +13,7 @@ use crate::shard::messages::Notice;
 pub enum Message {
     /// The disk on its shard wants something.
     Notice(Notice),
-    /// A connection to a peer that the disk had asked for, or why there is none.
+    /// A connection to a peer for the disk, or why there is none.
     Peer {
         /// The process that was meant; the name may be empty when there is no node at all.
         node: NodeRef,
@@ -29,7 +29,7 @@ pub enum Message {
         /// The end of its last grant to a former owner, or why it is not sealed.
         until: Result<Nanos, String>,
     },
-    /// Somebody has looked at what this machine's kernel has under way of a process that has ended.
+    /// The result of a check of this machine's kernel for I/O of a process that has ended.
     Looked {
         /// The process.
         process: NodeRef,
@@ -66,10 +66,10 @@ pub enum Request {
     },
     /// Destage, close, and give ownership up.
     Release {
-        /// Tells when nobody owns it any more.
+        /// Answered when no node owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
-    /// Let clients on another node use the disk, whose first write moves it there; or nobody any more.
+    /// Let clients on another node use the disk; their first write moves it there. Or end that.
     Follow {
         /// The process that is to own it.
         to: Option<NodeRef>,

@@ -1,8 +1,8 @@
-//! One disk, as the control plane of this node sees it: a task that brings what is open here into line with the registry,
-//! carries out what the shard asks for, and does what operators want.
+//! One disk, as the control plane of this node sees it: a task that reconciles the open disk with the registry, and carries
+//! out the shard's requests and operators' commands.
 //!
-//! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are
-//! tasks of their own that report back. What the shard requests is in `requests`, what operators command in `commands`.
+//! Everything about one disk happens in this one task, one step after the other. Slow steps (connecting to a peer) are tasks
+//! of their own that report back. The shard's requests are in `requests`, operators' commands in `commands`.
 
 mod commands;
 mod failures;
@@ -65,7 +65,7 @@ struct DiskTask {
     local: Local,
     /// The latest record that the registry has sent to this task, and its revision. The view may lag behind it.
     committed: Option<(DiskRecord, u64)>,
-    /// The latest revision of the record that this task has heard of.
+    /// The latest revision of the record that this task knows.
     heard: u64,
     /// The way in which the disk came, or comes, to this node, and its epoch.
     arrival: Option<(u64, Came)>,
@@ -184,8 +184,8 @@ impl DiskTask {
         self.ask_until(command, None, |task| task.is_taken().then(taken)).await
     }
 
-    /// As [`DiskTask::ask`], given up when `over` says why; that is asked again at `deadline`. Whatever else is being carried out then comes
-    /// to its end before: a change that is given up halfway would be in doubt without anybody's knowing.
+    /// As [`DiskTask::ask`], given up when `over` returns a reason; it is called again at `deadline`. Any other work in
+    /// progress ends first: a change that is given up halfway would be in doubt unnoticed.
     async fn ask_until<T>(
         &mut self,
         command: impl FnOnce(oneshot::Sender<T>) -> Command,
@@ -233,8 +233,8 @@ impl DiskTask {
         [again, self.retry_at].into_iter().flatten().min()
     }
 
-    /// Whether the copy that the record may count on because of this node's flash is here. Asked only when somebody is to take over.
-    /// An error is no answer: who took it for a "no" would strike a good copy off.
+    /// Whether the copy is here that the record may count on because of this node's flash. Checked only for a takeover. An
+    /// error is no answer: taking it for a "no" would remove a good copy from the record.
     async fn has_copy(&self, record: Option<&DiskRecord>) -> Result<bool, ApiError> {
         let Some(record) = record.filter(|record| record.medium == Medium::Flash) else { return Ok(false) };
         let gone = record.owner.as_ref().is_some_and(|owner| !is_live(&self.node.world.nodes.now(), owner));
@@ -576,8 +576,8 @@ impl DiskTask {
         }
     }
 
-    /// Whether the record cannot be read: nothing is known then of what it says. What is open here is served for as long as its right
-    /// lasts, and what is kept here is kept (P1). Told once.
+    /// Whether the record cannot be read: its content is then unknown. This node serves the open disk for as long as its
+    /// right lasts, and keeps its copies (P1). Reported once.
     fn is_unreadable(&mut self) -> bool {
         let Seen::Unreadable { error, .. } = self.seen() else {
             self.unreadable = false;

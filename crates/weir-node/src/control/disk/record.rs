@@ -19,7 +19,7 @@ use crate::control::change::{self, ChangeError, Changed};
 use crate::control::decide::Local;
 use crate::shard::messages::Command;
 
-/// Longest wait for the registry to show a record to whoever cannot go on without it.
+/// Longest wait for a record from the registry where a step cannot go on without it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl DiskTask {
@@ -46,11 +46,11 @@ impl DiskTask {
         }
     }
 
-    /// The record is this at `revision`. Where that is news, what was sent over an earlier revision is what stands here now, or will
-    /// never be committed: no doubt about it is left, and a disk that was about to be handed over, and is this node's, stays here.
+    /// The record is this at `revision`. If that is new, a change that was sent over an earlier revision is in it or will
+    /// never be committed: no doubt is left, and a disk that was about to be handed over, and is this node's, stays here.
     ///
-    /// While a change of ours is under way this waits for its end: it may have been sent over this very revision, which would say nothing
-    /// about it.
+    /// While a change of ours is in flight this waits for its end: it may have been sent over this very revision, which would
+    /// say nothing about it.
     pub(super) fn heard(&mut self, record: &DiskRecord, revision: u64) {
         if self.changing || revision <= self.heard {
             return;
@@ -118,7 +118,7 @@ impl DiskTask {
         self.confirm_right().await;
         if self.refused && self.refresh(RETRY).await {
             self.refused = false;
-            // A shard that is letting go must not be told otherwise.
+            // A shard that is releasing the disk must not get another order.
             if self.local != Local::Closed && !self.is_taken() {
                 self.send(Command::StillOwner { disk: self.name.clone() }).await;
             }

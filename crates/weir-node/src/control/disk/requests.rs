@@ -122,8 +122,8 @@ impl DiskTask {
     }
 }
 
-/// Whom an owner that wants a peer is to be connected to: `node`, or whoever goes best with those that are `connected`. Otherwise
-/// who cannot be had (an empty name: nobody at all) and why.
+/// The peer for an owner that wants one: `node`, or the node that goes best with those that are `connected`. Otherwise the
+/// unavailable node (an empty name: no node at all) and the reason.
 fn answer(
     record: Option<&DiskRecord>,
     me: &NodeRef,

@@ -47,10 +47,10 @@ impl DiskTask {
         }
     }
 
-    /// Waits for the storage, as [`DiskTask::meanwhile`] does, and not for ever.
+    /// Waits for the storage, as [`DiskTask::meanwhile`] does, with a time limit.
     ///
     /// # Errors
-    /// Those of `work`; the storage does not answer. What was asked of it may be done yet.
+    /// Those of `work`; the storage does not answer. It may still complete the call.
     pub(super) async fn storage<T>(
         &mut self,
         work: impl Future<Output = Result<T, ApiError>>,
@@ -87,7 +87,7 @@ impl DiskTask {
         any
     }
 
-    /// Whether the disk is open here and the registry gives it to somebody else.
+    /// Whether the disk is open here and the registry gives it to another process.
     pub(super) fn is_taken(&mut self) -> bool {
         self.taken_by().is_some()
     }

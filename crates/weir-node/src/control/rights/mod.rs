@@ -39,7 +39,7 @@ pub struct Rights {
     inner: Mutex<Inner>,
     /// The number of the session that all rights know of.
     session: watch::Sender<u64>,
-    /// Somebody is to be asked for grants sooner than planned.
+    /// Requests grants sooner than planned.
     pub(super) hurry: Notify,
 }
 
@@ -86,8 +86,8 @@ impl Rights {
         self.session.subscribe()
     }
 
-    /// The right of this node, which a linearizable read, sent while `session` was this node's, names as the owner of `disk`. What is
-    /// returned is the end of the right, for the disk's shard.
+    /// The right of this node, which a linearizable read, sent while `session` was this node's, names as the owner of `disk`.
+    /// Returns the end of the right, for the disk's shard.
     pub fn begin(&self, disk: &str, epoch: u64, set: GrantSet, session: SessionLease) -> Arc<AtomicU64> {
         let mut inner = self.lock();
         let until = Arc::new(AtomicU64::new(0));
@@ -112,7 +112,8 @@ impl Rights {
         }
     }
 
-    /// Somebody else owns `disk` since the tenure that began in epoch `since`. A later tenure of this node is not meant.
+    /// Another process owns `disk` since the tenure that began in epoch `since`. This does not affect a later tenure of this
+    /// node.
     pub fn end_tenure(&self, disk: &str, since: u64) {
         let mut inner = self.lock();
         if inner.owned.get(disk).is_some_and(|owned| owned.right.since() == since)

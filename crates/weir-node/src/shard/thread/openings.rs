@@ -62,7 +62,7 @@ impl Turning {
             return answer(done, Err("the disk is being opened already".into()));
         }
         let since = self.reactor.now();
-        // An earlier attempt's opening that nobody waits for any more goes on all the same.
+        // An earlier attempt's opening goes on although its client has gone.
         let earlier = self.openings.iter_mut().find(|one| one.open.disk == open.disk && one.fits(&open));
         if let Some(earlier) = earlier {
             (earlier.open, earlier.since, earlier.waiting) = (open, since, Some(done));

@@ -104,8 +104,7 @@ impl Turning {
         host
     }
 
-    /// The log that the disk begins with, and its store. A replica of an older time is of no use to anybody once
-    /// this node is the owner.
+    /// The log that the disk begins with, and its store. An outdated replica is useless once this node is the owner.
     pub(super) fn inherit(&mut self, open: &OpenDisk) -> Result<(Inheritance, Option<FlashStore>), String> {
         let replica = self.replica_of(&open.disk);
         let goes_on = matches!(open.arrival, Arrival::TakeOver { .. });
@@ -171,7 +170,7 @@ impl Turning {
         Some(store)
     }
 
-    /// A store whose log nobody needs any more.
+    /// A store whose log is not needed any more.
     pub(super) fn retire(&mut self, store: Option<FlashStore>) {
         if let Some(store) = store.and_then(|store| store.retire(&mut self.reactor)) {
             let owner = store.owner();
@@ -249,7 +248,8 @@ impl Turning {
         stream: Stream,
     ) {
         if self.is_opening(&disk) || self.find(&disk).is_some_and(|one| !one.is_releasing()) {
-            // The control plane lets the disk go first, if it is another's now. Until then the caller finds nobody here.
+            // The control plane releases the disk first, if it is another node's now. Until then the caller finds no replica
+            // here.
             tracing::info!(disk, owner, "refusing to replicate a disk that is open here");
             return;
         }

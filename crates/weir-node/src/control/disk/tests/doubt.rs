@@ -1,4 +1,4 @@
-//! Changes of which nothing was heard: what ends the doubt about them, and what does not.
+//! Changes without an answer: events that end the doubt about them, and events that do not.
 
 use std::sync::atomic::Ordering;
 
@@ -75,7 +75,7 @@ async fn a_move_that_commits_late_is_not_taken_for_refused() {
     assert!(task.is_taken() && task.doubt.is_none());
 }
 
-/// P3: so has another set of replicas, which is asked for grants from then on.
+/// P3: so has another set of replicas, which the owner asks for grants from then on.
 #[tokio::test]
 async fn a_set_that_commits_late_is_the_set() {
     let directory = tempfile::tempdir().unwrap();
