@@ -42,9 +42,9 @@ impl Configuration {
 pub enum Former {
     /// It may still be in its right: it may answer reads. Its writes go unacknowledged, for they need a copy that is sealed by now.
     Serving,
-    /// Its right is over. Its I/O to the backing may be under way.
+    /// Its right is over. Its I/O to the backing may be in flight.
     Silent,
-    /// It has no I/O to the backing under way, or there was nobody.
+    /// It has no I/O to the backing in flight, or there was no former owner.
     Stopped,
 }
 
@@ -85,7 +85,7 @@ impl AccelConfig {
     /// Sorting more at once would hold up the shard.
     pub const CHECKPOINT_RECORDS: u64 = 8192;
 
-    /// Defaults with a right that never ends, for a disk that nobody else could own.
+    /// Defaults with a right that never ends, for a disk that no other node could own.
     #[must_use]
     pub fn standalone(log_bytes: u64) -> AccelConfig {
         AccelConfig {

@@ -36,7 +36,7 @@ struct Writing {
     planned: usize,
     in_flight: usize,
     failed: Option<IoError>,
-    /// Some were under way between two turns: this backing does not answer at once, and depth means something to it.
+    /// Some steps were in flight between two turns: this backing is asynchronous, so depth has an effect on it.
     waited: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct Destager {
     /// overwritten within their checkpoint.
     destaged: u64,
     coalesced: u64,
-    /// Of the checkpoint under way.
+    /// Of the running checkpoint.
     saved: u64,
     completed_at: Option<Nanos>,
     planted: Planted,
@@ -142,8 +142,8 @@ impl Destager {
         self.state = State::Writing(Writing { planned, steps, in_flight: 0, failed: None, waited: false });
     }
 
-    /// Hands steps to the backing, as many as the depth allows; `tag` makes a tag for each. Returns whether it
-    /// stopped only to give others their turn. Its flush waits until it may, because no other flush is under way.
+    /// Submits steps to the backing, as many as the depth allows; `tag` makes a tag for each. Returns whether it stopped only
+    /// to give others their turn. Its flush waits until no other flush is in flight.
     pub fn submit<L: Destage>(
         &mut self,
         reactor: &mut Reactor,
@@ -229,15 +229,15 @@ impl Destager {
         }
     }
 
-    /// A flush that a client had asked for has failed. The storage may say so once only: what this checkpoint has written may be lost,
-    /// though its own flush will succeed (P6).
+    /// A client's flush has failed. The storage may report that once only: writes of this checkpoint may be lost, though its
+    /// own flush will succeed (P6).
     pub fn flush_failed(&mut self, now: Nanos, error: IoError) -> Progress {
         match &mut self.state {
             State::Writing(writing) if writing.in_flight > 0 => {
                 writing.failed.get_or_insert(error);
             }
             State::Writing(_) => return self.fail(now, error),
-            // Of these only `Flushing` has written something that is not known to be durable, and two flushes are never under way.
+            // Of these only `Flushing` has written data that is not known to be durable, and two flushes are never in flight.
             State::Flushing { .. } | State::Idle | State::BackingOff { .. } => {}
         }
         Progress::None
@@ -269,7 +269,7 @@ impl Destager {
                 // Before the first step has come back, each counts as long as this one has taken already.
                 Some(elapsed.mul_f64(left as f64 / planned.saturating_sub(left).max(1) as f64))
             }
-            // Nobody knows how long a flush takes: as long again.
+            // The duration of a flush is unknown: the estimate is as long again.
             State::Flushing { since } => Some(now - *since),
             State::Idle | State::BackingOff { .. } => None,
         }
@@ -300,7 +300,7 @@ impl Destager {
         self.target
     }
 
-    /// Whether its flush is under way.
+    /// Whether its flush is in flight.
     pub fn is_flushing(&self) -> bool {
         matches!(self.state, State::Flushing { .. })
     }
@@ -321,7 +321,7 @@ impl Destager {
         }
     }
 
-    /// Nothing more is begun or handed down; what is under way comes back through [`Destager::completed`].
+    /// Begins and submits nothing more; steps in flight come back through [`Destager::completed`].
     pub fn stop(&mut self) {
         if let State::Writing(writing) = &mut self.state {
             writing.steps.clear();

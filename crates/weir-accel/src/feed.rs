@@ -47,8 +47,8 @@ pub struct Run {
 }
 
 impl Feed {
-    /// To a replica that has answered a Hello, which told it `told`, with what it holds. A complete copy goes on behind its last
-    /// record; any other is begun anew at the end of the log as it is now.
+    /// The feed of a replica that has answered a Hello with `held`; the Hello contained `told`. A complete copy continues
+    /// behind its last record; any other is begun anew at the present end of the log.
     #[must_use]
     pub fn new(held: Held, log: &Log, told: (u64, u64)) -> Feed {
         let (next, backlog) =
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((run(&owner, true), run(&owner, false)), (None, None));
     }
 
-    /// Everything that was left of the backlog is freed: somebody has to say that the copy is complete.
+    /// The rest of the backlog is freed: a batch must still declare the copy complete.
     #[test]
     fn a_backlog_that_is_freed_ends_with_a_word() {
         let mut owner = Log::new(2 << 20, 1).expect("memory");

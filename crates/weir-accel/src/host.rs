@@ -113,8 +113,8 @@ impl ReplicaHost {
         self.sessions.iter().any(|session| session.greeted && !session.ended)
     }
 
-    /// The disk's record is in this epoch: its owner is believed up to a few epochs beyond. To be told whenever the record moves, also
-    /// while a connection stands; each change of policy or set is an epoch.
+    /// The disk's record is in this epoch: the host accepts its owner up to a few epochs beyond. To be called whenever the
+    /// record's epoch moves, also while a connection stands; each change of policy or set is an epoch.
     pub fn record_is_in(&mut self, epoch: u64) {
         self.replica.record_is_in(epoch);
     }
@@ -176,7 +176,7 @@ impl ReplicaHost {
             store.rewound(self.replica.log());
         }
         if let Some(newest) = greeted {
-            // One owner at a time: whoever was connected before has a lower epoch or is the same node's old connection.
+            // One owner at a time: the former connection is of a lower epoch, or an old one of the same node.
             for session in
                 self.sessions.iter_mut().filter(|session| session.slot != newest && session.greeted)
             {

@@ -8,8 +8,8 @@
 pub struct Ancestor {
     /// The lineage; 0: none.
     pub lineage: u64,
-    /// The last record that was taken over from it. What came after was never acknowledged, or it would be in every
-    /// copy of the set (P1).
+    /// The last record that was taken over from it. Later ones were never acknowledged, or they would be in every copy of the
+    /// set (P1).
     pub last: u64,
 }
 

@@ -223,8 +223,8 @@ impl Peers {
         }
     }
 
-    /// The log is about to free everything up to `sequence`. A peer that nobody counts may not have been sent all of it: what is
-    /// queued for it must not change any more, although the arena will (P11).
+    /// The log is about to free everything up to `sequence`. A peer that does not count may still have some of it in its
+    /// queue: the queued data must not change any more, although the arena will (P11).
     pub fn freeing(&mut self, sequence: u64) {
         let lacks =
             |peer: &&mut Peer| peer.under_way.iter().chain(&peer.parts).any(|batch| batch.first <= sequence);
@@ -299,7 +299,7 @@ impl Peer {
         true
     }
 
-    /// Nobody will confirm what is under way.
+    /// No confirmation will come for batches in flight.
     fn forget(&mut self, now: Nanos, meter: &mut Meter) {
         for UnderWay { bytes, queued, .. } in self.under_way.drain(..).chain(self.parts.drain(..)) {
             meter.complete(RequestKind::Write, bytes, queued, now, false);
@@ -372,7 +372,7 @@ impl Sending<'_> {
         Limits { records: self.records, bytes }
     }
 
-    /// Queues a batch. What is then under way, if it has records.
+    /// Queues a batch. Returns it as in flight, if it has records.
     fn queue(&mut self, channel: &mut Channel, run: &Run, now: Nanos) -> Option<UnderWay> {
         let Sending { log, meta, pieces, meter, .. } = self;
         let Run { head, first, last, bytes } = *run;
@@ -393,7 +393,7 @@ impl Sending<'_> {
     }
 }
 
-/// Those at the front that `is_confirmed` are. Returns how long the last of them was under way.
+/// Removes batches at the front for which `is_confirmed` holds. Returns the time that the last of them was in flight.
 fn came_back(
     under_way: &mut VecDeque<UnderWay>,
     is_confirmed: impl Fn(&UnderWay) -> bool,

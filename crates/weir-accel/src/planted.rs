@@ -8,7 +8,7 @@
 pub enum Bug {
     /// The owner does not wait for the slowest member of the set (P1).
     AcknowledgeOneCopyShort,
-    /// The owner acts under a set that it has asked for and that is not committed (P3).
+    /// The owner acts under a set that it has proposed and that is not committed (P3).
     BelieveBeforeCommit,
     /// The owner takes a lost answer of the registry for a no (P3).
     ForgetDoubt,

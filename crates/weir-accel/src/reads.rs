@@ -32,8 +32,8 @@ impl Overlay {
     }
 }
 
-/// A read that is complete but has seen records which are not acknowledged yet. What was once seen must stay
-/// seen, also after a takeover, so it waits (P7).
+/// A read that is complete but has seen records which are not acknowledged yet. Data once seen must stay seen, also after a
+/// takeover, so the read waits (P7).
 pub struct HeldRead {
     pub sequence: u64,
     pub tag: Tag,
@@ -100,9 +100,9 @@ pub fn data_runs(index: &Index, offset: u64, length: u64) -> Vec<(u64, u64)> {
     runs
 }
 
-/// Lays what the log holds, and the data that it held when the request was made (`before`, see [`data_runs`]), over the backing's
-/// extents. What is data in one of the three is data: only a hole is a promise. A hole that is not acknowledged yet is
-/// none, since a takeover may lose it (P7).
+/// Overlays the log's content, and the data that it held when the request was made (`before`, see [`data_runs`]), on the
+/// backing's extents. Data in one of the three is data: only a hole is a promise. A hole that is not acknowledged yet does
+/// not count, since a takeover may lose it (P7).
 pub fn overlay_extents(
     index: &Index,
     before: &[(u64, u64)],

@@ -24,12 +24,12 @@ pub enum Verdict {
 
 /// One disk's replica on one node.
 ///
-/// A copy that is being filled is one run of records: it begins at the end of the owner's log, grows at both ends, and is complete
-/// when what it lacks below is filled or freed ([`crate::feed`]).
+/// A copy that is being filled is one run of records: it begins at the end of the owner's log, grows at both ends, and is
+/// complete when its missing older records are filled or freed ([`crate::feed`]).
 pub struct Replica {
     log: Log,
-    /// The last record that the owner has freed. What lies between it and the oldest record here is the gap of a copy that is
-    /// being filled.
+    /// The last record that the owner has freed. The records between it and the oldest record here are the gap of a copy that
+    /// is being filled.
     freed: u64,
     /// The highest epoch seen; everything below is refused (P2).
     epoch: u64,
@@ -42,7 +42,7 @@ pub struct Replica {
     complete: bool,
     /// The last record when it was said to be. On flash it is complete once everything up to here is durable.
     whole_at: u64,
-    /// Taken over by this node: obeys nobody any more.
+    /// Taken over by this node: accepts no owner any more.
     sealed: bool,
     planted: Planted,
 }
@@ -128,9 +128,9 @@ impl Replica {
         self.known = self.known.max(epoch);
     }
 
-    /// An owner is ahead of the record as this node knows it by a few changes of its own at most; it is not ahead by a few more with
-    /// each message. A number out of the blue, once obeyed, would make this copy refuse everybody else, on flash for good. Who
-    /// is ahead connects again, and the record is read for that.
+    /// An owner is at most a few of its own changes ahead of the record as this node knows it; it does not get further ahead
+    /// with each message. A wrong epoch, once accepted, would make this copy refuse all other owners, on flash for ever. An
+    /// owner that is further ahead connects again, and this node reads the record for that.
     fn believes(&self, epoch: u64) -> Result<(), WireError> {
         let known = self.known;
         if epoch > self.epoch.max(known.saturating_add(EPOCH_LEAD)) {

@@ -1,9 +1,9 @@
-//! Flushes that clients ask for. One at a time goes to the backing, never beside that of a checkpoint, and it answers everybody
-//! who asked before it began.
+//! Clients' flushes. One at a time goes to the backing, never beside that of a checkpoint, and it answers all clients that
+//! asked before it began.
 //!
-//! The storage reports a lost write once, to one flush (`errseq_t` in Linux). With two flushes under way, one for a checkpoint and
-//! one for a client, the one whose writes were lost may be the one that succeeds (P6, P8). With one under way, its failure is
-//! passed on to everybody whose writes it may concern.
+//! The storage reports a lost write once, to one flush (`errseq_t` in Linux). With two flushes in flight, one for a
+//! checkpoint and one for a client, the one whose writes were lost may be the one that succeeds (P6, P8). With one in flight,
+//! its failure reaches all whose writes it may concern.
 
 use weir_block::{Group, IoError, Tag};
 
@@ -42,7 +42,7 @@ impl Flushes {
         &mut self.group
     }
 
-    /// Whether clients wait for a flush that has not begun, and none is under way.
+    /// Whether clients wait for a flush that has not begun, and none is in flight.
     pub(super) fn is_due(&self) -> bool {
         self.group.is_due()
     }
@@ -59,7 +59,7 @@ impl Flushes {
         }
     }
 
-    /// The flush under way has come back. Returns the clients that wait for it, and their result.
+    /// The flush in flight has completed. Returns the clients that wait for it, and their result.
     pub(super) fn ended(
         &mut self,
         result: Result<(), IoError>,

@@ -44,7 +44,7 @@ pub use status::{AccelStatus, DestageStatus};
 #[error("no memory for the write log: {source}")]
 pub struct NoMemory {
     source: io::Error,
-    /// The store of the log: to be retired, because a write to it may be under way.
+    /// The store of the log: to be retired, because a write to it may be in flight.
     pub store: Option<Box<FlashStore>>,
 }
 
@@ -199,7 +199,7 @@ impl<L: Destage> Accel<L> {
         self.again = true;
     }
 
-    /// No connection to `node` can be had, or, when the name is empty, to any node.
+    /// No connection to `node` is possible, or, when the name is empty, to any node.
     pub fn peer_unavailable(&mut self, node: String) {
         self.push_event(if node.is_empty() {
             OwnerEvent::PeerUnavailable
@@ -213,7 +213,7 @@ impl<L: Destage> Accel<L> {
         self.push_event(OwnerEvent::Configured(configuration));
     }
 
-    /// The registry did not commit what was asked for.
+    /// The registry did not commit the proposal.
     pub fn not_configured(&mut self) {
         self.push_event(OwnerEvent::NotConfigured);
     }
@@ -246,7 +246,7 @@ impl<L: Destage> Accel<L> {
         self.again = true;
     }
 
-    /// Nothing is dirty, nothing waits, nothing is under way.
+    /// Nothing is dirty, nothing waits, nothing is in flight.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let marks = self.owner.marks();
@@ -254,8 +254,8 @@ impl<L: Destage> Accel<L> {
         marks.destaged == marks.appended && self.is_quiet() && !waits
     }
 
-    /// Another node owns the disk: fail what waits, and give the log away, as a replica from which the new owner may go
-    /// on, with its flash store if it has one. What is under way towards the backing still has to come back
+    /// Another node owns the disk: fails waiting requests, and returns the log as a replica from which the new owner may
+    /// continue, with its flash store if it has one. I/O in flight to the backing still has to complete
     /// ([`Accel::is_quiet`]). `None` when it was released before, or there is no memory.
     pub fn release(&mut self, reactor: &mut Reactor) -> Option<(Replica, Option<FlashStore>)> {
         let first = self.life.release();
@@ -301,7 +301,7 @@ impl<L: Destage> Accel<L> {
         self.push_event(OwnerEvent::Successor(node));
     }
 
-    /// Whether no request to the backing is under way.
+    /// Whether no request to the backing is in flight.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.below.is_empty()
@@ -325,8 +325,8 @@ impl<L: Destage> Accel<L> {
         self.index.is_empty() && self.log.freed() == self.log.last()
     }
 
-    /// A request past the accelerator, for measuring the backing. Only while [`Accel::is_clean`] and nobody writes
-    /// through the accelerator; the answer comes from [`Accel::take_direct`].
+    /// A request past the accelerator, for measuring the backing. Only while [`Accel::is_clean`] and no client writes through
+    /// the accelerator; the answer comes from [`Accel::take_direct`].
     pub fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
         let (tag, changes) = (request.tag(), request.kind().changes_data());
         if changes && !self.may_bypass() {

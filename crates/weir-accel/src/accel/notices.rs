@@ -21,7 +21,7 @@ pub enum AccelNotice {
         /// The new effective mode.
         write_back: bool,
     },
-    /// Somebody has seen this epoch, and it is not ours: ask the registry (P2).
+    /// A node has seen this epoch, and it is not ours: ask the registry (P2).
     Fenced(u64),
     /// Tell the operator.
     Tell(&'static str, String),

@@ -77,7 +77,7 @@ impl<L: Destage> Accel<L> {
             // Everything acknowledged is in the log of every member of the set: that is what the policy names (P8).
             return self.finished.push(Completion { tag, result: Ok(Outcome::Done) });
         }
-        // It begins with the next turn: everybody who asks until then shares it.
+        // It begins with the next turn: all clients that ask until then share it.
         self.flushes.group().arrive(tag);
     }
 
@@ -85,7 +85,7 @@ impl<L: Destage> Accel<L> {
         self.flushes.is_due() && !self.destager.is_flushing() && self.lower.has_room(RequestKind::Flush, 0)
     }
 
-    /// Hands the flush that clients wait for to the backing, unless another one is under way.
+    /// Submits the flush that clients wait for to the backing, unless another one is in flight.
     pub(super) fn begin_flush(&mut self, reactor: &mut Reactor) {
         if self.may_flush() {
             self.flushes.begin();
@@ -99,8 +99,8 @@ impl<L: Destage> Accel<L> {
         self.owner.bypasses() && self.log.last() == self.owner.marks().appended
     }
 
-    /// Whether a write of this range is on its way past the log. A client that has lost its connection and sends again must not
-    /// have the old request land on top of what it wrote later (P4).
+    /// Whether a write of this range is in flight past the log. If a client loses its connection and sends again, the old
+    /// request must not overwrite its later writes (P4).
     pub(super) fn overlaps(&self, (start, length): (u64, u64)) -> bool {
         let end = start + length;
         self.bypassing.iter().any(|(_, &(first, last))| first < end && start < last)

@@ -15,7 +15,7 @@ use crate::peers::Identity;
 use crate::planted::Bug;
 use crate::reads::{self, HeldRead, Overlay};
 
-/// The right is renewed by another thread that wakes nobody. While there is none, look again after this time.
+/// Another thread renews the right without waking this one. While there is none, check again after this time.
 const RIGHT_POLL: Duration = Duration::from_millis(10);
 
 impl<L: Destage> Accel<L> {
@@ -44,7 +44,7 @@ impl<L: Destage> Accel<L> {
             }
         }
         self.begin_flush(reactor);
-        // A backing in memory has answered already; any other begins now with what it was handed.
+        // A backing in memory has answered already; any other begins the submitted requests now.
         self.collect(reactor, now);
         self.decide(reactor, now);
         self.watch_room(now);
@@ -127,7 +127,7 @@ impl<L: Destage> Accel<L> {
         self.completions = completions;
     }
 
-    /// A flush of clients has come back. What a checkpoint has written may be lost with one that failed (P6).
+    /// A clients' flush has completed. Writes of a checkpoint may be lost with one that failed (P6).
     fn flushed(&mut self, now: Nanos, result: Result<(), IoError>) {
         if let Err(error) = result {
             let progress = self.destager.flush_failed(now, error);
@@ -182,7 +182,7 @@ impl<L: Destage> Accel<L> {
         }
     }
 
-    /// Feeds everything that happened to the protocol core and carries out what it decides.
+    /// Passes all events to the protocol core and carries out its effects.
     fn decide(&mut self, reactor: &mut Reactor, now: Nanos) {
         if self.log.last() > self.owner.marks().appended {
             self.events.push(OwnerEvent::Appended(self.log.last()));
@@ -326,7 +326,7 @@ impl<L: Destage> Accel<L> {
             return self.lower.deadline();
         }
         let peers = self.owner.deadline().min(self.peers.deadline());
-        // Without the right, or while writes go past the log, destage is not even asked what it wants.
+        // Without the right, or while writes go past the log, the deadline of destage does not count.
         let asks = self.look_again == Nanos::NEVER && self.bypassing.is_empty() && self.life.may_destage();
         let destage = if asks { self.destager.deadline() } else { self.look_again };
         let flash = self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline);

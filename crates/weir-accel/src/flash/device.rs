@@ -1,8 +1,8 @@
 //! A node's flash device: a preallocated file or a block device, cut into slots ([`super::format`]).
 //!
-//! Opened and formatted by plain blocking calls, when a node starts. Given out in slots without any I/O here: a lease says what
-//! is to be written to the table ([`SlotLease::entry`]), and whoever holds it writes that through the ring of its shard and tells
-//! when it is durable ([`SlotLease::entered`]). Until then no frame is written to the slot, and nobody else gets it; the one
+//! A node opens and formats it by plain blocking calls when it starts. Slots are taken without any I/O here: a lease has the
+//! entry to write to the table ([`SlotLease::entry`]), and its holder writes that through the ring of its shard and reports
+//! when it is durable ([`SlotLease::entered`]). Until then no frame is written to the slot, and no other log gets it; the one
 //! write that enters the new owner ends the old one's entry.
 
 use std::io;
@@ -35,7 +35,7 @@ pub struct FlashDevice {
     planted: Planted,
 }
 
-/// The table of slots as it is on the device, and who is about to change it. Nobody does I/O while it is locked.
+/// The table of slots as it is on the device, and the leases that are about to change it. No I/O happens while it is locked.
 #[derive(Debug)]
 struct Table {
     slots: Vec<Slot>,
@@ -73,7 +73,7 @@ impl FlashDevice {
             (log_bytes, ring),
             medium,
         )?;
-        // Nobody else has it yet.
+        // It is not shared yet.
         Arc::get_mut(&mut device).expect("made a moment ago").planted = planted;
         Ok(device)
     }
@@ -172,8 +172,8 @@ impl FlashDevice {
         })
     }
 
-    /// A slot for a new log of a disk. A log of the same disk that nobody uses is given up. Nothing is
-    /// written yet: see [`SlotLease::entry`].
+    /// A slot for a new log of a disk. An unused log of the same disk is given up. Nothing is written yet: see
+    /// [`SlotLease::entry`].
     ///
     /// # Errors
     /// All slots are taken.
@@ -201,7 +201,7 @@ impl FlashDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // It is changed in single assignments: whoever panicked while holding it has not left it half changed.
+        // It is changed in single assignments: a holder that panicked has not left it half changed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -289,7 +289,7 @@ impl SlotLease {
         *slot = Slot { generation, header: 1 - slot.header, taken, leased: true };
     }
 
-    /// The entry could not be written: the slot counts as before, and whoever has it next writes over what came of this.
+    /// The entry could not be written: the slot counts as before, and its next holder overwrites any result of this.
     pub fn not_entered(&mut self) {
         self.entering = None;
     }
@@ -299,12 +299,13 @@ impl SlotLease {
         self.writing = writing;
     }
 
-    /// Tells whoever asks that the device fails.
+    /// Makes the device report that it fails.
     pub fn report_failure(&self) {
         self.device.failed.store(true, Ordering::Release);
     }
 
-    /// A new log of the disk begins here, with another instance: that is to be entered. Until then the slot is what it was.
+    /// A new log of the disk begins here, with another instance, which is to be entered. Until then the slot keeps its old
+    /// entry.
     pub fn begin_anew(&mut self, disk_id: u64) {
         let mut table = self.device.lock();
         table.generation += 1;

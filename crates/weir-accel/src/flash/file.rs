@@ -39,8 +39,8 @@ impl DeviceFile {
             .open(path)
             .map_err(system)?;
         let direct = open_direct(path).map_err(system)?;
-        // On the description that frames are written through, and on no other: the kernel holds it as long as a write is under
-        // way, also for a process that was killed. Such a write would land on what the next process puts there.
+        // Locks the description that frames are written through, and no other: the kernel holds it as long as a write is in
+        // flight, also for a process that was killed. Such a write would overwrite the next process's data.
         match direct.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => return Err(FlashError::InUse(path.to_owned())),
@@ -114,8 +114,8 @@ fn length(file: &File) -> io::Result<u64> {
     Ok(metadata.len())
 }
 
-/// Whether this is a new file, or one that somebody began to fill and did not live to finish: shorter than it is to be, and
-/// nothing but zeroes. Formatted as it is, it would have fewer slots than the operator asked for, or none.
+/// Whether this is a new file, or one whose process ended while it filled the file: shorter than it should be, and nothing
+/// but zeroes. Formatted as it is, it would have fewer slots than the operator requested, or none.
 fn is_unfinished(file: &File, found: u64, size: u64) -> io::Result<bool> {
     if found >= size || !file.metadata()?.file_type().is_file() {
         return Ok(false);

@@ -86,14 +86,14 @@ struct SlotHeader {
     name: [u8; LONGEST_NAME + 1],
 }
 
-/// A slot, as its header says, and whether somebody uses it.
+/// A slot, as its header says, and whether it is leased.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) generation: u64,
     /// Which of its two headers is the one that counts: the other is written next.
     pub(super) header: u64,
     pub(super) taken: Option<Taken>,
-    /// Somebody holds its lease.
+    /// A lease exists.
     pub(super) leased: bool,
 }
 

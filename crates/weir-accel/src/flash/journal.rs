@@ -160,7 +160,7 @@ impl Journal {
         }
     }
 
-    /// The next frame: its header block and the pieces of the log's arena that follow it. `None` when one is under way, there
+    /// The next frame: its header block and the pieces of the log's arena that follow it. `None` when one is in flight, there
     /// is nothing new, or there is no room.
     pub fn next(
         &mut self,
@@ -193,14 +193,14 @@ impl Journal {
     /// The frame is durable.
     ///
     /// # Panics
-    /// None was under way.
+    /// None was in flight.
     pub fn written(&mut self) {
         let InFlight { held, tail } = self.in_flight.take().expect("a frame was under way");
         self.stored = held;
         self.released = tail;
     }
 
-    /// Nobody waits for the frame that is under way any more: it may be durable or not, and is the last one.
+    /// The frame in flight has no waiter any more: it may be durable or not, and is the last one.
     pub fn abandon(&mut self) {
         self.in_flight = None;
     }

@@ -6,8 +6,8 @@
 //! under way at a time; what comes meanwhile goes into the next (group commit).
 //!
 //! The records are in the arena as well, from where they are read, sent and destaged; flash is read only after a restart
-//! ([`recovery`]). What to write when, and what is certainly durable, is [`journal`]'s business: no I/O there, so that the
-//! simulator can drive it. [`FlashStore`] drives it on a shard.
+//! ([`recovery`]). [`journal`] decides what to write when, and knows the state that is certainly durable: no I/O there, so
+//! that the simulator can drive it. [`FlashStore`] drives it on a shard.
 
 mod device;
 mod error;

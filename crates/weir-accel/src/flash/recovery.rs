@@ -1,8 +1,8 @@
 //! Reading a slot after a restart: which frames are there, and what log they make.
 //!
-//! Only one frame is ever under way, so only the newest one can be torn: it is dropped, nothing in it was confirmed to anybody.
-//! Any other frame that does not check was durable once and is damaged; a log with a gap must not be taken for a complete
-//! one (P11).
+//! Only one frame is ever in flight, so only the newest one can be torn: it is dropped, and nothing in it was confirmed. Any
+//! other frame with a wrong checksum was durable once and is damaged; a log with a gap must not be taken for a complete one
+//! (P11).
 
 use std::collections::BTreeMap;
 use std::io;

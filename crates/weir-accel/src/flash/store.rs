@@ -42,10 +42,10 @@ pub struct FlashStore {
     under_way: Option<UnderWay>,
     since: Nanos,
     patience: Duration,
-    /// A frame has become durable and nobody has asked for what is stored since.
+    /// A frame has become durable, and the stored state has not been read since.
     progressed: bool,
     error: Option<String>,
-    /// The slot is given up; what is still under way means nothing.
+    /// The slot is given up; completions of I/O in flight are ignored.
     retired: bool,
     meter: Meter,
 }
@@ -124,15 +124,15 @@ impl FlashStore {
         self.lease.disk()
     }
 
-    /// A new log of the disk replaces this one, which is not needed any more or given up already. Needs no other slot,
-    /// and does not wait here: what is under way comes back first, then the new log is entered, then its frames are written.
+    /// A new log of the disk replaces this one, which is not needed any more or given up already. Needs no other slot, and
+    /// does not wait here: I/O in flight completes first, then the new log is entered, then its frames are written.
     pub fn begin_anew(&mut self, disk_id: u64) {
         self.lease.begin_anew(disk_id);
         let journal = Journal::new(self.lease.instance(), self.lease.ring());
         #[cfg(feature = "planted-bugs")]
         let journal = journal.planted(self.lease.planted());
         self.journal = journal;
-        // The new log's user has not been told yet that the device has failed.
+        // The new log's user does not know yet that the device has failed.
         (self.retired, self.progressed) = (false, self.error.is_some());
         if self.under_way == Some(UnderWay::Frame) {
             self.under_way = Some(UnderWay::OldFrame);
@@ -164,7 +164,7 @@ impl FlashStore {
         if waits { self.since + self.patience } else { Nanos::NEVER }
     }
 
-    /// Waits no longer for a write that has been under way for too long.
+    /// Gives up a write that has been in flight for too long.
     pub fn expire(&mut self, now: Nanos) {
         if now >= self.deadline() {
             self.fail(format!("a write has not come back for {:?}", self.patience));
@@ -193,7 +193,7 @@ impl FlashStore {
         std::mem::take(&mut self.progressed)
     }
 
-    /// Begins to write what is new, if nothing is under way.
+    /// Begins to write new records, if nothing is in flight.
     pub fn advance(&mut self, reactor: &mut Reactor, log: &mut Log, state: State) {
         if self.journal.is_writing() {
             return;
@@ -218,7 +218,7 @@ impl FlashStore {
         }
     }
 
-    /// Begins to write the slot's entry in the device's table, if that is to change. Whether anything is under way.
+    /// Begins to write the slot's entry in the device's table, if it is to change. Returns whether anything is in flight.
     fn write_entry(&mut self, reactor: &mut Reactor) -> bool {
         if self.under_way.is_none()
             && self.header.is_some()
@@ -268,9 +268,9 @@ impl FlashStore {
         }
     }
 
-    /// Nothing is written here any more, and nobody waits for what is under way. The arena is not pinned for it: should the
-    /// kernel still read there, the records that it writes do not match their checksums, and their frame is the newest one,
-    /// which a recovery drops.
+    /// Writes nothing here any more, and waits for nothing in flight. The arena is not pinned for it: should the kernel still
+    /// read there, the records that it writes do not match their checksums, and their frame is the newest one, which a
+    /// recovery drops.
     pub fn fail(&mut self, reason: String) {
         if self.error.is_none() {
             tracing::error!(reason, device = %self.lease.path().display(), "the flash device fails");
@@ -281,7 +281,8 @@ impl FlashStore {
         }
     }
 
-    /// The log is not needed any more: gives the slot back. Comes back itself until nothing is under way and that is durable.
+    /// The log is not needed any more: releases the slot. Returns itself until nothing is in flight and the release is
+    /// durable.
     pub fn retire(mut self, reactor: &mut Reactor) -> Option<FlashStore> {
         if !std::mem::replace(&mut self.retired, true) {
             self.lease.give_up();

@@ -403,7 +403,7 @@ fn a_device_is_in_use_until_the_last_write_to_it_has_come_back() {
 }
 
 /// The process ends before it could enter that the old log of a disk was given up, or in the middle of that; the disk has got
-/// another slot. Whoever opens the device next finds only the younger log.
+/// another slot. The next process to open the device finds only the younger log.
 #[test]
 fn a_log_that_is_given_up_is_not_found_beside_a_younger_one() {
     for given_up in [false, true] {
@@ -508,7 +508,7 @@ fn a_file_that_was_not_filled_to_its_end_is_filled_again() {
     }
 }
 
-/// A file whose first block was erased to have it formatted, or that is larger than asked for, keeps its size.
+/// A file whose first block was erased to have it formatted, or that is larger than requested, keeps its size.
 #[test]
 fn only_zeroes_are_filled_up() {
     let directory = tempfile::tempdir().unwrap();

@@ -9,10 +9,10 @@ pub(super) enum LocalCopy {
     Memory,
     /// On flash: what is durable counts.
     Flash(Held),
-    /// On flash that fails; this is durable. What is in the arena can still be read and destaged. But as long as the registry
-    /// counts this copy, nothing is acknowledged that it lacks, not even with the replicas *and* the backing: the flash may
-    /// work again when the node has started again, and then what is durable would cover what is younger (P4; the simulator
-    /// found that).
+    /// On failed flash; this part is durable. Records in the arena can still be read and destaged. But as long as the
+    /// registry counts this copy, the owner acknowledges nothing that the durable part lacks, not even with the replicas
+    /// *and* the backing: the flash may work again after a restart of the node, and the durable part would then cover newer
+    /// data (P4; the simulator found that).
     Failed(Held),
 }
 

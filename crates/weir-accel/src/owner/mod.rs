@@ -31,8 +31,8 @@ pub struct Owner {
     members: Vec<Member>,
     local_copy: LocalCopy,
     marks: Watermarks,
-    /// In the backing, flushed, up to here. What lies between `marks.destaged` and this has not been seen by anybody
-    /// and must not be yet: a copy that may be taken over from lacks it, and its older records would cover it (P4, P7).
+    /// In the backing, flushed, up to here. No reader has seen the records between `marks.destaged` and this, and none must
+    /// yet: a copy that may be taken over from lacks them, and its older records would cover them (P4, P7).
     in_backing: u64,
     /// The last record that was there when this owner began: the former owner may have acknowledged it.
     inherited: u64,
@@ -147,9 +147,9 @@ impl Owner {
         self.in_backing
     }
 
-    /// Everything up to here, as far as it may be destaged at all, goes into one checkpoint: after a takeover, what was
-    /// inherited. Other members of the set may have freed more of it than we have; if they take over from us in the
-    /// middle of it, the backing must not hold versions older than what they have freed (P4).
+    /// Everything up to here, as far as it may be destaged at all, goes into one checkpoint: after a takeover, the inherited
+    /// records. Other members of the set may have freed more of them than we have; if they take over from us in the middle of
+    /// it, the backing must not hold versions older than those that they have freed (P4).
     #[must_use]
     pub fn checkpoint_whole(&self) -> u64 {
         if self.planted.has(Bug::DestageInheritedInParts) { 0 } else { self.inherited }
@@ -161,7 +161,7 @@ impl Owner {
         if self.is_fenced() || !self.may_use_backing() {
             return self.in_backing;
         }
-        // A set that was asked for may be committed by now: what its members lack, the backing must not show yet (P7).
+        // A proposed set may be committed by now: the backing must not show yet what its members lack (P7).
         if !self.configuration.write_back && !self.proposals.any {
             self.marks.appended
         } else if self.drains() {
@@ -181,11 +181,11 @@ impl Owner {
         self.former == Former::Stopped || self.planted.has(Bug::ForgetFormer)
     }
 
-    /// Whether writes are acknowledged from the backing, so that somebody waits for the log to be drained.
+    /// Whether writes are acknowledged from the backing, so that clients wait for the log to be drained.
     ///
-    /// Also while `write-through` is where we are going, or where we may already be: until that is known, writes are
-    /// acknowledged when the replicas *and* the backing have them. Otherwise a busy guest would keep the log from ever
-    /// being drained, and what is acknowledged from the replicas alone would be lost by a change that commits late.
+    /// Also while the mode goes to `write-through`, or may be there already: until that is known, writes are acknowledged
+    /// when the replicas *and* the backing have them. Otherwise a busy guest would keep the log from ever being drained, and
+    /// a change that commits late would lose writes that were acknowledged from the replicas alone.
     #[must_use]
     pub fn drains(&self) -> bool {
         !self.configuration.write_back || self.leaves_write_back() || self.proposals.write_through
@@ -206,12 +206,13 @@ impl Owner {
         self.marks.acknowledged.max(self.inherited)
     }
 
-    /// Whether the backing holds everything that anybody was promised, so that write-back can be left.
+    /// Whether the backing holds everything that was acknowledged, here or possibly by the former owner, so that write-back
+    /// can be left.
     fn is_drained(&self) -> bool {
         self.in_backing >= self.promised() || self.planted.has(Bug::LeaveUndrained)
     }
 
-    /// Everything up to here is held by everybody who may take over, this node after a restart included.
+    /// All nodes that may take over hold everything up to here, this node after a restart included.
     fn held(&self) -> u64 {
         let counts =
             (self.configuration.write_back || self.proposals.any) && !self.planted.has(Bug::CountUnstored);
@@ -354,8 +355,8 @@ impl Owner {
         slowest.chain(retries).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// The node that refused us is mistaken. All are greeted anew, that one last: nothing was sent to anybody meanwhile, and a
-    /// connection that was asked for may have come in vain.
+    /// The node that refused us is mistaken. All are greeted anew, that one last: they were sent nothing meanwhile, and a
+    /// requested connection may have come in vain.
     fn lift_fence(&mut self, now: Nanos, mistaken: &str, effects: &mut Vec<Effect>) {
         effects.push(Effect::DropPeer(mistaken.to_owned()));
         let connected = self.members.iter().filter(|member| member.connected);
@@ -385,8 +386,8 @@ impl Owner {
 
     /// A copy with which one can take over, if nothing after `last` was acknowledged.
     ///
-    /// The epoch is in it because a node forgets a copy that is not in the set once it hears of an epoch that the copy
-    /// does not know: whoever has confirmed in this epoch does not do so before the next one.
+    /// The epoch is in it because a node forgets a copy outside the set once it learns of an epoch that the copy does not
+    /// know: a node that has confirmed in this epoch does not do so before the next one.
     fn due(&self, last: u64) -> Held {
         let epoch = if self.planted.has(Bug::IgnoreCopyEpoch) { 0 } else { self.configuration.epoch };
         let freed = self.bypassed_at;
@@ -397,7 +398,7 @@ impl Owner {
         self.peer_wanted = false;
         let index = self.members.iter().position(|member| member.node == node);
         let in_set = index.is_some_and(|index| self.members.swap_remove(index).in_set);
-        // It may have restarted and lost everything: only what it confirms on this connection counts.
+        // It may have restarted and lost everything: only its confirmations on this connection count.
         self.members.push(Member { connected: true, progress: now, ..Member::new(node, in_set) });
     }
 
@@ -561,7 +562,7 @@ impl Owner {
         self.is_stuck() || self.members.iter().any(waits)
     }
 
-    /// Whether the configuration is as requested and everybody is there.
+    /// Whether the configuration is as requested and all members are connected.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let Configuration { replicas, write_back, .. } = &self.configuration;

@@ -73,8 +73,8 @@ impl Owner {
         }
     }
 
-    /// Asks for a member of the set that is away and for somebody else, by turns. After a takeover the former comes
-    /// first: its copy needs no filling.
+    /// Asks by turns for a member of the set that is away and for another node. After a takeover the former comes first: its
+    /// copy needs no filling.
     fn want_peer(&mut self, effects: &mut Vec<Effect>) {
         self.peer_wanted = true;
         let absent = self.members.iter().find(|member| member.in_set && !member.connected);
@@ -94,7 +94,7 @@ impl Owner {
         if !same || !self.configuration.write_back {
             return self.propose(chosen, true, effects);
         }
-        // The set is what it should be; whoever else is connected is not needed.
+        // The set is as it should be; other connected nodes are not needed.
         self.restoring = false;
         self.falling = false;
         let Proposals { replicas, .. } = self.proposals.clone();

@@ -442,7 +442,7 @@ fn what_a_copy_said_while_it_was_filled_is_not_what_it_holds() {
     assert_eq!(case.acknowledged(), 6);
 }
 
-/// The registry committed what was asked for, and the control plane says so only once.
+/// The registry committed the proposal, and the control plane says so only once.
 #[test]
 fn a_change_that_commits_while_the_owner_is_fenced_counts_once_it_is_not() {
     let mut case = Case::replicated(4);
