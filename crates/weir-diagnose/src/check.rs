@@ -51,7 +51,7 @@ pub enum Kind {
     Rates,
     /// More in flight than the queue depth allows.
     TooManyInFlight,
-    /// Fewer in flight than asked for: the generator did not keep the queue full.
+    /// Fewer in flight than the queue depth: the generator did not keep the queue full.
     GeneratorIdle,
 }
 

@@ -27,7 +27,7 @@ pub struct Totals {
     pub latency: BTreeMap<u64, u64>,
 }
 
-/// One look at a disk: layers from the top, and for each what it did by kind (`read`, `write`, …).
+/// One sample of a disk: layers from the top, and their totals by kind (`read`, `write`, …).
 pub type Look = Vec<(String, BTreeMap<String, Totals>)>;
 
 /// The point of acknowledgement of writes; it decides for which layers they wait.

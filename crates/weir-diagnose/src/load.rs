@@ -24,7 +24,7 @@ pub struct LoadOptions {
     pub warmup: Duration,
     /// Bytes of the target that are used, from its start; `None` means all of it.
     pub size: Option<u64>,
-    /// Seed of the random offsets: every layer is asked for the same blocks.
+    /// Seed of the random offsets: every layer gets the same blocks.
     pub seed: u64,
     /// Permission to overwrite the target's data. Without it, cells that write to a target with data fail.
     pub destroy: bool,
@@ -79,7 +79,7 @@ pub struct LoadTarget<'a> {
 }
 
 impl<'a> LoadTarget<'a> {
-    /// A layer on the way. `monitor` ends a run early; see [`crate::measure`] for what is made of it.
+    /// A layer on the path. `monitor` ends a run early; see [`crate::measure`] for the treatment of such a run.
     #[must_use]
     pub fn new(
         name: &str,

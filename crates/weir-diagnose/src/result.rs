@@ -67,8 +67,8 @@ pub enum Position {
     /// An I/O of the disk, as it is configured now, goes through this layer. These layers form a chain,
     /// from the bottom, in the order in which they are given.
     OnPath,
-    /// The same place as another layer that is on the way, under a policy that the disk does not have now.
-    /// Compared with that layer, never part of the chain.
+    /// The same place as another layer on the path, under a policy that the disk does not have now. Compared with that layer,
+    /// never part of the chain.
     AlternativeTo(String),
     /// Not a layer: something known, run only when a hypothesis asks for it. The generator with nothing to wait for.
     Reference,
@@ -79,7 +79,7 @@ pub enum Position {
 pub struct LayerEntry {
     /// Unique in the measurement.
     pub name: String,
-    /// On the way, or an alternative to a layer that is.
+    /// On the path, or an alternative to a layer that is.
     pub position: Position,
 }
 
@@ -120,7 +120,7 @@ pub struct Diagnosis {
     pub environment: Environment,
     /// The cells that were planned.
     pub cells: Vec<Cell>,
-    /// Further cells, measured where a hypothesis asked for them.
+    /// Further cells, measured for a hypothesis.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub follow_ups: Vec<Cell>,
     /// The layers, from the bottom.
@@ -189,7 +189,7 @@ impl Diagnosis {
         repeats.max(self.rows.len())
     }
 
-    /// The planned cells, and those that were asked for later.
+    /// The planned cells, and those that were added later.
     pub fn all_cells(&self) -> impl Iterator<Item = &Cell> {
         self.cells.iter().chain(&self.follow_ups)
     }
@@ -228,7 +228,7 @@ impl Diagnosis {
         struct Head {
             schema: String,
         }
-        // The schema first: a document of another version must be told so, not that a field is missing.
+        // The schema first: the error for a document of another version must name that, not a missing field.
         let head: Head = serde_json::from_str(text)?;
         if head.schema != SCHEMA {
             return Err(DocumentError::Schema { found: head.schema });
@@ -252,7 +252,7 @@ impl Diagnosis {
     }
 }
 
-/// Names are unique and not empty, and alternatives refer to layers that are on the way.
+/// Names are unique and not empty, and alternatives refer to layers on the path.
 pub(crate) fn check_layers(layers: &[LayerEntry]) -> Result<(), String> {
     let mut seen = HashSet::new();
     for layer in layers {

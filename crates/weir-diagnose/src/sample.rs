@@ -90,7 +90,7 @@ pub fn measured(layers: Vec<LayerEntry>, numbers: impl Fn(usize, &Cell) -> Numbe
     }
 }
 
-/// Layers on the way, each with the same latencies in every cell.
+/// Layers on the path, each with the same latencies in every cell.
 pub fn chain(layers: &[(&str, Numbers)]) -> Diagnosis {
     let entries = layers
         .iter()

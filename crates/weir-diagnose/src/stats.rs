@@ -120,8 +120,8 @@ impl Comparison {
         self.upper_tail(margin.ln_1p() - self.log_ratio.abs())
     }
 
-    /// Repeats on each side after which the scatter seen so far would let the ratio be told, if it is what it
-    /// seems to be; `None` when it lies on the margin itself, where no number of repeats helps.
+    /// The number of repeats on each side that would decide the ratio, given the scatter so far, if it is what it seems to
+    /// be; `None` when it lies on the margin itself, where no number of repeats helps.
     #[must_use]
     pub fn repeats_needed(&self, margin: f64) -> Option<u32> {
         let gap = (self.log_ratio.abs() - margin.ln_1p()).abs();

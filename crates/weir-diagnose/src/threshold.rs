@@ -9,7 +9,7 @@ use crate::result::Diagnosis;
 use crate::verdict::Grade;
 use weir_report::format;
 
-/// Losses below this factor are within the practical margin and cannot be asked for.
+/// Losses below this factor are within the practical margin and cannot be thresholds.
 const LEAST_LOSS: f64 = 1.0 + crate::stats::PRACTICAL_MARGIN;
 
 /// One limit.

@@ -1,11 +1,10 @@
 //! Medians and spread over the repeats, and the step from layer to layer.
 //!
-//! Each cell is judged by one quantity: at queue depth 1 by the median latency, since one I/O after the
-//! other shows what each waits for; at greater depth by IOPS, since a full queue shows what the way can
-//! carry. Where not every row knows its median latency, IOPS serve at depth 1 too. A *step* is the
-//! difference between neighbouring layers of the I/O's way; a layer that was not measured in a cell is
-//! stepped over. Alternatives are compared with the layer in whose place they stand. What may be said about
-//! a difference is decided in [`crate::stats`], over all comparisons together.
+//! Each cell is judged by one quantity: at queue depth 1 by the median latency, since one I/O after the other shows what each
+//! waits for; at greater depth by IOPS, since a full queue shows the capacity of the path. If some row lacks its median
+//! latency, IOPS serve at depth 1 too. A *step* is the difference between neighbouring layers on the I/O's path; a layer that
+//! was not measured in a cell is stepped over. Alternatives are compared with the layer in whose place they stand.
+//! [`crate::stats`] judges a difference, over all comparisons together.
 
 use serde::Serialize;
 
@@ -229,11 +228,11 @@ impl Difference {
 pub struct Comparisons {
     /// One per layer and cell with at least one usable row, in the order of cells, then layers.
     pub points: Vec<Point>,
-    /// Between neighbours on the way, in the order of cells, then from the bottom.
+    /// Between neighbours on the path, in the order of cells, then from the bottom.
     pub steps: Vec<Difference>,
-    /// From a layer on the way to each of its alternatives.
+    /// From a layer on the path to each of its alternatives.
     pub alternatives: Vec<Difference>,
-    /// From the lowest to the highest layer on the way in each cell with more than one step.
+    /// From the lowest to the highest layer on the path in each cell with more than one step.
     pub whole_path: Vec<Difference>,
     /// Rows that are not used, with the reason.
     pub unused: Vec<Unused>,

@@ -34,7 +34,7 @@ pub struct Counters {
     pub generator_wait: Option<f64>,
     /// The share of all processors' time that the hypervisor gave to others.
     pub steal: f64,
-    /// Processors' worth of time that nobody used: 1.5 is one and a half of them.
+    /// Processors' worth of idle time: 1.5 is one and a half of them.
     #[serde(default)]
     pub idle_processors: f64,
     /// Processors' worth of time that processes of lowered priority (nice) used: who is not one of them gets most of it when it
@@ -55,12 +55,12 @@ pub struct Counters {
     /// Mean bytes of the reads that the watched device did; absent without one, and without reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_bytes: Option<f64>,
-    /// Requests of the load's kind that reached the layer below for each that this layer answered, by the meters or the device's
-    /// statistics; absent where nobody counts them.
+    /// Requests of the load's kind that reached the layer below for each that this layer answered, by the meters or the
+    /// device's statistics; absent without such counters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_below: Option<f64>,
-    /// Reads that the layer below, or the watched device, did for each write, in a run of writes alone; absent where nobody
-    /// counts them.
+    /// Reads of the layer below, or of the watched device, for each write, in a run of writes alone; absent without such
+    /// counters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads_for_writes: Option<f64>,
     /// The block layer's tracepoints at the traced device; absent if none is traced.
@@ -133,7 +133,7 @@ struct Device {
 }
 
 impl Sample {
-    /// Looks. What the machine does not tell is absent or 0.
+    /// Takes a sample. A value that the machine does not report is absent or 0.
     #[must_use]
     pub fn take(watched: &Watched) -> Sample {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();

@@ -163,7 +163,7 @@ impl Drop for Tracer {
     }
 }
 
-/// Line by line, until the pipe ends, and that with the child, or nobody listens.
+/// Line by line, until the pipe ends, and that with the child, or the receiver is gone.
 fn forward(pipe: impl Read + Send + 'static, lines: Sender<String>) {
     thread::spawn(move || {
         BufReader::new(pipe).lines().map_while(Result::ok).try_for_each(|line| lines.send(line))

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{Counters, Process, Sample, Watched};
 
-/// Between two looks at the generator's threads. What happens to a thread after the last one is not seen: a twentieth of
-/// a run of half a second.
+/// Between two samples of the generator's threads. A thread's time after its last sample is not counted: a twentieth of a run
+/// of half a second.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 
 /// Counts from [`Watch::begin`] to [`Watch::end`]. Ends with the value.

@@ -81,7 +81,7 @@ pub(super) fn latency(view: &View<'_>) -> Option<Hypothesis> {
     })
 }
 
-/// Replicated writes at full depth, where those of the log alone are much faster: what they do there and here.
+/// Replicated writes at full depth, if those of the log alone are much faster: their rates there and here.
 fn deep_loss(view: &View<'_>) -> Option<(Pair, Cell, f64, f64)> {
     let pair = pair(view)?;
     let deep = view.deepest(small(Direction::Write))?;

@@ -1,4 +1,4 @@
-//! The lowest layer by itself: no step shows what it costs, so it is asked with other sizes and on a smaller range.
+//! The lowest layer by itself: no step shows its cost, so its hypotheses use other sizes and a smaller range.
 
 use super::model::{Cause, Hypothesis, Predicted};
 use super::view::{View, small};

@@ -1,9 +1,9 @@
-//! Why a step, or the lowest layer, may cost what it costs: a guess, what it rests on, the number that it predicts, and
+//! Hypotheses: possible causes of the cost of a step, or of the lowest layer. Each has its grounds, a predicted number, and
 //! the run that decides.
 //!
-//! Everything here is pure: it is given rows and counters. A hypothesis whose run is missing asks for it
-//! ([`Hypothesis::asks`]) and is `open`; when the run is among the rows, its number supports or rejects the guess. It
-//! says whose doing it would be; which step costs most is the verdict's, with the grade that the repeats allow.
+//! Everything here is pure: rows and counters come in. A hypothesis whose run is missing requests it ([`Hypothesis::asks`])
+//! and is `open`; when the run is among the rows, its number supports or rejects the hypothesis. A hypothesis names the
+//! cause; the verdict names the step that costs most, with the grade that the repeats allow.
 
 mod hop;
 mod lowest;

@@ -120,7 +120,7 @@ pub struct Hypothesis {
     /// Index in [`Diagnosis::layers`](crate::result::Diagnosis::layers) of the layer at fault; absent where a process is short of
     /// processor time.
     pub layer: Option<usize>,
-    /// Whether the deciding run is there, and what it said.
+    /// Whether the deciding run is there, and its result.
     pub standing: Standing,
     /// Sentences with the numbers that it rests on.
     pub grounds: Vec<String>,

@@ -27,7 +27,7 @@ fn is_queued_sequential_write(cell: &Cell) -> bool {
         && cell.shape.direction == Direction::Write
 }
 
-/// The greatest loss of a queued sequential writer, if that is what it looks like.
+/// The greatest loss of a queued sequential writer, if order may be its cause.
 pub(super) fn arrival_order(view: &View<'_>) -> Option<Hypothesis> {
     let loss = view.losses().into_iter().find(|loss| is_queued_sequential_write(&loss.cell))?;
     let like =
@@ -48,7 +48,7 @@ pub(super) fn arrival_order(view: &View<'_>) -> Option<Hypothesis> {
     let (read, random) = (rates(&others[0])?, rates(&others[1])?);
     let depth = f64::from(loss.cell.queue_depth);
     let after = loss.after.median;
-    // Each request's own time, by Little's law: what the layer adds to a read is what it keeps of the queue.
+    // Each request's own time, by Little's law: the layer adds to a read the part of the queue that it holds.
     let each = |iops: f64| depth * 1e9 / iops;
     let added = (each(read.1) - each(read.0)).max(0.0);
     let queue_below = (depth - after * added / 1e9).max(0.0);

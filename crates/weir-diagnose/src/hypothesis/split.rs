@@ -16,7 +16,7 @@ const WORTH_ASKING: f64 = 1.5;
 /// The rate of the pieces comes as predicted when it does within this factor.
 const HOLDS: f64 = 1.5;
 
-/// The smallest piece that is asked for, in bytes: a logical block.
+/// The smallest piece, in bytes: a logical block.
 const SMALLEST: u32 = 512;
 
 /// Reads below for each write, from which on they are made for the writes' sake.
@@ -69,7 +69,7 @@ pub(super) fn split(view: &View<'_>) -> Option<Hypothesis> {
     })
 }
 
-/// The greatest loss of writes during which the layer below was read from, though nobody had asked for a read.
+/// The greatest loss of writes during which the layer below did reads, though the load had none.
 pub(super) fn partial(view: &View<'_>) -> Option<Hypothesis> {
     view.losses().into_iter().find_map(|loss| {
         let small = loss.cell;

@@ -265,7 +265,7 @@ fn writes_of_parts_of_blocks_are_told_from_a_layer_that_reads_for_itself() {
     assert_eq!((verdict.cause, verdict.cause_layer), (Some(Cause::PartialWrites), Some(3)), "{verdict:?}");
     // It reads whatever is written: the reads are for something else.
     assert_eq!(named(counted(partial, |_| Some(1.0))), None);
-    // Whole blocks are as slow: the reads are not what it costs.
+    // Whole blocks are as slow: the reads are not the cause.
     let slow: Latency = |cell| match cell.shape.direction {
         Direction::Read => io(cell, 500e3, 50e9, 8.0) + 5e3,
         _ => io(cell, 1e6, 50e9, 8.0),
@@ -307,13 +307,13 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     };
     assert_eq!(named(waits(|counters| counters.node_wait = Some(0.5))), Some(Cause::Processor));
     assert_eq!(named(waits(|counters| counters.replica_wait = Some(0.4))), Some(Cause::SlowReplica));
-    // As on two processors that the replica shares with the owner and the generator, measured: nobody else is there.
+    // As on two processors that the replica shares with the owner and the generator, measured: there is no other process.
     let small: fn(&mut Counters) = |counters| {
         (counters.replica_wait, counters.replica_busy) = (Some(0.34), Some(0.4));
         (counters.foreign_processors, counters.idle_processors) = (0.0, 0.85);
     };
     assert_eq!(named(waits(small)), None);
-    // Everybody waits: that is this machine's trouble, not the replica's.
+    // All processes wait: that is this machine's shortage, not the replica's.
     let all: fn(&mut Counters) =
         |counters| (counters.node_wait, counters.replica_wait) = (Some(0.5), Some(0.5));
     assert_eq!(named(waits(all)), Some(Cause::Processor));
@@ -334,7 +334,7 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     let verdict = diagnose(busy).verdict;
     assert_eq!(verdict.cause, None);
     assert!(verdict.cautions.iter().any(|caution| caution.contains("no processor was idle")), "{verdict:?}");
-    // Nobody else is there: three of our own on two processors wait for each other.
+    // There is no other process: three of our own on two processors wait for each other.
     let own: fn(&mut Counters) = |counters| {
         (counters.node_wait, counters.replica_wait, counters.generator_wait) =
             (Some(0.3), Some(0.7), Some(0.5));
@@ -344,7 +344,8 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     let mut short = waits(|counters| counters.generator_wait = Some(0.5));
     let verdict = diagnose(short).verdict;
     assert_eq!((verdict.cause, verdict.grade), (Some(Cause::Generator), Grade::GeneratorLimited));
-    // Short of it, it does not keep its queue full either, and its rows cannot be used: what it got counts all the same.
+    // Short of it, it does not keep its queue full either, and its rows cannot be used; its processor time counts all the
+    // same.
     short = waits(|counters| counters.generator_wait = Some(0.5));
     short[4].in_flight = 0.5;
     assert_eq!(named(short), Some(Cause::Generator));

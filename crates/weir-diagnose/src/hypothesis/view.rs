@@ -1,4 +1,4 @@
-//! The rows and what they compare to, with the questions that hypotheses ask of them.
+//! The rows and their comparisons, with the queries that hypotheses need.
 
 use crate::cell::{Cell, Direction, Pattern, Shape};
 use crate::comparison::{Comparisons, Difference, Judgement, SUSPICIOUS_FACTOR};
@@ -56,8 +56,8 @@ impl View<'_> {
         cells.max_by_key(|cell| cell.queue_depth).filter(|cell| cell.queue_depth > 1).copied()
     }
 
-    /// Losses on the way, the greatest first; also those that the repeats leave open and that are great enough to raise a
-    /// suspicion: the run that decides needs no step that is shown.
+    /// Losses on the path, the greatest first; also inconclusive ones that are great enough to raise a suspicion: the run
+    /// that decides does not need a confirmed step.
     pub(super) fn losses(&self) -> Vec<&Difference> {
         let open = |step: &Difference| {
             step.judgement == Judgement::Inconclusive && step.loss_factor() >= SUSPICIOUS_FACTOR

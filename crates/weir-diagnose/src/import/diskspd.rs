@@ -9,7 +9,7 @@ use crate::result::Measurement;
 
 type Problem = (String, String);
 
-/// The runs of a file: the profile says what was asked for, the results what came of it, span by span.
+/// The runs of a file: the profile has the load, the results have its figures, span by span.
 pub fn parse(text: &str) -> Result<Vec<Parsed>, Problem> {
     let nowhere = |problem: &str| (String::new(), problem.to_owned());
     let document = Document::parse(text).map_err(|error| nowhere(&format!("not DiskSpd's XML: {error}")))?;

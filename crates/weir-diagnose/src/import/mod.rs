@@ -1,7 +1,7 @@
 //! Rows from elsewhere: hand-typed tables, fio's JSON, DiskSpd's XML.
 //!
-//! They become the same rows as our own and go through the same checks and statistics. What a file does not say
-//! stays unsaid; what it says and cannot be is an error that names the place.
+//! They become the same rows as our own and go through the same checks and statistics. A figure that a file lacks stays
+//! absent; an impossible one is an error that names its place.
 
 mod csv;
 mod diskspd;
@@ -122,7 +122,7 @@ impl Import {
     /// The measurement that the files make up. Repeats are numbered as they come.
     ///
     /// # Errors
-    /// There are no rows, or an alternative names a layer that is not on the way.
+    /// There are no rows, or an alternative names a layer that is not on the path.
     pub fn into_diagnosis<S: AsRef<str>>(
         mut self,
         title: &str,

@@ -60,7 +60,7 @@ pub trait Target {
         Ok(())
     }
 
-    /// Runs the cell and blocks until it is done. Space that is read was written before; leaves warm-up out of what it returns.
+    /// Runs the cell and blocks until it is done. Reads only space that was written before; the result excludes the warm-up.
     ///
     /// # Errors
     /// The run failed, or was interrupted.
@@ -90,7 +90,7 @@ pub struct Plan {
     pub cells: Vec<Cell>,
     /// Runs of each cell at each layer, 1 to [`MOST_REPEATS`].
     pub repeats: u32,
-    /// Runs beyond the repeats, for steps that can still not be told: at most so many.
+    /// Runs beyond the repeats, for inconclusive steps: at most so many.
     pub extra_runs: usize,
     /// Runs beyond these that hypotheses may ask for, to be confirmed or rejected: at most so many.
     pub follow_ups: usize,
@@ -103,7 +103,7 @@ pub struct Plan {
 pub enum Start {
     /// From nothing.
     Fresh(Environment),
-    /// From what an earlier one left: its rows are kept, and what it did not do, or what failed, is run.
+    /// From an earlier one: its rows are kept, and missing and failed runs are run.
     Resume(Diagnosis),
 }
 

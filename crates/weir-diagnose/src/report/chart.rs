@@ -21,7 +21,7 @@ pub struct Chart {
     pub title: &'static str,
     /// The explanation of the answer.
     pub how_to_read: String,
-    /// Colours and what they mean.
+    /// Colours and their meaning.
     pub legend: &'static [(&'static str, &'static str)],
     /// Panels in groups; the reader compares those of one group.
     pub groups: Vec<Panels>,

@@ -68,7 +68,7 @@ fn usable<'a>(
     measured.collect()
 }
 
-/// The distributions of the layers on the way, a panel for each cell.
+/// The distributions of the layers on the path, a panel for each cell.
 pub fn distributions(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<Panel> {
     let of_layer = |(layer, name), cell: &Cell| {
         let runs = usable(diagnosis, findings, layer, cell);
@@ -82,8 +82,8 @@ pub fn distributions(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]
     cells.iter().filter_map(panel).collect()
 }
 
-/// The layers on the way over time, a row of panels for each cell: the repeat in the middle of those that are usable, the
-/// others as thin lines.
+/// The layers on the path over time, a row of panels for each cell: the repeat in the middle of the usable ones, the others
+/// as thin lines.
 pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Vec<(String, Vec<Panel>)> {
     let drawn = |cell: &&Cell| {
         let runs: Vec<(String, Vec<&Timeline>)> = ends_and_step(diagnosis, findings)
@@ -111,7 +111,7 @@ pub fn courses(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> V
     cells.iter().map(drawn).filter(|(_, panels)| !panels.is_empty()).collect()
 }
 
-/// The layers on the way, from the bottom; of a long way the lowest one and the step that is named, or its ends.
+/// The layers on the path, from the bottom; of a long path the lowest one and the named step, or its ends.
 fn ends_and_step(diagnosis: &Diagnosis, findings: &Findings) -> Vec<usize> {
     let chain: Vec<usize> = diagnosis.chain().map(|(layer, _)| layer).collect();
     if chain.len() <= MOST_COURSES {

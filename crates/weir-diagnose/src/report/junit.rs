@@ -13,7 +13,7 @@ use crate::result::Diagnosis;
 use crate::threshold::Threshold;
 use crate::{reliability, table, verdict};
 
-/// The document, for the thresholds that were asked for.
+/// The document, for the requested thresholds.
 ///
 /// # Errors
 /// Never in practice: it is rendered to memory.

@@ -171,7 +171,7 @@ fn unused(diagnosis: &Diagnosis, findings: &Findings) -> Option<Section> {
     })
 }
 
-/// The end of every report: the environment, the command that repeats it, and what it does not say.
+/// The end of every report: the environment, the command that repeats it, and the report's limits.
 fn closing(
     facts: Vec<(&'static str, String)>,
     environment: &Environment,

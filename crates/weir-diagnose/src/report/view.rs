@@ -137,7 +137,7 @@ fn step(difference: &Difference) -> page::Cell {
     page::Cell { remark, class: class.to_owned(), ..page::Cell::text(verdict::in_short(difference)) }
 }
 
-/// The environment, as pairs of a word and what it is.
+/// The environment, as pairs of a word and its value.
 pub fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
     let environment = &diagnosis.environment;
     if !environment.imported_from.is_empty() {
