@@ -130,7 +130,7 @@ pub(crate) fn largest_whole(pool: &BufferPool, info: &LayerInfo) -> u64 {
     (largest_fair(pool) as u64).min(info.max_transfer.into())
 }
 
-/// Bytes of a part, a multiple of every block size: small enough that several are under way at once.
+/// Bytes of a part, a multiple of every block size: small enough that several are in flight at once.
 pub(crate) fn part_size(pool: &BufferPool, info: &LayerInfo) -> u64 {
     let most = largest_whole(pool, info).min(2 * LARGEST_PART) / 2;
     1 << most.max(info.logical_block.into()).ilog2()

@@ -32,8 +32,7 @@ pub enum Address {
     Tcp {
         /// Address and port; port 0 takes a free one.
         address: SocketAddr,
-        /// Allows an address that other hosts can reach. Whoever reaches it can read and write the disks, in
-        /// plain text.
+        /// Allows an address that other hosts can reach. Any client there can read and write the disks, in plain text.
         beyond_loopback: bool,
     },
 }
@@ -65,13 +64,13 @@ impl Default for ListenerConfig {
 /// Why a listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody answers at the path already.
+    /// Another process answers at the path.
     #[error("{}: another process listens there; stop it, or choose another path", .0.display())]
     InUse(PathBuf),
     /// Something that is not a socket is in the way.
     #[error("{}: not a socket; remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// Plain NBD beyond this host has to be asked for.
+    /// Plain NBD beyond this host needs explicit permission.
     #[error(
         "{0} is reachable from other hosts, and NBD without TLS lets anybody who reaches it read and write the \
          disks; listen on a loopback address, or allow it expressly"
@@ -102,7 +101,7 @@ pub struct Client {
 
 /// Brings a client to the shard that owns its disk.
 pub trait Attach: Send + Sync {
-    /// Called on the control plane; must not block. Whoever drops the client disconnects it.
+    /// Called on the control plane; must not block. Dropping the client disconnects it.
     fn attach(&self, client: Client);
 }
 
@@ -194,7 +193,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix { path, .. } = &self.socket {
-            // Somebody else may have removed it, and then it is as it should be.
+            // The file may be removed already, which is as it should be.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -218,8 +217,8 @@ async fn clear_path(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Creates the socket and only then lets anybody in: between `bind` and `listen` its mode is set, so that at no
-/// moment a stranger can connect.
+/// Creates the socket and only then accepts clients: between `bind` and `listen` its mode is set, so that no other user can
+/// connect at any moment.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -120,7 +120,7 @@ fn an_error_while_the_ends_are_read_fails_the_write_and_frees_the_others() {
     assert_eq!(client.answer(0).error, 0);
 }
 
-/// A client that goes away while it waits to be alone, or while it is, holds nobody up.
+/// A client that goes away while it waits to be alone, or while it is, does not block others.
 #[test]
 fn who_goes_away_in_the_middle_holds_nobody_up() {
     let server = server(512);

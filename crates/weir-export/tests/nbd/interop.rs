@@ -1,4 +1,4 @@
-//! Real clients: what they say about the export, and whether what they read is what they wrote.
+//! Real clients: their view of the export, and a comparison of the data that they write and read.
 
 use std::sync::atomic::Ordering;
 

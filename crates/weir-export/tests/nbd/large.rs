@@ -1,4 +1,4 @@
-//! Requests up to the largest payload, which are worked off in parts where a layer or the memory takes less at once.
+//! Requests up to the largest payload, processed in parts where a layer or the memory takes less at once.
 
 use std::sync::atomic::Ordering;
 

@@ -197,7 +197,7 @@ impl Connection {
         (bytes.len() - rest.len(), stop)
     }
 
-    /// Answers a request that is not in order. What it carries is thrown away.
+    /// Answers an invalid request and discards its payload.
     fn refuse(&mut self, head: &RequestHead, refusal: Refusal, turn: &mut Turn<'_>) -> Result<usize, Stop> {
         self.admit(Need::REPLY, turn)?;
         self.skip = head.payload;

@@ -108,7 +108,7 @@ enum State {
     Refusing,
     /// Nothing more is read; what is in flight is still answered.
     Closing,
-    /// The socket is closed. What is in flight has to come back before the connection may be dropped.
+    /// The socket is closed. Requests in flight have to complete before the connection may be dropped.
     Dead,
 }
 
@@ -136,7 +136,7 @@ struct InFlight {
     arrived: Nanos,
     /// Bytes of buffers that it holds.
     memory: usize,
-    /// Bytes of a read's buffer before those that were asked for.
+    /// Bytes of a read's buffer before the requested ones.
     from: usize,
     /// Room for the reply to `BLOCK_STATUS`.
     status: Option<Buffer>,
@@ -169,9 +169,9 @@ struct Need {
     at_layer: Option<(RequestKind, u64)>,
     /// Bytes of buffers.
     memory: usize,
-    /// Nothing of the connection is under way, and all its replies are out.
+    /// No request of the connection is in flight, and all its replies are out.
     alone: bool,
-    /// It changes parts of blocks: no other change of the disk is under way.
+    /// It changes parts of blocks: no other change of the disk is in flight.
     parts_of_blocks: bool,
 }
 
@@ -376,9 +376,9 @@ impl Connection {
         }
     }
 
-    /// Begins to end in good order: serves what has arrived and what arrives, and keeps the replies until nothing is
-    /// unanswered ([`Connection::is_quiet`]). A client has a limited number of requests under way, so that it falls silent when
-    /// it gets no replies; what it has asked for by then is answered together, and the end of the connection comes behind that.
+    /// Begins an orderly end: serves requests that have arrived and that arrive, and keeps the replies until no request is
+    /// unanswered ([`Connection::is_quiet`]). A client has a limited number of requests in flight, so that it stops sending
+    /// when it gets no replies; its requests up to then are answered together, and the end of the connection follows.
     pub fn drain(&mut self) {
         if self.state == State::Open {
             self.state = State::Draining;
@@ -496,7 +496,7 @@ impl Connection {
 /// The error for requests for which a closing disk does not wait.
 const CLOSING: &str = "the disk is closing; look up its address again";
 
-/// A client from which nothing has come for so long, and which waits for replies, has nothing under way any more.
+/// A client from which nothing has come for so long, and which waits for replies, has no request in flight any more.
 const QUIET: Duration = Duration::from_millis(5);
 
 /// The error for a request that a layer answered inconsistently.

@@ -194,7 +194,7 @@ impl Connection {
         self.finish_whole(whole, meter);
     }
 
-    /// Data of a read. What has failed already sends no more.
+    /// Data of a read. A failed request sends no more.
     fn send_part(&mut self, whole: u32, at: u64, data: crate::nbd::replies::Data, meter: &mut Meter) {
         let is_last = self.is_over(whole);
         let counted = self.counted(whole);
@@ -228,7 +228,7 @@ impl Connection {
         self.wholes[whole as usize].under_way == 0 && !is_rest && !is_incoming
     }
 
-    /// Notes why a request fails. What is not at the layer yet does not get there any more.
+    /// Records why a request fails. Parts that are not at the layer yet are not submitted any more.
     fn fail(&mut self, whole: u32, why: (u32, &'static str)) {
         self.wholes[whole as usize].failed.get_or_insert(why);
         let rest = self.rest.take_if(|rest| rest.whole == whole);

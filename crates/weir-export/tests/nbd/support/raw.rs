@@ -1,4 +1,4 @@
-//! A client that says what it likes.
+//! A client that can send anything.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -131,7 +131,7 @@ impl RawClient {
         RawClient { stream }
     }
 
-    /// Connects and enters the transmission phase, having asked for the block sizes.
+    /// Connects and enters the transmission phase, with block sizes negotiated.
     pub fn enter(socket: &Path, export: &str, structured: bool) -> RawClient {
         RawClient::enter_with(socket, export, structured, &[info::BLOCK_SIZE])
     }

@@ -189,7 +189,7 @@ impl Server {
         receiver.recv().expect("the shard answers")
     }
 
-    /// Looks until it likes what it sees.
+    /// Polls the state until the condition holds.
     pub fn wait_until(&self, what: &str, condition: impl Fn(&State) -> bool) {
         let start = Nanos::now();
         loop {

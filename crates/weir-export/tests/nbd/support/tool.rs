@@ -12,7 +12,7 @@ pub fn run(program: &str, arguments: &[&str]) -> Output {
     })
 }
 
-/// Runs a program that must succeed; returns what it printed.
+/// Runs a program that must succeed; returns its output.
 pub fn run_ok(program: &str, arguments: &[&str]) -> String {
     let output = run(program, arguments);
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
