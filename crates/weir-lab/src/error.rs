@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use weir_node::api::ApiError;
 
-/// Why a lab did not do what it was asked. Says what to do.
+/// Why a lab did not execute an order, with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// There is no lab in this directory.

@@ -31,7 +31,7 @@ const TAIL: usize = 4 << 10;
 /// Begins the lines that the guest's first process prints for us.
 const MARK: &str = "@@weir ";
 
-/// Why a guest did not do what it was asked.
+/// Why a guest did not execute an order.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// The kernel and the initramfs cannot be made.
@@ -51,9 +51,9 @@ pub enum GuestError {
     /// QEMU or its console cannot be reached.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// QEMU ended: it was killed, could not open a disk, or the guest's kernel panicked.
@@ -77,7 +77,7 @@ pub enum GuestError {
     Script {
         /// Its exit code.
         code: i32,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
 }
@@ -109,7 +109,7 @@ impl GuestImage {
     }
 }
 
-/// What to boot, and with what.
+/// The configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     /// Kernel and initramfs.
@@ -206,7 +206,7 @@ fn nbd_client(uri: &str, reconnect_delay: Duration) -> Result<Value, GuestError>
     }))
 }
 
-/// What came from a pipe so far.
+/// The data from a pipe so far.
 #[derive(Default)]
 struct Transcript {
     text: Mutex<Text>,
@@ -289,7 +289,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU and waits until the guest takes scripts; one that is to come by migration is not waited for.
+    /// Starts QEMU and waits until the guest takes scripts; does not wait for a guest that is to come by migration.
     ///
     /// # Errors
     /// [`GuestError::Uri`]; [`GuestError::System`] when QEMU cannot be started; [`GuestError::Ended`] when it gives up (a
@@ -309,8 +309,8 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Runs a shell script in the guest and returns what it printed. One script at a time: after a
-    /// [`GuestError::Timeout`] the guest still works on the old one, and its answer is waited for first.
+    /// Runs a shell script in the guest and returns its output. One script at a time: after a [`GuestError::Timeout`] the
+    /// guest still works on the old one, and this waits for its answer first.
     ///
     /// # Errors
     /// [`GuestError::Script`] when it ends with another code than 0; [`GuestError::Timeout`]; [`GuestError::Ended`].

@@ -1,12 +1,12 @@
-//! A network of one's own for a lab: each node in a network namespace, joined by a bridge in one more, and any way from one
+//! A network of its own for a lab: each node in a network namespace, joined by a bridge in one more. Any link from one node
 //! to another can be cut, one direction at a time.
 //!
 //! The nodes' Unix sockets (API, NBD, registry) do not belong to a network and work as ever, so tests reach every node
-//! whatever is cut. The way to the registry leads through a relay (`relay.rs`) and is cut there. Through it the
-//! registry cannot see the end of a node's process: it learns of it as in a cluster of several machines, by the lease.
+//! whatever is cut. The link to the registry leads through a relay (`relay.rs`) and is cut there. Through it the registry
+//! cannot see the end of a node's process: it learns of it by the lease, as in a cluster of several machines.
 //!
-//! Needs root, iproute2 and nftables. A namespace is named after the process that made it (`weir-PID-START-…`); whoever makes the
-//! next ones removes those whose process has ended without doing so.
+//! Needs root, iproute2 and nftables. A namespace is named after the process that made it (`weir-PID-START-…`); the next
+//! process to make some removes those whose process has ended.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -98,8 +98,8 @@ impl Network {
         ip(&["-n", &here, "link", "set", "lo", "up"])
     }
 
-    /// Cuts these ways, each from the first to the second, beside those that are cut already. What is sent is lost without a
-    /// word, as by a switch that fails. One of the two may be [`REGISTRY`].
+    /// Cuts these links, each from the first to the second, beside those that are cut already. Packets are lost silently, as
+    /// by a switch that fails. One of the two may be [`REGISTRY`].
     ///
     /// # Errors
     /// There is no such node, or the system refuses.
@@ -247,7 +247,7 @@ fn ip(arguments: &[&str]) -> Result<(), LabError> {
     run("ip", arguments, "")
 }
 
-/// Runs a tool with `input`; what it complained of is in the error.
+/// Runs a tool with `input`; the error contains its complaint.
 fn run(program: &str, arguments: &[&str], input: &str) -> Result<(), LabError> {
     let what = || LabError::system(format!("running `{program} {}`", arguments.join(" ")));
     let mut command = Command::new(program);

@@ -53,10 +53,10 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Forwards what connects to `socket` to `registry`.
+    /// Forwards connections at `socket` to `registry`.
     ///
     /// # Errors
-    /// The socket cannot be had.
+    /// The socket is not available.
     pub fn listen(socket: &Path, registry: &Path) -> io::Result<Relay> {
         // A former lab's.
         match std::fs::remove_file(socket) {

@@ -298,8 +298,8 @@ fn a_full_log_refuses_writes_when_the_configured_wait_is_over() {
     assert_sound(&place, &mut load);
 }
 
-/// An immutable file takes no writes, also from those who have it open: what a filesystem that was remounted read-only
-/// does, which Linux grants only when nobody writes.
+/// An immutable file takes no writes, not even on open descriptors: the behaviour of a filesystem that was remounted
+/// read-only, which Linux permits only without open writers.
 #[test]
 fn a_backing_that_takes_no_writes_for_a_while() {
     let _turn = alone();

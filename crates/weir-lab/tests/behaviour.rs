@@ -62,7 +62,7 @@ fn a_replica_is_added_beside_live_writes() {
 /// No cliff: from one window to the next latency changes by little, and nothing ever stands still.
 #[test]
 fn latency_rises_smoothly_while_the_log_fills() {
-    /// Ten times what the windows around have, and below this many milliseconds nobody would call it a step.
+    /// A step is ten times the median of the windows around it, and at least this many milliseconds.
     const STEP: (f64, f64) = (10.0, 100.0);
     let _turn = alone();
     let filling = fill_log(Duration::from_secs(8), seed());

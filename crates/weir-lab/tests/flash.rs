@@ -58,7 +58,7 @@ fn all_copies_on_flash_survive_all_processes() {
     all_killed(3, "write-back+1", &["n3", "n2", "n1"]);
 }
 
-/// A replica that starts again has its copy still: the set does not change, and nobody fills anything anew.
+/// A replica that starts again still has its copy: the set does not change, and no copy is filled anew.
 #[test]
 fn a_replica_that_starts_again_keeps_its_place() {
     let _turn = alone();

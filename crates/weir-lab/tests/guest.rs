@@ -1,4 +1,4 @@
-//! The test guest itself, on nbdkit's disks: what it finds must not depend on Weir.
+//! The test guest itself, on nbdkit's disks: its results must not depend on Weir.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};

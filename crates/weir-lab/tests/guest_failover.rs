@@ -37,14 +37,14 @@ fn a_guest_waits_while_its_disk_moves_to_another_node() {
     let relay = Relay::listen(&bench.directory.path().join("relay"), bench.locate());
     let mut guest = boot_with_files(&relay);
 
-    // Writing and syncing goes on in the background, and hence is under way when the node dies.
+    // Writing and syncing goes on in the background, and hence is in progress when the node dies.
     guest.run(&format!("{FILL}{KEEP_WRITING}"), SOON).unwrap();
     let former = bench.owner();
     bench.lab.kill(&former).unwrap();
     let successor = bench.owner();
     assert_ne!(successor, former);
 
-    // It has gone on once two more rounds are complete: the one that was under way, and one after it.
+    // It has gone on once two more rounds are complete: the one in progress, and one after it.
     guest.run(GO_ON, SOON).unwrap_or_else(|error| {
         panic!("{error}\n{} connections, {:#?}{}", relay.forwarded(), bench.disk(), bench.logs())
     });

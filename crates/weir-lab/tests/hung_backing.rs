@@ -1,5 +1,5 @@
-//! One of twenty disks of a shard has a backing that does not answer: the others notice nothing, the node says what hangs, and
-//! takes over what it is to take over. Needs root, for FUSE and loop devices.
+//! One of twenty disks of a shard has a backing that does not answer: the others notice nothing, the node reports the hanging
+//! disk, and it takes over the disks that it should. Needs root, for FUSE and loop devices.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -53,7 +53,7 @@ impl Lun {
         Lun { disk, at }
     }
 
-    /// From now on nobody gets an answer.
+    /// From now on no request is answered.
     fn hang(&self) {
         self.disk.fail_power();
     }

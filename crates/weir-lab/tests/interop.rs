@@ -115,7 +115,7 @@ fn qemu_converts_compares_and_maps_across_a_takeover() {
         let commands = commands.iter().flat_map(|command| ["-c", command]);
         run("qemu-io", raw.into_iter().chain(["-t", "none"]).chain(commands).chain([uri.as_str()]))
     };
-    // Only what it says tells whether a pattern was found.
+    // Only its output tells whether a pattern was found.
     let said = io(&[
         "write -f -P 0xa5 512 1M",
         "read -P 0xa5 512 1M",
@@ -137,7 +137,7 @@ fn qemu_converts_compares_and_maps_across_a_takeover() {
     ]);
     assert!(!said.contains("failed") && !said.contains("error"), "{said}");
     assert!(run_differs(source, &uri), "qemu-io has written nothing");
-    // The same changes to the file. What was discarded may hold anything: it is copied.
+    // The same changes to the file. Discarded ranges may have any content: they are copied.
     run("qemu-img", ["convert", "-f", "raw", "-O", "raw", &uri, source]);
     assert_eq!(compare(&uri), "Images are identical.\n");
 

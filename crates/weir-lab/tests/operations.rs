@@ -23,7 +23,7 @@ fn other_nodes_say_where_the_disk_is() {
     let _turn = alone();
     let bench = Bench::up(2, "write-back+1", |_| {});
     let there = uri(&bench).to_string();
-    // Whichever node is asked, it says where the disk is exported.
+    // Any node answers with the address of the export.
     let other = bench.lab.client("n2").unwrap();
     assert_eq!(other.export(DISK, &Export::default()).unwrap().uris[0], there);
     let here = Export { on: Some("n2".into()), ..Export::default() };
@@ -33,7 +33,7 @@ fn other_nodes_say_where_the_disk_is() {
     let elsewhere = format!("nbd+unix:///{DISK}?socket={}", bench.lab.node("n2").unwrap().nbd_unix.display());
     let error = NbdClient::connect(&elsewhere.parse().unwrap()).unwrap_err().to_string();
     assert!(error.contains("owned by node n1"), "{error}");
-    // Asked for by name, a node makes another the owner.
+    // A request to one node makes another, named one the owner.
     let wanted = CreateDisk {
         name: "d2".into(),
         volume: "pool".into(),
@@ -81,7 +81,7 @@ fn policies_change_on_line() {
         for (number, policy) in
             ["write-through", "write-back+2", "write-back+0", "write-back+1"].iter().enumerate()
         {
-            // Any node takes the order, whoever the owner is.
+            // Any node takes the request, whichever is the owner.
             let client = bench.lab.client(&format!("n{}", number % 3 + 1)).unwrap();
             assert_eq!(client.set_policy(DISK, policy).unwrap().requested, *policy);
             let view = bench.wait_effective();
@@ -195,8 +195,8 @@ fn deletion_is_asked_for_twice_and_leaves_nothing() {
     assert_eq!(back, [0; BLOCK as usize]);
 }
 
-/// P5: when every copy of the log is lost, the disk is not served until somebody accepts that; then it is as it was at some
-/// moment, with everything before and nothing after.
+/// P5: when every copy of the log is lost, the disk is not served until an operator accepts that; then it is as it was at
+/// some moment, with everything before and nothing after.
 #[test]
 fn a_lost_log_is_accepted_by_people_only() {
     const BLOCKS: u64 = 64;

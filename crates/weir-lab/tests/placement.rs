@@ -49,7 +49,7 @@ fn a_disk_on_a_medium_that_nobody_has_is_refused() {
     assert!(!bench.directory.path().join("pool/d2.raw").exists(), "nothing is left of it");
 }
 
-/// P10: a node keeps no more logs than it has room for, and nobody asks it to keep more.
+/// P10: a node keeps no more logs than it has room for, and is not asked to keep more.
 #[test]
 fn logs_beyond_a_nodes_room_go_elsewhere_and_then_nowhere() {
     let _turn = alone();
@@ -188,7 +188,7 @@ fn after_a_move_the_set_is_rebuilt_around_the_new_owner() {
     judge(&bench, load, seed);
 }
 
-/// A strict policy that cannot be had is write-through, and comes back by itself when it can.
+/// A strict policy that is not possible is write-through, and comes back by itself when it is.
 #[test]
 fn what_a_strict_policy_cannot_have_is_write_through_until_it_can() {
     let _turn = alone();
@@ -203,7 +203,7 @@ fn what_a_strict_policy_cannot_have_is_write_through_until_it_can() {
         assert_eq!((view.requested.as_str(), view.replicas.len()), ("write-back+1in", 0));
         bench.lab.start("n2").unwrap();
         wait_places(&bench, &domains, 1, 0);
-        // On line, from one that can be had to one that cannot, and back.
+        // On line, from a possible one to an impossible one, and back.
         let client = bench.lab.client("n3").unwrap();
         client.set_policy(DISK, "write-back+2out").unwrap();
         bench.wait(|view| view.effective == "write-through" && view.requested == "write-back+2out");

@@ -87,7 +87,7 @@ fn half_destaged(filesystem: &SmallFilesystem) -> Bench {
     bench
 }
 
-/// A lab that has acknowledged writes in memory only is not ended. What it says of them.
+/// A lab that has acknowledged writes in memory only refuses to end. Returns its explanation.
 fn refused(bench: &Bench) -> String {
     let refused = lab_down(bench, &[]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -116,7 +116,7 @@ fn a_lab_that_would_lose_acknowledged_writes_does_not_end_unless_told() {
     nbd.read(23 * MIB, &mut back).unwrap();
     assert_eq!(back, vec![24; MIB as usize], "it goes on");
     drop(nbd);
-    // Told to wait, it ends when there is room again, and not when nobody answers.
+    // With the order to wait, it ends when there is room again, and not when no node answers.
     thread::scope(|scope| {
         let ends = scope.spawn(|| lab_down(&bench, &["--wait"]));
         thread::sleep(Duration::from_secs(1));
@@ -213,7 +213,7 @@ fn a_lab_does_not_take_one_checkpoint_for_an_empty_log() {
     let filesystem = SmallFilesystem::mount(64 * MIB);
     let bench = half_destaged(&filesystem);
     let before = bench.wait(|_| true).detail.unwrap();
-    // Nothing is asserted before everybody can end.
+    // Asserts come after all threads can end.
     let (moved, refused, waited, ended) = thread::scope(|scope| {
         let waits = scope.spawn(|| lab_down(&bench, &["--wait"]));
         let refuses = scope.spawn(|| lab_down(&bench, &[]));
@@ -396,8 +396,8 @@ impl Notes {
     }
 }
 
-/// The storage stands still while a disk is made, and whoever asked for it does not wait so long. The call to the storage is under way
-/// all the same, and its file is nobody's if nobody waits for it.
+/// The storage hangs while a disk is created, and the client does not wait so long. The call to the storage is in flight all
+/// the same, and its file is orphaned if no process waits for it.
 #[test]
 fn a_disk_is_made_or_not_when_its_client_has_gone() {
     let _turn = alone();
@@ -503,7 +503,7 @@ fn a_stop_does_not_wait_for_flash_that_hangs() {
         thread::sleep(Duration::from_millis(20));
     }
     let (took, state) = (Nanos::now() - began, node.state());
-    // Or what is under way there would keep the process.
+    // Otherwise I/O in flight there would keep the process.
     flash.power_off();
     eprintln!("{state:?} after {took:?}");
     assert!(state == ProcessState::Gone && took < Duration::from_secs(20), "{took:?}{}", bench.logs());

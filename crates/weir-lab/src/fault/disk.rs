@@ -7,9 +7,9 @@
 //! requests that wait, the one that the head can reach first comes first; within a track they are taken as they arrived, so a
 //! sequential writer who loses its order pays with revolutions.
 //!
-//! Two liberties: the stroke is spread over the size that the disk is given, however small, so that a measurement on
-//! part of the address space means what it would on the whole disk; and tracks are skewed such that going on to the next
-//! one costs nothing.
+//! Two simplifications: the stroke is spread over the disk's size, however small, so that a measurement on part of the
+//! address space means what it would on the whole disk; and tracks are skewed such that going on to the next one costs
+//! nothing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -76,7 +76,7 @@ struct ReadAhead {
     since: Nanos,
     /// The head is needed elsewhere: what is there is there.
     stopped: bool,
-    /// The last byte that was asked for.
+    /// The end of the last requested range.
     asked: u64,
 }
 

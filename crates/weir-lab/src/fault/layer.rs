@@ -18,7 +18,7 @@ const MOST: usize = 1024;
 /// Bytes of writes that are held at most: twice the largest request (P10).
 const MOST_BYTES: usize = 64 << 20;
 
-/// Set in every tag that goes down from here. Who submits past this layer keeps tags of its own without it, or with
+/// Set in every tag that goes down from here. A layer that submits past this one keeps tags of its own without it, or with
 /// the highest bit, and their answers pass through.
 const OURS: u64 = 1 << 62;
 const MARKS: u64 = 3 << 62;
@@ -189,7 +189,7 @@ impl<L: Layer, T: Timing> Layer for Held<L, T> {
         self.given = false;
         self.inner.advance(reactor, &mut self.finished);
         self.take_answers(done);
-        // An answer may have made room for the next; what it starts is answered in the next turn.
+        // An answer may have made room for another request, which is then answered in the next turn.
         self.pass_on(reactor);
         done.append(&mut self.failed);
     }

@@ -31,11 +31,11 @@ pub struct Line {
     arrivals: u64,
     /// Let in and not returned.
     in_flight: usize,
-    /// Nobody overtakes here: the time at which the last one left what keeps the order.
+    /// No request overtakes here: the departure time of the last one that keeps the order.
     last: Nanos,
     /// The time at which the link is free again.
     link_free: Nanos,
-    /// Absent where nobody loses the order.
+    /// Absent if the order is kept.
     dispatchers: Option<Submitters>,
     tier: Contents,
     phase: Phase,
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(line.next(Nanos(5000 * US)), Some((1, Fate::PassOn)));
         line.arrive(request(2, 2, 4096), Nanos(6000 * US));
         assert_eq!(line.next(Nanos(6000 * US)), Some((2, Fate::PassOn)));
-        // A limit that is lifted lets everybody in who waits.
+        // Lifting a limit admits all waiting requests.
         line.switch.set(Faults { in_flight: 1, ..Faults::default() });
         (3..6).for_each(|key| line.arrive(request(key, 3, 4096), Nanos(7000 * US)));
         line.switch.set(Faults::default());

@@ -19,7 +19,7 @@ const LONGEST: u64 = 4096;
 /// Time limit of an order.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// An order. What is not named in it is as without faults: an empty set clears a place.
+/// An order. Settings that it does not name are as without faults: an empty set clears a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
@@ -32,7 +32,7 @@ pub enum Order {
         /// The faults there from now on.
         faults: Faults,
     },
-    /// The way of replication to this node.
+    /// The replication link to this node.
     Link(LinkFaults),
 }
 
@@ -63,7 +63,7 @@ pub fn send(socket: &Path, order: &Order) -> Result<(), LabError> {
 /// Takes orders at `socket` (mode of the directory that it is in) until the process ends.
 ///
 /// # Errors
-/// No socket, or no thread, can be had.
+/// No socket, or no thread, is available.
 pub fn serve(socket: &Path, board: Board, relay: Relay) -> io::Result<()> {
     if socket.exists() {
         // Of a former process: the lab runs one node in a directory.

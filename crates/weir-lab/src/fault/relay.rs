@@ -16,7 +16,7 @@ use weir_block::Nanos;
 /// Bytes that are read at once.
 const PIECE: usize = 64 << 10;
 
-/// Pieces under way in one direction: beyond it the sender is pushed back.
+/// Pieces in flight in one direction: beyond it the sender is pushed back.
 const UNDER_WAY: usize = 64;
 
 /// The faults of the link to a node.
@@ -40,14 +40,14 @@ impl Relay {
     /// Listens beside `target`, on the same address and a free port, and forwards every connection there.
     ///
     /// # Errors
-    /// No port, or no thread, can be had.
+    /// No port, or no thread, is available.
     pub fn start(target: SocketAddr) -> io::Result<Relay> {
         let listener = TcpListener::bind((target.ip(), 0))?;
         let relay = Relay { address: listener.local_addr()?, faults: Arc::default() };
         let faults = Arc::clone(&relay.faults);
         thread::Builder::new().name("lab-relay".into()).spawn(move || {
             for client in listener.incoming().flatten() {
-                // A node that is not there (yet) hangs up on whoever asks; they try again.
+                // A node that is not there (yet) hangs up; the client tries again.
                 let forwarded =
                     TcpStream::connect(target).and_then(|server| forward(client, server, &faults));
                 if let Err(error) = forwarded {

@@ -12,7 +12,7 @@ use weir_block::{
 
 use super::settings::Switch;
 
-/// Changes of data under way at most (P10).
+/// Changes of data in flight at most (P10).
 const MOST: usize = 256;
 
 /// Bytes of writes and of whole sectors at most (P10): twice the largest request.
@@ -31,7 +31,7 @@ pub struct Sectors<L> {
     sector: u64,
     size: u64,
     changes: Slab<Change>,
-    /// In order: the first one touches sectors of a change under way, or the layer below has no room.
+    /// In order: the first one touches sectors of a change in flight, or the layer below has no room.
     waiting: VecDeque<Request<'static>>,
     /// Sectors that were read and overlaid, to be written as soon as there is room.
     whole: VecDeque<(usize, Buffer)>,
@@ -40,7 +40,7 @@ pub struct Sectors<L> {
     pool: BufferPool,
 }
 
-/// A change of data under way: no other one touches its sectors.
+/// A change of data in flight: no other one touches its sectors.
 struct Change {
     tag: Tag,
     sectors: Range<u64>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest delay, jitter or hold, in microseconds: a minute. What is longer is a mistake in an order.
+/// Longest delay, jitter or hold, in microseconds: a minute. A longer one is a mistake in an order.
 const LONGEST_US: u64 = 60_000_000;
 
 /// Largest sector, in bytes.

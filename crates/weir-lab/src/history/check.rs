@@ -16,7 +16,7 @@ use weir_block::Nanos;
 
 use super::{Action, FOREIGN, INITIAL, Operation};
 
-/// Violations that are kept to be told, one of each sector (the others there mostly follow from it); all are counted.
+/// Violations that are kept for the report, one of each sector (the others there mostly follow from it); all are counted.
 const MOST_TOLD: usize = 4;
 
 /// The result of the check.
@@ -34,7 +34,7 @@ pub struct Judgement {
     pub violations: u64,
     /// The first of some sectors.
     pub first: Vec<Violation>,
-    /// One of the present sector has been told.
+    /// One of the present sector is kept.
     told: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct Judgement {
 pub enum Violation {
     /// Two writes of one value: the record is wrong, and nothing can be said.
     WrittenTwice([Operation; 2]),
-    /// A read of what nobody has written.
+    /// A read of a value that no client has written.
     NeverWritten(Operation),
     /// A read that ended before the write of its value began.
     ReadBeforeWritten {
@@ -70,7 +70,7 @@ pub struct Witness {
     pub value: u64,
     /// Its earliest answer: since then it has certainly been there. `None` for the beginning of the history, or for never.
     pub there: Option<Operation>,
-    /// The operation with this value that was sent last. `None` when nobody has read what was there in the beginning.
+    /// The operation with this value that was sent last. `None` if no client has read the initial content.
     pub needed: Option<Operation>,
 }
 

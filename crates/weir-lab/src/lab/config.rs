@@ -52,7 +52,7 @@ pub struct LabConfig {
     pub stop_wait: Duration,
     /// Threads for I/O, per node.
     pub shards: usize,
-    /// Memory for requests under way, per shard.
+    /// Memory for requests in flight, per shard.
     pub buffers: Size,
     /// Memory for each write log; not less than 64 MiB.
     pub log: Size,

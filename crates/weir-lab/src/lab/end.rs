@@ -1,4 +1,5 @@
-//! The end of a lab: nodes destage everything before they stop. What would be lost is said before, and what is lost afterwards.
+//! The end of a lab: nodes destage everything before they stop. It reports a possible loss before, and the actual one
+//! afterwards.
 
 mod awaited;
 mod lost;
@@ -20,7 +21,8 @@ use crate::process::{ProcessId, ProcessState};
 /// A log from which nothing reaches its backing for so long is not going to be empty soon.
 const STUCK: Duration = Duration::from_secs(8);
 
-/// Nodes are asked one after the other, and hear of a change one after the other: only what they say for so long is believed.
+/// Nodes are asked one after the other, and learn of a change one after the other: only a report that is stable for so long
+/// counts.
 const CALM: Duration = Duration::from_millis(500);
 
 /// Between two looks at the nodes.
@@ -54,13 +56,13 @@ impl Lab {
         self.down_as(Ending::Refuse, |_| {})
     }
 
-    /// As [`Lab::down`], told what to do about a backing that takes nothing. `tell` hears what it waits for, a line at a time.
-    /// Without [`Ending::Force`] no node is killed: one that still destages is waited for.
+    /// As [`Lab::down`], with orders for a backing that takes nothing. `tell` gets the reasons of waits, a line at a time.
+    /// Without [`Ending::Force`] no node is killed: this waits for one that still destages.
     ///
     /// # Errors
-    /// [`LabError::Lost`]: the lab has ended, and not all that was acknowledged is in its backings. Or a process cannot be ended.
+    /// [`LabError::Lost`]: the lab has ended, and not all acknowledged data is in its backings. Or a process cannot be ended.
     pub fn down_as(mut self, ending: Ending, mut tell: impl FnMut(&str)) -> Result<(), LabError> {
-        // A refusal leaves it to whoever has the lab to end it another way.
+        // A refusal leaves the lab running, so that its user can end it another way.
         self.ends_with_us = false;
         let paused = self.resume_paused(&mut tell)?;
         let mut clean = Vec::new();
@@ -92,7 +94,7 @@ impl Lab {
         if lost.is_empty() { Ok(()) } else { Err(LabError::Lost(lost)) }
     }
 
-    /// Resumes the paused processes: a process that stands still can neither say what it holds nor destage it.
+    /// Resumes the paused processes: a paused process can neither report its data nor destage it.
     fn resume_paused(&self, tell: &mut impl FnMut(&str)) -> Result<Vec<ProcessId>, LabError> {
         let nodes = self.nodes().iter().filter_map(|node| Some((&*node.name, node.process?)));
         let paused: Vec<_> = nodes

@@ -162,7 +162,7 @@ impl Lab {
     /// The network between its nodes.
     ///
     /// # Errors
-    /// It was not asked for, or the lab was made by another process.
+    /// It was not configured, or the lab was made by another process.
     pub fn network(&self) -> Result<&Network, LabError> {
         self.network.as_ref().ok_or_else(|| {
             LabError::Invalid("this lab has no network of its own; set LabConfig::network".into())

@@ -43,7 +43,7 @@ pub(super) fn start_registry(program: &Path, dir: &Path) -> Result<(Child, Proce
     match wait_until(process, "the registry", &log, || UnixStream::connect(&socket).is_ok()) {
         Ok(()) => Ok((child, process)),
         Err(error) => {
-            // It is of no use to anybody, and nobody else knows of it.
+            // It is useless, and no other process knows of it.
             let _ = child.kill();
             let _ = child.wait();
             Err(error)

@@ -44,7 +44,7 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Takes the device away and waits until its file is closed. What the kernel keeps of it in memory is gone then.
+    /// Removes the device and waits until its file is closed. The kernel's cache of it is gone then.
     ///
     /// # Errors
     /// Something has the device open or mounted.

@@ -155,7 +155,7 @@ impl Drop for VolatileDisk {
         // Requests that still wait would wait for ever.
         self.disk.power_off();
         drop(self.device.take());
-        // The kernel closes the file a moment after the device is gone, and much later if somebody has it open.
+        // The kernel closes the file a moment after the device is gone, and much later if a process has it open.
         let deadline = Nanos::now() + PATIENCE;
         let mount = self.directory.join("fuse");
         while !unmount(&mount, &[]) {

@@ -34,11 +34,11 @@ enum Power {
     /// Gone this moment: the disk neither executes nor answers requests. They wait, because their processes must be gone
     /// before they could learn of it.
     Failing,
-    /// Gone: what is asked for fails.
+    /// Gone: requests fail.
     Off,
 }
 
-/// Somebody who is not told.
+/// A request without an answer.
 enum Waiting {
     Read(ReplyData),
     Write(ReplyWrite),
@@ -107,12 +107,12 @@ impl Disk {
         }
     }
 
-    /// From now on nothing reaches the medium and nobody gets an answer.
+    /// From now on nothing reaches the medium and no request is answered.
     pub fn fail_power(&self) {
         self.state().power = Power::Failing;
     }
 
-    /// Those who wait get errors, as does everybody who comes later.
+    /// Waiting requests fail, as do all later ones.
     pub fn power_off(&self) {
         let mut state = self.state();
         state.power = Power::Off;
@@ -141,7 +141,7 @@ impl Disk {
         self.state().lies = true;
     }
 
-    /// Flushes that were asked for and answered.
+    /// Flushes that were answered.
     pub fn flushes(&self) -> u64 {
         self.state().flushes
     }

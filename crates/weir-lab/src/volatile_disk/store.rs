@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(counted, toll);
     }
 
-    /// A sector that was not written since the flush is nobody's loss and nobody's gain.
+    /// A sector that was not written since the flush counts neither as lost nor as kept.
     #[test]
     fn only_written_sectors_can_survive() {
         let mut store = store();

@@ -53,7 +53,7 @@ fn complete(bench: &Bench, mut recorded: Recorded) -> (History, Recorded) {
     (history, recorded)
 }
 
-/// Everything that happened to the sectors that the violations are about, for whoever wants to understand them.
+/// All operations on the sectors of the violations, to be analysed.
 fn keep(history: &History, judgement: &Judgement, seed: u64) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("history-{seed}.txt"));
     let registers: Vec<u64> = judgement.first.iter().map(|violation| violation.register()).collect();

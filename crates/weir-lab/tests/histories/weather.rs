@@ -25,7 +25,7 @@ pub fn tune(config: &mut LabConfig) {
     (config.network, config.lease_ttl, config.fence_grace) = (true, TTL, GRACE);
 }
 
-/// Does harm to a lab, and tells what it did.
+/// Injects faults into a lab, and reports them.
 pub struct Weather {
     random: Rng,
     began: Nanos,
@@ -62,7 +62,7 @@ impl Weather {
         thread::sleep(some_time(&mut self.random, 50, 1500));
     }
 
-    /// The owner most of the time, else anybody.
+    /// The owner most of the time, else any node.
     fn victim(&mut self, bench: &Bench) -> String {
         if self.random.u8(0..3) > 0 { bench.owner() } else { self.anybody(bench) }
     }

@@ -27,7 +27,7 @@ impl Saved {
         number.to_le_bytes().repeat(500 + number as usize % 7000)
     }
 
-    /// Saves files, in between with others that nobody syncs and that come and go, until there is no power.
+    /// Saves files, in between with others that are never synced and that come and go, until there is no power.
     fn save(&mut self, directory: &Path) -> io::Error {
         loop {
             if let Err(error) = self.save_one(directory) {

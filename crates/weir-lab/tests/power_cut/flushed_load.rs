@@ -49,9 +49,9 @@ pub struct FlushedLoad {
     /// Writes that were acknowledged before a flush that was answered, or with FUA.
     durable: History,
     atomicity: Atomicity,
-    /// Acknowledged since the flush that is under way was sent, or since the last.
+    /// Acknowledged since the flush in flight was sent, or since the last.
     unflushed: Vec<(u64, u32)>,
-    /// Acknowledged before the flush that is under way.
+    /// Acknowledged before the flush in flight.
     flushing: Vec<(u64, u32)>,
     pending: Vec<Option<Pending>>,
     pub writes: u64,
@@ -146,7 +146,7 @@ impl FlushedLoad {
         self.flushes += 1;
     }
 
-    /// Reads all blocks and judges them. What is found is what must be there from then on.
+    /// Reads all blocks and judges them. The data found must be there from then on.
     pub fn check(&mut self, uri: &Uri) -> Verdict {
         let mut client = NbdClient::connect(uri).unwrap();
         let mut verdict = Verdict::default();

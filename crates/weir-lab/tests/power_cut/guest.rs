@@ -28,7 +28,7 @@ impl Plugged {
         // In the foreground, so that its process is known. One connection, as QEMU has.
         let mut command = Command::new("nbdfuse");
         command.args(["--connections", "1"]).arg(at.join("nbd")).arg(uri.to_string()).stdin(Stdio::null());
-        // It tells of every cut, which is no news; when it cannot start, that is.
+        // It logs every cut, which is expected; a failed start is not.
         let log = at.with_extension("log");
         command.stderr(fs::File::create(&log).unwrap());
         let mut plugged = Plugged { device: None, nbdfuse: command.spawn().unwrap(), at: at.to_owned() };
@@ -45,7 +45,7 @@ impl Plugged {
         self.device.as_ref().unwrap().path()
     }
 
-    /// The guest has no power: what is under way fails, and nothing that the kernel remembers of the disk reaches it.
+    /// The guest has no power: requests in flight fail, and nothing in the kernel's cache of the disk reaches it.
     pub fn cut(&mut self) {
         self.nbdfuse.kill().unwrap();
         self.nbdfuse.wait().unwrap();

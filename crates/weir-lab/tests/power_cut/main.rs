@@ -1,7 +1,7 @@
-//! A power cut of the whole lab: SIGKILL of all processes at once, and every disk loses what it was not told to flush.
+//! A power cut of the whole lab: SIGKILL of all processes at once, and every disk loses its unflushed data.
 //!
-//! Needs root (loop devices, mounts) and what `scripts/setup` installs. `WEIR_POWER_CUTS` sets how many cuts each test
-//! makes (default 2), `WEIR_SEED` replays.
+//! Needs root (loop devices, mounts) and the packages of `scripts/setup`. `WEIR_POWER_CUTS` sets the number of cuts of each
+//! test (default 2), `WEIR_SEED` replays.
 #![allow(clippy::unwrap_used)]
 
 use std::thread;

@@ -85,8 +85,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Quietly, and lazily, so that whoever still has files open there does not keep it for ever. After `unmount`
-        // there is nothing to do, and nothing is done.
+        // Quietly, and lazily, so that a process with open files there does not keep it for ever. After `unmount` there is
+        // nothing to do.
         if rustix::fs::stat(&self.at).is_ok_and(|at| is_root(&self.at, at.st_dev)) {
             let _ = Command::new("umount").arg("--lazy").arg(&self.at).stderr(Stdio::null()).status();
         }

@@ -36,7 +36,7 @@ fn set_up(mount: &Path, home: &Path) -> Server {
     server
 }
 
-/// Everything that was answered is there, and at most the one insert more that was under way.
+/// Every answered insert is there, and at most the one in flight as well.
 fn check(server: &Server, inserters: &mut [Inserter], seed: u64) {
     for inserter in inserters {
         let (client, answered) = (inserter.client, inserter.next);

@@ -58,7 +58,7 @@ impl Counter {
     }
 }
 
-/// The disk as any node shows it, when it says that it cannot be had.
+/// The disk as any node shows it, once it is unavailable.
 fn unavailable(site: &Site) -> DiskView {
     let client = site.bench.lab.any_client().unwrap();
     let look = || client.disk(DISK).ok().filter(|view| view.state == "unavailable");
@@ -79,11 +79,11 @@ fn a_log_in_ram_is_lost_and_people_are_asked() {
         thread::sleep(Duration::from_millis(1500));
         site.power_cut(|| {});
     });
-    // A checkpoint that was under way would leave some of its writes if chance kept them: P5 is about checkpoints.
+    // A checkpoint in progress could leave some of its writes on the medium by chance: P5 is about checkpoints.
     let toll = site.power_on(Survivors::None, &["n1", "n2", "n3"].map(String::from));
     let view = unavailable(&site);
     assert!(view.reason.contains("--accept-loss"), "{}", view.reason);
-    // It stays so, whoever asks and however long it takes.
+    // It stays so, on any node and for any time.
     thread::sleep(Duration::from_secs(2));
     for node in ["n1", "n2", "n3"] {
         let client = site.bench.lab.client(node).unwrap();

@@ -90,7 +90,7 @@ fn a_synced_write_is_durable_when_it_is_answered() {
     assert_eq!(found, [1, 2, 0]);
 }
 
-/// From the moment of the cut nothing is answered, so that nobody can act on an answer; afterwards there are errors.
+/// From the moment of the cut no request is answered, so that no process can act on an answer; afterwards there are errors.
 #[test]
 fn whoever_asks_during_the_cut_gets_no_answer_and_then_an_error() {
     let (_directory, mut disk) = disk(4 << 20);

@@ -1,4 +1,4 @@
-//! A PostgreSQL server with data checksums, and clients that remember what it told them.
+//! A PostgreSQL server with data checksums, and clients that remember its answers.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -33,7 +33,7 @@ impl Server {
         succeed(program("initdb").args(options).arg(mount.join("data")));
     }
 
-    /// Starts it and waits until it answers, after its recovery if it needs one. Its socket and what it says go to `home`.
+    /// Starts it and waits until it answers, after its recovery if it needs one. Its socket and log go to `home`.
     pub fn start(mount: &Path, home: &Path) -> Server {
         fs::create_dir_all(home).unwrap();
         fs::set_permissions(home, fs::Permissions::from_mode(0o777)).unwrap();

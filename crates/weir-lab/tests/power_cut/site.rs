@@ -60,7 +60,7 @@ impl Filesystem {
         filesystem
     }
 
-    /// With a journal that commits only when it must: what is flushed is flushed because somebody asked for it.
+    /// With a journal that commits only on demand: data is flushed only if a process flushes it.
     fn mount(&mut self) {
         self.mounted = Some(Mounted::with_options(Kind::Ext4, &self.disk.path(), &self.at, "commit=300"));
     }

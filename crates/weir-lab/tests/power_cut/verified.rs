@@ -33,7 +33,7 @@ fn round(site: &mut Site, load: &mut FlushedLoad, random: &mut Rng, survivors: S
     });
     assert!(!gave_up, "the load ended by itself{}", site.bench.logs());
     let mut nodes = site.shuffled(random);
-    // Sometimes one comes back only when all is over. Whatever copy it has is one too many, or an old one.
+    // Sometimes one comes back only when all is over. Its copy is redundant or old.
     let late = if random.u8(..3) == 0 { nodes.pop() } else { None };
     let toll = site.power_on(survivors, &nodes);
     // Sometimes the power goes again while the logs are being read, the set restored, or the inherited log destaged.
@@ -80,8 +80,8 @@ fn flash_keeps_what_was_acknowledged() {
     cut_again_and_again(&FLASH, Atomicity::Block, true);
 }
 
-/// The backing has a cache, and a write that was not flushed may be torn: only its sectors are whole. What was acknowledged
-/// and not flushed may be lost (P8).
+/// The backing has a cache, and an unflushed write may be torn: only its sectors are whole. Acknowledged and unflushed writes
+/// may be lost (P8).
 #[test]
 fn write_through_keeps_what_was_flushed() {
     cut_again_and_again(&WRITE_THROUGH, Atomicity::Sector, false);

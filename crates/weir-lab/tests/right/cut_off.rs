@@ -29,7 +29,7 @@ fn tune(config: &mut LabConfig) {
     (config.network, config.lease_ttl, config.fence_grace) = (true, TTL, CUT_OFF_GRACE);
 }
 
-/// Cuts a node off, and waits until lease and grace are over and somebody else has the disk.
+/// Cuts a node off, and waits until lease and grace are over and another node has the disk.
 fn cut_off(bench: &Bench, former: &str) -> Nanos {
     let network = bench.lab.network().unwrap();
     network.cut(network.everything(former)).unwrap();
@@ -57,8 +57,9 @@ fn await_drained(bench: &Bench, former: &str) {
     });
 }
 
-/// One round under `write-back+1`: the log is full because the backing takes no writes, and the owner has been told to stop, so
-/// that it waits for its log to drain, when it is cut off. Then the backing takes writes again, and the successor drains the log.
+/// One round under `write-back+1`: the log is full because the backing takes no writes, and the owner has been ordered to
+/// stop. So it waits for its log to drain when it is cut off. Then the backing takes writes again, and the successor drains
+/// the log.
 fn round_with_a_full_log(
     bench: &mut Bench,
     random: &mut Rng,
@@ -143,12 +144,12 @@ fn an_owner_with_a_full_log_and_a_pending_close_is_cut_off_and_comes_back() {
 /// The clients of the write-through rounds whose operations are recorded.
 const HABITS: [Habit; 4] = [Habit::Stays, Habit::Stays, Habit::Follows, Habit::Roams];
 
-/// One round under `write-through`: there is no log; what has to be kept from the backing is what clients asked of the former owner
-/// and have given up since, and what has to be kept from clients that stay there is what it reads. In half of the rounds the
-/// owner has been told to give the disk to another node, and closes it when it is cut off.
+/// One round under `write-through`: there is no log. The former owner must not pass on requests that its clients have given
+/// up since, and must not answer reads of clients that stay with it. In half of the rounds the owner has been ordered to give
+/// the disk to another node, and closes it when it is cut off.
 ///
-/// Two owners without a log hardly show, because the backing orders what both do. So in rounds `with_a_log` the successor is given
-/// one: what is newest is then in no place that the former owner could read, and covers what that one would write.
+/// Two owners without a log hardly show, because the backing orders the requests of both. So in rounds `with_a_log` the
+/// successor gets one: the newest data is then in no place that the former owner could read, and covers its writes.
 fn round_without_a_log(
     bench: &Bench,
     random: &mut Rng,

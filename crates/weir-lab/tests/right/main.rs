@@ -1,5 +1,5 @@
-//! The right to serve, with real processes (P2, P4, P7, P9, P12): an owner that was deposed while it stood still or was cut off
-//! answers nobody and writes nothing; and as long as nothing has to change, nobody needs the registry.
+//! The right to serve, with real processes (P2, P4, P7, P9, P12): an owner that was deposed while it stood still or was cut
+//! off answers no client and writes nothing; and as long as nothing has to change, no node needs the registry.
 //!
 //! Needs root, for network namespaces and loop mounts. `WEIR_ROUNDS` sets how many rounds the soak makes over all its tests, of which
 //! each test of cut-off owners here makes a tenth; it also has the registry stay away for a minute. `WEIR_SEED` replays.

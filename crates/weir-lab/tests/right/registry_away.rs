@@ -1,4 +1,4 @@
-//! The registry is away for a while: stopped, or killed and started again. What needs no change goes on as if nothing were (P12).
+//! The registry is away for a while: stopped, or killed and started again. All that needs no change goes on as before (P12).
 
 use std::path::Path;
 use std::thread;
@@ -72,7 +72,7 @@ impl Disk {
         self.wait(bench, SOON, |view| view.requested == view.effective && view.state == "serving");
     }
 
-    /// The disk as whoever has it open shows it.
+    /// The disk as its owner shows it.
     fn view(&self, bench: &Bench) -> Option<DiskView> {
         let clients = bench.lab.nodes().iter().map(|node| node.client().patience(Duration::from_secs(1)));
         let views = clients.filter_map(|client| client.disk(&self.name).ok());
@@ -252,9 +252,9 @@ fn the_registry_is_killed_and_started_and_nobody_notices() {
     nobody_notices(|bench| bench.lab.kill(REGISTRY).unwrap(), |bench| bench.lab.start(REGISTRY).unwrap());
 }
 
-/// A node dies while the registry is away. Its disks wait for the registry, those that it is a member of pause (rule 8 of the right
-/// to serve: the set is not made smaller without the registry), and nobody else notices. There are four nodes, so that a disk
-/// without replicas has three guards, of which one may die.
+/// A node dies while the registry is away. Its disks wait for the registry, those that it is a member of pause (the set does
+/// not shrink without the registry), and no other disk is affected. There are four nodes, so that a disk without replicas has
+/// three guards, of which one may die.
 #[test]
 fn a_node_dies_while_the_registry_is_away() {
     const VICTIM: &str = "n4";

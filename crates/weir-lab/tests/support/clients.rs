@@ -30,7 +30,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The time that a client waits for the last answers.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
 
-/// `ESHUTDOWN`: the server takes leave.
+/// `ESHUTDOWN`: the server closes the disk.
 const ESHUTDOWN: u32 = 108;
 
 /// The nodes that a client connects to.
@@ -302,7 +302,7 @@ impl Recorder {
         }
     }
 
-    /// Records an answer; an error when the server takes leave.
+    /// Records an answer; an error if the server closes the disk.
     fn answered(&mut self, completed: Completed) -> Result<(), NbdError> {
         let now = Nanos::now();
         let Some(request) = self.pending.remove(&completed.ticket) else { return Ok(()) };

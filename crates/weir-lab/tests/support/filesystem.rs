@@ -10,7 +10,7 @@ use super::run;
 const IMAGE: &str = "image";
 const MOUNT: &str = "mount";
 
-/// One filesystem, mounted while the value lives. Whoever has files open there must end before.
+/// One filesystem, mounted while the value lives. Processes with open files there must end before.
 pub struct SmallFilesystem {
     directory: tempfile::TempDir,
     device: String,
@@ -71,7 +71,7 @@ impl SmallFilesystem {
         self.path().join("filler")
     }
 
-    /// Nothing that changes the filesystem is carried out, and whoever tries waits, until the value is dropped.
+    /// All changes of the filesystem block until the value is dropped.
     pub fn freeze(&self) -> Frozen {
         run("fsfreeze", ["--freeze", self.path().to_str().unwrap()]);
         Frozen(self.path())
@@ -96,7 +96,7 @@ impl SmallFilesystem {
 
 impl Drop for SmallFilesystem {
     fn drop(&mut self) {
-        // Quietly: a failure here must not hide the one that the test tells of.
+        // Quietly: a failure here must not hide the test's own.
         let tidy = |program: &str, arguments: &[&str]| {
             let _ = Command::new(program).args(arguments).stderr(Stdio::null()).status();
         };

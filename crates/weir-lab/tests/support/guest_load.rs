@@ -42,7 +42,7 @@ impl GuestLoad {
         GuestLoad { stop, thread }
     }
 
-    /// Ends it, and tells what it saw.
+    /// Ends it, and returns its figures.
     pub fn finish(self) -> Timeline {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()

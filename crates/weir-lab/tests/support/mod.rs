@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 
-/// Runs a tool and returns what it printed.
+/// Runs a tool and returns its output.
 ///
 /// # Panics
 /// It is missing or fails.

@@ -25,7 +25,7 @@ pub const KEEP_WRITING: &str = "
     until [ -s /tmp/rounds ]; do sleep 0.1; done
 ";
 
-/// Waits for two more complete rounds of [`KEEP_WRITING`] (the one that is under way, and one after it), and ends it.
+/// Waits for two more complete rounds of [`KEEP_WRITING`] (the one in progress, and one after it), and ends it.
 pub const GO_ON: &str = "
     set -e
     seen=$(cat /tmp/rounds)

@@ -20,7 +20,7 @@ pub fn matrix(cases: &[Case]) -> String {
     // Two plants have none.
     columns.dedup();
     for case in cases {
-        // Causes that nobody plants can be named, too.
+        // Causes that are never planted can be named, too.
         if !columns.contains(&case.named) {
             columns.push(case.named.clone());
         }
@@ -74,7 +74,7 @@ pub fn is_good(cases: &[Case]) -> bool {
             .all(|plant| planted(*plant) == 0 || 2 * count(cases, *plant, Judged::Right) > planted(*plant))
 }
 
-/// A file of cases, one JSON object a line, so that an interrupted run keeps what it has.
+/// A file of cases, one JSON object a line, so that an interrupted run keeps its results.
 #[derive(Debug)]
 pub struct Kept {
     file: File,

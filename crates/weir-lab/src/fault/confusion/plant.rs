@@ -25,15 +25,15 @@ const BUSY: &str = "1";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plant {
-    /// Nothing at all, over a backing in memory: beside that, a network costs most, and why is nobody's fault.
+    /// Nothing at all, over a backing in memory: beside that, a network costs most, and no fault is the cause.
     Nothing,
     /// Nothing, over a backing that takes its time as most do: beside that, no layer costs anything, and none may be named.
     Healthy,
     /// Two threads lose the order between the accelerator and a simulated disk.
     OrderLost,
-    /// A millisecond on the way to the replica.
+    /// A millisecond on the link to the replica.
     LongLink,
-    /// 100 Mbit/s on the way to the replica, in network namespaces.
+    /// 100 Mbit/s on the link to the replica, in network namespaces.
     NarrowLink,
     /// A backing that carries 64 MiB a second.
     Throttled,

@@ -72,7 +72,7 @@ impl Awaited {
         waits
     }
 
-    /// Logs that nobody tells of, while processes that may hold them run.
+    /// Logs that no node reports, while processes that may hold them run.
     fn unknown(&mut self, reports: &[NodeReport], now: Nanos) -> Waits {
         let mut found = Vec::new();
         for disk in disks_in_memory(reports).filter(|disk| open_on(reports, disk).is_none()) {
@@ -119,7 +119,8 @@ fn disks_in_memory(reports: &[NodeReport]) -> impl Iterator<Item = &DiskView> {
     latest.into_values().filter(|disk| disk.medium == Medium::Ram && disk.effective != "write-through")
 }
 
-/// The node that has the disk open, and what it says of its log. A former owner that does not know its successor is none.
+/// The node that has the disk open, and its report on the log. A former owner that does not know its successor does not
+/// count.
 fn open_on<'a>(reports: &'a [NodeReport], disk: &DiskView) -> Option<(&'a str, &'a DiskStatus)> {
     statuses(reports).find_map(|status| {
         let is_same = |other: &&DiskView| other.name == disk.name && other.epoch == disk.epoch;
@@ -129,8 +130,8 @@ fn open_on<'a>(reports: &'a [NodeReport], disk: &DiskView) -> Option<(&'a str, &
     })
 }
 
-/// Whether the memory of a node may hold acknowledged writes to a disk that nobody has open. An incomplete copy does not count:
-/// nobody goes on from it.
+/// Whether the memory of a node may hold acknowledged writes to a disk that no node has open. An incomplete copy does not
+/// count: no node continues from it.
 fn may_hold(report: &NodeReport, disk: &DiskView) -> bool {
     let name = &report.node.name;
     if disk.owner.as_ref() != Some(name) && !disk.replicas.contains(name) {
@@ -343,7 +344,7 @@ mod tests {
             let letting_go = Some(log(DiskStatus::LETTING_GO, 0));
             assert!(waits(&reports(letting_go)), "the log that it goes on from is not open yet");
         }
-        // It has committed the takeover, and shows what it knew before.
+        // It has committed the takeover, and shows its older view.
         let lags = answers("n2", disk(4, "n1", None), None);
         assert!(waits(&[answers("n3", disk(5, "n1", None), None), lags, gone("n1")]));
     }
