@@ -43,8 +43,8 @@ fn main() -> ExitCode {
     ExitCode::from(failure.kind.exit_code())
 }
 
-/// Whether results, and so errors, are asked for as JSON. Read from the words as they are: it counts also where the rest of the
-/// command line is not understood.
+/// Whether the command line asks for results, and so errors, as JSON. Reads the words as they are: it counts also if the rest
+/// of the command line is invalid.
 fn asks_for_json(arguments: &[OsString]) -> bool {
     let is_json = |flag: &str, value: &str| match flag {
         "--output" => value == "json",

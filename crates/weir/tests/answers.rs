@@ -202,7 +202,7 @@ fn requests_are_limited(place: &Place) {
     assert!(place.fails(&format!("disk show {long}"), 2).contains("is not a name"));
 }
 
-/// Below a guest's feet nothing is measured, unless somebody insists.
+/// A disk with a guest is not measured without force.
 fn loads_need_a_disk_of_their_own(place: &Place, uris: &str) {
     let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
     let line = format!("bench {uri} --runtime 60s");

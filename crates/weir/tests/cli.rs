@@ -1,4 +1,4 @@
-//! The command line as people and programs use it: what it prints, and with which code it ends.
+//! The command line for people and programs: output and exit codes.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -60,7 +60,7 @@ fn errors_have_codes_and_say_what_to_do() {
     assert!(place.fails("bench /nonexistent/file", 3).contains("/nonexistent/file"));
 }
 
-/// The codes of `weir --help`, for every command, and errors as JSON where JSON is asked for.
+/// The codes of `weir --help`, for every command, and errors as JSON with `--output json`.
 #[test]
 fn every_command_ends_with_the_documented_code() {
     let place = Place::new();
@@ -304,7 +304,7 @@ fn a_delete_is_confirmed_on_a_terminal(place: &Place) {
     place.fails("disk show doomed", 3);
 }
 
-/// It is killed, started, paused and resumed like a node, and every command says what it did.
+/// It is killed, started, paused and resumed like a node, and every command reports the result.
 fn the_registry_is_a_process_of_the_lab(place: &Place) {
     let killed = place.json("lab kill registry");
     assert_eq!((&killed["action"], &killed["state"]), (&"kill".into(), &"gone".into()));

@@ -25,7 +25,7 @@ fn version(block: &[u8]) -> Option<u32> {
     versions.all(|version| version == Some(first)).then_some(first)
 }
 
-/// Runs a load on `disk` and kills it while requests are in flight. What the disk held some time before that.
+/// Runs a load on `disk` and kills it while requests are in flight. Returns the disk's content from some time before that.
 fn killed_load(place: &Place) -> Vec<u8> {
     let line = format!(
         "bench disk --size 4M --rw randwrite --verify --history record --qd {DEPTH} --runtime 1h --warmup 0s --format jsonl"

@@ -1,4 +1,4 @@
-//! `weir explain` on a real disk: what it says must agree with what was done to it.
+//! `weir explain` on a real disk: its findings must agree with the load.
 #![allow(clippy::unwrap_used)]
 
 mod common;

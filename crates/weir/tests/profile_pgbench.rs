@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::Place;
 use serde_json::Value;
 
-/// Runs a command of the system that must succeed; what it prints.
+/// Runs a command of the system that must succeed; returns its output.
 fn system(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -136,7 +136,7 @@ fn pgbench_is_profiled_and_replayed() {
     let database = Database::new(&place, &mounted.at);
     database.start();
     database.bench("-i -q -s 10");
-    // The guest's cache forgets the tables: what it reads then comes from the disk.
+    // The guest drops its cache of the tables: its reads then come from the disk.
     database.stop("fast");
     mounted.unmount();
     mounted.mount();

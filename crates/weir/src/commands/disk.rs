@@ -122,7 +122,7 @@ fn policies(disk: &DiskView) -> String {
     list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned()), ("warning", warning)])
 }
 
-/// The disk's size, and what it takes up where that is known.
+/// The disk's size, and its allocated space if known.
 fn sizes(disk: &DiskView) -> String {
     let allocated = disk.allocated.map(|bytes| format!(", {} allocated", about(bytes)));
     format!("{} ({} bytes{})", about(disk.size), disk.size, allocated.unwrap_or_default())

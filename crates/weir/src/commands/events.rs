@@ -39,7 +39,7 @@ pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
                 silent = false;
                 new.of(events)
             }
-            // The node that is asked may be the one that an event is about.
+            // The asked node may be the subject of an event.
             Err(failure) if failure.kind == FailureKind::Unavailable => {
                 if !std::mem::replace(&mut silent, true) {
                     eprintln!("{}; still trying", failure.message);

@@ -89,9 +89,9 @@ impl Image {
     }
 }
 
-/// Runs a tool; what it says is shown only if it fails.
+/// Runs a tool; prints its output only if it fails.
 fn tool(command: &mut Command) -> Result<(), Failure> {
-    // e2fsprogs are not on everybody's path.
+    // e2fsprogs are not in every user's PATH.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.env("PATH", path).output().map_err(|error| {

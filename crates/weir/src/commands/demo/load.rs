@@ -26,7 +26,7 @@ const BLOCK: u32 = 4096;
 /// Writes and reads of a second, at most: a busy guest, and room for the rest of the demonstration on a slow disk.
 const RATE: u64 = 4000;
 
-/// A load under way.
+/// A running load.
 pub struct Load {
     thread: JoinHandle<(VerifyingLoad, Result<(), LoadError>)>,
     progress: Arc<Progress>,
@@ -111,7 +111,7 @@ impl Verdict {
     }
 }
 
-/// The owner's export, whoever that is at the moment.
+/// The present owner's export.
 fn locate(lab: &Lab) -> Locate {
     let clients: Vec<Client> =
         lab.nodes().iter().map(|node| node.client().patience(Duration::from_millis(500))).collect();

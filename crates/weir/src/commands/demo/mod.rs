@@ -58,7 +58,7 @@ pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
 
     steps.say("each layer of the disk measured under the same load");
     let client = lab.client(&owner(&lab, LOAD)?)?;
-    // Short runs: enough to show how it looks. The verdict says what they do not support.
+    // Short runs: enough to show the report. The verdict names their limits.
     let settings = Settings {
         destroy: true,
         cells: weir_diagnose::Tier::Quick.cells(),

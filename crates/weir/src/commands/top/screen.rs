@@ -15,7 +15,7 @@ use super::{Frame, GAP, HEADER, RIGHT, Watcher, fitting, widths};
 use crate::failure::Failure;
 use crate::output::wrap;
 
-/// Whether somebody looks.
+/// Whether the output is a terminal.
 pub fn is_terminal() -> bool {
     std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
@@ -40,7 +40,7 @@ fn watch(terminal: &mut DefaultTerminal, watcher: &mut Watcher<'_>, every: Durat
             }
         }
         next = Nanos::now() + every;
-        // A node that is asked may be the one that dies: that is worth watching on.
+        // The asked node may be the one that fails; the screen goes on all the same.
         shown = watcher.frame();
     }
 }
