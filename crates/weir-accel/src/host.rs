@@ -261,7 +261,7 @@ impl Session {
 
     fn give_up(&mut self, error: &SessionError) {
         if !matches!(error, SessionError::Channel(ChannelError::Closed)) {
-            tracing::warn!(owner = self.node, %error, "replication connection given up");
+            tracing::warn!(owner = self.node, %error, "replication connection closed");
         }
         self.ended = true;
     }

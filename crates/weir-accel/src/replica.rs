@@ -225,7 +225,7 @@ impl Replica {
             return Err(WireError::Protocol("records with a gap"));
         }
         if !data.is_empty() {
-            return Err(WireError::Protocol("more data than the records say"));
+            return Err(WireError::Protocol("more data than the record headers declare"));
         }
         if head.complete.get() == 1 && !self.complete {
             let believes = self.planted.has(Bug::CompleteWithGap) || self.planted.has(Bug::SkipFreedPart);
@@ -246,7 +246,7 @@ impl Replica {
     ) -> Result<(Record, &'a [u8]), WireError> {
         let record = header.parse()?;
         let Some((own, rest)) = data.split_at_checked(record.data_length()) else {
-            return Err(WireError::Protocol("fewer data than the records say"));
+            return Err(WireError::Protocol("less data than the record headers declare"));
         };
         *data = rest;
         let sum = checksum(sequence, record.offset, record.length, record.kind, own);

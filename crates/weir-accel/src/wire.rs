@@ -245,7 +245,7 @@ pub enum WireError {
     Checksum(u64),
     /// The copy that a node found on its flash is complete, the registry may count it, and it is of another past.
     #[error(
-        "this node's copy of the log is of another past; it is given up when the registry does not count it any more"
+        "this node's copy of the log is of another lineage; the node discards it when the registry does not count it any more"
     )]
     OtherPast,
     /// A message in an epoch that the registry has never been in, as far as this node knows.

@@ -83,7 +83,7 @@ impl<L: Destage> Accel<L> {
 
     /// The answer to a write that has waited for room long enough: what the backing said, if it said something.
     pub(super) fn full_log_error(&self) -> IoError {
-        let full = "the write log is full and its backing takes nothing";
+        let full = "the write log is full and its backing accepts no writes";
         self.destager.error().map_or_else(
             || IoError::new(ErrorKind::Retry, Code::Io, full),
             |error| IoError { context: full, ..error },

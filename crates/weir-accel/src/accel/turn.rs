@@ -166,7 +166,7 @@ impl<L: Destage> Accel<L> {
                 self.pacer.destaged(bytes, time);
                 self.events.push(OwnerEvent::Destaged(to));
                 if recovered {
-                    let text = "the backing takes writes again; destage goes on".into();
+                    let text = "the backing accepts writes again; destage continues".into();
                     self.notices.push(AccelNotice::Tell("backing-recovered", text));
                 }
             }

@@ -167,7 +167,7 @@ impl FlashStore {
     /// Gives up a write that has been in flight for too long.
     pub fn expire(&mut self, now: Nanos) {
         if now >= self.deadline() {
-            self.fail(format!("a write has not come back for {:?}", self.patience));
+            self.fail(format!("a write has not completed for {:?}", self.patience));
         }
     }
 

@@ -270,7 +270,7 @@ impl Owner {
         } else if !self.configuration.misplaced.is_empty() {
             "a replica is where the policy wants none: looking for another"
         } else if self.proposals.any && !self.proposals.waiting {
-            "the registry has not said what became of a change; asking again"
+            "the registry has not confirmed or rejected a change; asking again"
         } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
             "not enough peers: effective policy is write-through"
         } else {
