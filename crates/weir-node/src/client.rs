@@ -325,7 +325,7 @@ async fn exchange(
             ApiErrorKind::Unavailable,
             format!("no answer from the node at {}: {error}", socket.display()),
         )
-        .hint("is it running? `weir lab status` or `systemctl status weir` tells; its log says why not")
+        .hint("is it running? See `weir lab status` or `systemctl status weir`, and its log")
     };
     let stream = UnixStream::connect(socket).await.map_err(|error| lost(&error))?;
     let (mut sender, connection) =

@@ -108,6 +108,6 @@ pub fn attach(node: &Node, client: Client) {
     let command = Command::Attach { disk: disk.clone(), client: Box::new(client.into()) };
     // A shard that is so far behind would not serve one client more; dropping it disconnects it.
     if node.shards.try_send(&disk, command).is_err() {
-        tracing::warn!(disk, "the shard is too far behind to take a client");
+        tracing::warn!(disk, "the shard's queue is full: refusing a client");
     }
 }

@@ -168,7 +168,7 @@ pub fn not_joined(reason: &str) -> Router {
         format!("this node has not joined the cluster yet: {reason}"),
     )
     .code(NOT_JOINED)
-    .hint("it goes on trying; its log says more");
+    .hint("it keeps trying; see its log");
     Router::new().fallback(async move || error.clone())
 }
 

@@ -251,7 +251,7 @@ async fn leave_behind(node: &Node, left: Vec<Left>) -> NodeError {
     }
     let events = Events::new(Arc::clone(&node.registry), node.session.node_ref());
     for left in left {
-        let text = format!("{} stopped, and this ended with it: {left}", node.session.node_ref().node);
+        let text = format!("{} stopped, and this is lost: {left}", node.session.node_ref().node);
         let _ = tokio::time::timeout(Duration::from_secs(1), events.record("left-behind", &left.disk, &text))
             .await;
     }

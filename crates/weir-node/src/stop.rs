@@ -58,7 +58,7 @@ impl fmt::Display for Left {
                 write!(f, "an unknown amount, its shard does not answer ({bytes} bytes when it did)")
             }
             What::Unreleased => {
-                f.write_str("nothing, but the registry could not be told that its log is empty")
+                f.write_str("nothing, but the registry still counts on its log, which is empty")
             }
         }
     }

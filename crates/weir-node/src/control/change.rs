@@ -23,7 +23,7 @@ pub enum ChangeError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The change was sent, and may be committed or be committed yet.
-    #[error("the registry has not said what became of a change: {reason}")]
+    #[error("the registry has not confirmed or rejected a change: {reason}")]
     Doubtful {
         /// The revision of the record that it was sent over. It cannot be committed any more once there is a later one.
         over: u64,

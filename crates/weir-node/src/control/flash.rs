@@ -32,7 +32,7 @@ pub async fn forget_strangers(node: &Node) {
             Seen::Unreadable { .. } => false,
         };
         if is_strange {
-            tracing::info!(disk, "the log of a disk that there is no more is given up");
+            tracing::info!(disk, "discarding the log of a disk that no longer exists");
             node.shards
                 .send(&disk, Command::ForgetReplica { disk: disk.clone(), below_epoch: u64::MAX })
                 .await;

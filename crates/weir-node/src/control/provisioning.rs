@@ -48,8 +48,7 @@ struct Note<'a> {
 async fn to_its_end<T: Send + 'static>(
     step: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let cut_off =
-        |_| ApiError::new(ApiErrorKind::Failed, "the step ended before its end; this node's log says why");
+    let cut_off = |_| ApiError::new(ApiErrorKind::Failed, "the step did not complete; see this node's log");
     weir_task::spawn(step).await.map_err(cut_off)?
 }
 
@@ -123,7 +122,7 @@ async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
         undone = undo_anew(node, record).await;
     }
     if let Err(error) = undone {
-        tracing::info!(disk = record.name, %error, "what was half made is left for later");
+        tracing::info!(disk = record.name, %error, "the removal of an incomplete file is retried later");
     }
 }
 

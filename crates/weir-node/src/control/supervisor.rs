@@ -70,7 +70,7 @@ impl Tasks {
     fn pass(&self, notice: Notice, node: &Arc<Node>) {
         let name = disk_of(&notice).to_owned();
         if let Err(error) = self.with_door(&name, node, |door| door.notices.try_send(notice)) {
-            tracing::error!(disk = name, %error, "what its shard wants is dropped: its task does not move");
+            tracing::error!(disk = name, %error, "dropping a notice of its shard: its task makes no progress");
         }
     }
 

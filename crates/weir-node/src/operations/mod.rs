@@ -101,7 +101,7 @@ impl Operations {
         tokio::time::timeout(STORAGE, work).await.unwrap_or_else(|_| {
             let message = format!("the storage has not answered for {} s", STORAGE.as_secs());
             Err(ApiError::new(ApiErrorKind::Unavailable, message)
-                .hint("look at the volume's storage; what was asked may be carried out when it answers"))
+                .hint("check the volume's storage; the request may still be carried out when it answers"))
         })
     }
 
@@ -153,7 +153,7 @@ impl Operations {
         }
         let message = format!("no node that is up keeps write logs on {medium}");
         Err(ApiError::new(ApiErrorKind::Refused, message)
-            .hint("`weir status` shows what each node offers; its configuration says how much"))
+            .hint("`weir status` shows each node's capacity; its configuration sets it"))
     }
 
     /// Changes the requested policy.
@@ -353,7 +353,7 @@ impl Operations {
         match (&record.owner, clients.map_or(0, |status| status.clients)) {
             (Some(_), clients @ 1..) if mine => refuse(format!("{clients} clients are connected to it")),
             (Some(owner), _) if !mine => {
-                refuse(format!("its owner {owner} is gone; what was in its log may be lost"))
+                refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
             }
             _ => Ok(()),
         }

@@ -243,7 +243,7 @@ impl Operations {
 fn registry_away() -> ApiError {
     ApiError::new(
         ApiErrorKind::Unavailable,
-        "the registry does not answer, and this node has not heard of the disk",
+        "the registry does not answer, and this node does not know the disk",
     )
     .hint("try again when the registry is back")
 }

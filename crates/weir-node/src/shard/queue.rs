@@ -86,7 +86,7 @@ impl ShardQueue {
         for status in &mut statuses {
             status.state = DiskStatus::SILENT.into();
             status.reason =
-                format!("shard {number} of this node does not answer; the rest is what it said last");
+                format!("shard {number} of this node does not answer; the rest is its last status");
         }
         statuses
     }

@@ -584,7 +584,7 @@ impl DiskTask {
             return false;
         };
         if !std::mem::replace(&mut self.unreadable, true) {
-            tracing::error!(disk = self.name, %error, "what is here of the disk stays as it is");
+            tracing::error!(disk = self.name, %error, "this node's part of the disk stays as it is");
             self.event(
                 "record-unreadable",
                 format!("{} cannot read the disk's record: {error}", self.me.node),

@@ -80,7 +80,7 @@ impl Turning {
             replica.due = replica.host.advance(&mut self.reactor);
             moved |= replica.host.replica().log().last() != before;
             if let Some(error) = replica.host.store_error().filter(|_| !replica.told) {
-                let text = format!("this node's flash fails ({error}): its replica is of no use any more");
+                let text = format!("this node's flash fails ({error}): its replica does not count any more");
                 self.unsent.push(Notice::Event { disk: replica.disk.clone(), kind: "flash-failed", text });
                 replica.told = true;
             }
@@ -298,7 +298,7 @@ impl Turning {
         let Some(lease) = self.config.flash.as_ref().and_then(|flash| flash.find(disk)) else { return };
         match FlashStore::new(self.reactor.new_owner(), lease) {
             Ok(store) => self.retire(Some(store)),
-            Err(error) => tracing::warn!(disk, %error, "a log on the flash is given up later"),
+            Err(error) => tracing::warn!(disk, %error, "the release of a log on the flash is retried later"),
         }
     }
 }
