@@ -102,7 +102,7 @@ impl Lab {
             .filter(|(_, process)| process.state() == ProcessState::Paused)
             .collect();
         for (name, process) in &paused {
-            tell(&format!("{name} is paused and resumes now, to say and destage what it holds"));
+            tell(&format!("{name} is paused; resuming it, so that it reports and destages its log"));
             process.signal(Signal::CONT).map_err(LabError::system(format!("resuming {name}")))?;
         }
         Ok(paused.into_iter().map(|(_, process)| process).collect())
@@ -184,7 +184,7 @@ fn await_end(
         match limit {
             Some(_) => tell(&format!("{name} still destages")),
             None => tell(&format!(
-                "{name} still destages; `weir lab down --force` from another terminal ends it and loses what is left"
+                "{name} still destages; `weir lab down --force` from another terminal ends it and loses the rest"
             )),
         }
         next = NEXT_WORD;

@@ -133,7 +133,7 @@ impl VolatileDisk {
             device.detach()?;
         }
         let toll = self.disk.power_on(survivors).map_err(LabError::system(format!(
-            "writing what survived to the medium in {}",
+            "writing the surviving blocks to the medium in {}",
             self.directory.display()
         )))?;
         self.attach()?;

@@ -147,7 +147,7 @@ fn wait_effective(stack: &Stack, policy: &str) -> Result<(), LabError> {
     let deadline = Nanos::now() + Duration::from_secs(30);
     while stack.client()?.disk(DISK)?.effective != policy {
         if Nanos::now() > deadline {
-            return Err(LabError::Invalid(format!("the disk does not come to {policy}")));
+            return Err(LabError::Invalid(format!("the disk does not reach {policy}")));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
