@@ -93,7 +93,7 @@ impl Fields<'_> {
     fn measurement(&self) -> Result<Measurement, String> {
         let (mib, mb) = (self.decimal("mib_per_s")?, self.decimal("mb_per_s")?);
         if mib.is_some() && mb.is_some() {
-            return Err("mib_per_s and mb_per_s are both given: one says it all".to_owned());
+            return Err("mib_per_s and mb_per_s are both given: give one of them".to_owned());
         }
         let to_mib = if mb.is_some() { 1e6 / f64::from(1 << 20) } else { 1.0 };
         let throughput = mib.or(mb);

@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Result<Vec<Parsed>, Problem> {
     }
     let asked = child(results, "Profile").and_then(|profile| child(profile, "TimeSpans"));
     let asked =
-        asked.ok_or_else(|| nowhere("<Profile> with <TimeSpans> is missing: it says what was asked for"))?;
+        asked.ok_or_else(|| nowhere("<Profile> with <TimeSpans> is missing: it has the parameters"))?;
     let (asked, measured) = (children(asked, "TimeSpan"), children(results, "TimeSpan"));
     if asked.len() != measured.len() || asked.is_empty() {
         let problem = format!("{} time spans were asked for, {} have results", asked.len(), measured.len());
