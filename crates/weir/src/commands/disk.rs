@@ -184,7 +184,7 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ("dirty", about(detail.dirty_bytes)),
         ("write log", of(detail.log_used_bytes, detail.log_bytes)),
         ("oldest dirty", time(destage.oldest_dirty_ms, "nothing is dirty")),
-        ("time to clean", time(destage.time_to_clean_ms, "unknown: the storage takes nothing")),
+        ("time to clean", time(destage.time_to_clean_ms, "unknown: the storage accepts no writes")),
         ("last checkpoint", time(destage.checkpoint_age_ms, "none yet")),
         ("destage", rate),
         (

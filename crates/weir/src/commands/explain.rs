@@ -87,7 +87,7 @@ fn text(explained: &Explained) -> String {
 fn destage(disk: &DiskView) -> Option<String> {
     let detail = disk.detail.as_ref().filter(|detail| detail.dirty_bytes > 0)?;
     let clean = detail.destage.time_to_clean_ms.map_or_else(
-        || "the storage takes nothing at present".to_owned(),
+        || "the storage accepts no writes at present".to_owned(),
         |ms| format!("clean in {}", Period(Duration::from_millis(ms))),
     );
     let full = detail.log_used_bytes as f64 / detail.log_bytes.max(1) as f64;

@@ -42,7 +42,7 @@ fn text(status: &NodeStatus) -> String {
     let shards: String = status.shards.iter().map(|shard| format!("\n{}", of_shard(shard))).collect();
     let RegistryView { state, age_seconds, .. } = &status.registry;
     let registry = match state.as_str() {
-        RegistryView::AWAY => format!("registry away for {age_seconds:.0} s: what follows is as old"),
+        RegistryView::AWAY => format!("registry away for {age_seconds:.0} s: the rest is as old"),
         _ => format!("registry {state}"),
     };
     format!(
