@@ -365,7 +365,7 @@ impl Guest {
         let allowed = std::iter::once(before.acknowledged)
             .chain(std::iter::once(now.acknowledged))
             .chain(before.open.iter().chain(&now.open).map(|open| open.1));
-        // Writes that came and were answered while the read was under way make it ambiguous; leave those alone.
+        // Writes that came and were answered during the read make it ambiguous; leave those alone.
         let quiet = before.acknowledged == now.acknowledged;
         assert!(
             !quiet || allowed.clone().any(|fill| fill == got),
@@ -560,8 +560,8 @@ fn writes_through_the_log_to_a_backing_in_memory_are_answered() {
     let path = disk(&directory);
     let mut pair = Pair::new(&path, None);
     let accel = pair.accel.as_mut().unwrap();
-    // The second overlaps the first, which is under way past the log, and has no memory to wait in: it goes through the log, and
-    // so do the others.
+    // The second overlaps the first, which is in flight past the log, and has no memory to wait in: it goes through the log,
+    // and so do the others.
     let buffers = pair.reactor.buffers();
     let _memory: Vec<_> = std::iter::from_fn(|| buffers.take(4096)).collect();
     for tag in 0..40 {

@@ -53,7 +53,7 @@ struct Disk {
     script: Rc<RefCell<Script>>,
     done: Vec<Completion>,
     told: Vec<&'static str>,
-    /// The flash does not answer: what it would have said.
+    /// The flash does not answer; `late` keeps its completions.
     hangs: bool,
     late: Vec<Event>,
 }
@@ -169,7 +169,8 @@ fn a_failing_write_costs_the_owner_its_write_back_and_neither_the_processor_nor_
     disk.goes_on_without_flash();
 }
 
-/// The kernel may read the arena for as long as the write hangs. What it then puts on flash does not check.
+/// The kernel may read the arena for as long as the write hangs. The data that it then puts on flash does not match its
+/// checksum.
 #[test]
 fn a_write_that_never_comes_back_counts_as_failed() {
     let memory = Memory::new(1, LOG);
@@ -180,7 +181,7 @@ fn a_write_that_never_comes_back_counts_as_failed() {
     disk.script.borrow_mut().hold_writes = true;
     disk.write(4);
     disk.goes_on_without_flash();
-    // It comes back when nobody waits for it any more.
+    // It completes when it has no waiter any more.
     disk.hangs = false;
     for event in std::mem::take(&mut disk.late) {
         disk.accel.on_event(&mut disk.reactor, event);
@@ -294,7 +295,7 @@ fn a_failing_write_ends_the_replica_and_its_heir_has_the_whole_arena() {
     assert_eq!(disk.script.borrow().bytes[0], 7, "destaged");
 }
 
-/// The disk was handed over when the flash had failed, and comes back to what is in memory: nobody waits for that flash.
+/// The disk was handed over when the flash had failed, and comes back to the copy in memory: the failed flash delays nothing.
 #[test]
 fn flash_that_failed_in_an_earlier_tenure_is_not_waited_for() {
     let memory = Memory::new(1, LOG);
@@ -347,8 +348,8 @@ fn settle(reactor: &mut Reactor, store: &mut FlashStore) {
     events.into_iter().for_each(|event| store.on_event(event, now));
 }
 
-/// A slot is taken and given back by writes of the shard's ring. Nobody waits for them, and each step follows the one before:
-/// the entry, the first frame, the entry's end, the next disk.
+/// Writes of the shard's ring take and release a slot. No step waits for them, and each follows the one before: the entry,
+/// the first frame, the entry's end, the next disk.
 #[test]
 fn a_slot_changes_hands_through_the_ring() {
     let memory = Memory::new(1, LOG);
@@ -382,8 +383,8 @@ fn a_slot_changes_hands_through_the_ring() {
     memory.device.take("other", 2).unwrap();
 }
 
-/// A disk is closed and opened again, or comes back to a node that has an old copy: its slot begins anew, whatever is under way
-/// there, and nothing of the old log is taken for a part of the new one.
+/// A disk is closed and opened again, or comes back to a node that has an old copy: its slot begins anew, whatever is in
+/// flight there, and nothing of the old log is taken for a part of the new one.
 #[test]
 fn a_new_log_of_a_disk_begins_in_the_slot_of_its_old_one() {
     let begin = |first: u64| {
@@ -391,7 +392,7 @@ fn a_new_log_of_a_disk_begins_in_the_slot_of_its_old_one() {
         log.append(RecordKind::Write, 0, 512, &[7; 512]).unwrap();
         (log, State { epoch: 1, freed: first - 1, complete: true, ..State::default() })
     };
-    // Under way when the new log begins: the entry, nothing, a frame, the entry's end.
+    // In flight when the new log begins: the entry, nothing, a frame, the entry's end.
     for steps in 0..4 {
         let memory = Memory::new(1, LOG);
         let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();

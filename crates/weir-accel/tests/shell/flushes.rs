@@ -1,4 +1,4 @@
-//! Flushes: what they cover, and who hears that one has failed (P6, P8).
+//! Flushes: the writes that they cover, and the clients that get the error of a failed one (P6, P8).
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn a_flush_covers_only_what_ended_before_it_began() {
     assert_eq!(disk.tags(), [1, 2, 3, 4]);
 }
 
-/// Write 1 has gone past the log; write 2 is in it, and the flush of its checkpoint is under way.
+/// Write 1 has gone past the log; write 2 is in it, and the flush of its checkpoint is in flight.
 fn checkpoint_is_flushed() -> Disk {
     let mut disk = Disk::new(write_through());
     disk.settle();
@@ -61,7 +61,7 @@ fn answer(disk: &Disk, tag: u64) -> Result<(), Code> {
     answer
 }
 
-/// The storage reports what it has lost once, here to the flush of a checkpoint; write 1 may be among that.
+/// The storage reports a loss once, here to the flush of a checkpoint; write 1 may be part of it.
 #[test]
 fn whoever_flushes_next_hears_that_a_checkpoints_flush_has_failed() {
     for asked_before in [false, true] {

@@ -487,8 +487,8 @@ fn data_that_leaves_the_log_while_the_backing_is_asked_for_extents_is_no_hole() 
     assert_eq!(states, [(0, 2048, hole), (2048, 512, data), (2560, 1536, hole)]);
 }
 
-/// The backing takes nothing and the log is full: writes wait for as long as configured and get an error then (P9). What was
-/// acknowledged stays, reads go on, and so do writes when the backing is back.
+/// The backing accepts no writes and the log is full: writes wait for as long as configured and get an error then (P9).
+/// Acknowledged data stays, reads go on, and so do writes when the backing is back.
 #[test]
 fn a_full_log_before_a_dead_backing_makes_writes_wait_for_a_bounded_time() {
     const WAIT: Duration = Duration::from_millis(300);
@@ -579,12 +579,12 @@ fn the_backlog_comes_in_parts_and_new_records_at_once() {
         disk.run(Duration::from_millis(60));
     }
     assert_eq!(peer.numbers(&mut disk, 200), (expected - PART + 1..=expected).collect::<Vec<u64>>());
-    // A part is under way; what the guest writes does not wait for it.
+    // A part is in flight; the guest's writes do not wait for it.
     write(&mut disk, 16);
     assert_eq!(peer.numbers(&mut disk, 200), (65..=80).collect::<Vec<u64>>());
 }
 
-/// A peer that nobody counts takes its time; what is queued for it is freed and its place in the arena written anew (P11).
+/// A peer that does not count is slow; the owner frees its queued records and overwrites their place in the arena (P11).
 #[test]
 fn what_is_freed_while_it_is_queued_for_a_peer_arrives_as_it_was() {
     const RECORD: usize = 64 << 10;
