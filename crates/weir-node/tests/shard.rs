@@ -154,7 +154,7 @@ struct Withheld {
 impl Withheld {
     fn new(path: &Path) -> Withheld {
         let file = File::options().read(true).write(true).open(path).unwrap();
-        // SAFETY: no pointers. The signal that somebody waits is one that nobody minds.
+        // SAFETY: no pointers. The signal for a waiting opener is one that is ignored by default.
         let told = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
         // SAFETY: no pointers.
         let leased = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
@@ -224,7 +224,7 @@ async fn a_disk_that_is_opened_again_at_once_needs_no_second_place_on_the_flash(
             rig.shards.ask("", |done| Command::ReleaseDisk { disk: name, keep, done }).await.unwrap();
             assert_eq!(rig.status("d").await.unwrap().role, "replica");
         }
-        // An opening that comes to nothing does not cost the slot either.
+        // A failed opening does not cost the slot either.
         let large = OpenDisk { log_bytes: 1 << 60, ..disk.clone() };
         let refused = rig.begin(large).await.await.unwrap().unwrap_err();
         assert!(refused.contains("no memory"), "{round}: {refused}");
