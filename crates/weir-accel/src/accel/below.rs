@@ -18,7 +18,7 @@ pub(super) enum Below {
     },
     /// For clients.
     Flush,
-    /// With the runs that were data in the log when it was asked for.
+    /// With the runs that were data in the log at the time of the request.
     Extents {
         tag: Tag,
         before: Vec<(u64, u64)>,

@@ -1,5 +1,5 @@
-//! How long writes wait for room in a full log (P9). A log that frees nothing for longer than that refuses what it has no room
-//! for, until it frees something again.
+//! The time that writes wait for room in a full log (P9). A log that frees nothing for longer refuses writes without room,
+//! until it frees something again.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -21,9 +21,9 @@ pub enum Change {
 #[derive(Debug)]
 pub struct FullLog {
     wait: Duration,
-    /// Somebody found no room since the last turn.
+    /// A write found no room since the last turn.
     refused: Cell<bool>,
-    /// Since when somebody has found no room, with nothing freed.
+    /// The time since which writes have found no room, with nothing freed.
     since: Option<Nanos>,
     freed: u64,
     refuses: bool,

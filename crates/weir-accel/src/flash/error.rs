@@ -17,9 +17,9 @@ pub enum FlashError {
         /// The system's error.
         source: io::Error,
     },
-    /// Another process has it, or one that has ended and of which a write has not come back.
+    /// Another process has it, or one that has ended with a write in flight.
     #[error(
-        "{}: another process uses this flash device, or a write of one that has ended is still on its way to it", .0.display()
+        "{}: another process uses this flash device, or a write of an ended one is still in flight to it", .0.display()
     )]
     InUse(PathBuf),
     /// It holds something that is not Weir's.

@@ -90,7 +90,7 @@ struct SlotHeader {
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) generation: u64,
-    /// Which of its two headers is the one that counts: the other is written next.
+    /// The number of its valid header; the other one is written next.
     pub(super) header: u64,
     pub(super) taken: Option<Taken>,
     /// A lease exists.
@@ -130,7 +130,7 @@ fn first_ring(slots: u64) -> u64 {
     (BLOCK + slots * 2 * BLOCK).next_multiple_of(MIB)
 }
 
-/// Where a slot's header is, of which there are two.
+/// The offset of a header of a slot, which has two.
 pub(super) fn slot_offset(number: usize, header: u64) -> u64 {
     BLOCK + (number as u64 * 2 + header) * BLOCK
 }

@@ -195,7 +195,7 @@ impl Owner {
         self.falling || self.wanted().is_none()
     }
 
-    /// How many replicas are wanted; `None`: write-through, also because this node cannot keep a copy of its own.
+    /// The number of replicas wanted; `None`: write-through, also because this node cannot keep a copy of its own.
     fn wanted(&self) -> Option<usize> {
         self.configuration.wanted_replicas.filter(|_| !self.local_copy.has_failed())
     }
