@@ -19,7 +19,7 @@ use support::picture;
 /// Measures what guests feel while Weir copes. Example: `behaviour neighbours --seconds 10 --output json`.
 #[derive(Parser)]
 struct Arguments {
-    /// How to print the figures.
+    /// The format of the figures.
     #[arg(long, value_enum, default_value = "text", global = true)]
     output: Output,
     #[command(subcommand)]
@@ -47,13 +47,13 @@ enum What {
         /// Dirty data to be copied, in MiB; the log has 4 GiB.
         #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=1900))]
         dirty: u64,
-        /// How often; the median is printed.
+        /// The number of rounds; the median is printed.
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
         rounds: u64,
     },
     /// A guest that writes faster than the backing takes: latency against time as SVG and CSV.
     FillPicture {
-        /// How long it writes, in seconds.
+        /// The duration of the guest's writes, in seconds.
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
         /// The picture; the CSV file goes beside it.

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 /// Longest script, in bytes: what the serial port holds before the guest reads it.
 const LONGEST_SCRIPT: usize = 32 << 10;
 
-/// How much of the console an error quotes, in bytes.
+/// The part of the console that an error quotes, in bytes.
 const TAIL: usize = 4 << 10;
 
 /// Begins the lines that the guest's first process prints for us.
@@ -59,7 +59,7 @@ pub enum GuestError {
     /// QEMU ended: it was killed, could not open a disk, or the guest's kernel panicked.
     #[error("the guest ended; QEMU says {errors:?}, the console ends with:\n{tail}")]
     Ended {
-        /// What QEMU printed.
+        /// QEMU's output.
         errors: String,
         /// The console's last lines.
         tail: String,
@@ -67,7 +67,7 @@ pub enum GuestError {
     /// No answer in time. The guest goes on.
     #[error("the guest did not answer within {patience:?}; the console ends with:\n{tail}")]
     Timeout {
-        /// How long was waited.
+        /// The time that was waited.
         patience: Duration,
         /// The console's last lines.
         tail: String,
@@ -121,9 +121,9 @@ pub struct GuestConfig {
     pub memory: u32,
     /// Virtual processors.
     pub processors: u32,
-    /// How long requests wait for a server that went away to come back, in whole seconds (P9); zero fails them.
+    /// The time that requests wait for a lost server to come back, in whole seconds (P9); zero fails them.
     pub reconnect_delay: Duration,
-    /// How long the guest may take until it answers.
+    /// Time limit for the guest's first answer.
     pub boot_timeout: Duration,
     /// A Unix socket for QEMU's machine protocol (QMP), made when it starts.
     pub qmp: Option<PathBuf>,
@@ -283,7 +283,7 @@ pub struct Guest {
     console: Arc<Transcript>,
     errors: Arc<Transcript>,
     collectors: Vec<JoinHandle<()>>,
-    /// Where the next script's output begins on the console.
+    /// The offset on the console where the next script's output begins.
     position: usize,
     scripts: u32,
 }
