@@ -105,16 +105,16 @@ impl Comparison {
         ((self.log_ratio - reach).exp(), (self.log_ratio + reach).exp())
     }
 
-    /// How surprising the repeats would be if the ratio were within the margin: small when it is beyond, on
-    /// either side (two one-sided tests, doubled for looking at both sides).
+    /// The p-value of the repeats if the ratio were within the margin: small when it is beyond, on either side (two one-sided
+    /// tests, doubled for testing both sides).
     #[must_use]
     pub fn p_beyond(&self, margin: f64) -> f64 {
         let nearest = self.log_ratio.abs() - margin.ln_1p();
         (2.0 * self.upper_tail(nearest)).min(1.0)
     }
 
-    /// How surprising the repeats would be if the ratio were at or beyond the margin: small when it is within
-    /// (Schuirmann's two one-sided tests; the greater of the two).
+    /// The p-value of the repeats if the ratio were at or beyond the margin: small when it is within (Schuirmann's two
+    /// one-sided tests; the greater of the two).
     #[must_use]
     pub fn p_within(&self, margin: f64) -> f64 {
         self.upper_tail(margin.ln_1p() - self.log_ratio.abs())
