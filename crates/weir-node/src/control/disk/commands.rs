@@ -151,7 +151,7 @@ impl DiskTask {
 
     /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
     async fn give_back(&mut self, record: &DiskRecord) {
-        // Whatever the result: this claim's arrival says nothing about the next one. That its log is empty does.
+        // Whatever follows, an arrival by this claim does not hold for the next one. `Closed` still does: the log is empty.
         self.arrival = self.arrival.filter(|(_, came)| matches!(came, Came::Closed));
         if record.mode == Mode::WriteThrough {
             let (me, epoch) = (self.me.clone(), record.epoch);

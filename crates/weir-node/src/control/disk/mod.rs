@@ -159,7 +159,7 @@ impl DiskTask {
                 continue;
             }
             tokio::select! {
-                // Whatever it is, all changes are handled before the next wait.
+                // Whichever comes first, all changes are handled before the next wait.
                 biased;
                 message = self.inbox.recv() => match message {
                     Some(message) => self.attend(message).await,
