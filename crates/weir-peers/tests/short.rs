@@ -2,24 +2,12 @@
 //! anything is says nothing here.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use std::path::{Path, PathBuf};
+#[path = "../../weir-lab/tests/common/program.rs"]
+mod program;
+
 use std::process::Command;
 
 use serde_json::Value;
-
-/// The `weir` program, as current as this test: `WEIR_PROGRAM`, or what cargo builds.
-fn weir() -> PathBuf {
-    if let Some(program) = std::env::var_os("WEIR_PROGRAM") {
-        return program.into();
-    }
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
-    build.args(["build", "--quiet", "-p", "weir"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "cargo cannot build the weir program");
-    Path::new(env!("CARGO_BIN_EXE_weir-peers")).with_file_name("weir")
-}
 
 /// Cells of the short form by their subjects, and the drivers of each.
 const BOTH: &[&str] = &["weir", "fio"];
@@ -76,7 +64,7 @@ fn every_section_gives_a_row_for_every_peer_and_driver() {
     command
         .arg("--short")
         .arg("--weir")
-        .arg(weir())
+        .arg(program::build())
         .arg("--out")
         .arg(&out)
         .arg("--storage")

@@ -4,6 +4,7 @@ mod bench;
 mod diagnose;
 mod disk;
 mod engine;
+mod prefill;
 mod profile;
 mod verify;
 

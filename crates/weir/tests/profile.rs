@@ -66,6 +66,10 @@ fn a_known_load_is_found_and_comes_back() {
         let difference = row["difference"].as_f64().unwrap_or(0.0);
         assert!(difference.abs() <= 10.0, "{row} in {replayed:#}");
     }
+    let in_hole = "profile replay --from d.json --target hole.img --destroy --for 1s";
+    let refused = place.fails(&format!("{in_hole} --prefill-size 4KiB"), 4);
+    assert!(refused.contains("4KiB are allowed") && refused.contains("hole.img"), "{refused}");
+    place.ok(&format!("{in_hole} --no-prefill"));
     let text = place.ok("profile replay --from d.json --target null:256M --for 1s");
     assert!(text.contains("DIFFERENCE, %") && text.contains("shorter than what was watched"), "{text}");
 }

@@ -1,12 +1,12 @@
 //! What the end-to-end tests share: the program, a lab with a disk, and a load that remembers every write.
 #![allow(dead_code, clippy::unwrap_used)]
 
+mod program;
 pub mod rounds;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -32,22 +32,10 @@ pub const SOON: Duration = Duration::from_secs(30);
 /// A load ends by itself after this, should a test that fails forget it.
 const LONGEST_LOAD: Duration = Duration::from_secs(600);
 
-/// The `weir` program, as current as these tests: `WEIR_PROGRAM`, or what cargo builds.
+/// The `weir` program that the tests run, built once.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        if let Some(program) = std::env::var_os("WEIR_PROGRAM") {
-            return program.into();
-        }
-        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
-        build.args(["build", "--quiet", "-p", "weir"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "cargo cannot build the weir program");
-        // target/<profile>/deps/<this test>
-        std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("weir")
-    })
+    PROGRAM.get_or_init(program::build)
 }
 
 /// One test at a time: they measure how long things stall, and the machine is small.

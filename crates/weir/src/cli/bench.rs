@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use weir_block::size::{Size, parse_size_above_zero};
-use weir_load::prefill::Limits;
 use weir_node::shard::messages::LoadLayer;
 use weir_node::units::Period;
 
 use super::engine::BenchEngine;
+use super::prefill::PrefillArgs;
 use super::verify::{self, VerifyArgs};
 use crate::completion;
 
@@ -212,17 +212,8 @@ pub struct BenchArgs {
     /// Also while clients are connected to the disk: they are measured too, and a load that writes destroys their data.
     #[arg(long)]
     pub force: bool,
-    /// Leave what was never written as it is. Otherwise a load that may write (a writing one, or with --destroy) first fills the
-    /// range when it finds a hole, so that holes are not measured as speed; it says so, and the result counts that apart. A disk's
-    /// layer is filled when less of the disk is allocated than its size.
-    #[arg(long)]
-    pub no_prefill: bool,
-    /// Refuse to fill more than this.
-    #[arg(long, value_name = "SIZE", default_value = "64GiB", conflicts_with = "no_prefill")]
-    pub prefill_size: Size,
-    /// Give up when filling takes longer.
-    #[arg(long, value_name = "TIME", default_value = "10m", conflicts_with = "no_prefill")]
-    pub prefill_time: Period,
+    #[command(flatten)]
+    pub prefill: PrefillArgs,
     /// How the result is printed; default: text, or with --output json, json.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<BenchFormat>,
@@ -230,12 +221,4 @@ pub struct BenchArgs {
     /// the measured window.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-}
-
-impl BenchArgs {
-    /// Limits of the prefill; `None` when `--no-prefill` forbids it.
-    pub fn prefill_limits(&self) -> Option<Limits> {
-        let limits = Limits { bytes: self.prefill_size.0, time: self.prefill_time.0 };
-        (!self.no_prefill).then_some(limits)
-    }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use weir_node::units::Period;
 
+use super::prefill::PrefillArgs;
 use crate::completion;
 
 /// Shown below the help.
@@ -65,7 +66,7 @@ pub enum ProfileCommand {
     /// Run the load that asks for about the same, and print both profiles side by side.
     ///
     /// Differences are in percent of the original; those of percentages are in points. Hits are those of caches that are
-    /// simulated, with the requests that the load has made. A range that was never written is written first.
+    /// simulated, with the requests that the load has made.
     Replay {
         #[command(flatten)]
         source: ProfileSource,
@@ -78,6 +79,8 @@ pub enum ProfileCommand {
         /// Overwrite what the target holds.
         #[arg(long)]
         destroy: bool,
+        #[command(flatten)]
+        prefill: PrefillArgs,
     },
     /// Make a profile of a trace: text of blkparse, a fio I/O log (version 2 or 3), or a binary vscsi trace.
     Import {

@@ -48,10 +48,9 @@ impl Load<'_> {
     pub fn run(self, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
         let interrupted = heed_interrupts()?;
         let (mut hollow, mut filled) = (None, None);
-        if !arguments.no_prefill {
+        if let Some(limits) = arguments.prefill.limits() {
             hollow = self.hollow()?;
-            if let Some(limits) = arguments.prefill_limits().filter(|_| hollow.is_some() && arguments.destroy)
-            {
+            if hollow.is_some() && arguments.destroy {
                 filled = Some(self.fill(limits, &interrupted)?);
                 hollow = None;
             }

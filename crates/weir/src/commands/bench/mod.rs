@@ -90,7 +90,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
                     target,
                     workload,
                     destroy: arguments.destroy,
-                    prefill: arguments.prefill_limits(),
+                    prefill: arguments.prefill.limits(),
                     rounds: arguments.steady.then_some(arguments.max_rounds),
                     profiler: None,
                     history: arguments.history.clone(),
@@ -168,7 +168,7 @@ fn job_file(
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let Job { name, target, workload, group } = job;
         leave_alone(global, arguments, &target, &workload)?;
-        let (destroy, prefill) = (arguments.destroy, arguments.prefill_limits());
+        let (destroy, prefill) = (arguments.destroy, arguments.prefill.limits());
         groups[group as usize].push(watch::Job {
             name: Some(name),
             target,

@@ -51,10 +51,11 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
                 ExportFormat::Fio => say(fio_jobs(&exported, &profile.source).trim_end()),
             }
         }
-        ProfileCommand::Replay { source, target, length, destroy } => {
+        ProfileCommand::Replay { source, target, length, destroy, prefill } => {
             let profile = profile_of(&source, global)?;
             let target = target.parse().map_err(Failure::usage)?;
-            replay::run(global.output, profile, &target, length.map(|length| length.0), destroy)
+            let limits = prefill.limits();
+            replay::run(global.output, profile, &target, length.map(|length| length.0), destroy, limits)
         }
         ProfileCommand::Import { trace, device, to } => {
             let name = trace.display().to_string();

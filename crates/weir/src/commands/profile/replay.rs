@@ -22,9 +22,6 @@ use crate::failure::Failure;
 use crate::options::Output;
 use crate::output::{print, table};
 
-/// What may be filled before a replay.
-const LIMITS: Limits = Limits { bytes: 64 << 30, time: Duration::from_secs(600) };
-
 /// What a replay has shown.
 #[derive(Serialize)]
 struct Replay {
@@ -45,6 +42,7 @@ pub fn run(
     target: &Target,
     length: Option<Duration>,
     destroy: bool,
+    prefill: Option<Limits>,
 ) -> Result<(), Failure> {
     // The load has to fit where it is aimed at. A file becomes as large as it needs to be.
     let looking = Workload { access: Access::Read, size: None, ..Workload::default() };
@@ -53,7 +51,7 @@ pub fn run(
         original.disk_bytes = Some(original.disk_bytes.unwrap_or(size).min(size));
     }
     let Export { jobs, mut notes } = export(&original, target, length).map_err(Failure::refused)?;
-    prepare(&jobs, destroy)?;
+    prepare(&jobs, destroy, prefill)?;
     let interrupted = watch::heed_interrupts()?;
     let interval = Duration::from_secs_f64(original.working_set.interval_seconds.clamp(1.0, 3600.0));
     let settings = Settings { interval, ..Settings::default() };
@@ -87,9 +85,9 @@ pub fn run(
     }
 }
 
-/// Finds out whether the target may be used before anything is written, then writes what was never written: the time
-/// for that is not the load's.
-fn prepare(jobs: &[Job], destroy: bool) -> Result<(), Failure> {
+/// Checks that the load may use the target before anything is written, then fills holes within `prefill`'s limits. The time of
+/// filling is not the load's.
+fn prepare(jobs: &[Job], destroy: bool, prefill: Option<Limits>) -> Result<(), Failure> {
     let writes = jobs.iter().any(|job| job.workload.access.writes());
     // The largest range first: a file that does not exist yet is made as large as the last job needs.
     let mut order: Vec<&Job> = jobs.iter().collect();
@@ -100,6 +98,7 @@ fn prepare(jobs: &[Job], destroy: bool) -> Result<(), Failure> {
     for job in &order {
         job.target.prepare(&job.workload, destroy)?;
     }
+    let Some(limits) = prefill else { return Ok(()) };
     for job in &order {
         let destroy = destroy || writes;
         if let Prefill::Needed(fill) = look(&job.target, &job.workload, destroy)? {
@@ -109,7 +108,7 @@ fn prepare(jobs: &[Job], destroy: bool) -> Result<(), Failure> {
                 job.target,
                 fill.found
             );
-            let filled = fill.run(&job.target, job.workload.seed, destroy, LIMITS, &Monitor::new())?;
+            let filled = fill.run(&job.target, job.workload.seed, destroy, limits, &Monitor::new())?;
             eprintln!("{filled}");
         }
     }
