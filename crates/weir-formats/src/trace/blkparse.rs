@@ -39,7 +39,7 @@ fn fields(line: &str) -> Option<Fields<'_>> {
 
 /// Reads the queued requests; other lines are passed over.
 pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
-    let mut trace = Trace { timed: true, ..Trace::default() };
+    let mut trace = Trace::new(true);
     for (number, line) in (1..).zip(text.lines()) {
         let Some(event) = fields(line).filter(|event| event.action == QUEUED) else { continue };
         let wrong = |reason: &str| wrong_line(number, line, reason);
@@ -51,16 +51,9 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
             _ if kind == RequestKind::Flush => (Some(0), Some(0)),
             _ => return Err(wrong("`<sector> + <sectors>` is expected after the action")),
         };
-        let bytes = |sectors: Option<u64>| sectors.and_then(|sectors| sectors.checked_mul(SECTOR));
-        let (offset, length) = bytes(sector)
-            .zip(bytes(sectors))
-            .ok_or_else(|| wrong("the sectors are not numbers that can be"))?;
-        if offset.checked_add(length).is_none() {
-            return Err(wrong("the request ends beyond 16 EiB"));
-        }
-        if length > 0 || kind == RequestKind::Flush {
-            trace.of(event.device).push(Traced { at, kind, offset, length });
-        }
+        let (sector, sectors) = sector.zip(sectors).ok_or_else(|| wrong("the sectors are not numbers"))?;
+        let (offset, length) = (sector.saturating_mul(SECTOR), sectors.saturating_mul(SECTOR));
+        trace.push(event.device, Traced::new(at, kind, offset, length).map_err(wrong)?);
     }
     Ok(trace)
 }
@@ -83,5 +76,5 @@ fn nanoseconds(text: &str) -> Option<u64> {
         return None;
     }
     let fraction = fraction.parse::<u64>().ok()? * 10u64.pow(9 - digits as u32);
-    seconds.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(fraction)
+    Some(seconds.parse::<u64>().ok()?.saturating_mul(1_000_000_000).saturating_add(fraction))
 }

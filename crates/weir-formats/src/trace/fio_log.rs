@@ -1,5 +1,5 @@
 //! fio's I/O logs, versions 2 and 3 (fio's documentation, "Trace file format"): `file action [offset length]`, in version 3
-//! with milliseconds before it. Version 2 has no times but `wait`, in microseconds.
+//! with the time before it, which fio writes and replays in microseconds. Version 2 has no times but `wait`, in microseconds.
 
 use weir_block::RequestKind;
 
@@ -13,7 +13,7 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
         "fio version 3 iolog" => true,
         _ => return Err(wrong_line(1, header, "versions 2 and 3 are known")),
     };
-    let mut trace = Trace { timed, ..Trace::default() };
+    let mut trace = Trace::new(timed);
     let mut waited = 0u64;
     for (number, line) in lines {
         let wrong = |reason: &str| wrong_line(number, line, reason);
@@ -21,8 +21,8 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
         let (at, words) = match (&words[..], timed) {
             ([], _) => continue,
             ([time, rest @ ..], true) => {
-                let time = time.parse::<u64>().ok().and_then(|time| time.checked_mul(1_000_000));
-                (time.ok_or_else(|| wrong("the line does not begin with milliseconds"))?, rest)
+                let time = time.parse::<u64>().ok().map(|micros| micros.saturating_mul(1_000));
+                (time.ok_or_else(|| wrong("the line does not begin with microseconds"))?, rest)
             }
             (rest, false) => (waited, rest),
         };
@@ -30,12 +30,7 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
             [file, action] => (*file, *action, None),
             [file, action, offset, length] => {
                 let range = offset.parse::<u64>().ok().zip(length.parse::<u64>().ok());
-                let range = range.filter(|(offset, length)| offset.checked_add(*length).is_some());
-                (
-                    *file,
-                    *action,
-                    Some(range.ok_or_else(|| wrong("offset and length are not numbers that can be"))?),
-                )
+                (*file, *action, Some(range.ok_or_else(|| wrong("offset and length are not numbers"))?))
             }
             _ => return Err(wrong("a file, an action, and an offset and a length are expected")),
         };
@@ -58,9 +53,7 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
             (_, Some(range)) => range,
             _ => return Err(wrong("an offset and a length are missing")),
         };
-        if length > 0 || kind == RequestKind::Flush {
-            trace.of(file).push(Traced { at, kind, offset, length });
-        }
+        trace.push(file, Traced::new(at, kind, offset, length).map_err(wrong)?);
     }
     Ok(trace)
 }

@@ -1,6 +1,18 @@
 //! The requests of a trace, whatever its format, and what is wrong with one.
 
+use std::collections::BTreeMap;
+
 use weir_block::RequestKind;
+
+/// Longest read or write, in bytes: 1 GiB. Guests and loads issue requests of up to some tens of MiB; the profiler looks at each
+/// block of a request, so a damaged length would keep it busy for years.
+const LONGEST: u64 = 1 << 30;
+
+/// Latest time, in nanoseconds: 100 years. Traces count from their start or from 1970.
+const LATEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
+
+/// Devices that an error names.
+const NAMED: usize = 20;
 
 /// Lines that were not understood are named up to this length.
 const SHOWN: usize = 120;
@@ -35,7 +47,7 @@ pub enum ImportError {
         reason: String,
     },
     /// Requests to several devices or files, and none was chosen.
-    #[error("the trace has requests to several devices: {}; choose one with --device", .0.join(", "))]
+    #[error("the trace has requests to several devices: {}; choose one with --device", named(.0))]
     Several(Vec<String>),
     /// Nothing of what was chosen.
     #[error("the trace has no requests{}", .0.as_ref().map(|device| format!(" to {device}")).unwrap_or_default())]
@@ -52,36 +64,70 @@ pub(super) struct Traced {
     pub length: u64,
 }
 
+impl Traced {
+    /// A request as a file has it. Numbers that were multiplied into their units saturate, and are refused here.
+    ///
+    /// # Errors
+    /// No disk can have had this request, or the profiler would not come to an end with it.
+    pub fn new(at: u64, kind: RequestKind, offset: u64, length: u64) -> Result<Traced, &'static str> {
+        if at > LATEST {
+            return Err("the time is beyond 100 years");
+        }
+        if offset.checked_add(length).is_none() {
+            return Err("the request ends beyond 16 EiB");
+        }
+        if matches!(kind, RequestKind::Read | RequestKind::Write) && length > LONGEST {
+            return Err("the request is longer than 1 GiB");
+        }
+        Ok(Traced { at, kind, offset, length })
+    }
+}
+
 /// The requests of a trace, by device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Trace {
-    pub devices: Vec<(String, Vec<Traced>)>,
+    devices: BTreeMap<String, Vec<Traced>>,
     /// Whether the times mean something.
     pub timed: bool,
 }
 
 impl Trace {
-    pub fn of(&mut self, device: &str) -> &mut Vec<Traced> {
-        let index = self.devices.iter().position(|known| known.0 == device);
-        let index = index.unwrap_or_else(|| {
-            self.devices.push((device.to_owned(), Vec::new()));
-            self.devices.len() - 1
-        });
-        &mut self.devices[index].1
+    pub fn new(timed: bool) -> Trace {
+        Trace { devices: BTreeMap::new(), timed }
     }
 
-    pub fn choose(self, device: Option<&str>) -> Result<(Vec<Traced>, bool), ImportError> {
-        let timed = self.timed;
-        let mut devices: Vec<_> = self.devices.into_iter().filter(|known| !known.1.is_empty()).collect();
-        match device {
-            Some(wanted) => devices.retain(|known| known.0 == wanted),
-            None if devices.len() > 1 => {
-                return Err(ImportError::Several(devices.into_iter().map(|known| known.0).collect()));
-            }
-            None => {}
+    /// Adds a request. One of no bytes that is no flush asks for nothing, and is passed over.
+    pub fn push(&mut self, device: &str, request: Traced) {
+        if request.length == 0 && request.kind != RequestKind::Flush {
+            return;
         }
-        let chosen = devices.pop().ok_or_else(|| ImportError::Empty(device.map(str::to_owned)))?;
-        Ok((chosen.1, timed))
+        match self.devices.get_mut(device) {
+            Some(requests) => requests.push(request),
+            None => {
+                self.devices.insert(device.to_owned(), vec![request]);
+            }
+        }
+    }
+
+    pub fn choose(mut self, device: Option<&str>) -> Result<(Vec<Traced>, bool), ImportError> {
+        let chosen = match device {
+            Some(wanted) => self.devices.remove(wanted),
+            None if self.devices.len() > 1 => {
+                return Err(ImportError::Several(self.devices.into_keys().collect()));
+            }
+            None => self.devices.pop_first().map(|(_, requests)| requests),
+        };
+        let chosen = chosen.ok_or_else(|| ImportError::Empty(device.map(str::to_owned)))?;
+        Ok((chosen, self.timed))
+    }
+}
+
+/// The first of them, and how many more there are.
+fn named(devices: &[String]) -> String {
+    let first = devices[..devices.len().min(NAMED)].join(", ");
+    match devices.len().saturating_sub(NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 

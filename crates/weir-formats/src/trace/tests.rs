@@ -52,18 +52,22 @@ fn logs_of_fio_are_read() {
     assert_eq!((profile.write.requests(), profile.write.sequential.requests), (2, 1));
     assert_eq!((profile.read.bytes(), profile.flushes, profile.seconds), (8192, 1, 0.0));
     assert_eq!(profile.iops(), None);
-    let third = "fio version 3 iolog\n0 /dev/x add\n5 /dev/x open\n1000 /dev/x read 0 4096\n\
-                 3000 /dev/x trim 0 1048576\n3500 /dev/x close\n";
+    // From fio 3.33 with --rate_iops=20,20 --runtime=4: it counts in microseconds.
+    let third = "fio version 3 iolog\n20 x add\n180 x open\n183 x read 61440 4096\n445 x write 774144 4096\n\
+                 3950196 x trim 0 1048576\n4000183 x read 765952 4096\n4000454 x close\n";
     let profile = import(third.as_bytes(), "log", None).unwrap();
-    assert_eq!((profile.read.requests(), profile.discards, profile.seconds), (1, 1, 2.0));
+    assert_eq!((profile.read.requests(), profile.discards, profile.seconds), (2, 1, 4.0));
     for (text, hint) in [
         ("fio version 1 iolog\n", "versions 2 and 3"),
         ("fio version 2 iolog\n/dev/x read 1\n", "line 2"),
         ("fio version 2 iolog\n/dev/x read 1 -1\n", "not numbers"),
-        ("fio version 2 iolog\n/dev/x read 18446744073709551615 4096\n", "not numbers that can be"),
+        (
+            "fio version 2 iolog\n/dev/x read 18446744073709551615 4096\n",
+            "line 2: `/dev/x read 18446744073709551615 4096`: the request ends beyond 16 EiB",
+        ),
         ("fio version 2 iolog\n/dev/x burn 1 1\n", "not known"),
         ("fio version 2 iolog\n/dev/x read\n", "missing"),
-        ("fio version 3 iolog\n/dev/x read 0 4096\n", "milliseconds"),
+        ("fio version 3 iolog\n/dev/x read 0 4096\n", "microseconds"),
         ("fio version 3 iolog\n", "no requests"),
     ] {
         let error = import(text.as_bytes(), "log", None).unwrap_err().to_string();
@@ -122,6 +126,74 @@ fn other_files_are_not_guessed_at() {
     for bytes in [&b""[..], b"hello", b"\xff\xfe\x00", &[0; 400]] {
         let error = import(bytes, "x", None).unwrap_err();
         assert_eq!(error, ImportError::Unknown);
+    }
+}
+
+/// The profiler looks at every block of a request and counts in u64: numbers that a damaged file can have are refused first.
+#[test]
+fn lengths_and_times_that_no_disk_has_seen_are_refused() {
+    let discard = "8,0 0 1 0.0 1 Q D 0 + 4194304 [a]\n8,0 0 1 1.0 1 Q R 0 + 2097152 [a]\n";
+    assert_eq!(import(discard.as_bytes(), "x", None).unwrap().read.bytes(), 1 << 30);
+    for (text, hint) in [
+        (
+            "fio version 2 iolog\nx read 0 9000000000000000000\n",
+            "line 2: `x read 0 9000000000000000000`: the request is longer",
+        ),
+        (
+            "fio version 2 iolog\nx wait 18446744073709551615 0\nx read 0 4096\n",
+            "line 3: `x read 0 4096`: the time",
+        ),
+        ("fio version 3 iolog\n0 x read 0 4096\n18446744073709551 x read 0 4096\n", "line 3"),
+        ("8,0 0 1 0.0 1 Q W 0 + 2097153 [a]\n", "longer than 1 GiB"),
+        ("8,0 0 1 0.0 1 Q R 0 + 8 [a]\n8,0 0 2 18446744073.7 1 Q R 0 + 8 [a]\n", "beyond 100 years"),
+        ("8,0 0 1 0.0 1 Q R 36028797018963967 + 9 [a]\n", "16 EiB"),
+    ] {
+        let error = import(text.as_bytes(), "log", None).unwrap_err().to_string();
+        assert!(error.contains(hint), "{text}: {error}");
+    }
+    for version in [1, 2] {
+        let long = record(version, 0x28, (0, u32::MAX), 0);
+        let error = import(&long, "vm", None).unwrap_err().to_string();
+        assert!(error.contains("record 1 (byte 0)") && error.contains("1 GiB"), "{error}");
+        let late =
+            [record(version, 0x28, (0, 512), 0), record(version, 0x28, (0, 512), u64::MAX / 1_000)].concat();
+        let error = import(&late, "vm", None).unwrap_err().to_string();
+        assert!(error.contains("record 2") && error.contains("100 years"), "{error}");
+    }
+}
+
+/// Numbers at which something could overflow, or take for ever.
+fn hostile() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        0u64..100_000,
+        any::<u64>(),
+        (0u64..64, 0u64..3).prop_map(|(power, less)| (1u64 << power).saturating_sub(less)),
+        (0u64..100_000).prop_map(|less| u64::MAX - less),
+        (0u64..100_000).prop_map(|less| u64::MAX / 1_000_000_000 - less),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_number_is_read_or_refused(lines in proptest::collection::vec((0usize..4, [hostile(), hostile(), hostile()]), 1..6)) {
+        let (mut second, mut third) = ("fio version 2 iolog\n".to_owned(), "fio version 3 iolog\n".to_owned());
+        let (mut blkparse, mut vscsi) = (String::new(), Vec::new());
+        for (action, [time, offset, length]) in lines {
+            let word = ["read", "write", "trim", "wait"][action];
+            second += &format!("x {word} {offset} {length}\n");
+            third += &format!("{time} x {word} {offset} {length}\n");
+            let rwbs = ["R", "W", "D", "FWS"][action];
+            blkparse += &format!("8,0 0 1 {time}.5 1 Q {rwbs} {offset} + {length} [a]\n");
+            let command = [0x28, 0x2a, 0x42, 0x35][action];
+            vscsi.extend(record(1, command, (offset, length as u32), time));
+        }
+        for trace in [second.as_bytes(), third.as_bytes(), blkparse.as_bytes(), &vscsi] {
+            if let Ok(profile) = import(trace, "x", None) {
+                prop_assert!(Profile::from_json(&serde_json::to_string(&profile).unwrap()).is_ok());
+            }
+        }
     }
 }
 

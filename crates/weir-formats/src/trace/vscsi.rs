@@ -42,7 +42,7 @@ pub(super) fn version(trace: &[u8]) -> Option<Layout> {
 
 pub(super) fn read(bytes: &[u8]) -> Result<Trace, ImportError> {
     let Some(layout) = version(bytes) else { return Err(ImportError::Unknown) };
-    let mut trace = Trace { timed: true, ..Trace::default() };
+    let mut trace = Trace::new(true);
     let records = bytes.chunks_exact(layout.record);
     let left = records.remainder().len();
     let mut number = 0;
@@ -67,15 +67,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<Trace, ImportError> {
             0x41 | 0x93 => RequestKind::WriteZeroes,
             _ => continue,
         };
-        let length = field(layout.length, 4);
-        let offset = field(layout.sector, 8).checked_mul(SECTOR);
-        let offset = offset.filter(|offset| offset.checked_add(length).is_some());
-        let offset = offset.ok_or_else(|| wrong(number, "the request ends beyond 16 EiB".into()))?;
-        let at = field(layout.time, 8).checked_mul(1_000);
-        let at = at.ok_or_else(|| wrong(number, "the time is not microseconds that can be".into()))?;
-        if length > 0 || kind == RequestKind::Flush {
-            trace.of("vscsi").push(Traced { at, kind, offset, length });
-        }
+        let offset = field(layout.sector, 8).saturating_mul(SECTOR);
+        let at = field(layout.time, 8).saturating_mul(1_000);
+        let request = Traced::new(at, kind, offset, field(layout.length, 4));
+        trace.push("vscsi", request.map_err(|reason| wrong(number, reason.into()))?);
     }
     match left {
         0 => Ok(trace),
