@@ -101,7 +101,7 @@ fn steps_come_back() {
         ("strided-read", "stride:64KiB")
     );
     assert_eq!(job.workload.arrivals, Arrivals::Fixed, "it came as if by a clock");
-    assert!(write_jobs(&exported.jobs, &[]).contains("\nrw=read:61440\n"));
+    assert!(write_jobs(&exported.jobs, &[]).unwrap().contains("\nrw=read:61440\n"));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn documents_and_job_files_are_read_back() {
     let journal = job("write", "4k", "plain", 400, 4);
     let exported = export(&profile(&[pages, journal]), &target(), None).unwrap();
     assert_eq!(parse_bench(&exported.to_bench()).unwrap(), exported.jobs);
-    let text = write_jobs(&exported.jobs, &["disk\nx".into()]);
+    let text = write_jobs(&exported.jobs, &["disk\nx".into()]).unwrap();
     let jobs = read_jobs(&text).unwrap();
     assert_eq!(jobs.len(), exported.jobs.len());
     for (from_fio, job) in jobs.iter().zip(&exported.jobs) {
@@ -178,7 +178,10 @@ fn damaged_numbers_and_slow_disks_make_no_harm() {
     odd.disk_bytes = Some(1 << 60);
     assert!(odd.hit_ratio(u64::MAX, None) <= 1.0 && odd.cache_for(0.5, None).is_none_or(|bytes| bytes > 0));
     if let Ok(exported) = export(&odd, &target(), None) {
-        assert!(!write_jobs(&exported.jobs, &exported.notes).is_empty() && !exported.to_bench().is_empty());
+        assert!(
+            !write_jobs(&exported.jobs, &exported.notes).unwrap().is_empty()
+                && !exported.to_bench().is_empty()
+        );
     }
     odd.disk_bytes = Some(0);
     let _ = export(&odd, &target(), None);

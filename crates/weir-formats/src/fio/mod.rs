@@ -8,4 +8,4 @@ mod write_jobs;
 pub use json::to_json;
 pub use read_jobs::{JobFileError, read_jobs};
 pub use size::{FioSizeError, parse_fio_size};
-pub use write_jobs::write_jobs;
+pub use write_jobs::{UnwritableTarget, write_jobs};

@@ -19,9 +19,10 @@ use weir_load::io_engine::IoEngine;
 use weir_load::job::Job;
 use weir_load::pattern::{BlockMix, Pattern};
 use weir_load::target::Target;
-use weir_load::workload::{Access, Workload, WorkloadError};
+use weir_load::workload::{Access, MOST_THREADS, Workload, WorkloadError};
 
 use super::size::parse_fio_size;
+use super::write_jobs::share_of;
 
 /// What is wrong with a job file.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,17 @@ pub enum JobFileError {
     /// A job that never ends.
     #[error("job {0} has neither runtime nor size")]
     Endless(String),
+    /// Reads and writes with rates in another proportion than their mix.
+    #[error(
+        "job {name}: fio applies rate_iops to the reads and to the writes, one value to each of them: give rate_iops=READS,WRITES \
+         in the proportion of rwmixread={read_percent}"
+    )]
+    Rates {
+        /// Which.
+        name: String,
+        /// Reads in a hundred requests.
+        read_percent: u8,
+    },
     /// A job that is not possible.
     #[error("job {name}: {error}")]
     Job {
@@ -98,6 +110,8 @@ struct Section {
     synchronous: bool,
     sizes: Option<BlockMix>,
     jobs: u32,
+    /// Of reads and of writes, each.
+    rates: Option<(u64, u64)>,
     time_based: bool,
     runtime: Option<Duration>,
     io_size: Option<Size>,
@@ -125,6 +139,7 @@ impl Default for Section {
             synchronous: true,
             sizes: None,
             jobs: 1,
+            rates: None,
             time_based: false,
             runtime: None,
             io_size: None,
@@ -204,7 +219,7 @@ impl Section {
         let text = value.unwrap_or_default();
         let workload = &mut self.workload;
         match option {
-            "filename" => self.filename = Some(text.into()),
+            "filename" => self.filename = Some(filename(text)?),
             "uri" => self.uri = Some(text.into()),
             "ioengine" => {
                 self.null = text == "null";
@@ -231,14 +246,19 @@ impl Section {
             "bssplit" => self.sizes = Some(split(text)?),
             "blockalign" | "ba" => workload.alignment = Some(size(text)?),
             "iodepth" => workload.queue_depth = text.parse()?,
-            "numjobs" => self.jobs = text.parse()?,
+            "numjobs" => {
+                self.jobs = text.parse()?;
+                if !(1..=MOST_THREADS).contains(&self.jobs) {
+                    return Err(wrong(&format!("use 1 to {MOST_THREADS}")));
+                }
+            }
             "runtime" | "timeout" => self.runtime = Some(time(text)?),
             "ramp_time" => workload.warmup = time(text)?,
             "time_based" => self.time_based = flag(value)?,
             "size" => workload.size = Some(size(text)?),
             "io_size" | "io_limit" => self.io_size = Some(size(text)?),
             "offset" => workload.offset = size(text)?,
-            "rate_iops" => workload.rate = Some(text.parse()?),
+            "rate_iops" => self.rates = rates(text)?,
             "rate_process" => {
                 workload.arrivals = match text {
                     "linear" => Arrivals::Fixed,
@@ -320,7 +340,11 @@ impl Section {
             }
         }
         workload.threads = threads;
-        workload.rate = workload.rate.map(|rate| rate.saturating_mul(u64::from(threads)));
+        if let Some(rates) = self.rates {
+            let rate = total_rate(rates, self.kind, read_percent)
+                .ok_or_else(|| JobFileError::Rates { name: name.into(), read_percent })?;
+            workload.rate = Some(rate.saturating_mul(u64::from(threads)));
+        }
         workload.runtime = self.runtime;
         if !self.time_based {
             let each = self.io_size.or(workload.size);
@@ -332,6 +356,40 @@ impl Section {
             jobs.push(Job { name, target: target.clone(), workload: self.workload.clone(), group });
         }
         Ok(())
+    }
+}
+
+/// The one file of a job. fio separates several by colons; a colon within a name has a backslash before it.
+fn filename(text: &str) -> Result<String, Refusal> {
+    let parts: Vec<&str> = text.split("\\:").collect();
+    match parts.iter().any(|part| part.contains(':')) {
+        true => {
+            Err(wrong("one file for each job: give each its own section, or write \\: for a colon in a name"))
+        }
+        false => Ok(parts.join(":")),
+    }
+}
+
+/// `rate_iops`: of reads and of writes; one value is that of each of them. A third would be that of trims.
+fn rates(text: &str) -> Result<Option<(u64, u64)>, Refusal> {
+    let mut rates = text.split(',').map(str::parse::<u64>);
+    let reads = rates.next().transpose()?.unwrap_or_default();
+    let writes = rates.next().transpose()?.unwrap_or(reads);
+    if rates.next().is_some() {
+        return Err(wrong("use one rate, or one of reads and one of writes"));
+    }
+    Ok(Some((reads, writes)))
+}
+
+/// Both directions together, as a load here has it; `None` when a mix would be at its rates in fio, and at its percentage here.
+fn total_rate((reads, writes): (u64, u64), kind: Kind, read_percent: u8) -> Option<u64> {
+    match kind {
+        Kind::Read => Some(reads),
+        Kind::Write => Some(writes),
+        Kind::Mixed => {
+            let total = reads.checked_add(writes)?;
+            (reads == share_of(total, read_percent)).then_some(total)
+        }
     }
 }
 
@@ -412,7 +470,7 @@ mod tests {
     #[test]
     fn a_usual_file_is_understood() {
         let text = "; a comment\n[global]\nioengine=libaio\ndirect=1\nbs=4k\niodepth=16\nruntime=30\ntime_based\n\
-                    filename=/dev/sdz\ngroup_reporting\n\n[mixed]\nrw=randrw\nrwmixread=70\nnumjobs=4\nrate_iops=1000\n\
+                    filename=/dev/sdz\ngroup_reporting\n\n[mixed]\nrw=randrw\nrwmixread=70\nnumjobs=4\nrate_iops=700,300\n\
                     rate_process=poisson\nrandom_distribution=zipf:1.1\nramp_time=500ms\n\n[seq]\nstonewall\nrw=write\n\
                     bssplit=64k/30:1m/70\nsize=1g\nnumjobs=2\ntime_based=0\n";
         let jobs = read_jobs(text).unwrap();
@@ -472,6 +530,13 @@ mod tests {
             ("[a]\nfilename=x\nsize=1m\nbs=4ki\n", "multiple of 1000"),
             ("[a]\nfilename=x\nsize=1m\nbs=1000\n", "multiple of 512"),
             ("[a]\nfilename=x\nsize=1m\nrw=randread\nnumjobs=100000\n", "1 to 256"),
+            ("[a]\nfilename=x\nsize=1m\nnumjobs=4000000000\n", "line 4: numjobs=4000000000: use 1 to 256"),
+            ("[a]\nfilename=x\nsize=1m\nnumjobs=0\n", "line 4: numjobs=0: use 1 to 256"),
+            ("[a]\nfilename=/dev/a:/dev/b\nsize=1m\n", "line 2: filename=/dev/a:/dev/b: one file"),
+            ("[a]\nfilename=x\nsize=1m\nrate_iops=1,2,3\n", "line 4"),
+            ("[a]\nfilename=x\nsize=1m\nrate_iops=1,\n", "line 4"),
+            ("[a]\nfilename=x\nsize=1m\nrw=randrw\nrwmixread=70\nrate_iops=1000\n", "rate_iops=READS,WRITES"),
+            ("[a]\nfilename=x\nsize=1m\nrw=rw\nrate_iops=10,11\n", "rwmixread=50"),
             ("[a]\nbs=x\n", "line 2: bs=x"),
             ("[a]\nruntime=5y\n", "us, ms, s"),
             ("[a]\nbssplit=4k/60:64k/50\n", "add up to 100"),
@@ -482,6 +547,27 @@ mod tests {
             let said = read_jobs(text).unwrap_err().to_string();
             assert!(said.contains(hint), "{text:?}: {said}");
         }
+    }
+
+    /// fio 3.33 with `rw=randrw rate_iops=20` issues 20 reads and 20 writes a second, with `28,12` so many of each.
+    #[test]
+    fn rates_are_those_of_each_direction() {
+        for (options, rate) in [
+            ("rw=randrw\nrate_iops=20", 40),
+            ("rw=randrw\nrwmixread=70\nrate_iops=28,12", 40),
+            ("rate_iops=701,300\nrw=rw\nrwmixread=70", 1001),
+            ("rw=randread\nrate_iops=20", 20),
+            ("rw=write\nrate_iops=20,30", 30),
+        ] {
+            let jobs = read_jobs(&format!("[a]\nfilename=x\nsize=1m\n{options}\n")).unwrap();
+            assert_eq!(jobs[0].workload.rate, Some(rate), "{options}");
+        }
+    }
+
+    #[test]
+    fn a_colon_of_a_name_has_a_backslash() {
+        let jobs = read_jobs("[a]\nfilename=/dev/disk/by-path/pci-0000\\:00\\:1f.2\nsize=1m\n").unwrap();
+        assert_eq!(jobs[0].target, Target::Path("/dev/disk/by-path/pci-0000:00:1f.2".into()));
     }
 
     proptest! {
@@ -497,6 +583,14 @@ mod tests {
                 "rate_iops", "random_distribution", "randseed", "uri", "io_size",
             ][which];
             let _ = read_jobs(&format!("[a]\nfilename=x\nruntime=1\nrw=randrw\n{option}={value}\n"));
+        }
+
+        #[test]
+        fn no_number_of_jobs_takes_for_ever(jobs: u32, access in "(read|randread)") {
+            if let Ok(read) = read_jobs(&format!("[a]\nfilename=x\nsize=1m\nrw={access}\nnumjobs={jobs}\n")) {
+                let threads: u32 = read.iter().map(|job| job.workload.threads).sum();
+                prop_assert_eq!(threads, jobs);
+            }
         }
     }
 }

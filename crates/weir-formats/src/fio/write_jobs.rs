@@ -6,11 +6,21 @@ use weir_load::arrivals::Arrivals;
 use weir_load::job::Job;
 use weir_load::pattern::Pattern;
 use weir_load::target::Target;
-use weir_load::workload::Workload;
+use weir_load::workload::{Access, Workload};
+
+/// A target whose name no job file can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no job file of fio can name {0:?}: fio ends a value at a new line, `;` or `#`, cuts off spaces around it and replaces `${{`; \
+     use another name for the target, such as a symbolic link"
+)]
+pub struct UnwritableTarget(pub String);
 
 /// A job file with `comments` at its head. All jobs run at once, on the target of the first.
-#[must_use]
-pub fn write_jobs(jobs: &[Job], comments: &[String]) -> String {
+///
+/// # Errors
+/// fio would read another name than the target's.
+pub fn write_jobs(jobs: &[Job], comments: &[String]) -> Result<String, UnwritableTarget> {
     let mut text = String::new();
     for comment in comments {
         let _ = writeln!(text, "; {}", comment.replace(['\n', '\r'], " "));
@@ -19,14 +29,32 @@ pub fn write_jobs(jobs: &[Job], comments: &[String]) -> String {
     if let Some(job) = jobs.first() {
         text.push_str(&match &job.target {
             Target::Null { .. } => "ioengine=null\n".to_owned(),
-            Target::Path(path) => format!("ioengine=libaio\nfilename={}\n", path.display()),
-            Target::Nbd(uri) => format!("ioengine=nbd\nuri={uri}\n"),
+            // fio takes what is between colons for files of their own, and would write to each of them.
+            Target::Path(path) => {
+                let path = path.to_str().ok_or_else(|| UnwritableTarget(path.display().to_string()))?;
+                format!("ioengine=libaio\nfilename={}\n", value(path)?.replace(':', "\\:"))
+            }
+            Target::Nbd(uri) => format!("ioengine=nbd\nuri={}\n", value(&uri.to_string())?),
         });
     }
     for job in jobs {
         section(&mut text, job);
     }
-    text
+    Ok(text)
+}
+
+fn value(text: &str) -> Result<&str, UnwritableTarget> {
+    let ends = |character: char| character.is_control() || matches!(character, ';' | '#');
+    match text.trim() != text || text.contains("${") || text.contains(ends) {
+        true => Err(UnwritableTarget(text.into())),
+        false => Ok(text),
+    }
+}
+
+/// The reads of `total` requests.
+pub(super) fn share_of(total: u64, read_percent: u8) -> u64 {
+    let reads = (u128::from(total) * u128::from(read_percent) + 50) / 100;
+    reads as u64
 }
 
 fn section(text: &mut String, job: &Job) {
@@ -35,11 +63,18 @@ fn section(text: &mut String, job: &Job) {
     let mut line = |option: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(text, "{option}={value}");
     };
+    // What fio has after a colon is a step, or how often it draws an offset: not how many of the requests are reads.
     let step = match pattern {
         Pattern::Stride { bytes } => format!(":{}", bytes.0 - block_size.0),
         _ => String::new(),
     };
-    line(&format!("\n[{}]\nrw", job.name), &format!("{access}{step}"));
+    let word = access.to_string();
+    let word = word.split(':').next().unwrap_or_default();
+    line(&format!("\n[{}]\nrw", job.name), &format!("{word}{step}"));
+    let mixed = matches!(access, Access::Rw { .. } | Access::RandRw { .. });
+    if mixed {
+        line("rwmixread", &access.read_percent());
+    }
     match &workload.mix {
         None => line("bs", &block_size.0),
         Some(mix) => {
@@ -66,7 +101,10 @@ fn section(text: &mut String, job: &Job) {
     }
     line("iodepth", &workload.queue_depth);
     if let Some(rate) = workload.rate {
-        line("rate_iops", &rate);
+        // One value would be that of the reads and that of the writes.
+        let reads = share_of(rate, access.read_percent());
+        let rates = if mixed { format!("{reads},{}", rate - reads) } else { rate.to_string() };
+        line("rate_iops", &rates);
         line("rate_process", &if workload.arrivals == Arrivals::Poisson { "poisson" } else { "linear" });
     }
     if let Some(runtime) = workload.runtime {
@@ -80,4 +118,44 @@ fn section(text: &mut String, job: &Job) {
         line("fdatasync", &writes);
     }
     line("randseed", &workload.seed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fio::read_jobs;
+    use std::time::Duration;
+
+    fn job(target: &str, workload: Workload) -> Job {
+        Job { name: "a".into(), target: target.parse().unwrap(), workload, group: 0 }
+    }
+
+    #[test]
+    fn a_mix_is_read_as_it_was_written() {
+        for rate in [None, Some(1), Some(1001), Some(40_000)] {
+            for access in ["randrw:70", "rw:31", "randrw:50", "randread", "write"] {
+                let workload = Workload {
+                    access: access.parse().unwrap(),
+                    rate,
+                    runtime: Some(Duration::from_secs(3)),
+                    ..Workload::default()
+                };
+                let text = write_jobs(&[job("/dev/x", workload.clone())], &[]).unwrap();
+                let again = read_jobs(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+                assert_eq!(again[0].workload, workload, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_target_is_one_file_or_refused() {
+        let path = "/dev/disk/by-path/pci-0000:00:1f.2-ata-1";
+        let text = write_jobs(&[job(path, Workload::default())], &[]).unwrap();
+        assert!(text.contains("\nfilename=/dev/disk/by-path/pci-0000\\:00\\:1f.2-ata-1\n"), "{text}");
+        assert_eq!(read_jobs(&text).unwrap()[0].target, Target::Path(path.into()));
+        for path in ["/a\nfilename=/b", "/a;b", "/a#b", "/a ", "/${HOME}"] {
+            let error = write_jobs(&[job(path, Workload::default())], &[]).unwrap_err();
+            assert_eq!(error, UnwritableTarget(path.into()));
+        }
+    }
 }

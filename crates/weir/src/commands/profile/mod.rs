@@ -48,7 +48,7 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
                     exported.notes.iter().for_each(|note| eprintln!("note: {note}"));
                     say(&exported.to_bench())
                 }
-                ExportFormat::Fio => say(fio_jobs(&exported, &profile.source).trim_end()),
+                ExportFormat::Fio => say(fio_jobs(&exported, &profile.source)?.trim_end()),
             }
         }
         ProfileCommand::Replay { source, target, length, destroy, prefill } => {
@@ -70,10 +70,10 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
 }
 
 /// A job file of fio that says where it comes from.
-fn fio_jobs(exported: &Export, source: &str) -> String {
+fn fio_jobs(exported: &Export, source: &str) -> Result<String, Failure> {
     let mut comments = vec![format!("what `weir profile` saw of {source}")];
     comments.extend_from_slice(&exported.notes);
-    write_jobs(&exported.jobs, &comments)
+    write_jobs(&exported.jobs, &comments).map_err(Failure::usage)
 }
 
 fn read(trace: &Path) -> std::io::Result<Vec<u8>> {
