@@ -41,7 +41,7 @@ pub(super) struct Demand {
     pub requests: f64,
     /// Distinct positions that they used.
     pub used: f64,
-    /// Classifier that there are at most.
+    /// Positions that there are at most.
     pub most: u64,
     /// Blocks of a position, as far as requests use them.
     pub blocks: f64,
@@ -101,7 +101,7 @@ fn positions_for(pattern: Pattern, demand: &Demand) -> u64 {
     low
 }
 
-/// Classifier that are used equally often: how many, and how likely a request uses each. Requests that reach over several
+/// Positions that are used equally often: how many, and how likely a request uses each. Requests that reach over several
 /// positions use `reach` of them.
 fn runs(pattern: Pattern, positions: u64, reach: f64) -> Vec<(f64, f64)> {
     let count = positions as f64;
