@@ -38,12 +38,12 @@ pub trait Export {
     /// The time at which [`pump`](Export::pump) is due even without events.
     fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos;
 
-    /// Begins to close: nothing more is taken, what is in flight is answered, then the clients are disconnected. Done when
-    /// there are no [`clients`](Export::clients).
+    /// Begins to close: takes no new requests, answers those in flight, then disconnects the clients. Done when there are no
+    /// [`clients`](Export::clients).
     fn close(&mut self);
 
-    /// Disconnects all clients now, whatever they are owed. The layer's answers are still to be taken; done when there are no
-    /// [`clients`](Export::clients).
+    /// Disconnects all clients now, also with replies outstanding. The layer's answers are still to be taken; done when there
+    /// are no [`clients`](Export::clients).
     fn abort(&mut self, reactor: &mut Reactor, workspace: &mut Workspace);
 
     /// Clients, those that are being disconnected included.

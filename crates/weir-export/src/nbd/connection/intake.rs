@@ -206,7 +206,7 @@ impl Connection {
         Ok(0)
     }
 
-    /// A write. Small ones, and all that have arrived whole, are lent to the layer from where they lie.
+    /// A write. Small ones, and all that have arrived whole, are lent to the layer without a copy.
     fn write(
         &mut self,
         head: &RequestHead,

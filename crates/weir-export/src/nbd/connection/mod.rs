@@ -102,11 +102,11 @@ pub(super) enum Pumped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// The disk is being closed: what arrives is still served, and the replies wait until nothing is unanswered.
+    /// The disk is being closed: new requests are still served, and the replies wait until no request is unanswered.
     Draining,
-    /// The disk has gone on without the client: what arrives is refused with `NBD_ESHUTDOWN`.
+    /// The disk has gone on without the client: new requests are refused with `NBD_ESHUTDOWN`.
     Refusing,
-    /// Nothing more is read; what is in flight is still answered.
+    /// Nothing more is read; requests in flight are still answered.
     Closing,
     /// The socket is closed. Requests in flight have to complete before the connection may be dropped.
     Dead,
@@ -210,7 +210,7 @@ pub(super) struct Connection {
     /// Bytes of `stash` that are processed.
     stash_taken: usize,
     incoming: Option<Incoming>,
-    /// Payload bytes of a refused request that are still to be thrown away.
+    /// Payload bytes of a refused request that are still to be discarded.
     skip: u64,
     /// A reply has failed of which the beginning is out: the client can only be disconnected.
     broken: bool,
@@ -405,7 +405,7 @@ impl Connection {
             && now - self.moved >= QUIET
     }
 
-    /// Serves nothing more: what is not at the layer yet, and what still comes, is refused. True when that is new.
+    /// Serves nothing more: refuses requests that are not at the layer yet, and later ones. True when that is new.
     pub fn refuse_from_now(&mut self, meter: &mut Meter) -> bool {
         if !matches!(self.state, State::Open | State::Draining) {
             return false;

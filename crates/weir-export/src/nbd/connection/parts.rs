@@ -13,7 +13,7 @@ use super::{
 use crate::nbd::replies::{Counted, Form};
 use crate::workspace::part_size;
 
-/// Longest range that is zeroed or discarded with one request to the layer, in bytes: what one record of a write log holds.
+/// Longest range that is zeroed or discarded with one request to the layer, in bytes: the limit of one record of a write log.
 pub(super) const LONGEST_RANGE: u64 = 1 << 30;
 
 /// A request that goes to the layer in parts.
