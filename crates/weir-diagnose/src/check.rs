@@ -1,9 +1,8 @@
 //! Whether a row can be true at all.
 //!
-//! A row that fails is kept, shown with its reason, and no finding rests on it. The checks need nothing
-//! but the row: the mean number in flight is rate times mean latency (Little 1961), and a rate times a
-//! size is a throughput. They hold for our own rows and for imported ones alike; what a row does not say
-//! is not checked.
+//! A row that fails is kept, shown with its reason, and no finding rests on it. The checks need nothing but the row: the mean
+//! number in flight is rate times mean latency (Little 1961), and a rate times a size is a throughput. They hold for our own
+//! rows and for imported ones alike; a figure that a row lacks is not checked.
 
 use serde::Serialize;
 

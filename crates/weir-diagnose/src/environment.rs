@@ -26,7 +26,7 @@ pub struct Environment {
     pub memory_bytes: u64,
     /// The scaling governor of the first processor; absent where frequency is not the kernel's business.
     pub governor: Option<String>,
-    /// The one-minute load average at the start: what else the machine was doing.
+    /// The one-minute load average at the start: the machine's other work.
     pub load_average: f64,
     /// The exact command that repeats the measurement.
     pub command: String,

@@ -1,8 +1,8 @@
-//! The layered measurement: the same load at every layer, on the same disk, and what follows from it.
+//! The layered measurement: the same load at every layer, on the same disk, and its findings.
 //!
 //! - [`cell`]: one load: block size, direction, pattern, queue depth.
-//! - [`tier`]: how much is measured, and how long that takes.
-//! - [`plan`]: which layers and cells, how often, in which order; runs them and collects the rows.
+//! - [`tier`]: the extent of a measurement, and its duration.
+//! - [`plan`]: layers and cells, the number of runs and their order; runs them and collects the rows.
 //! - [`live`]: the time of a live disk's requests by layer, from its meters alone.
 //! - [`load`]: layers that the load generator can reach by itself.
 //! - [`import`]: rows from hand-typed tables, fio and DiskSpd.
@@ -13,10 +13,10 @@
 //! - [`stats`]: confidence intervals and tests for ratios.
 //! - [`comparison`]: medians and spread over the repeats, and the step from layer to layer, judged.
 //! - [`verdict`]: the step that costs most, with a grade, in words that say only what the numbers support.
-//! - [`hypothesis`]: why it may cost that, and the run that decides.
+//! - [`hypothesis`]: a possible cause of that cost, and the run that decides.
 //! - [`finding`]: comparisons and verdict together.
 //! - [`reliability`]: whether a measurement as a whole can be relied on.
-//! - [`threshold`]: what a pipeline counts as a failure.
+//! - [`threshold`]: the limits of a pipeline.
 //! - [`table`]: the findings for a terminal.
 //! - [`report`]: the findings as one HTML file that needs no network, as JSON and as JUnit; a load of `weir bench` likewise.
 //!

@@ -89,7 +89,7 @@ fn block(diagnosis: &Diagnosis, findings: &Findings, cells: &[&Cell]) -> Columns
     table
 }
 
-/// At depth 1 latency comes first, above it IOPS: what the cell is judged by.
+/// At depth 1 latency comes first, above it IOPS: the quantity by which the cell is judged.
 fn headings(findings: &Findings, cell: &Cell) -> [String; 4] {
     let depth = if cell.threads > 1 {
         format!("QD {}/{} threads", cell.queue_depth, cell.threads)

@@ -1,4 +1,4 @@
-//! Limits that a pipeline sets: what counts as a failure.
+//! Limits that a pipeline sets: a loss beyond one is a failure.
 
 use std::fmt;
 use std::str::FromStr;

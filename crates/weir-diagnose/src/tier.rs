@@ -19,7 +19,7 @@ pub const SHORTEST_RUN: Duration = Duration::from_millis(200);
 /// A matrix of cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Six cells: what hypotheses need to begin with.
+    /// Six cells: enough for hypotheses to begin with.
     Probe,
     /// Eight cells: about six minutes for a layer.
     Quick,

@@ -76,7 +76,7 @@ pub struct Point {
     pub cpu_ns_per_io: Option<Spread>,
     /// The share of the time that the generator's threads were on a processor, 0 to 1.
     pub cpu_share: Option<Spread>,
-    /// Each repeat's IOPS and, where all know it, median latency: what comparisons rest on.
+    /// Each repeat's IOPS and, if all have it, median latency: the data of comparisons.
     #[serde(skip)]
     iops_of_repeats: Vec<f64>,
     #[serde(skip)]

@@ -37,8 +37,8 @@ pub struct Counters {
     /// Processors' worth of idle time: 1.5 is one and a half of them.
     #[serde(default)]
     pub idle_processors: f64,
-    /// Processors' worth of time that processes of lowered priority (nice) used: who is not one of them gets most of it when it
-    /// wants it.
+    /// Processors' worth of time that processes of lowered priority (nice) used: a process of normal priority gets most of it
+    /// when it wants it.
     #[serde(default)]
     pub niced_processors: f64,
     /// Processors' worth of time that other processes used than these and those that are watched.

@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// More threads than processors compute and end: each waited, and who looks only afterwards does not see it.
+    /// More threads than processors compute and end: each waited, and a sample after their end does not show it.
     #[test]
     fn threads_that_have_ended_are_seen() {
         let me = Watched { generator: Some(std::process::id()), ..Watched::default() };

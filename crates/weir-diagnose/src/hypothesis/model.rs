@@ -1,4 +1,4 @@
-//! A hypothesis: a cause, the number that it predicts, and what the run that decides has measured.
+//! A hypothesis: a cause, the number that it predicts, and the measurement of the run that decides.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum Cause {
     SlowReplica,
     /// A layer passes a sequence on in another order.
     ArrivalOrder,
-    /// A small fast tier is exhausted; what is behind it is slow.
+    /// A small fast tier is exhausted; the storage behind it is slow.
     TierExhausted,
     /// A fixed number of bytes a second.
     Throttled,
@@ -87,7 +87,7 @@ pub struct Ask {
     pub cell: Cell,
 }
 
-/// The number that a hypothesis predicts, and what the run measured.
+/// The number that a hypothesis predicts, and the run's measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Predicted {
     /// If the guess is true.

@@ -1,4 +1,4 @@
-//! Processor time: who was ready to run and did not, by the scheduler's own count.
+//! Processor time: threads that were ready to run and did not, by the scheduler's own count.
 
 use super::model::{Cause, Hypothesis, Predicted};
 use super::view::{View, small};
@@ -26,7 +26,7 @@ pub(super) fn is_kept_away(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell)
     idle.zip(others).is_some_and(|(idle, others)| idle >= IDLE && idle.max(others) >= FOREIGN)
 }
 
-/// No processor is idle in these cells, because others use them: what varies may do so because of that.
+/// No processor is idle in these cells, because others use them: variation may come from that.
 pub(super) fn is_crowded(view: &View<'_>, layer: usize, wanted: impl Fn(&Cell) -> bool) -> bool {
     let others = |counters: &Counters| Some(counters.foreign_processors + counters.niced_processors);
     let idle = view.counted(layer, &wanted, |counters| Some(counters.idle_processors));

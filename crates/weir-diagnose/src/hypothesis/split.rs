@@ -1,6 +1,6 @@
-//! Split or unaligned requests. Split: what the layer above asks for at once reaches the layer below in several pieces, and
-//! each costs as much as a whole one. Unaligned, or too small: a write covers parts of the blocks below, and the rest of them
-//! must be read before they can be written.
+//! Split or unaligned requests. Split: one request of the layer above reaches the layer below in several pieces, and each
+//! costs as much as a whole one. Unaligned, or too small: a write covers parts of the blocks below, and the rest of them must
+//! be read before they can be written.
 
 use super::model::{Cause, Hypothesis, Predicted, Standing};
 use super::view::View;

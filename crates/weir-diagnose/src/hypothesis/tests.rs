@@ -323,7 +323,7 @@ fn who_is_short_of_processor_time_is_named_before_the_symptoms() {
     let mut alike = waits(both);
     alike[4].cpu_share = 0.4;
     assert_eq!(named(alike), None);
-    // No processor has anything to spare: who waits most is chance.
+    // No processor has anything to spare: which thread waits most is chance.
     let full: fn(&mut Counters) = |counters| {
         (counters.node_wait, counters.replica_wait, counters.generator_wait) =
             (Some(0.6), Some(0.9), Some(0.5));

@@ -1,5 +1,5 @@
-//! Device variance: the lowest layer does not do the same twice, so nothing above it can. It is looked at before all else:
-//! what other guesses compare is within the scatter.
+//! Device variance: the lowest layer does not do the same twice, so no layer above it can. It is checked first: the
+//! differences that other hypotheses compare are within the scatter.
 
 use super::model::{Ask, Cause, Hypothesis, Predicted};
 use super::processor::is_crowded;

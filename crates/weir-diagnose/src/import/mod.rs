@@ -60,7 +60,7 @@ impl Import {
     /// Reads a hand-typed table; it names the layers itself.
     ///
     /// # Errors
-    /// The line and column that cannot be read, and what may stand there.
+    /// The line and column that cannot be read, and the permitted values.
     pub fn csv(self, file: &str, text: &str) -> Result<Import, ImportError> {
         let rows = csv::parse(text);
         let rows = rows.map_err(|(place, problem)| error(file, &place, &problem))?;
@@ -74,7 +74,7 @@ impl Import {
     /// one layer add up: the same cell once more is a repeat.
     ///
     /// # Errors
-    /// The place that cannot be read, or a run that says nothing about a layer (jobs at the same time, trims).
+    /// The place that cannot be read, or a run that gives no figures of a layer (jobs at the same time, trims).
     pub fn layer(self, layer: &str, file: &str, text: &str) -> Result<Import, ImportError> {
         let parsed = match text.trim_start_matches('\u{feff}').trim_start() {
             xml if xml.starts_with('<') => diskspd::parse(xml),

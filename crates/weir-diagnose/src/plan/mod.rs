@@ -31,7 +31,7 @@ const FEWEST_MORE: u32 = 2;
 /// Times that a run is done which a hypothesis asks for.
 const FOLLOW_UP_REPEATS: u32 = 3;
 
-/// Rounds of such runs: what one round says may raise another question.
+/// Rounds of such runs: the result of one round may raise another question.
 const MOST_ROUNDS: u64 = 3;
 
 /// A layer that can be put under load.
@@ -165,7 +165,7 @@ pub enum Progress<'a> {
         total: usize,
         /// Its outcome.
         row: &'a Row,
-        /// Everything so far, marked as interrupted: to be kept, should this be the last that is heard.
+        /// Everything so far, marked as interrupted: to be kept, should the measurement end here.
         so_far: &'a Diagnosis,
     },
 }
@@ -224,9 +224,9 @@ fn shuffled(cells: &[(Cell, &[usize])], repeat: u32, random: &mut Rng) -> Vec<Ru
     runs
 }
 
-/// Runs the plan. When `stop` is set, or a target says that it was interrupted, what was measured so far
-/// comes back, marked as interrupted. `stop` is looked at before and after each run: a run during which it
-/// was set may have been cut short and is dropped.
+/// Runs the plan. When `stop` is set, or a target reports that it was interrupted, the measurement so far comes back, marked
+/// as interrupted. `stop` is checked before and after each run: a run during which it was set may have been cut short and is
+/// dropped.
 ///
 /// A run that fails is a row with its reason: one broken layer must not cost the others their numbers.
 ///

@@ -1,9 +1,8 @@
 //! The findings as one HTML file, as JSON and as JUnit.
 //!
-//! The HTML file has the verdict and how far it can be relied on, every cell against the layer below, the charts of the cells that
-//! tell most, the suspicions, the numbers, the environment, and what the report does not say.
-//! It asks the network for nothing: style and drawings are inside it, there is no script, and its
-//! own content policy forbids to load anything.
+//! The HTML file has the verdict and its reliability, every cell against the layer below, the charts of the most telling
+//! cells, the suspicions, the numbers, the environment, and the report's limits. It needs no network: style and drawings are
+//! inside it, there is no script, and its own content policy forbids to load anything.
 
 mod chart;
 mod charts;

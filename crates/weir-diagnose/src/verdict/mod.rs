@@ -45,7 +45,7 @@ const SENSIBLE_REPEATS: u32 = 50;
 pub enum Grade {
     /// A step is named; at least five repeats on each side show it and nothing speaks against it.
     Confirmed,
-    /// A step is named; what is missing is said.
+    /// A step is named, and the gaps in its evidence.
     Likely,
     /// No step is shown to be a loss. Single runs may name a suspicion.
     #[default]
