@@ -109,7 +109,7 @@ impl std::fmt::Display for Health {
 /// Whether the registry answers, seen from one node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RegistryView {
-    /// `connected`, or `away`: what is shown is what the node heard last.
+    /// `connected`, or `away`: the node shows the records that it read last.
     pub state: String,
     /// Why it is away; empty otherwise.
     pub reason: String,
@@ -131,7 +131,7 @@ impl RegistryView {
 pub struct Owned {
     /// Those that are open here.
     pub disks: Vec<DiskStatus>,
-    /// Those that are closed here with nothing dirty, of which the registry does not know that yet.
+    /// Those that are closed here with nothing dirty, while the registry does not have that yet.
     pub unreleased: Vec<String>,
 }
 
@@ -248,7 +248,7 @@ pub struct VolumeView {
     pub disks: usize,
 }
 
-/// A disk: what the registry says, and what its owner says.
+/// A disk, from the registry's record and its owner's report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.disk/1")]
 pub struct DiskView {
@@ -301,7 +301,7 @@ pub struct DiskView {
     pub uris: Vec<String>,
     /// Watermarks and the like, as its owner says; absent when no node has it open, or its owner does not answer.
     pub detail: Option<DiskStatus>,
-    /// The registry is away, and the rest is what the node asked heard from it this many seconds ago.
+    /// The registry is away; the rest is the asked node's view from this many seconds ago.
     #[serde(default)]
     pub registry_age_seconds: Option<f64>,
 }
@@ -464,7 +464,7 @@ pub struct Resize {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delete {
-    /// The disk's name once more, so that a request that was meant for another does no harm; not needed with `force` or `dry_run`.
+    /// The disk's name again, so that a request meant for another disk does no harm; not needed with `force` or `dry_run`.
     #[serde(default)]
     pub name: String,
     /// Also when clients are connected, or its owner is gone.

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Time limit of a read-only request: a node waits for its shards, the registry and other nodes for a second or two each.
 const LOOK: Duration = Duration::from_secs(15);
 
-/// A node that lives says so within this, whatever it is busy with.
+/// A live node answers a ping within this time, however busy it is.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// A node's API at a Unix socket. One connection for each request; not for use inside an async runtime.

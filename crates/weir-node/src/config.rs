@@ -70,7 +70,7 @@ pub struct RegistryConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LeaseConfig {
-    /// A node not heard of for this long counts as gone.
+    /// A node that the registry has not heard from for this long counts as gone.
     pub ttl: Period,
     /// I/O of a silent former owner is taken to have ended after this long (P4).
     pub fence_grace: Period,

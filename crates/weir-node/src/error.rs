@@ -12,7 +12,7 @@ pub enum ApiErrorKind {
     Exists,
     /// The request itself is wrong.
     Invalid,
-    /// Not in the state that things are in, or not without being told so explicitly.
+    /// Not in the present state, or not without an explicit option.
     Refused,
     /// Not now: the registry or a node cannot be reached. Try again.
     Unavailable,

@@ -55,7 +55,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A JSON body; what is wrong with it is an [`ApiError`] too.
+/// A JSON body; an error in it is an [`ApiError`] too.
 struct Body<T>(T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {

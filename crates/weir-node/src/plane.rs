@@ -49,7 +49,7 @@ pub struct Parts {
     pub flash: Option<Arc<FlashDevice>>,
     /// The start of the process.
     pub started: Nanos,
-    /// Copies on the flash that are of no use, and why.
+    /// Unusable copies on the flash, and why.
     pub damaged: Vec<(String, String)>,
 }
 
@@ -113,7 +113,7 @@ pub async fn join(
 }
 
 impl Plane {
-    /// Starts everything that carries out what the registry says, and what the shards want (`notices`).
+    /// Starts all tasks that carry out the registry's records and the shards' requests (`notices`).
     ///
     /// # Errors
     /// The registry does not answer.

@@ -223,7 +223,7 @@ pub async fn run_with(
         return Ok(());
     }
     if tokio::time::timeout(SHARDS_END, end(&node.shards, shards)).await.is_err() {
-        // Nothing of it is needed: the disks are closed, and what is on flash is there.
+        // Nothing of it is needed: the disks are closed, and the logs on flash stay.
         tracing::warn!(
             "a shard does not end: the flash, or a backing, does not answer; the process ends all the same"
         );

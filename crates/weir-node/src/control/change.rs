@@ -75,7 +75,7 @@ impl From<ChangeError> for ApiError {
     }
 }
 
-/// The record of a disk, and what a compare-and-swap needs.
+/// The record of a disk, and its entry for a compare-and-swap.
 ///
 /// # Errors
 /// There is none, it cannot be read, or the registry does not answer.

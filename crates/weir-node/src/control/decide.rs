@@ -147,7 +147,7 @@ pub fn evidence(owner: &NodeRef, situation: &Situation<'_>) -> OwnerGone {
     OwnerGone { owner: owner.clone(), how }
 }
 
-/// For the operator: whose copies are missing, and what can be done.
+/// For the operator: the missing copies, and the remedy.
 fn lost_copies(record: &DiskRecord, owner: &NodeRef) -> String {
     let mut holders: Vec<&NodeRef> = record.replicas.iter().collect();
     holders.insert(0, owner);

@@ -16,19 +16,19 @@ const SILENCE: Duration = Duration::from_secs(6);
 /// The fate of transactions.
 #[derive(Default)]
 pub struct RegistryFaults {
-    /// So many are lost on their way there, and their senders hear of it at once.
+    /// So many are lost on their way there, and their senders learn of it at once.
     pub lost: AtomicUsize,
     /// The answers to so many are lost.
     pub unanswered: AtomicUsize,
     /// The next one is lost, and its sender waits for long.
     pub loses: AtomicBool,
-    /// Nothing is heard of any, for ever.
+    /// No transaction is answered, for ever.
     pub hangs: AtomicBool,
     /// One does.
     pub hung: AtomicBool,
-    /// All are lost, and their senders hear of it at once.
+    /// All are lost, and their senders learn of it at once.
     pub refuses: AtomicBool,
-    /// Nothing is heard of the next one, and it is carried out after the next read.
+    /// The next one is not answered, and is carried out after the next read.
     pub delays: AtomicBool,
 }
 

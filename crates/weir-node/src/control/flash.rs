@@ -7,8 +7,8 @@ use super::node::Node;
 use super::shards::Shards;
 use crate::shard::messages::Command;
 
-/// Has the shards read all logs that are there, to be kept as replicas, however long that takes: who joined before would say
-/// that the copies are not here. Returns the disks whose copies cannot be used, and why.
+/// Has the shards read all logs on the flash, to be kept as replicas, however long that takes: a node that joined before
+/// would deny its copies. Returns the disks whose copies cannot be used, and why.
 pub async fn recover(flash: Option<&FlashDevice>, shards: &Shards) -> Vec<(String, String)> {
     let mut damaged = Vec::new();
     for (disk, _) in flash.map(FlashDevice::disks).unwrap_or_default() {

@@ -114,7 +114,7 @@ async fn renew(
     Ok(())
 }
 
-/// Has `member` seal `disk` for its owner in `epoch`. Returns when the last grant that the member has given to a former owner ends.
+/// Has `member` seal `disk` for its owner in `epoch`. Returns the end of the member's last grant to a former owner.
 ///
 /// # Errors
 /// The member cannot be reached, or refuses; in words.
@@ -126,7 +126,7 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
     let answer = weir_task::timeout(node.rights.times().length, ask).await;
     let verdicts = answer.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())?;
     match verdicts.first() {
-        // No grant lasts longer; who says otherwise is mistaken, and would be waited for.
+        // No grant lasts longer; a member with another answer is mistaken, and this node would wait for it.
         Some(Ok(wait)) if *wait > node.rights.times().length * 2 => {
             Err(format!("it names a wait of {wait:?}"))
         }

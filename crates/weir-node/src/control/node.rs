@@ -105,7 +105,7 @@ impl Node {
         self.backing_path(record).await.map(BackingKind::Path)
     }
 
-    /// The file or device behind a disk. Does not look at the storage, which may hang.
+    /// The file or device behind a disk. Does not access the storage, which may hang.
     ///
     /// # Errors
     /// In words: the volume is unknown.
@@ -183,7 +183,7 @@ pub struct Here {
     disks: Mutex<BTreeMap<String, LayerInfo>>,
     /// Disks that were closed with nothing dirty, and that the registry still has as this process's.
     unreleased: Mutex<BTreeSet<String>>,
-    /// The node stops: what has been closed is not opened again.
+    /// The node stops: closed disks are not opened again.
     is_stopping: AtomicBool,
 }
 

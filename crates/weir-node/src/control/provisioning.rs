@@ -332,8 +332,8 @@ mod tests {
     use super::*;
     use crate::control::disk::tests::node;
 
-    /// One maker stood still until its note was taken over, and then made the file; another, who has the note now, finds that file in its
-    /// way, knows nothing of whose it is, and gives up.
+    /// One creator stood still until its note was taken over, and then created the file. The process that has the note now
+    /// finds that file in its way, does not know whose it is, and gives up.
     #[tokio::test]
     async fn a_file_made_too_late_is_removed_once_nobody_else_is_at_it() {
         let directory = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use crate::shard::health::Look;
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The same is not told of a shard more often than this.
+/// The shortest time between two equal reports about a shard.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// The last reports about one shard.

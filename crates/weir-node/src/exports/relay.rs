@@ -233,7 +233,7 @@ impl Relay {
         }
     }
 
-    /// The owner's whole reply, whoever the owner is by then.
+    /// The owner's whole reply, also if the owner changes meanwhile.
     async fn ask_owner(&mut self, header: &RequestHead) -> Result<Vec<u8>, Next> {
         loop {
             let owner = match self.settled().await {
@@ -244,7 +244,7 @@ impl Relay {
             let mut changes = self.node.world.changes();
             let answered = tokio::select! {
                 answered = self.exchange(&owner, header) => answered,
-                // It may be another's by now, and who owned it may never answer.
+                // The disk may have another owner by now, and the former one may never answer.
                 () = changes.next() => Err(io::Error::other("the cluster has changed")),
             };
             match answered {

@@ -136,8 +136,8 @@ impl Operations {
         if known.entries.iter().any(|entry| entry.key == keys::disk(&name)) {
             return Err(exists());
         }
-        // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: what is
-        // left of it anywhere is older than this one (P2).
+        // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: all its
+        // remains are older than this one (P2).
         record.epoch = known.revision;
         self.bounded(provisioning::make(&self.node, &record)).await?;
         let text = format!("in volume {volume}, {size} bytes, {policy}, {medium}");

@@ -92,7 +92,7 @@ impl Operations {
     /// All disks.
     ///
     /// # Errors
-    /// This, like all operations: what is wrong and what to do.
+    /// This, like all operations: the problem and the remedy.
     pub async fn disks(&self) -> Answer<Vec<DiskView>> {
         let statuses = self.node.shards.status().await;
         Ok(match self.ask_registry(keys::DISKS).await {

@@ -17,7 +17,7 @@ pub enum Target {
     Retired(usize),
 }
 
-/// Targets by owner number. Numbers are never given out twice, so a late event finds nothing; what is cleared takes no room.
+/// Targets by owner number. Numbers are never reused, so a late event finds nothing; cleared entries take no room.
 #[derive(Debug, Default)]
 pub struct Dispatch {
     by_owner: BTreeMap<OwnerId, Target>,

@@ -11,7 +11,7 @@ pub use super::profile::DiskProfile;
 /// An accelerator with its meter, over whatever is below.
 pub type DiskAccel = Metered<Accel<Box<dyn Backing>>, DiskProfile>;
 
-/// The highest layers of a disk: its accelerator, and what was put around it.
+/// The highest layers of a disk: its accelerator, and the layers around it.
 pub trait Top: Layer {
     /// The accelerator.
     fn accel(&self) -> &DiskAccel;

@@ -107,7 +107,7 @@ impl Turning {
         self.reactor.waker()
     }
 
-    /// Runs until told to stop.
+    /// Runs until stopped.
     pub fn run(&mut self) {
         loop {
             match self.turn_once(self.deadline()) {

@@ -149,7 +149,7 @@ impl DiskTask {
         }
     }
 
-    /// A claim whose disk cannot be opened is of no use: without a log, nothing is lost by giving it back.
+    /// A claim whose disk cannot be opened is useless: without a log, giving it back loses nothing.
     async fn give_back(&mut self, record: &DiskRecord) {
         // Whatever follows, an arrival by this claim does not hold for the next one. `Closed` still does: the log is empty.
         self.arrival = self.arrival.filter(|(_, came)| matches!(came, Came::Closed));

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Pause after the first failure; each of the same kind doubles it.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// Longest pause. Not longer, because what was wrong may be mended by then and guests wait.
+/// Longest pause. Not longer, because the fault may be repaired by then and guests wait.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// The last failure, and the last pause.

@@ -85,7 +85,7 @@ struct DiskTask {
     refused: bool,
     sessions: watch::Receiver<u64>,
     forgotten_below: u64,
-    /// The epoch of the record that the copy here was last told of.
+    /// The record's epoch that the copy here knows.
     copy_knows: u64,
     /// The `released/` notes that are still to be written: the epochs.
     owed_releases: BTreeSet<u64>,
@@ -163,7 +163,7 @@ impl DiskTask {
                 biased;
                 message = self.inbox.recv() => match message {
                     Some(message) => self.attend(message).await,
-                    // The disk was deleted; what is open here of it must end all the same.
+                    // The disk was deleted; its open part here must end all the same.
                     None => {
                         self.reconcile().await;
                         return;
@@ -380,7 +380,7 @@ impl DiskTask {
         }
     }
 
-    /// One event when the disk becomes unavailable, told by one node.
+    /// One event when the disk becomes unavailable, recorded by one node.
     fn note_availability(&mut self, decision: &Decision) {
         let Decision::Unavailable(reason) = decision else {
             self.unavailable = false;
@@ -533,7 +533,7 @@ impl DiskTask {
         (self.local, self.arrival) = (Local::Closed, None);
         (self.doubt, self.refused) = (None, false);
         let ended = self.ask_until(|done| Command::ReleaseDisk { disk, keep, done }, None, |_| None).await;
-        // Should this node take the disk over again, who was silent then has owned it since and may write (P4).
+        // Should this node take the disk over again, the owner that was silent then has owned it since and may write (P4).
         self.formers = Formers::default();
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);

@@ -105,7 +105,7 @@ pub(in crate::control) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut 
     record
 }
 
-/// P4: who was silent before this node let the disk go may have owned it since, and written.
+/// P4: an owner that was silent before this node released the disk may have owned it since, and written.
 #[tokio::test]
 async fn releasing_forgets_how_long_former_owners_were_silent() {
     let directory = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ async fn a_copy_is_told_how_far_the_record_has_come() {
     }
 }
 
-/// A claim that came to nothing says nothing about how the disk comes here the next time, with a log that is inherited then.
+/// A failed claim says nothing about the disk's next arrival here, with a log that is inherited then.
 #[tokio::test]
 async fn an_arrival_belongs_to_its_epoch() {
     let directory = tempfile::tempdir().unwrap();
@@ -180,7 +180,7 @@ async fn an_arrival_belongs_to_its_epoch() {
     assert_eq!(task.arrival(&record), Arrival::TakeOver { former: Former::Silent });
     task.arrival = Some((3, Came::By(Arrival::Clean)));
     assert_eq!(task.arrival(&record), Arrival::Clean);
-    // Closed cleanly, and the release came to nothing: the log is empty, and the former owner is who it was.
+    // Closed cleanly, and the release failed: the log is empty, and the former owner is the same.
     task.arrival = Some((2, Came::Closed));
     assert_eq!(task.arrival(&record), Arrival::FromWriteThrough { former: Former::Silent });
     task.arrival = Some((3, Came::Closed));

@@ -61,8 +61,8 @@ impl DiskTask {
         })
     }
 
-    /// Takes a message in the middle of a wait: what the disk needs is carried out. A change of the record, and what operators want, are
-    /// kept for afterwards.
+    /// Takes a message in the middle of a wait: carries out the disk's requests. Keeps a change of the record, and operators'
+    /// requests, for afterwards.
     pub(super) async fn attend(&mut self, message: Message) {
         match message {
             Message::Notice(notice) => self.on_notice(notice).await,

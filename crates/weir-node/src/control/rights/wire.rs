@@ -43,7 +43,7 @@ pub enum Ask {
 /// A question about disks, each in an epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Told apart from others on the connection.
+    /// Distinguishes it from others on the connection.
     pub number: u64,
     /// The request.
     pub ask: Ask,

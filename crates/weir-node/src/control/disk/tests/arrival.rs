@@ -28,7 +28,7 @@ async fn put(node: &Node, next: &DiskRecord) {
     disks.wait_for(|known| known["d"].epoch == next.epoch).await.unwrap();
 }
 
-/// P1: another node takes the disk over, writes, and hands it back with a log. Nothing of that log may be thrown away.
+/// P1: another node takes the disk over, writes, and hands it back with a log. Nothing of that log may be discarded.
 #[tokio::test]
 async fn a_log_that_is_handed_over_counts_though_the_disk_was_closed_here_before() {
     let directory = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ async fn a_log_that_is_handed_over_counts_though_the_disk_was_closed_here_before
     }
 }
 
-/// P9: what has been closed cleanly opens again, whatever has been tried in between.
+/// P9: a cleanly closed disk opens again, whatever was tried in between.
 #[tokio::test]
 async fn an_export_that_fails_does_not_forget_that_the_log_is_empty() {
     let directory = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ async fn what_is_closed_is_released_later_while_the_node_stops() {
     assert!(node.here.unreleased().is_empty() && task.local == Local::Closed);
 }
 
-/// P1: what another node has handed over since is not released as if it were empty.
+/// P1: a log that another node has handed over since is not released as if it were empty.
 #[tokio::test]
 async fn a_release_that_comes_late_spares_the_next_owners_log() {
     let directory = tempfile::tempdir().unwrap();

@@ -31,7 +31,7 @@ async fn move_in_doubt(task: &mut DiskTask) {
     task.retry_at = Some(Nanos::now() + RETRY);
 }
 
-/// P9: whatever commits behind a move in doubt proves that the move never will.
+/// P9: any change that commits behind a move in doubt proves that the move never will.
 #[tokio::test]
 async fn a_move_in_doubt_ends_with_any_change_that_commits_behind_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -61,7 +61,7 @@ async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
     assert!(task.doubt.is_some() && !serves(&until));
 }
 
-/// P2: a move that commits late has not failed, though it is refused when it is tried once more.
+/// P2: a move that commits late has not failed, though its second attempt is refused.
 #[tokio::test]
 async fn a_move_that_commits_late_is_not_taken_for_refused() {
     let directory = tempfile::tempdir().unwrap();
@@ -157,7 +157,7 @@ async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
     assert_eq!(task.local, Local::Open { epoch: 4 }, "it was sent once more, and committed");
 }
 
-/// P12: guards whose change commits late are the guards; those before them, who may be dead, are not asked any more.
+/// P12: guards whose change commits late are the guards; the earlier ones, which may be dead, are not asked any more.
 #[tokio::test]
 async fn guards_that_were_committed_late_stand_alone() {
     let directory = tempfile::tempdir().unwrap();

@@ -56,7 +56,7 @@ async fn a_shard_is_answered_while_the_registry_hangs() {
     assert!(!task.catch_up().await, "once");
 }
 
-/// P2: who hears from the registry that another node owns the disk lets it go, whatever it is waiting for.
+/// P2: a node that learns from the registry that another one owns the disk releases it, whatever it is waiting for.
 #[tokio::test]
 async fn a_disk_that_was_taken_is_not_held_up_by_a_change_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
@@ -64,7 +64,7 @@ async fn a_disk_that_was_taken_is_not_held_up_by_a_change_of_its_own() {
     let (entry, _) = change::read(&*node.registry, "d").await.unwrap();
     let theirs = DiskRecord { owner: Some(NodeRef::new("b", 1)), epoch: 4, ..record };
     let taking = async {
-        // The change is sent, and nothing is heard of it.
+        // The change is sent, and gets no answer.
         while !faults.hung.load(Ordering::Relaxed) {
             weir_task::sleep(Duration::from_millis(1)).await;
         }
