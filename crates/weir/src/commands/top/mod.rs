@@ -1,4 +1,4 @@
-//! `weir top`: what every disk does, live.
+//! `weir top`: live figures of every disk.
 //!
 //! On a terminal a screen that renews itself; in a pipe a table (or a line of JSON) for each interval.
 
@@ -194,7 +194,7 @@ fn micros(value: f64) -> String {
     if value < 10_000.0 { format!("{value:.0} us") } else { format!("{:.0} ms", value / 1000.0) }
 }
 
-/// Shows what every disk does, until told to stop or `count` intervals have been shown.
+/// Shows live figures of every disk, until interrupted or for `count` intervals.
 pub fn run(global: &Global, every: Period, count: Option<u64>) -> Result<(), Failure> {
     let every = every.0.max(Duration::from_millis(200));
     let mut watcher = Watcher::new(global)?;

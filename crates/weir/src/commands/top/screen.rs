@@ -24,7 +24,7 @@ pub fn is_terminal() -> bool {
 pub fn run(watcher: &mut Watcher<'_>, every: Duration) -> Result<(), Failure> {
     let mut terminal = ratatui::try_init()?;
     let outcome = watch(&mut terminal, watcher, every);
-    // The terminal first: whatever went wrong is to be read.
+    // The terminal first: the error must be readable.
     ratatui::try_restore()?;
     outcome
 }
