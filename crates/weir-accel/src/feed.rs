@@ -67,7 +67,7 @@ impl Feed {
         self.next
     }
 
-    /// Whether there was a backlog to be sent, when the replica was last told something.
+    /// Whether there was a backlog to send at the time of the last message to the replica.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         self.backlog > self.told.1
@@ -184,7 +184,7 @@ mod tests {
         ]
     }
 
-    /// A batch on its way, and what the owner's log held when it left, if it says that the copy is then complete.
+    /// A batch on its way, and the content of the owner's log when it left, if it declares the copy complete.
     struct Sent {
         head: Batch,
         headers: Vec<RecordHeader>,

@@ -95,7 +95,7 @@ impl ReplicaHost {
         self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline)
     }
 
-    /// Why nothing becomes durable here any more: this copy is of no use to an owner.
+    /// The reason why nothing becomes durable here any more; an owner cannot use this copy then.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {
         self.store.as_ref().and_then(FlashStore::error)
@@ -135,7 +135,7 @@ impl ReplicaHost {
             return Err(io::Error::other(format!("this node's flash has failed: {error}")));
         }
         if self.sessions.len() >= MOST_SESSIONS {
-            // The oldest stranger goes: an owner with a newer epoch must always be heard.
+            // Drops the oldest session without a Hello: an owner with a newer epoch must always be able to connect.
             let index = self.sessions.iter().position(|session| !session.greeted).unwrap_or(0);
             self.sessions.remove(index).channel.close(reactor);
         }

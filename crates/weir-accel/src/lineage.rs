@@ -34,9 +34,9 @@ impl Lineage {
 
     /// The lineage of an owner that in `epoch` goes on from a log of this lineage, whose last record is `last`.
     ///
-    /// The log may be a copy that lacks some of what its former owner had itself inherited: of that, too, only what is there
-    /// goes on. (The simulator found what comes of it otherwise: a third node keeps a record that the new owner has not, and
-    /// takes the next one of that number for it.)
+    /// The log may be a copy that lacks some records that its former owner had itself inherited: of those, too, only the
+    /// present ones continue. (The simulator found the alternative's failure: a third node keeps a record that the new owner
+    /// lacks, and takes the next one of that number for it.)
     #[must_use]
     pub fn continued(self, epoch: u64, last: u64) -> Lineage {
         let Ancestor { lineage, last: inherited } = self.ancestors[0];

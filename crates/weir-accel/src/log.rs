@@ -184,7 +184,7 @@ impl Log {
         &self.region
     }
 
-    /// Bytes of the arena in use, what is lost at the ring's end included.
+    /// Bytes of the arena in use, including the waste at the ring's end.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.head - self.tail

@@ -65,7 +65,7 @@ impl Pacer {
         let base = self.destage_rate.max(FLOOR);
         self.rate = base * (1.0 - FREE_SHARE) / (fill - FREE_SHARE).max(1e-3);
         if let Some(remaining) = remaining {
-            // No faster than what lasts until then, or a slow backing's guests would stand still at the end.
+            // No faster than a rate that lasts until then, or guests of a slow backing would stall at the end.
             let lasting = room as f64 / remaining.max(SLICE).as_secs_f64();
             self.rate = self.rate.min(lasting.max(LEAST));
         }

@@ -12,7 +12,7 @@ pub enum Bug {
     BelieveBeforeCommit,
     /// The owner takes a lost answer of the registry for a no (P3).
     ForgetDoubt,
-    /// The owner takes a confirmation of another epoch for one of this, though the copy may be thrown away (P3).
+    /// The owner takes a confirmation of another epoch for one of this, though the copy may be discarded (P3).
     IgnoreCopyEpoch,
     /// The owner counts a copy that is still being filled (P1).
     CountIncompleteCopy,
@@ -78,7 +78,7 @@ pub enum Bug {
     ReplyWithoutLease,
     /// The log goes to the backing although nothing says that this node may still serve the disk (P4).
     DestageWithoutLease,
-    /// A frame of which only a part was sent counts as sent, and what follows is sent instead of the rest (P1).
+    /// A partially sent frame counts as sent, and the next one is sent instead of the rest (P1).
     CountPartialFrame,
     /// A failed write to flash counts as in flight for ever: its slot is never released (P10).
     KeepInFlight,

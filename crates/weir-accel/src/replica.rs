@@ -1,4 +1,4 @@
-//! The replica's side of the protocol: whom to obey, what is held. No I/O here.
+//! The replica's side of the protocol: the owner to obey, and the records held. No I/O here.
 
 use crate::flash::frame::State;
 use crate::lineage::Lineage;
@@ -35,7 +35,7 @@ pub struct Replica {
     epoch: u64,
     /// An empty copy is not begun for an owner below this.
     begins_at: u64,
-    /// The epoch of the disk's record, as this node last heard it.
+    /// The epoch of the disk's record, as this node last read it.
     known: u64,
     lineage: Lineage,
     /// Holds every record that was live when the owner said so, and all that followed.
@@ -161,8 +161,9 @@ impl Replica {
         let (lineage, freed) = (hello.lineage(), wire::sequence(hello.freed)?);
         let shared = lineage.shares_with(self.lineage);
         if shared.is_none() && hello.counted.get() == 1 && self.complete {
-            // An owner that has started again and again since we met is a stranger. As long as the registry counts this copy it
-            // must not be thrown away (P1); the owner drains its log and changes the set, then this node forgets the copy.
+            // An owner that has restarted repeatedly since the last contact has an unknown lineage. As long as the registry
+            // counts this copy it must not be discarded (P1); the owner drains its log and changes the set, then this node
+            // forgets the copy.
             return Err(WireError::OtherPast);
         }
         self.epoch = self.epoch.max(epoch);

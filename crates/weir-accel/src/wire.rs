@@ -261,7 +261,7 @@ pub enum WireError {
     Outdated {
         /// The owner's.
         epoch: u64,
-        /// The record's, as this node has last heard it.
+        /// The record's, as this node last read it.
         known: u64,
     },
 }

@@ -81,7 +81,7 @@ impl<L: Destage> Accel<L> {
         )
     }
 
-    /// The answer to a write that has waited for room long enough: what the backing said, if it said something.
+    /// The error for a write that has waited for room long enough: the backing's, if there is one.
     pub(super) fn full_log_error(&self) -> IoError {
         let full = "the write log is full and its backing accepts no writes";
         self.destager.error().map_or_else(

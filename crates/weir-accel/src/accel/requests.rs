@@ -1,4 +1,4 @@
-//! The requests that the accelerator takes: what of them goes into the log, past it, or to the layer below.
+//! The requests that the accelerator takes, divided among the log, the path past it, and the layer below.
 
 use weir_block::{
     Action, Buffer, Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Nanos, Outcome, Payload,

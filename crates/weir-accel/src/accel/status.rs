@@ -46,14 +46,14 @@ pub struct DestageStatus {
     pub destaged_bytes: u64,
     /// Of those, bytes that need not be written because they were overwritten within their checkpoint.
     pub coalesced_bytes: u64,
-    /// Bytes written to this node's flash for this disk since it was opened here: records, and what frames them.
+    /// Bytes written to this node's flash for this disk since it was opened here: records, and their frames.
     pub flash_bytes: u64,
     /// Writes that a checkpoint keeps in flight.
     pub depth: usize,
 }
 
 impl DestageStatus {
-    /// Bytes of the log for each byte that was written to the backing, 1 or more: what coalescing saves. Absent before
+    /// Bytes of the log for each byte that was written to the backing, 1 or more: the saving by coalescing. Absent before
     /// anything was written, and while all was overwritten.
     #[must_use]
     pub fn coalescing_ratio(&self) -> Option<f64> {

@@ -62,7 +62,7 @@ impl<L: Destage> Accel<L> {
         done.append(&mut self.finished);
     }
 
-    /// Takes into account what has become durable on flash, and what has not in all that time.
+    /// Takes into account newly durable records on flash, and writes that have timed out.
     fn note_durable(&mut self, now: Nanos) {
         let Some(store) = &mut self.store else { return };
         store.expire(now);
@@ -303,7 +303,7 @@ impl<L: Destage> Accel<L> {
         }
     }
 
-    /// The disk is another node's: whatever came of a request here, it was not done for that owner (P2).
+    /// The disk is another node's: any result of a request here does not count for that owner (P2).
     fn refuse(&mut self, done: &mut Vec<Completion>) {
         let error = not_owner();
         self.writes.fail(error, &mut self.finished);

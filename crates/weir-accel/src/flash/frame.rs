@@ -25,7 +25,7 @@ const COMPLETE: u32 = 1;
 /// Bytes at the start of a slot for frames without records.
 pub const STATE_ROOM: u64 = 2 * BLOCK;
 
-/// Most records in one frame: what the header block has room for.
+/// Most records in one frame: the capacity of the header block.
 pub const MOST_RECORDS: usize = (BLOCK as usize - size_of::<FrameHeader>()) / size_of::<RecordHeader>();
 
 /// The position of a frame among the frames of its slot.

@@ -141,7 +141,7 @@ impl Journal {
         self.in_flight.is_none() && self.told == Some(*state) && framed
     }
 
-    /// The log was cut off or begun anew: what is behind its last record now does not count any more.
+    /// The log was truncated or begun anew: frames behind its last record do not count any more.
     pub fn rewound(&mut self, log: &Log) {
         if self.planted.has(Bug::ForgetRewind) {
             return;

@@ -1,4 +1,4 @@
-//! Reading a slot after a restart: which frames are there, and what log they make.
+//! Reading a slot after a restart: its frames, and the log that they form.
 //!
 //! Only one frame is ever in flight, so only the newest one can be torn: it is dropped, and nothing in it was confirmed. Any
 //! other frame with a wrong checksum was durable once and is damaged; a log with a gap must not be taken for a complete one
@@ -149,7 +149,7 @@ fn needed(frames: &BTreeMap<(u64, u64), Frame>, newest: &Frame) -> Result<Vec<Fr
     while at.position > newest.location.tail {
         let number = at.before;
         let damaged = |reason| RecoveryError::Damaged { number, reason };
-        // Of this very run: what another one left behind the end, or wrote late, is not what this one went on from.
+        // Of this very run: frames that another run left behind the end, or wrote late, are not part of this one's log.
         let before = frames.get(&(at.before_run, number)).filter(|frame| !frame.records.is_empty());
         let before = before.ok_or(damaged("its header"))?;
         let end = before.location.position + before.location.length;

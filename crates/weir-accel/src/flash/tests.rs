@@ -310,7 +310,7 @@ fn changes_of_the_state_do_not_fill_a_slot() {
     rig.crash();
 }
 
-/// Whichever frame is torn, and wherever: what is found is the state before it, or the one that it says.
+/// Any frame torn at any place: recovery finds the state before it, or the frame's own.
 #[test]
 fn a_torn_frame_takes_nothing_of_what_was_at_rest() {
     for steps in 0u32..1 << 7 {

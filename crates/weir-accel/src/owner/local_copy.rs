@@ -7,7 +7,7 @@ use super::messages::Held;
 pub(super) enum LocalCopy {
     /// In memory: a record counts once it is appended.
     Memory,
-    /// On flash: what is durable counts.
+    /// On flash: durable records count.
     Flash(Held),
     /// On failed flash; this part is durable. Records in the arena can still be read and destaged. But as long as the
     /// registry counts this copy, the owner acknowledges nothing that the durable part lacks, not even with the replicas

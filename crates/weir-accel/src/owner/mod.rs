@@ -1,5 +1,5 @@
-//! The owner's side of the protocol: what may be acknowledged, destaged and freed, and which configuration to
-//! ask for. `step(now, event) -> effects`; no I/O, no clock, no randomness here.
+//! The owner's side of the protocol: the records that may be acknowledged, destaged and freed, and the configuration to
+//! propose. `step(now, event) -> effects`; no I/O, no clock, no randomness here.
 
 mod local_copy;
 mod member;
@@ -243,14 +243,14 @@ impl Owner {
             && self.marks.freed == self.marks.appended
     }
 
-    /// A write bypasses the log: whatever a copy still holds now is older (P4).
+    /// A write bypasses the log: all records that a copy still holds now are older (P4).
     pub fn bypassed(&mut self) {
         if !self.planted.has(Bug::ForgetBypassed) {
             self.bypassed_at = self.marks.appended;
         }
     }
 
-    /// In words, why a write waits; empty when nothing is unusual.
+    /// The reason, in words, why a write waits; empty when nothing is unusual.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         if self.is_fenced() {
@@ -530,7 +530,7 @@ impl Owner {
         });
     }
 
-    /// Moves the watermarks. They never go back: what was once true of a record stays true.
+    /// Moves the watermarks. They never go back: a statement once true of a record stays true.
     fn acknowledge(&mut self, effects: &mut Vec<Effect>) {
         let restoring = self.configuration.write_back && self.restoring;
         // While the former owner may answer reads, a new write must not be acknowledged: it would read an older version (P7).

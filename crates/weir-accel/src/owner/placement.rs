@@ -18,8 +18,8 @@ impl Owner {
         *strict && wanted_replicas.is_some_and(|wanted| self.placed() < wanted)
     }
 
-    /// A member of the set that is to make room for another. Not while the disk is on its way to a successor: what is right
-    /// is then seen from there.
+    /// A member of the set that is to make room for another. Not while the disk is on its way to a successor: the right
+    /// placement is then the one for that node.
     pub(super) fn is_misplaced(&self, node: &str) -> bool {
         self.successor.is_none() && self.configuration.misplaced.iter().any(|misplaced| misplaced == node)
     }
