@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Longest script, in bytes: what the serial port holds before the guest reads it.
+/// Longest script, in bytes: the capacity of the serial port before the guest reads it.
 const LONGEST_SCRIPT: usize = 32 << 10;
 
 /// The part of the console that an error quotes, in bytes.
@@ -338,7 +338,7 @@ impl Guest {
         if code == 0 { Ok(output) } else { Err(GuestError::Script { code, output }) }
     }
 
-    /// Waits for the mark that ends script `id`: what was printed before it, and the code behind it.
+    /// Waits for the mark that ends script `id`. Returns the output before it, and the code behind it.
     fn answer(&mut self, id: &str, patience: Duration) -> Result<(String, i32), GuestError> {
         let mark = format!("{MARK}{id} ");
         let Some(output) = self.console.until(self.position, &mark, patience) else {

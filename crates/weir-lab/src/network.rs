@@ -65,7 +65,7 @@ impl Network {
         let me = ProcessId::of(std::process::id()).map_err(LabError::system("looking at /proc/self"))?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{PREFIX}-{}-{}-{number}", me.pid, me.start_time);
-        // From here on it is cleaned up, whatever fails.
+        // From here on it is cleaned up, also on failure.
         let (nodes, sockets): (Vec<_>, Vec<_>) = nodes.into_iter().unzip();
         let mut network = Network { prefix, nodes, relays: Vec::new(), cuts: Mutex::default() };
         network.make_switch()?;

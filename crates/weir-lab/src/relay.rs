@@ -1,5 +1,5 @@
-//! A way to the registry that can be cut: what a node sends waits here until the way is free again, as TCP would have it
-//! wait. Nothing tells either side.
+//! A link to the registry that can be cut: a node's data waits here until the link is open again, as in TCP. Neither side
+//! gets an error.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;

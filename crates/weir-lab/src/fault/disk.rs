@@ -74,7 +74,7 @@ struct ReadAhead {
     start: u64,
     filled: u64,
     since: Nanos,
-    /// The head is needed elsewhere: what is there is there.
+    /// The head is needed elsewhere: no more data is read ahead.
     stopped: bool,
     /// The end of the last requested range.
     asked: u64,

@@ -45,7 +45,7 @@ pub struct Held<L, T> {
     /// The layer below was given something since it was advanced.
     given: bool,
     finished: Vec<Completion>,
-    /// For copies of what was lent.
+    /// For copies of lent buffers.
     pool: BufferPool,
 }
 

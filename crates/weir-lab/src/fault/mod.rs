@@ -1,6 +1,6 @@
 //! Faults as layers: put between any two others while requests go through them.
 //!
-//! - [`settings`]: which faults there are, and the switch that sets and clears them from another thread;
+//! - [`settings`]: the settings of all faults, and the switch that sets and clears them from another thread;
 //! - [`timing`]: the decisions of a fault: the time and order of requests, and which ones fail;
 //! - [`line`](mod@line): delay, jitter, bandwidth, a limit of requests in flight, dispatchers that lose the order, a fast
 //!   tier of limited size, moods, errors;
@@ -10,7 +10,7 @@
 //! - [`sectors`]: the layer that writes whole sectors only, and reads the rest of one first;
 //! - [`relay`]: the replication link to a node, with faults;
 //! - [`board`], [`orders`]: the places of a node's disks, and orders for them. `weir-lab-node` is the node that has them;
-//! - [`stack`], [`confusion`]: faults planted one at a time, and what the finder takes each for.
+//! - [`stack`], [`confusion`]: faults planted one at a time, and the finder's verdict on each.
 //!
 //! Decisions are pure: they take the time as an argument and draw from a seed, so their tests run in simulated time. Layers
 //! wait by the reactor's deadline; no layer sleeps.

@@ -204,7 +204,7 @@ impl<L: Layer> Layer for Sectors<L> {
     }
 
     fn in_flight(&self) -> usize {
-        // Each change counts once, and once more below: what matters is that it is not 0.
+        // Each change counts once, and once more below: it only matters that it is not 0.
         self.changes.len() + self.waiting.len() + self.failed.len() + self.inner.in_flight()
     }
 

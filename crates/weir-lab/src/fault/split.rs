@@ -129,7 +129,7 @@ impl<L: Layer> Split<L> {
         }
     }
 
-    /// Puts pieces together; what is whole is passed as it is.
+    /// Puts pieces together; passes whole requests as they are.
     fn take_answers(&mut self, done: &mut Vec<Completion>) {
         let mut finished = std::mem::take(&mut self.finished);
         for completion in finished.drain(..) {
@@ -160,7 +160,7 @@ impl<L: Layer> Split<L> {
     }
 }
 
-/// Pieces of `largest`, and what is left.
+/// Pieces of `largest`, and the rest.
 fn lengths(bytes: usize, largest: usize) -> Vec<usize> {
     (0..bytes).step_by(largest).map(|at| largest.min(bytes - at)).collect()
 }
@@ -213,7 +213,7 @@ impl<L: Layer> Layer for Split<L> {
     }
 
     fn in_flight(&self) -> usize {
-        // Each whole counts once, and its pieces below once more: what matters is that it is not 0.
+        // Each whole counts once, and its pieces below once more: it only matters that it is not 0.
         self.wholes.len() + self.failed.len() + self.inner.in_flight()
     }
 

@@ -2,7 +2,7 @@
 
 use super::{FOREIGN, INITIAL};
 
-/// Bytes of a sector: what storage writes as a whole or not at all.
+/// Bytes of a sector: the unit that storage writes as a whole or not at all.
 pub const SECTOR: usize = 512;
 
 /// Bytes of one copy of value and number.

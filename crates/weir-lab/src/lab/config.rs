@@ -40,7 +40,7 @@ pub struct LabConfig {
     pub nodes: usize,
     /// A network of its own for the lab, whose links can be cut ([`super::Lab::network`]). Needs root.
     pub network: bool,
-    /// A node that the registry has not heard for this long counts as gone.
+    /// A node that the registry has not heard from for this long counts as gone.
     pub lease_ttl: Duration,
     /// I/O of a silent former owner is taken to have ended after this long.
     pub fence_grace: Duration,

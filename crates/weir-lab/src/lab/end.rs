@@ -108,8 +108,9 @@ impl Lab {
         Ok(paused.into_iter().map(|(_, process)| process).collect())
     }
 
-    /// Waits until every log in memory is empty; unless told to wait for that, until the backings have what the logs held at first.
-    /// Guests that go on writing would hold it up without end. Returns the disks whose copies are known to be clean.
+    /// With [`Ending::Wait`], waits until every log in memory is empty; otherwise until the backings have the logs' initial
+    /// records, because guests that go on writing would delay it without end. Returns the disks whose copies are known to be
+    /// clean.
     fn await_destage(&self, ending: Ending, tell: &mut impl FnMut(&str)) -> Result<Vec<String>, LabError> {
         let (mut awaited, mut empty_since) = (Awaited::default(), None);
         let mut progress = Progress::new(Nanos::now());
@@ -130,7 +131,7 @@ impl Lab {
         }
     }
 
-    /// Ends all processes. Which nodes had to be killed, in words; only a forced end kills.
+    /// Ends all processes. Returns the nodes that had to be killed, in words; only a forced end kills.
     fn end(&mut self, ending: Ending, tell: &mut impl FnMut(&str)) -> Result<Vec<String>, LabError> {
         let nodes: Vec<_> =
             self.nodes().iter().filter_map(|node| Some((node.name.clone(), node.process?))).collect();
@@ -218,7 +219,7 @@ mod tests {
     use super::*;
     use crate::process::spawn;
 
-    /// A node that takes its time for its end.
+    /// A node that is slow to end.
     #[test]
     fn only_a_forced_end_gives_up_on_a_node() {
         let directory = tempfile::tempdir().unwrap();

@@ -281,7 +281,7 @@ impl Lab {
         Ok(())
     }
 
-    /// SIGSTOP: the node, or the [`REGISTRY`], stands still when this returns, and does not know it.
+    /// SIGSTOP: the node, or the [`REGISTRY`], stands still when this returns, without notice.
     ///
     /// # Errors
     /// There is no such node, or it has ended.

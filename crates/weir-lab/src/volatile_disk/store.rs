@@ -43,7 +43,7 @@ struct Cached {
     dirty: u8,
 }
 
-/// A file for the medium and, in memory, what was written and not flushed.
+/// A file for the medium and, in memory, the unflushed writes.
 #[derive(Debug)]
 pub struct Store {
     medium: File,
@@ -160,7 +160,7 @@ mod tests {
         Store::new(medium, BLOCKS * BLOCK)
     }
 
-    /// Reads and writes of any place and length, against two plain arrays: what was written, and what was flushed.
+    /// Reads and writes of any place and length, against two plain arrays: written data, and flushed data.
     #[test]
     fn readers_see_the_cache_and_a_cut_leaves_what_was_flushed() {
         let mut random = fastrand::Rng::with_seed(7);

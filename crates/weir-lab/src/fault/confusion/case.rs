@@ -13,7 +13,7 @@ use super::super::stack::{DISK, Stack};
 use super::plant::Plant;
 use crate::LabError;
 
-/// The programs that a case needs, and what is kept of it.
+/// The programs that a case needs, and the directory of its reports.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// `weir`.

@@ -1,4 +1,4 @@
-//! Many cases together: what was planted, what was named, how often; and the file that keeps them.
+//! Many cases together: planted faults, named causes, and counts; and the file that keeps them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

@@ -27,7 +27,7 @@ const BUSY: &str = "1";
 pub enum Plant {
     /// Nothing at all, over a backing in memory: beside that, a network costs most, and no fault is the cause.
     Nothing,
-    /// Nothing, over a backing that takes its time as most do: beside that, no layer costs anything, and none may be named.
+    /// Nothing, over a backing with a latency like most: beside that, no layer costs anything, and none may be named.
     Healthy,
     /// Two threads lose the order between the accelerator and a simulated disk.
     OrderLost,
@@ -174,7 +174,7 @@ impl Plant {
                 stack.set(At::Backing, Faults { tier, ..Faults::default() })?;
             }
             Plant::OneInFlight => {
-                // Over a backing that takes its time, as most do; one in memory answers before a second request comes.
+                // Over a backing with a latency, as most have; one in memory answers before a second request comes.
                 stack.set(At::Backing, Faults::delayed(Duration::from_millis(1)))?;
                 stack.set(At::Export, Faults { in_flight: 1, ..Faults::default() })?;
             }

@@ -93,7 +93,7 @@ impl Awaited {
         if runs && statuses(reports).next().is_none() {
             found.push((None, "all disks (no node answers)".to_owned()));
         }
-        // By disk: who may have its log changes while processes come and go.
+        // By disk: the nodes that may have its log change while processes come and go.
         let former = std::mem::take(&mut self.unknown);
         let since = |disk: &Option<String>| *former.get(disk).unwrap_or(&now);
         let waits = found.iter().map(|(disk, what)| (since(disk), what.clone())).collect();
@@ -149,7 +149,7 @@ fn may_hold(report: &NodeReport, disk: &DiskView) -> bool {
     lags || hangs || copies.any(|copy| copy.dirty_bytes > 0 || !copy.is_current())
 }
 
-/// The disks of which a node has a complete copy with nothing dirty: whatever becomes of their owners, nothing is lost.
+/// The disks of which a node has a complete copy with nothing dirty: whatever their owners do, nothing is lost.
 pub(super) fn clean(reports: &[NodeReport]) -> Vec<String> {
     let is_clean =
         |copy: &&DiskStatus| copy.dirty_bytes == 0 && copy.is_current() && copy.state != DiskStatus::FILLING;
@@ -283,7 +283,7 @@ mod tests {
         assert!(!with_shards(1 - own), "the disk's own shard turns, and does not know the disk");
     }
 
-    /// Looks at the reports one after the other, a second apart; what is waited for at the end, and since when.
+    /// Examines the reports one after the other, a second apart. Returns the logs waited for at the end, and since when.
     fn looked(looks: &[Vec<NodeReport>], ending: Ending) -> Waits {
         let mut awaited = Awaited::default();
         let mut waits = Waits::new();

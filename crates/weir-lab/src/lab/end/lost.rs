@@ -70,7 +70,7 @@ impl Lost {
 
 fn sentences(disk: &str, copies: &[Copy]) -> Vec<String> {
     let mut by_words: Vec<(String, Vec<&str>)> = Vec::new();
-    // Replicas hear late of what was destaged, so copies of one log differ: the largest is what the disk lacks at most.
+    // Replicas learn late of destaged records, so copies of one log differ: the largest is an upper bound of the disk's loss.
     let bytes = copies.iter().filter_map(|copy| match copy.what {
         What::Bytes(bytes) => Some(bytes),
         What::Words(_) | What::Killed => None,
