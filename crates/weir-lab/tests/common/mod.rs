@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: the program, a lab with a disk, and a load that remembers every write.
+//! Common parts of the end-to-end tests: the program, a lab with a disk, and a load that remembers every write.
 #![allow(dead_code, clippy::unwrap_used)]
 
 mod program;
@@ -55,7 +55,7 @@ pub fn seed() -> u64 {
 pub struct Bench {
     pub lab: Lab,
     pub directory: tempfile::TempDir,
-    /// Where the logs of its disks are.
+    /// The medium of its disks' logs.
     pub medium: Medium,
 }
 
