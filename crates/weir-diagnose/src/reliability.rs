@@ -1,4 +1,8 @@
-//! Whether the measurement as a whole can be relied on. The report, JUnit and the exit code say the same.
+//! Whether the measurement as a whole can be relied on.
+//!
+//! [`distrust`] is for pipelines: JUnit fails and the exit code is 6 for what it says, and for nothing else. [`against`] is for
+//! people: that and every warning, in the report and in JSON's `unreliable`. A warning, such as a high load average, makes no
+//! pipeline fail.
 
 use weir_report::format;
 
@@ -21,7 +25,10 @@ const SHORT: f64 = 1.0;
 pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
     let (unused, rows) = (findings.compared.unused.len(), diagnosis.rows.len());
     if diagnosis.interrupted {
-        Some(format!("interrupted after {rows} of {} runs", diagnosis.planned_runs()))
+        Some(match diagnosis.done_of_plan() {
+            None => "interrupted during further runs, after all planned ones".to_owned(),
+            Some((done, planned)) => format!("interrupted after {done} of {planned} runs"),
+        })
     } else if findings.verdict.grade == Grade::GeneratorLimited {
         Some("the load generator was the limit".to_owned())
     } else if 2 * unused > rows {
@@ -33,7 +40,7 @@ pub fn distrust(diagnosis: &Diagnosis, findings: &Findings) -> Option<String> {
     }
 }
 
-/// Objections to the measurement as a whole, in sentences: the report calls them unreliable, and JUnit a failure.
+/// Objections to the measurement as a whole, in sentences: those of [`distrust`], and warnings.
 #[must_use]
 pub fn against(diagnosis: &Diagnosis, findings: &Findings) -> Vec<String> {
     let mut against = findings.verdict.cautions.clone();
@@ -78,7 +85,7 @@ fn short_runs(diagnosis: &Diagnosis) -> Option<String> {
     times.sort_by(f64::total_cmp);
     let middle = times.get(times.len() / 2).copied().filter(|seconds| *seconds < SHORT)?;
     Some(format!(
-        "The runs were short ({}): the 99.9th percentile is a few requests, and caches neither filled nor drained.",
+        "The runs were short ({}): the 99.9th percentile may be a few requests, and caches may neither have filled nor drained.",
         format::duration(middle * 1e9)
     ))
 }

@@ -185,8 +185,27 @@ impl Diagnosis {
     /// Runs that were planned, or that were done where further repeats made them more.
     #[must_use]
     pub fn planned_runs(&self) -> usize {
-        let repeats = self.layers_compared().count() * self.cells.len() * self.repeats as usize;
-        repeats.max(self.rows.len())
+        self.runs_of_plan().max(self.rows.len())
+    }
+
+    /// Every planned repeat of every cell at every layer.
+    fn runs_of_plan(&self) -> usize {
+        self.layers_compared().count() * self.cells.len() * self.repeats as usize
+    }
+
+    /// Of an interrupted measurement: how many of the planned runs have a row, and how many there are. `None` where all have:
+    /// what is missing then are further repeats, or runs that hypotheses asked for.
+    #[must_use]
+    pub fn done_of_plan(&self) -> Option<(usize, usize)> {
+        let layers: Vec<&str> =
+            self.layers_compared().map(|layer| self.layers[layer].name.as_str()).collect();
+        let of_plan = |row: &&Row| {
+            row.repeat <= self.repeats
+                && layers.contains(&row.layer.as_str())
+                && self.cells.contains(&row.cell)
+        };
+        let (done, planned) = (self.rows.iter().filter(of_plan).count(), self.runs_of_plan());
+        (done < planned).then_some((done, planned))
     }
 
     /// The planned cells, and those that were added later.

@@ -50,7 +50,7 @@ fn golden_sequential_write_is_singled_out_from_the_file_share_upward() {
         "Inconclusive, from single runs: file share does 5 % of the IOPS of local disk at QD 8 (8K sequential write alone: 17.3k → 810)."
     );
     assert_eq!(verdict.step.map(|step| (step.from, step.to)), Some((0, 1)));
-    let upward = "From file share upward every usable row is below local disk: 8K sequential write, QD 8: \
+    let upward = "From file share upward every layer's median is below that of local disk: 8K sequential write, QD 8: \
                   810, 5.67k, 835, 820 IOPS against 17.3k.";
     assert!(verdict.evidence.iter().any(|line| line == upward), "{:#?}", verdict.evidence);
     for cell in diagnosis.cells.iter().filter(|cell| cell.to_string() != "8K sequential write, QD 8") {

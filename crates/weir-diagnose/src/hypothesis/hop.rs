@@ -60,7 +60,8 @@ pub(super) fn latency(view: &View<'_>) -> Option<Hypothesis> {
     let base = view.latency(without, &deciding);
     let value = base.unwrap_or(0.0) + hop;
     let measured = view.latency(with, &deciding).filter(|_| base.is_some());
-    let predicted = Predicted { value, least: value / HOLDS, most: value * HOLDS, unit: "ns", measured };
+    let predicted =
+        Predicted { value, least: value / HOLDS, most: Some(value * HOLDS), unit: "ns", measured };
     Some(Hypothesis {
         cause: Cause::LinkLatency,
         layer: Some(with),
@@ -102,7 +103,8 @@ pub(super) fn bandwidth(view: &View<'_>) -> Option<Hypothesis> {
     let deciding = larger(deep.queue_depth);
     let value = replicated * f64::from(deep.shape.block_bytes) / f64::from(deciding.shape.block_bytes);
     let measured = view.iops(with, &deciding);
-    let predicted = Predicted { value, least: value / HOLDS, most: value * HOLDS, unit: "IOPS", measured };
+    let predicted =
+        Predicted { value, least: value / HOLDS, most: Some(value * HOLDS), unit: "IOPS", measured };
     Some(Hypothesis {
         cause: Cause::LinkBandwidth,
         layer: Some(with),
@@ -142,7 +144,7 @@ pub(super) fn slow_replica(view: &View<'_>) -> Option<Hypothesis> {
     let predicted = Predicted {
         value: waited,
         least: SHORT,
-        most: f64::MAX,
+        most: None,
         unit: "share of the time",
         measured: share(deciding),
     };

@@ -22,7 +22,7 @@ pub(super) const SMALL_FOOTPRINT: u64 = 4 << 20;
 /// a factor of two.
 const TIER_GAIN: f64 = 4.0;
 
-/// As many bytes a second in small blocks as in large ones.
+/// About as many bytes a second in small blocks as in large ones.
 pub(super) fn throttled(view: &View<'_>) -> Option<Hypothesis> {
     let lowest = view.lowest()?;
     let few = view.deepest(small(Direction::Read))?;
@@ -37,7 +37,7 @@ pub(super) fn throttled(view: &View<'_>) -> Option<Hypothesis> {
     let deciding = Shape::new(64 << 10, Pattern::Random, Direction::Read).at(8);
     let value = rate / f64::from(deciding.shape.block_bytes);
     let measured = view.iops(lowest, &deciding);
-    let (least, most) = (value / HOLDS, value * HOLDS);
+    let (least, most) = (value / HOLDS, Some(value * HOLDS));
     let predicted = Predicted { value, least, most, unit: "IOPS", measured };
     let mib = |bytes: f64| format::throughput(bytes / f64::from(1 << 20));
     let name = view.name(lowest);
@@ -46,9 +46,10 @@ pub(super) fn throttled(view: &View<'_>) -> Option<Hypothesis> {
         layer: Some(lowest),
         standing: predicted.standing(),
         grounds: vec![format!(
-            "{name} does {} MiB/s in {few} and {} MiB/s in {many}: the same bytes per second at either block size.",
+            "{name} does {} MiB/s in {few} and {} MiB/s in {many}: about as many bytes per second at either block size (within {}).",
             mib(of_few),
-            mib(of_many)
+            mib(of_many),
+            format::factor(PLATEAU)
         )],
         prediction: format!(
             "If bytes per second are the limit, {deciding} does {} IOPS; a device limited by IOPS does more.",
@@ -73,7 +74,7 @@ pub(super) fn tier_exhausted(view: &View<'_>) -> Option<Hypothesis> {
     let deciding = Cell { footprint: Some(SMALL_FOOTPRINT), ..whole };
     let measured = view.iops(lowest, &deciding);
     let value = all * TIER_GAIN;
-    let predicted = Predicted { value, least: value, most: f64::MAX, unit: "IOPS", measured };
+    let predicted = Predicted { value, least: value, most: None, unit: "IOPS", measured };
     let name = view.name(lowest);
     Some(Hypothesis {
         cause: Cause::TierExhausted,

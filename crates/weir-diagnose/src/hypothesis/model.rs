@@ -94,8 +94,8 @@ pub struct Predicted {
     pub value: f64,
     /// The least that supports it.
     pub least: f64,
-    /// The most that supports it.
-    pub most: f64,
+    /// The most that supports it; `None` where any more does.
+    pub most: Option<f64>,
     /// `IOPS`, `ns`, `share of the time`, `share of the rate`.
     pub unit: &'static str,
     /// The run's measurement; absent while the run is missing.
@@ -106,7 +106,9 @@ impl Predicted {
     pub(super) fn standing(&self) -> Standing {
         match self.measured {
             None => Standing::Open,
-            Some(measured) if (self.least..=self.most).contains(&measured) => Standing::Supported,
+            Some(measured) if measured >= self.least && self.most.is_none_or(|most| measured <= most) => {
+                Standing::Supported
+            }
             Some(_) => Standing::Rejected,
         }
     }

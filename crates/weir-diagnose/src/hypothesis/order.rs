@@ -151,7 +151,7 @@ fn decide(view: &View<'_>, loss: &Difference, deciding: Cell, grounds: Vec<Strin
     // Nearer to what the layer above gets than to what the lower one does, by ratio.
     let most = (before * after).sqrt();
     let measured = view.iops(loss.from, &deciding);
-    let predicted = Predicted { value: after, least: 0.0, most, unit: "IOPS", measured };
+    let predicted = Predicted { value: after, least: 0.0, most: Some(most), unit: "IOPS", measured };
     Hypothesis {
         cause: Cause::ArrivalOrder,
         layer: Some(loss.to),

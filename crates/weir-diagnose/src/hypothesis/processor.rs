@@ -57,7 +57,7 @@ pub(super) fn node(view: &View<'_>) -> Option<Hypothesis> {
     let deciding = Cell { queue_depth: deep.queue_depth / 2, ..deep };
     let measured = wait(&|cell| *cell == deciding);
     let predicted =
-        Predicted { value: waited, least: waited / 2.0, most: f64::MAX, unit: "share of the time", measured };
+        Predicted { value: waited, least: waited / 2.0, most: None, unit: "share of the time", measured };
     let name = view.name(layer);
     let steal = view.counted(layer, planned, |counters| Some(counters.steal)).unwrap_or(0.0);
     Some(Hypothesis {
@@ -96,7 +96,7 @@ pub(super) fn generator(view: &View<'_>) -> Option<Hypothesis> {
     let predicted = Predicted {
         value: 1.0 - waited,
         least: 0.0,
-        most: 1.0 - waited / 2.0,
+        most: Some(1.0 - waited / 2.0),
         unit: "share of the time",
         measured: share,
     };

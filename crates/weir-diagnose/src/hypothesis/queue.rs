@@ -31,7 +31,7 @@ pub(super) fn one_in_flight(view: &View<'_>) -> Option<Hypothesis> {
         let deciding = Cell { queue_depth: DECIDING_DEPTH, ..deep };
         let measured = view.iops(loss.to, &deciding);
         let predicted =
-            Predicted { value: one, least: one / NO_GAIN, most: one * NO_GAIN, unit: "IOPS", measured };
+            Predicted { value: one, least: one / NO_GAIN, most: Some(one * NO_GAIN), unit: "IOPS", measured };
         let name = view.name(loss.to);
         Some(Hypothesis {
             cause: Cause::OneInFlight,

@@ -44,7 +44,7 @@ pub(super) fn split(view: &View<'_>) -> Option<Hypothesis> {
         let predicted = below.map(|below| Predicted {
             value,
             least: (value / HOLDS).max(below / loss.loss_factor().sqrt()),
-            most: value * HOLDS,
+            most: Some(value * HOLDS),
             unit: "IOPS",
             measured,
         });
@@ -87,7 +87,7 @@ pub(super) fn partial(view: &View<'_>) -> Option<Hypothesis> {
         let predicted = below.map(|below| Predicted {
             value: below,
             least: below / loss.loss_factor().sqrt(),
-            most: f64::MAX,
+            most: None,
             unit: "IOPS",
             measured,
         });

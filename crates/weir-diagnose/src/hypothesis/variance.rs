@@ -44,8 +44,7 @@ pub(super) fn device(view: &View<'_>) -> Option<Hypothesis> {
     let deciding = DECIDING_DEPTHS.map(|depth| small(Direction::Read).at(depth));
     let reference = view.reference();
     let measured = reference.and_then(|reference| excess(view, &deciding, lowest, reference));
-    let predicted =
-        Predicted { value: here, least: VARIES, most: f64::MAX, unit: "share of the rate", measured };
+    let predicted = Predicted { value: here, least: VARIES, most: None, unit: "share of the rate", measured };
     let (name, next) = (view.name(lowest), view.name(above));
     Some(Hypothesis {
         cause: Cause::DeviceVariance,

@@ -1,7 +1,7 @@
 //! The findings as JUnit XML, for pipelines that show it: each threshold, each step in each cell, each row left out.
 //!
-//! A test fails when a threshold is broken or the report calls the measurement unreliable, never because of a difference
-//! that has no threshold. Inconclusive steps are skipped. (The form is that of the Ant task's `junitreport`,
+//! A test fails when a threshold is broken or the measurement is not to be trusted, as the exit code has it, never because of a
+//! warning or of a difference that has no threshold. Inconclusive steps are skipped. (The form is that of the Ant task's `junitreport`,
 //! as CI systems read it.)
 
 use weir_report::RenderError;
@@ -26,18 +26,19 @@ pub fn junit(
     let limit = |threshold: &Threshold| {
         case("weir.diagnose.thresholds", threshold.to_string(), failed(threshold.broken(diagnosis, findings)))
     };
-    let against = reliability::against(diagnosis, findings);
-    let reliable = case(
+    let trusted = case(
         "weir.diagnose.reliability",
-        "the measurement is reliable".to_owned(),
-        failed((!against.is_empty()).then(|| against.join(" "))),
+        "the measurement can be trusted".to_owned(),
+        failed(reliability::distrust(diagnosis, findings)),
     );
+    let warnings = reliability::against(diagnosis, findings).join("\n");
+    let trusted = Case { said: warnings, ..trusted };
     let row = |line| case("weir.diagnose.rows", line, Outcome::Skipped("not used".to_owned()));
     let suite = |name: &str, cases| Suite { name: name.to_owned(), cases };
     let steps = findings.compared.steps.iter().map(|step| of_step(diagnosis, step, thresholds)).collect();
     let suites = vec![
         suite("thresholds", thresholds.iter().map(limit).collect()),
-        suite("reliability", vec![reliable]),
+        suite("reliability", vec![trusted]),
         suite("steps", steps),
         suite("rows", table::unused_lines(diagnosis, findings).into_iter().map(row).collect()),
     ];
@@ -104,20 +105,26 @@ mod tests {
         assert_eq!(count(&text, "failure"), 2, "the threshold, and that it was interrupted: {text}");
     }
 
-    /// Each objection that the report lists under "What speaks against this measurement" fails here, word for word.
+    /// A warning is printed, word for word as in the report, and no failure; what makes the exit code 6 is one.
     #[test]
-    fn what_the_report_calls_unreliable_fails() {
+    fn warnings_are_said_and_distrust_fails() {
         let mut diagnosis = sample::write_back();
         diagnosis.environment.load_average = 7.5;
-        let findings = find(&diagnosis);
-        let text = document(&diagnosis, &[]);
-        let against = reliability::against(&diagnosis, &findings);
-        assert_eq!((against.len(), count(&text, "failure")), (1, 1), "{against:?}\n{text}");
-        assert!(text.contains("load average 7.50"), "{text}");
-        let html = crate::report::html(&diagnosis, &findings).unwrap();
-        assert!(html.contains(&against[0]));
         let mut once = sample::write_back();
         once.rows.retain(|row| row.repeat == 1);
-        assert_eq!(count(&document(&once, &[]), "failure"), 1, "single runs are unreliable");
+        for (diagnosis, warning) in [(&diagnosis, "load average 7.50"), (&once, "single runs")] {
+            let findings = find(diagnosis);
+            let text = document(diagnosis, &[]);
+            let against = reliability::against(diagnosis, &findings);
+            assert_eq!((against.len(), count(&text, "failure")), (1, 0), "{against:?}\n{text}");
+            assert!(text.contains(warning), "{text}");
+            assert!(crate::report::html(diagnosis, &findings).unwrap().contains(&against[0]));
+            assert_eq!(reliability::distrust(diagnosis, &findings), None);
+        }
+        diagnosis.interrupted = true;
+        let text = document(&diagnosis, &[]);
+        assert_eq!(count(&text, "failure"), 1);
+        let why = reliability::distrust(&diagnosis, &find(&diagnosis)).unwrap();
+        assert!(text.contains(&why) && text.contains("load average 7.50"), "{text}");
     }
 }

@@ -105,9 +105,14 @@ fn reliability_of(diagnosis: &Diagnosis, findings: &Findings) -> Section {
 }
 
 fn path(diagnosis: &Diagnosis) -> Section {
+    // Of rows from elsewhere nobody here knows how they were measured.
+    let apart = match diagnosis.environment.imported_from.as_slice() {
+        [] => " The same load was put on each layer separately.",
+        _ => "",
+    };
     Section {
         heading: "I/O path".to_owned(),
-        lead: "From the lowest layer up. The same load was put on each layer separately.".to_owned(),
+        lead: format!("From the lowest layer up.{apart}"),
         blocks: vec![Block::Chain(view::chain(diagnosis))],
         ..Section::default()
     }

@@ -6,9 +6,6 @@ use weir_report::page::{Cell, Group, Row, Table};
 
 use crate::hypothesis::{Hypothesis, Predicted, Standing};
 
-/// An end of a range from here on is none: no rate, time or share comes near it.
-const UNBOUNDED: f64 = 1e15;
-
 /// One suspicion.
 struct Suspicion {
     /// `✓ confirmed`, `✗ rejected`, `… open`.
@@ -84,13 +81,13 @@ fn suspicion(guess: &Hypothesis) -> Suspicion {
     }
 }
 
-/// The accepted numbers; an end that is no number is none.
+/// The accepted numbers.
 fn range(predicted: &Predicted) -> String {
     let end = |value: f64| with_unit(value, predicted.unit);
     match (predicted.least, predicted.most) {
-        (least, most) if most >= UNBOUNDED => format!("at least {}", end(least)),
-        (least, most) if least > 0.0 => format!("{} to {}", end(least), end(most)),
-        (_, most) => format!("at most {}", end(most)),
+        (least, None) => format!("at least {}", end(least)),
+        (least, Some(most)) if least > 0.0 => format!("{} to {}", end(least), end(most)),
+        (_, Some(most)) => format!("at most {}", end(most)),
     }
 }
 
@@ -119,7 +116,7 @@ mod tests {
         });
         let guesses = find(&diagnosis).verdict.hypotheses;
         let found = guesses.into_iter().find(|guess| guess.cause == Cause::OneInFlight).unwrap();
-        let predicted = Predicted { value: 90e3, least: 70e3, most: f64::MAX, unit: "ns", measured };
+        let predicted = Predicted { value: 90e3, least: 70e3, most: None, unit: "ns", measured };
         Hypothesis { cause, standing, predicted: Some(predicted), ..found }
     }
 
@@ -142,7 +139,7 @@ mod tests {
     fn numbers_have_the_unit_that_they_were_predicted_in() {
         assert_eq!(with_unit(0.5, "share of the time"), "50 % of the time");
         assert_eq!(with_unit(25_000.0, "IOPS"), "25.0k IOPS");
-        let both = Predicted { value: 2.0, least: 1000.0, most: 4000.0, unit: "ns", measured: None };
+        let both = Predicted { value: 2.0, least: 1000.0, most: Some(4000.0), unit: "ns", measured: None };
         assert_eq!(range(&both), "1.00 µs to 4.00 µs");
         assert_eq!(range(&Predicted { least: 0.0, ..both }), "at most 4.00 µs");
     }

@@ -105,13 +105,15 @@ fn lowest(diagnosis: &Diagnosis, findings: &Findings) -> Option<Figure> {
     let widths = widths(findings, planned(diagnosis, findings).filter(|point| point.layer == lowest));
     let unsteady = widths.iter().filter(|width| **width > UNSTEADY).count();
     Some(Figure {
-        of: "Scatter of the lowest layer".to_owned(),
+        of: "Precision of the lowest layer".to_owned(),
         value: format!("±{}", format::percent(*widths.get(widths.len() / 2)?)),
         remark: match unsteady {
-            0 => format!("{}: steady in every cell (±{} at most)", entry.name, format::percent(UNSTEADY)),
+            0 => {
+                format!("{}: within ±{} in every cell (95 % interval)", entry.name, format::percent(UNSTEADY))
+            }
             cells => {
                 format!(
-                    "{}: more than ±{} in {cells} of {}",
+                    "{}: ±{} or worse in {cells} of {} (95 % interval)",
                     entry.name,
                     format::percent(UNSTEADY),
                     widths.len()
@@ -132,7 +134,7 @@ fn steps(findings: &Findings) -> Option<Figure> {
             (0, 0) => "each is slower, faster or the same".to_owned(),
             (open, 0) => format!("{open} inconclusive"),
             (0, single) => format!("{single} single runs"),
-            (open, single) => format!("{open} scatter too much, {single} single runs"),
+            (open, single) => format!("{open} inconclusive, {single} single runs"),
         },
     })
 }
@@ -165,7 +167,7 @@ mod tests {
         assert_eq!(value(&figures, "Rows used"), "240 of 240");
         assert_eq!(value(&figures, "Repeats of each load"), "5");
         assert_eq!(value(&figures, "Precision of the numbers"), "±2 %");
-        assert_eq!(value(&figures, "Scatter of the lowest layer"), "±2 %");
+        assert_eq!(value(&figures, "Precision of the lowest layer"), "±2 %");
         assert!(
             figures.iter().all(|figure| figure.of != "Processor time taken by other guests"),
             "nobody looked"

@@ -26,8 +26,8 @@ pub use words::{describe, factor, in_short, interval};
 /// With fewer repeats on a side nothing is called confirmed.
 pub const FEWEST_REPEATS: u32 = 5;
 
-/// The lowest layer is unsteady where its own repeats do not pin it down to this share: nothing above can then
-/// be known better.
+/// The lowest layer is unsteady where its own repeats do not determine it to within this share (half of the 95 % interval): a
+/// step from it cannot then be known better.
 pub const UNSTEADY: f64 = 0.10;
 
 /// A generator whose threads were on a processor for this share of the time had no more to give.
@@ -101,7 +101,7 @@ pub struct Verdict {
     pub to_improve: Vec<String>,
 }
 
-/// Sums up the steps of a measurement. The scatter of the lowest layer is looked at first.
+/// Sums up the steps of a measurement. The precision of the lowest layer is looked at first.
 #[must_use]
 pub fn conclude(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
     let unsteady = unsteady_cells(diagnosis, compared);
@@ -149,7 +149,7 @@ fn confirmed_by(diagnosis: &Diagnosis, guess: &Hypothesis) -> String {
     format!("Cause, confirmed by a run: {}{layer}. {outcome}", guess.cause).trim_end().to_owned()
 }
 
-/// Cells in which the lowest layer's own repeats scatter too much, in the quantity that the cell is judged by.
+/// Cells in which the lowest layer's own repeats do not determine it to within [`UNSTEADY`], in the quantity that the cell is judged by.
 fn unsteady_cells<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Vec<&'a crate::Cell> {
     let Some((lowest, _)) = diagnosis.chain().next() else { return Vec::new() };
     let unsteady = |point: &&Point| {
@@ -227,20 +227,49 @@ struct Leader<'a> {
 }
 
 impl<'a> Leader<'a> {
-    /// The loss that the headline has the numbers of: at queue depth 1, where one request waits for itself alone, if it shows
-    /// there; the greatest such.
-    fn shown(&self) -> &'a Difference {
-        let latencies = self.leads.iter().filter(|step| step.quantity == Quantity::Latency);
+    fn new(greatest: &'a Difference) -> Leader<'a> {
+        let (from, to, leads) = (greatest.from, greatest.to, vec![greatest]);
+        Leader { from, to, leads, cells_compared: 0, cells_with_loss: 0 }
+    }
+
+    /// The losses that repeats have shown.
+    fn tested(&self) -> Vec<&'a Difference> {
+        self.leads.iter().filter(|step| step.judgement == Judgement::Slower).copied().collect()
+    }
+
+    /// Of these, what confirms the step: enough repeats above a lowest layer that is steady.
+    fn sound(&self, unsteady: &[&crate::Cell]) -> Vec<&'a Difference> {
+        let mut sound = self.tested();
+        sound.retain(|step| has_repeats(step) && !unsteady.contains(&&step.cell));
+        sound
+    }
+
+    /// The loss that the headline has the numbers of: one of those that its grade rests on. At queue depth 1, where one request
+    /// waits for itself alone, if it shows there; the greatest such.
+    fn shown(&self, unsteady: &[&crate::Cell]) -> &'a Difference {
+        let by_weight = [self.sound(unsteady), self.tested(), self.leads.clone()];
+        let leads = by_weight.into_iter().find(|leads| !leads.is_empty()).unwrap_or_default();
+        let latencies = leads.iter().filter(|step| step.quantity == Quantity::Latency);
         let greatest = |steps: &mut dyn Iterator<Item = &&'a Difference>| {
             steps.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor())).copied()
         };
         greatest(&mut latencies.into_iter())
-            .or_else(|| greatest(&mut self.leads.iter()))
+            .or_else(|| greatest(&mut leads.iter()))
             .expect("it leads somewhere")
+    }
+
+    /// Its greatest loss. One that repeats have shown comes before any that a single run suggests.
+    fn rank(&self) -> (bool, f64) {
+        let tested = self.tested();
+        if tested.is_empty() { (false, worst(&self.leads)) } else { (true, worst(&tested)) }
     }
 }
 
-/// The step with the greatest loss, as a factor; among equals, the one that is the greatest loss in the most cells.
+fn has_repeats(step: &Difference) -> bool {
+    step.repeats >= FEWEST_REPEATS as usize
+}
+
+/// The step with the greatest loss that repeats have shown, or that single runs suggest, as a factor; among equals, the one that is the greatest loss in the most cells.
 fn costliest_step<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Option<Leader<'a>> {
     let mut leaders: Vec<Leader<'a>> = Vec::new();
     let (mut cells_compared, mut cells_with_loss) = (0, 0);
@@ -258,14 +287,15 @@ fn costliest_step<'a>(diagnosis: &Diagnosis, compared: &'a Comparisons) -> Optio
         cells_with_loss += 1;
         match leaders.iter_mut().find(|leader| (leader.from, leader.to) == (greatest.from, greatest.to)) {
             Some(leader) => leader.leads.push(greatest),
-            None => {
-                let (from, to, leads) = (greatest.from, greatest.to, vec![greatest]);
-                leaders.push(Leader { from, to, leads, cells_compared: 0, cells_with_loss: 0 });
-            }
+            None => leaders.push(Leader::new(greatest)),
         }
     }
     let mut leader = leaders.into_iter().max_by(|a, b| {
-        worst(&a.leads).total_cmp(&worst(&b.leads)).then_with(|| a.leads.len().cmp(&b.leads.len()))
+        let ((a_tested, a_worst), (b_tested, b_worst)) = (a.rank(), b.rank());
+        a_tested
+            .cmp(&b_tested)
+            .then_with(|| a_worst.total_cmp(&b_worst))
+            .then_with(|| a.leads.len().cmp(&b.leads.len()))
     })?;
     (leader.cells_compared, leader.cells_with_loss) = (cells_compared, cells_with_loss);
     Some(leader)
@@ -298,7 +328,8 @@ fn name_step(
         Grade::Likely => "Likely",
         _ => "Inconclusive, from single runs",
     };
-    let headline = format!("{word}: {}", cost(diagnosis, leader.shown(), alone(compared, leader, &losses)));
+    let headline =
+        format!("{word}: {}", cost(diagnosis, leader.shown(unsteady), alone(compared, leader, &losses)));
     Verdict {
         grade,
         step: Some(Step { from: leader.from, to: leader.to }),
@@ -325,21 +356,26 @@ fn missing_to_confirm(
     unsteady: &[&crate::Cell],
 ) -> Vec<String> {
     let mut missing = Vec::new();
-    if leader.leads.iter().all(|step| step.judgement == Judgement::Untested) {
+    let tested = leader.tested();
+    let repeated: Vec<&Difference> = tested.iter().filter(|step| has_repeats(step)).copied().collect();
+    if tested.is_empty() {
         missing.push(format!(
             "Repeat the runs: single runs have no scatter to judge by, and a factor of {SUSPICIOUS_FACTOR} or more is only a \
              suspicion. {FEWEST_REPEATS} repeats on each side would confirm or reject it."
         ));
-    } else if leader.leads.iter().all(|step| step.repeats < FEWEST_REPEATS as usize) {
+    } else if repeated.is_empty() {
         missing.push(format!(
             "{FEWEST_REPEATS} repeats on each side: every cell that shows the loss has fewer."
         ));
     }
-    if leader.leads.iter().all(|step| unsteady.contains(&&step.cell)) {
-        missing.push(
-            "A steadier lowest layer: its repeats scatter too much in the cells that show the loss."
-                .to_owned(),
-        );
+    // Of the cells that have repeats, where there are any: one that lacks them does not make up for an unsteady one.
+    let judged = [&repeated, &tested, &leader.leads].into_iter().find(|steps| !steps.is_empty());
+    if judged.is_some_and(|steps| steps.iter().all(|step| unsteady.contains(&&step.cell))) {
+        missing.push(format!(
+            "A steadier lowest layer, or more repeats of it: in the cells that show the loss its repeats determine it only to \
+             within ±{} or worse.",
+            format::percent(UNSTEADY)
+        ));
     }
     if 2 * leader.leads.len() < leader.cells_with_loss {
         missing.push(format!(
@@ -395,7 +431,7 @@ fn upward(diagnosis: &Diagnosis, compared: &Comparisons, step: &Difference) -> O
     }
     let list: Vec<String> = points.iter().map(|iops| format::count(*iops)).collect();
     Some(format!(
-        "From {} upward every usable row is below {}: {}: {} IOPS against {}.",
+        "From {} upward every layer's median is below that of {}: {}: {} IOPS against {}.",
         diagnosis.layers[step.to].name,
         diagnosis.layers[step.from].name,
         step.cell,
@@ -413,7 +449,7 @@ fn name_none(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
         return Verdict {
             grade: Grade::NoBottleneckFound,
             headline: "No bottleneck found: every step from layer to layer is the same or faster.".to_owned(),
-            evidence: gains,
+            evidence: not_compared(diagnosis, compared).into_iter().chain(gains).collect(),
             to_improve: vec!["Measure other block sizes, depths and patterns.".to_owned()],
             ..Verdict::default()
         };
@@ -422,15 +458,31 @@ fn name_none(diagnosis: &Diagnosis, compared: &Comparisons) -> Verdict {
     let evidence = format!(
         "Of {} in {}, {told} are shown to be the same or faster, {} are inconclusive, {untested} are single runs.",
         plural(steps, "step", "steps"),
-        plural(diagnosis.cells.len(), "cell", "cells"),
+        plural(cells_compared(diagnosis, compared), "cell", "cells"),
         steps - told - untested
     );
     Verdict {
         headline: "Inconclusive: no step is shown to be a loss, and some could still be one.".to_owned(),
-        evidence: std::iter::once(evidence).chain(gains).collect(),
+        evidence: [evidence].into_iter().chain(not_compared(diagnosis, compared)).chain(gains).collect(),
         to_improve: vec![more_repeats(compared)],
         ..Verdict::default()
     }
+}
+
+fn cells_compared(diagnosis: &Diagnosis, compared: &Comparisons) -> usize {
+    let is_compared = |cell: &&crate::Cell| compared.steps.iter().any(|step| step.cell == **cell);
+    diagnosis.cells.iter().filter(is_compared).count()
+}
+
+/// Cells of which nothing is known, when there are any: no two layers have a usable row there.
+fn not_compared(diagnosis: &Diagnosis, compared: &Comparisons) -> Option<String> {
+    let (all, with) = (diagnosis.cells.len(), cells_compared(diagnosis, compared));
+    (with < all).then(|| {
+        format!(
+            "Layers could be compared in {with} of {}: in the others no two have usable rows.",
+            plural(all, "cell", "cells")
+        )
+    })
 }
 
 /// The number of repeats that the scatter so far requires to decide half of the inconclusive steps.
@@ -486,8 +538,8 @@ fn cautions(diagnosis: &Diagnosis, unsteady: &[&crate::Cell]) -> Vec<String> {
         let named: Vec<String> = unsteady.iter().take(3).map(|cell| cell.to_string()).collect();
         let more = if unsteady.len() > 3 { "; …" } else { "" };
         cautions.push(format!(
-            "The lowest layer, {lowest}, is not steady: in {} of {} its repeats scatter by more than {} ({}{more}). \
-             Layers above are no more precise.",
+            "The lowest layer, {lowest}, is not steady: in {} of {} its repeats determine it only to within ±{} or worse (95 % \
+             interval): {}{more}. Steps from it are no more precise.",
             unsteady.len(),
             plural(diagnosis.cells.len(), "cell", "cells"),
             format::percent(UNSTEADY),
@@ -496,11 +548,13 @@ fn cautions(diagnosis: &Diagnosis, unsteady: &[&crate::Cell]) -> Vec<String> {
     }
     cautions.extend(short_machine(diagnosis));
     if diagnosis.interrupted {
-        cautions.push(format!(
-            "Interrupted: {} of {} were done. Some cells have fewer repeats or none.",
-            diagnosis.rows.len(),
-            plural(diagnosis.planned_runs(), "run", "runs")
-        ));
+        cautions.push(match diagnosis.done_of_plan() {
+            None => "Interrupted during further runs; all planned runs were done.".to_owned(),
+            Some((done, planned)) => format!(
+                "Interrupted: {done} of {} were done. Some cells have fewer repeats or none.",
+                plural(planned, "run", "runs")
+            ),
+        });
     }
     cautions
 }

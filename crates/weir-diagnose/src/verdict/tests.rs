@@ -211,3 +211,97 @@ fn the_step_in_the_headline_is_the_greatest_loss() {
     let worst = losses.max_by(|a, b| a.loss_factor().total_cmp(&b.loss_factor())).unwrap();
     assert_eq!((worst.from, worst.to), (1, 2));
 }
+
+/// Makes the rows of a layer in a cell, from one repeat on, `factor` times as slow; with none, they have failed.
+fn slower(diagnosis: &mut Diagnosis, layer: &str, cell: crate::Cell, from: u32, factor: Option<f64>) {
+    let rows = diagnosis.rows.iter_mut().filter(|row| row.layer == layer && row.cell == cell);
+    for row in rows.filter(|row| row.repeat >= from) {
+        row.outcome = match factor {
+            Some(factor) => RunOutcome::Measured(sample::measurement(&cell, 40e3 * factor)),
+            None => RunOutcome::Failed("no".into()),
+        };
+    }
+}
+
+/// The grade and the numbers come from the same cells: a single run may be as slow as it likes.
+#[test]
+fn the_headline_has_numbers_that_its_grade_rests_on() {
+    let layers = [("backing", Numbers::steady(40e3)), ("export", Numbers::steady(40e3 * 1.2))];
+    let mut diagnosis = sample::chain(&layers);
+    let at_depth = |depth: u32| diagnosis.cells.iter().filter(move |cell| cell.queue_depth == depth).copied();
+    let (alone, deep): (Vec<_>, Vec<_>) = (at_depth(1).collect(), at_depth(32).collect());
+    slower(&mut diagnosis, "export", alone[0], 1, Some(50.0));
+    slower(&mut diagnosis, "export", alone[0], 2, None);
+    let verdict = find(&diagnosis).verdict;
+    assert_eq!(verdict.grade, Grade::Confirmed, "{verdict:?}");
+    assert!(verdict.headline.contains("export adds 8.00 µs"), "{}", verdict.headline);
+    // Nor two repeats, when five of other cells confirm.
+    slower(&mut diagnosis, "export", alone[0], 1, Some(50.0));
+    slower(&mut diagnosis, "export", alone[0], 3, None);
+    let verdict = find(&diagnosis).verdict;
+    assert!(verdict.headline.starts_with("Confirmed: export adds 8.00 µs"), "{}", verdict.headline);
+
+    // One cell that is steady and has few repeats and one that has all and is unsteady confirm nothing together.
+    let mut apart = sample::chain(&layers);
+    (apart.cells, apart.rows) =
+        (deep[..2].to_vec(), apart.rows.into_iter().filter(|row| deep[..2].contains(&row.cell)).collect());
+    for layer in ["backing", "export"] {
+        apart.rows.retain(|row| row.cell != deep[0] || row.layer != layer || row.repeat <= 3);
+    }
+    for row in apart.rows.iter_mut().filter(|row| row.cell == deep[1]) {
+        let scatter = 1.0 + 0.2 * (f64::from(row.repeat) - 3.0);
+        let base = if row.layer == "backing" { 40e3 * scatter } else { 400e3 };
+        row.outcome = RunOutcome::Measured(sample::measurement(&row.cell, base));
+    }
+    let verdict = find(&apart).verdict;
+    assert_eq!(verdict.grade, Grade::Likely, "{verdict:?}");
+    assert!(verdict.to_improve[0].starts_with("A steadier lowest layer, or more repeats"), "{verdict:?}");
+    assert!(verdict.cautions[0].contains("only to within ±10 % or worse"), "{verdict:?}");
+}
+
+/// A step that repeats have shown is named before one that a single run suggests, however great.
+#[test]
+fn a_suspicion_is_no_leader_beside_a_loss_that_is_shown() {
+    let mut diagnosis = sample::chain(&[
+        ("backing", Numbers::steady(40e3)),
+        ("accel", Numbers::steady(40e3)),
+        ("export", Numbers::steady(48e3)),
+    ]);
+    let cell = diagnosis.cells[0];
+    slower(&mut diagnosis, "accel", cell, 1, Some(50.0));
+    slower(&mut diagnosis, "accel", cell, 2, None);
+    let verdict = find(&diagnosis).verdict;
+    assert_eq!(verdict.step, Some(Step { from: 1, to: 2 }), "{verdict:?}");
+    let suspicion = |line: &String| line.starts_with("The greatest loss elsewhere is from backing to accel");
+    assert!(verdict.evidence.iter().any(suspicion), "{verdict:?}");
+}
+
+/// All planned repeats are there when further ones, or the runs of hypotheses, are interrupted.
+#[test]
+fn an_interruption_says_what_is_missing() {
+    let mut diagnosis = two();
+    diagnosis.interrupted = true;
+    let further = crate::Row { repeat: 6, ..diagnosis.rows[0].clone() };
+    diagnosis.rows.push(further);
+    let findings = find(&diagnosis);
+    assert_eq!(findings.verdict.cautions, ["Interrupted during further runs; all planned runs were done."]);
+    let why = distrust(&diagnosis, &findings).unwrap();
+    assert_eq!(why, "interrupted during further runs, after all planned ones");
+    // A further run does not stand for a planned one.
+    diagnosis.rows.remove(3);
+    let findings = find(&diagnosis);
+    assert!(findings.verdict.cautions[0].starts_with("Interrupted: 79 of 80 runs"), "{findings:?}");
+}
+
+#[test]
+fn cells_that_could_not_be_compared_are_counted() {
+    let mut even = sample::chain(&[("backing", Numbers::steady(40e3)), ("accel", Numbers::steady(40.2e3))]);
+    let cell = even.cells[0];
+    slower(&mut even, "accel", cell, 1, None);
+    let verdict = find(&even).verdict;
+    assert_eq!(verdict.grade, Grade::NoBottleneckFound);
+    assert_eq!(
+        verdict.evidence[0],
+        "Layers could be compared in 7 of 8 cells: in the others no two have usable rows."
+    );
+}
