@@ -9,6 +9,8 @@ FROM ?= 0
 FUZZ_SECONDS ?= 60
 CUTS ?= 50
 ONLY ?=
+# Where cargo puts programs.
+TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 .PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak histories heal join fill-picture neighbours \
   power-soak fuzz deny clean clean-room
@@ -26,7 +28,7 @@ release: ## optimised build of the `weir` binary
 	$(CARGO) build --release -p weir
 
 demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
-	target/release/weir demo
+	$(TARGET)/release/weir demo
 
 test: setup fmt clippy doc unit ## all checks that a change must pass
 
@@ -43,7 +45,7 @@ doc: ## documentation builds without a warning
 # The tests of the lab run the `weir` that this build made; each of them alone would build it again with other features.
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
 	$(CARGO) test --workspace --no-run
-	WEIR_PROGRAM=$(abspath $(or $(CARGO_TARGET_DIR),target))/debug/weir $(CARGO) test --workspace --no-fail-fast
+	WEIR_PROGRAM=$(TARGET)/debug/weir $(CARGO) test --workspace --no-fail-fast
 
 sim-soak: ## SEEDS=100000 simulated clusters, from seed FROM=0
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
@@ -53,13 +55,13 @@ sim-bugs: ## every planted bug, and the number of 10 000 seeds that find it
 
 confusion: ## planted faults, and the causes that weir diagnose names: about fourteen minutes (as root)
 	$(CARGO) build --release -p weir -p weir-lab
-	target/release/weir-lab-confusion
+	$(TARGET)/release/weir-lab-confusion
 
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about fifteen minutes; ONLY=profile for a part
-	$(CARGO) run --release -p weir-peers -- --only "$(ONLY)"
+	$(CARGO) run --release -p weir-peers -- --weir $(TARGET)/release/weir --only "$(ONLY)"
 
 bench-short: setup build ## every section of make bench once with debug binaries: shows that all of it runs (part of make test)
-	$(CARGO) run -p weir-peers -- --short --only "$(ONLY)" --weir target/debug/weir --out target/bench/short.json
+	$(CARGO) run -p weir-peers -- --short --only "$(ONLY)" --weir $(TARGET)/debug/weir --out target/bench/short.json
 
 soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of which outlast the fence grace, then `make histories` (as root)
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition --test right -- --nocapture
@@ -69,7 +71,7 @@ histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with random faul
 	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture
 
 # The program behind `make heal`, `join`, `fill-picture` and `neighbours`; needs root.
-BEHAVIOUR = WEIR_PROGRAM=$(CURDIR)/target/release/weir $(CARGO) run --release -p weir-lab --example behaviour --
+BEHAVIOUR = WEIR_PROGRAM=$(TARGET)/release/weir $(CARGO) run --release -p weir-lab --example behaviour --
 
 heal: setup release ## a replica is lost, another one added: stall, time to restore, throughput (as root)
 	$(BEHAVIOUR) heal

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use weir_block::LayerInfo;
-use weir_nbd::server::{Directory, ExportInfo, Handshake, Listed, MOST_OPTION_BYTES, Step};
+use weir_nbd::server::{Directory, ExportInfo, Handshake, Listed, MOST_OPTION_BYTES, NotServed, Step};
 
 struct OneDisk;
 
@@ -14,9 +14,9 @@ impl Directory for OneDisk {
         vec![Listed { name: "a".into(), description: "b".into() }]
     }
 
-    fn lookup(&self, name: &str) -> Result<ExportInfo, String> {
+    fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
         if !matches!(name, "a" | "") {
-            return Err("elsewhere".into());
+            return Err(NotServed::Unknown("elsewhere".into()));
         }
         let layer = LayerInfo {
             size: 1 << 20,

@@ -8,7 +8,7 @@ use weir_nbd::protocol::{
     EXPORT_NAME_PADDING, OPTION_MAGIC, OPTION_REPLY_MAGIC, info, option, option_reply, transmission_flag,
 };
 use weir_nbd::server::{
-    Directory, ExportInfo, Handshake, HandshakeError, Listed, MOST_OPTION_BYTES, Session, Step,
+    Directory, ExportInfo, Handshake, HandshakeError, Listed, MOST_OPTION_BYTES, NotServed, Session, Step,
 };
 
 struct OneDisk;
@@ -18,9 +18,9 @@ impl Directory for OneDisk {
         vec![Listed { name: "disk".into(), description: "of a test".into() }]
     }
 
-    fn lookup(&self, name: &str) -> Result<ExportInfo, String> {
+    fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
         if !matches!(name, "disk" | "") {
-            return Err(format!("{name} is on node b"));
+            return Err(NotServed::Unknown(format!("{name} is on node b")));
         }
         let layer = LayerInfo {
             size: 1 << 20,

@@ -5,10 +5,9 @@ mod relay;
 use std::sync::Arc;
 
 use weir_block::LayerInfo;
-use weir_cluster::records::DiskRecord;
 use weir_cluster::view::Seen;
 use weir_export::nbd::{Attach, Client};
-use weir_nbd::server::{Directory, ExportInfo, Listed};
+use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use crate::control::Node;
 use crate::control::decide::is_live;
@@ -37,35 +36,39 @@ impl Exports {
     }
 
     /// The reason why a disk is not available here, and the remedy.
-    fn elsewhere(&self, name: &str) -> String {
+    fn elsewhere(&self, name: &str) -> NotServed {
         let me = &self.node.config.name;
         let lives = |owner| is_live(&self.node.world.nodes.now(), owner);
         if let Seen::Unreadable { error, .. } = self.node.world.seen(name) {
-            return format!("the record of disk {name} cannot be read on {me}: {error}");
+            let reason = format!("the record of disk {name} cannot be read on {me}: {error}");
+            return NotServed::Unavailable(reason);
         }
-        match self.node.world.disk(name) {
-            None => format!("there is no disk {name:?}; `weir disk list` shows those that there are"),
-            Some(DiskRecord { owner: None, .. }) => {
+        let Some(record) = self.node.world.disk(name) else {
+            let reason = format!("there is no disk {name:?}; `weir disk list` shows those that there are");
+            return NotServed::Unknown(reason);
+        };
+        NotServed::Unavailable(match record.owner {
+            None => {
                 format!("disk {name} is closed; `weir disk export {name} --on {me}` opens it here")
             }
             // A former process of this node opens nothing any more.
-            Some(DiskRecord { owner: Some(owner), .. }) if owner.node == *me && lives(&owner) => {
+            Some(owner) if owner.node == *me && lives(&owner) => {
                 format!("disk {name} is being opened on this node; try again")
             }
-            Some(DiskRecord { owner: Some(owner), .. }) if lives(&owner) => {
+            Some(owner) if lives(&owner) => {
                 let uris = self.node.uris_on(&owner.node, name).join(" or ");
                 format!(
                     "disk {name} is owned by node {} at {uris}; for a live migration to here, `weir disk follow {name} --to {me}`",
                     owner.node
                 )
             }
-            Some(DiskRecord { owner: Some(owner), .. }) => {
+            Some(owner) => {
                 format!(
                     "disk {name} was owned by node {}, which is gone; try again, or ask `weir disk show {name}`",
                     owner.node
                 )
             }
-        }
+        })
     }
 }
 
@@ -75,12 +78,15 @@ impl Directory for Exports {
         self.node.here.all().into_keys().map(listed).collect()
     }
 
-    fn lookup(&self, name: &str) -> Result<ExportInfo, String> {
+    fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
         let all = self.node.here.all();
         // Without a name, the only disk is meant.
         let name = match (name, all.len()) {
             ("", 1) => all.keys().next().map_or("", String::as_str),
-            ("", _) => return Err(format!("{} disks are exported here; name one", all.len())),
+            ("", _) => {
+                let reason = format!("{} disks are exported here; name one", all.len());
+                return Err(NotServed::Unknown(reason));
+            }
             (name, _) => name,
         };
         match all.get(name).copied().or_else(|| self.followed(name)) {

@@ -162,13 +162,7 @@ pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures
 pub fn fio_process(options: &[&str], file: &Path, load: &Load) -> Outcome<Figures> {
     let run = |runtime: Duration| {
         let mut command = fio_command(&Load { runtime, warmup: Duration::ZERO, ..*load });
-        command.args([
-            "--ioengine=io_uring",
-            "--registerfiles=1",
-            "--fixedbufs=1",
-            "--direct=1",
-            "--norandommap=1",
-        ]);
+        command.args(["--ioengine=io_uring", "--registerfiles=1", "--fixedbufs=1", "--direct=1"]);
         command.args(options).arg(format!("--filename={}", file.display()));
         of_fio(&mut command, load)
     };
@@ -195,6 +189,8 @@ fn with_fio(engine: &[&str], load: &Load) -> Outcome<Figures> {
 fn fio_command(load: &Load) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=x", "--thread", "--time_based", "--bs=4k", "--output-format=json"]);
+    // Weir's generator keeps no map of the blocks that it has drawn either.
+    command.arg("--norandommap=1");
     // Its usual percentiles leave out the time that it spends submitting; ours count from the submission.
     command.args(["--clat_percentiles=0", "--lat_percentiles=1"]);
     command.arg(format!("--rw={}", load.access)).arg(format!("--iodepth={}", load.depth));

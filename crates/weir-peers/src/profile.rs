@@ -151,7 +151,7 @@ const KERNEL: [(&str, &[&str]); 6] = [
 
 /// What a function of the process belongs to, by a part of its name.
 const USER: [(&str, &[&str]); 11] = [
-    ("NBD protocol (weir-export)", &["weir_export"]),
+    ("NBD protocol (weir-export, weir-nbd)", &["weir_export", "weir_nbd"]),
     ("write log and replication (weir-accel)", &["weir_accel"]),
     ("frames to and from peers (weir-net)", &["weir_net"]),
     ("backing (weir-volume)", &["weir_volume"]),

@@ -17,6 +17,10 @@ pub trait Server {
     fn uri(&self) -> &Uri;
     /// The processes whose CPU time counts.
     fn pids(&self) -> Vec<u32>;
+    /// Waits until all writes have reached the storage, so that the next subject has it alone and their processor time counts.
+    fn settle(&self) -> Outcome<()> {
+        Ok(())
+    }
 }
 
 /// Which way the client comes.

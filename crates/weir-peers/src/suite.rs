@@ -220,7 +220,11 @@ fn served<'a>(server: &'a dyn Server, driver: Driver, load: Load) -> Subject<'a>
         name: server.name().into(),
         driver: driver.name(),
         pids: server.pids(),
-        measure: Box::new(move || Ok(driver.drive(server.uri(), &load)?.into())),
+        measure: Box::new(move || {
+            let figures = driver.drive(server.uri(), &load)?;
+            server.settle()?;
+            Ok(figures.into())
+        }),
     }
 }
 

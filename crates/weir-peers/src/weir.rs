@@ -24,6 +24,8 @@ const VOLUME: &str = "pool";
 const OWNER: &str = "n1";
 /// Longest wait for the disk's policy to take effect.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest wait for a write log to reach the backing.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A lab with one disk. Ends when dropped, and leaves nothing.
 pub struct Cluster {
@@ -104,6 +106,7 @@ impl Cluster {
         let cluster = Cluster { name, lab, uri, _directories: [home, data] };
         cluster.wait_for(policy)?;
         cluster.fill()?;
+        cluster.settle()?;
         Ok(cluster)
     }
 
@@ -158,5 +161,21 @@ impl Server for Cluster {
 
     fn pids(&self) -> Vec<u32> {
         self.lab.nodes().iter().filter_map(|node| node.process).map(|process| process.pid).collect()
+    }
+
+    /// Waits until the write log has reached the backing.
+    fn settle(&self) -> Outcome<()> {
+        let deadline = Nanos::now() + SETTLE_TIMEOUT;
+        let client = self.lab.client(OWNER)?;
+        loop {
+            let dirty = client.disk(DISK)?.detail.map_or(0, |detail| detail.dirty_bytes);
+            if dirty == 0 {
+                return Ok(());
+            }
+            if Nanos::now() >= deadline {
+                return Err(Failure(format!("{dirty} bytes are still dirty after {SETTLE_TIMEOUT:?}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }

@@ -17,6 +17,8 @@ pub fn lab_dir(global: &Global) -> PathBuf {
     global.lab.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_LAB))
 }
 
+const ONE_SOCKET: &str = "--node chooses a node of a lab; with --api the socket says which node is asked";
+
 /// The lab that is meant.
 pub fn lab(global: &Global) -> Result<Lab, Failure> {
     Ok(Lab::open(&lab_dir(global))?)
@@ -25,6 +27,9 @@ pub fn lab(global: &Global) -> Result<Lab, Failure> {
 /// Any node of the cluster that is meant.
 pub fn any_node(global: &Global) -> Result<Client, Failure> {
     if let Some(socket) = &global.api {
+        if global.node.is_some() {
+            return Err(Failure::usage(ONE_SOCKET));
+        }
         return Ok(Client::new(socket));
     }
     if global.lab.is_some() || Path::new(DEFAULT_LAB).join("lab.json").exists() {
@@ -35,9 +40,7 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
         });
     }
     if global.node.is_some() {
-        return Err(Failure::usage(
-            "--node chooses a node of a lab; with --api the socket says which node is asked",
-        ));
+        return Err(Failure::usage(ONE_SOCKET));
     }
     Ok(Client::new(DEFAULT_API))
 }

@@ -8,6 +8,7 @@ use weir_load::LoadError;
 use weir_load::verify::HistoryError;
 use weir_nbd::client::NbdError;
 use weir_node::api::{ApiError, ApiErrorKind};
+use weir_node::config::ConfigError;
 
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
@@ -192,7 +193,8 @@ impl From<LoadError> for Failure {
             | LoadError::History(HistoryError::Taken { .. }) => FailureKind::Refused,
             LoadError::Nbd(NbdError::Connect { .. } | NbdError::Timeout { .. })
             | LoadError::Unreachable { .. } => FailureKind::Unavailable,
-            LoadError::Nbd(NbdError::Refused { .. }) => FailureKind::NotFound,
+            LoadError::Nbd(NbdError::Refused { is_unknown: true, .. }) => FailureKind::NotFound,
+            LoadError::Nbd(NbdError::Refused { is_unknown: false, .. }) => FailureKind::Refused,
             LoadError::File { source, .. } | LoadError::History(HistoryError::Io { source, .. }) => {
                 return Failure::of_system(source, &error);
             }
@@ -203,6 +205,15 @@ impl From<LoadError> for Failure {
             | LoadError::NotJudged { .. } => FailureKind::Failed,
         };
         Failure::new(kind, error)
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Failure {
+        match &error {
+            ConfigError::Read { source, .. } => Failure::of_system(source, &error),
+            ConfigError::Parse { .. } | ConfigError::Value { .. } => Failure::usage(error),
+        }
     }
 }
 

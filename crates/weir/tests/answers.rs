@@ -11,21 +11,7 @@ use weir_block::Nanos;
 
 mod common;
 
-use common::Place;
-
-/// Longest wait for anything that must come.
-const SOON: Duration = Duration::from_secs(40);
-
-fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let start = Nanos::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Nanos::now() - start < SOON, "not within {SOON:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
+use common::{Guest, Place, await_some};
 
 /// The duration of a command, and its output.
 fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
@@ -205,14 +191,9 @@ fn requests_are_limited(place: &Place) {
 /// A disk with a guest is not measured without force.
 fn loads_need_a_disk_of_their_own(place: &Place, uris: &str) {
     let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
-    let line = format!("bench {uri} --runtime 60s");
-    let mut guest = place.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let clients = || shown(place, "db", "n2")["detail"]["clients"].as_u64().filter(|clients| *clients > 0);
-    await_some("a client", clients);
+    let _guest = Guest::of(place, "db", uri);
     let load = "bench --disk db --layer accel --rw randwrite --destroy --no-prefill --runtime 100ms";
     let said = place.fails(load, 4);
-    guest.kill().unwrap();
-    guest.wait().unwrap();
     assert!(said.contains("1 clients are connected"), "{said}");
 }
 

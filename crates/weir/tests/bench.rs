@@ -171,6 +171,18 @@ fn holes_are_filled_or_said() {
 }
 
 #[test]
+fn jobs_of_a_group_fill_a_target_once_before_any_of_them_begins() {
+    let place = Place::new();
+    std::fs::File::create(place.path().join("disk")).unwrap().set_len(8 << 20).unwrap();
+    let job = |name: &str| format!("[{name}]\nfilename=disk\nrw=randwrite\nbs=4k\nsize=8m\nio_size=64k\n");
+    std::fs::write(place.path().join("two.fio"), format!("{}{}", job("a"), job("b"))).unwrap();
+    let report = place.parsed("bench --jobs two.fio --destroy --format json");
+    let jobs = report["jobs"].as_array().unwrap();
+    let filled: Vec<u64> = jobs.iter().filter_map(|job| job["prefill"]["bytes"].as_u64()).collect();
+    assert_eq!((jobs.len(), filled), (2, vec![8 << 20]), "{report}");
+}
+
+#[test]
 fn a_job_file_of_fio_is_run() {
     let place = Place::new();
     let file = "[global]\nioengine=null\nbs=4k\nsize=4m\n[first]\nrw=randread\niodepth=8\nnumjobs=2\n[second]\nrw=write\n\

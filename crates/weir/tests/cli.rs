@@ -9,7 +9,7 @@ use serde_json::Value;
 
 mod common;
 
-use common::Place;
+use common::{Guest, Place, await_some};
 
 #[test]
 fn help_tells_what_there_is() {
@@ -53,7 +53,7 @@ fn errors_have_codes_and_say_what_to_do() {
     assert!(place.fails("lab status", 3).contains("weir lab up"));
     assert!(place.fails("status --lab nowhere", 3).contains("nowhere"));
     assert!(place.fails("status --api ./none.sock", 5).contains("is it running?"));
-    assert!(place.fails("node --config none.toml", 2).contains("--print-config"));
+    assert!(place.fails("node --config none.toml", 3).contains("--print-config"));
     std::fs::write(place.path().join("bad.toml"), "name = \"n1\"\nshard = 1\n").unwrap();
     let said = place.fails("node --config bad.toml", 2);
     assert!(said.contains("line 2") && said.contains("shard"), "{said}");
@@ -71,7 +71,7 @@ fn every_command_ends_with_the_documented_code() {
         ("disk", 2, "subcommand"),
         ("disk create", 2, "NAME"),
         ("status --frob", 2, "--frob"),
-        ("status --node n1 --api none.sock", 5, "none.sock"),
+        ("status --node n1 --api none.sock", 2, "--node chooses"),
         ("top --every 5 --api none.sock", 2, "no unit"),
         ("top --every -5s", 2, "negative"),
         ("explain d --over x", 2, "2m30s"),
@@ -101,7 +101,7 @@ fn every_command_ends_with_the_documented_code() {
         ("diagnose --stack none.toml", 3, "none.toml"),
         ("diagnose --stack word", 2, "word"),
         ("diagnose --disk d --api none.sock", 5, "none.sock"),
-        ("node --config none.toml", 2, "none.toml"),
+        ("node --config none.toml", 3, "none.toml"),
         ("completions tcsh", 2, "tcsh"),
         ("volume list --api none.sock", 5, "none.sock"),
         ("events --api none.sock", 5, "none.sock"),
@@ -148,9 +148,7 @@ fn a_session_with_a_lab() {
     assert!(uris.lines().any(|line| line.starts_with("nbd://127.0.0.1:")), "{uris}");
     let disk = place.json("disk show db");
     assert_eq!((&disk["owner"], &disk["requested"]), (&Value::from("n1"), &Value::from("write-back+1")));
-    while place.json("disk show db")["effective"] != "write-back+1" {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    await_some("write-back+1", || (place.json("disk show db")["effective"] == "write-back+1").then_some(()));
     assert!(place.ok("disk show db").contains("0 in the owner's fault domain, 1 in others"));
     place.fails("disk follow db", 2);
     assert_eq!(place.json("disk follow db --to n2")["follower"], "n2");
@@ -160,9 +158,9 @@ fn a_session_with_a_lab() {
     assert!(place.fails("disk move db --to n9", 3).contains("weir status"));
     assert!(place.ok("disk move db --to n1").contains("moved from n2 to n1"));
     place.ok("disk policy db write-back+1out");
-    while place.json("disk show db")["effective"] != "write-back+1out" {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    await_some("write-back+1out", || {
+        (place.json("disk show db")["effective"] == "write-back+1out").then_some(())
+    });
     let policy = place.json("disk policy db write-through --node n2");
     assert_eq!(policy["requested"], "write-through");
     assert_eq!(place.json("disk resize db 128MiB")["size_bytes"], 128 << 20);
@@ -197,9 +195,9 @@ fn a_session_with_a_lab() {
     place.ok("lab up --nodes 1");
     place.ok("disk create scratch --volume pool --size 1MiB --policy write-back+0");
     place.ok("disk export scratch");
-    while place.json("disk show scratch")["effective"] != "write-back+0" {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    await_some("write-back+0", || {
+        (place.json("disk show scratch")["effective"] == "write-back+0").then_some(())
+    });
     place.ok("lab kill n1");
     assert!(place.fails("status", 5).contains("no node of the lab"));
     let said = place.fails("lab down", 1);
@@ -210,11 +208,7 @@ fn a_session_with_a_lab() {
 fn loads_leave_a_disk_in_use_alone(place: &Place) {
     let uris = place.ok("disk export db");
     let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
-    let mut guest =
-        place.command(&format!("bench {uri} --runtime 30s")).stdout(Stdio::null()).spawn().unwrap();
-    while place.json("disk show db")["detail"]["clients"] == 0 {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let _guest = Guest::of(place, "db", uri);
     let load = format!("bench {uri} --rw randwrite --destroy --no-prefill --runtime 100ms --warmup 0s");
     let said = place.fails(&load, 4);
     let forced = place.weir(&format!("{load} --force"));
@@ -222,9 +216,28 @@ fn loads_leave_a_disk_in_use_alone(place: &Place) {
         "bench --disk db --layer accel --rw randwrite --destroy --no-prefill --runtime 100ms --warmup 0s";
     place.fails(inside, 4);
     place.ok(&format!("{inside} --force"));
-    guest.kill().unwrap();
-    guest.wait().unwrap();
-    assert!(said.contains("1 client(s) are connected to disk db") && said.contains("--force"), "{said}");
+    // However the address is spelled, and for every command that writes.
+    let tcp = uris.lines().find(|line| line.starts_with("nbd://127.")).unwrap();
+    let tcp = tcp.replace("127.0.0.1", "localhost").replace("127.0.0.2", "localhost");
+    let jobs = format!("[j]\nioengine=nbd\nuri={tcp}\nrw=randwrite\nbs=4k\nsize=1m\n");
+    std::fs::write(place.path().join("db.fio"), jobs).unwrap();
+    std::fs::write(place.path().join("db.toml"), format!("[[layer]]\nname = \"a\"\ntarget = \"{uri}\"\n[[layer]]\nname = \"b\"\ndisk = \"db\"\nat = \"accel\"\n")).unwrap();
+    std::fs::write(
+        place.path().join("t.log"),
+        "fio version 3 iolog\n0 /dev/x add\n1 /dev/x open\n900 /dev/x write 4096 8192\n",
+    )
+    .unwrap();
+    place.ok("profile import t.log");
+    for line in [
+        &format!("bench {tcp} --rw randwrite --destroy"),
+        "bench --jobs db.fio --destroy",
+        &format!("profile replay --from t.log.profile.json --target {tcp} --destroy"),
+        "diagnose --stack db.toml --destroy --budget 1m",
+    ] {
+        let said = place.fails(line, 4);
+        assert!(said.contains("1 clients are connected to disk db"), "weir {line}: {said}");
+    }
+    assert!(said.contains("1 clients are connected to disk db") && said.contains("--force"), "{said}");
     assert!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
 }
 
@@ -284,7 +297,12 @@ fn events_are_followed(place: &Place) {
     // A closed pipe ends it.
     let mut head = place.command("events --follow").stdout(Stdio::piped()).spawn().unwrap();
     drop(head.stdout.take());
-    assert!(head.wait().unwrap().success());
+    // It may have printed all events before the pipe was closed.
+    place.ok("disk create noticed --volume pool --size 1MiB --policy write-through");
+    place.ok("disk export noticed");
+    let ended = await_some("the end of events", || head.try_wait().unwrap());
+    assert!(ended.success());
+    place.ok("disk delete noticed --yes");
 }
 
 fn a_delete_is_confirmed_on_a_terminal(place: &Place) {
@@ -394,12 +412,10 @@ fn interrupted(place: &Place) {
 fn refused_while_in_use(place: &Place) {
     let uris = place.ok("disk export db");
     let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
-    let mut guest =
-        place.command(&format!("bench {uri} --runtime 20s")).stdout(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    let guest = Guest::of(place, "db", uri);
     let said = place.fails("diagnose --disk db --destroy", 4);
-    guest.kill().unwrap();
-    guest.wait().unwrap();
+    drop(guest);
+    await_some("no client", || (place.json("disk show db")["detail"]["clients"] == 0).then_some(()));
     assert!(said.contains("1 clients are connected"), "{said}");
 }
 

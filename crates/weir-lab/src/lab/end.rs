@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use weir_block::Nanos;
 
-use self::awaited::{Awaited, Waits};
+use self::awaited::{Awaited, CleanCopy, Waits};
 use self::lost::Lost;
 use super::{Lab, PATIENCE, REGISTRY};
 use crate::error::LabError;
@@ -109,9 +109,9 @@ impl Lab {
     }
 
     /// With [`Ending::Wait`], waits until every log in memory is empty; otherwise until the backings have the logs' initial
-    /// records, because guests that go on writing would delay it without end. Returns the disks whose copies are known to be
-    /// clean.
-    fn await_destage(&self, ending: Ending, tell: &mut impl FnMut(&str)) -> Result<Vec<String>, LabError> {
+    /// records, because guests that go on writing would delay it without end. Returns the copies that are clean
+    /// then.
+    fn await_destage(&self, ending: Ending, tell: &mut impl FnMut(&str)) -> Result<Vec<CleanCopy>, LabError> {
         let (mut awaited, mut empty_since) = (Awaited::default(), None);
         let mut progress = Progress::new(Nanos::now());
         loop {
@@ -223,14 +223,18 @@ mod tests {
     #[test]
     fn only_a_forced_end_gives_up_on_a_node() {
         let directory = tempfile::tempdir().unwrap();
-        let arguments = ["-c", "trap '' TERM; sleep 6"].map(AsRef::as_ref);
+        let arguments = ["-c", "trap '' TERM; sleep 60"].map(AsRef::as_ref);
         let (mut child, process) =
             spawn(Path::new("/bin/sh"), &arguments, &directory.path().join("log")).unwrap();
         let mut told = Vec::new();
         let soon = Nanos::now() + Duration::from_millis(300);
         assert!(!await_end("n1", process, Some(soon), &mut |line: &str| told.push(line.to_owned())).unwrap());
         assert!(told.is_empty(), "{told:?}");
-        assert!(await_end("n1", process, None, &mut |line: &str| told.push(line.to_owned())).unwrap());
+        let tell = |line: &str| {
+            told.push(line.to_owned());
+            process.signal(Signal::KILL).unwrap();
+        };
+        assert!(await_end("n1", process, None, &mut { tell }).unwrap());
         assert!(told.len() == 1 && told[0].contains("n1 still destages"), "{told:?}");
         child.wait().unwrap();
     }

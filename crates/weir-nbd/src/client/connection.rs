@@ -15,7 +15,9 @@ use super::decoder::{Decoder, Done, LARGEST_CONTROL};
 use super::error::NbdError;
 use super::handshake::{Export, Failure, Wishes, negotiate};
 use super::slot::{NbdCommand, Slot};
-use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command};
+use crate::protocol::{
+    EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command, option_reply,
+};
 use crate::uri::{Address, Uri};
 
 /// Most bytes taken from the socket at once: more than a full queue of 4 KiB reads, and no more than a part of
@@ -284,7 +286,10 @@ fn describe(failure: Failure, uri: &Uri) -> NbdError {
     let address = uri.address.clone();
     match failure {
         Failure::Protocol(what) => NbdError::Protocol(what),
-        Failure::Refused(reason) => NbdError::Refused { address, export: uri.export.clone(), reason },
+        Failure::Refused(reply, reason) => {
+            let export = uri.export.clone();
+            NbdError::Refused { address, export, is_unknown: reply == option_reply::ERR_UNKNOWN, reason }
+        }
         Failure::Io(source) => {
             let source = match source.kind() {
                 io::ErrorKind::WouldBlock => {

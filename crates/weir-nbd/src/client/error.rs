@@ -25,6 +25,8 @@ pub enum NbdError {
         address: Address,
         /// What was asked for.
         export: String,
+        /// The server has no such export. Otherwise something forbids its use, at least for now.
+        is_unknown: bool,
         /// The server's words, or ours for its number.
         reason: String,
     },

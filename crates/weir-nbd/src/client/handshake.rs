@@ -87,7 +87,8 @@ impl Export {
 pub(super) enum Failure {
     Io(io::Error),
     Protocol(&'static str),
-    Refused(String),
+    /// The number of the error reply, and its reason.
+    Refused(u32, String),
 }
 
 impl From<io::Error> for Failure {
@@ -182,6 +183,10 @@ impl Reply {
 
     /// The server's words, or ours for its number.
     fn reason(&self) -> String {
+        // A policy that has words for its reason needs none of ours.
+        if self.kind == option_reply::ERR_POLICY && !self.body.is_empty() {
+            return String::from_utf8_lossy(&self.body).into_owned();
+        }
         let number = match self.kind {
             option_reply::ERR_UNKNOWN => "there is no such export",
             option_reply::ERR_TLS_REQD => "it requires TLS, which the load generator does not speak",
@@ -252,7 +257,7 @@ fn go(stream: &mut (impl Read + Write), name: &str, export: &mut Export) -> Resu
             option_reply::INFO => described |= take_info(&reply.body, export)?,
             option_reply::ACK if described => return Ok(()),
             option_reply::ACK => return Err(Failure::Protocol("the export was not described")),
-            _ if reply.is_error() => return Err(Failure::Refused(reply.reason())),
+            _ if reply.is_error() => return Err(Failure::Refused(reply.kind, reply.reason())),
             _ => return Err(Failure::Protocol("an unknown reply to GO")),
         }
     }

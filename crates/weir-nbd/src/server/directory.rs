@@ -2,7 +2,7 @@
 
 use weir_block::LayerInfo;
 
-use crate::protocol::{LARGEST_PAYLOAD, transmission_flag as flag};
+use crate::protocol::{LARGEST_PAYLOAD, option_reply, transmission_flag as flag};
 
 /// Which exports there are. Asked on the control plane; answers from memory, without blocking.
 pub trait Directory: Send + Sync {
@@ -12,8 +12,36 @@ pub trait Directory: Send + Sync {
     /// The export of this name. The empty name asks for the default export, if there is one.
     ///
     /// # Errors
-    /// A sentence for the client's user: why the disk cannot be had here, and where it is.
-    fn lookup(&self, name: &str) -> Result<ExportInfo, String>;
+    /// The export is unknown or not served here at present.
+    fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed>;
+}
+
+/// The reason why a server does not serve an export, as a sentence for the client's user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotServed {
+    /// No export has this name.
+    Unknown(String),
+    /// The export exists, and something has to happen before this server serves it.
+    Unavailable(String),
+}
+
+impl NotServed {
+    /// The number of the error reply to an option ("Option reply types").
+    #[must_use]
+    pub fn reply(&self) -> u32 {
+        match self {
+            NotServed::Unknown(_) => option_reply::ERR_UNKNOWN,
+            NotServed::Unavailable(_) => option_reply::ERR_POLICY,
+        }
+    }
+
+    /// The sentence.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        match self {
+            NotServed::Unknown(reason) | NotServed::Unavailable(reason) => reason,
+        }
+    }
 }
 
 /// One line of the list of exports.

@@ -251,7 +251,9 @@ impl Handshake {
         if self.extended_headers {
             return Step::Refused(HandshakeError::ExportNameWithExtendedHeaders);
         }
-        let found = parse_name(body).map_err(str::to_owned).and_then(|name| directory.lookup(name));
+        let found = parse_name(body)
+            .map_err(str::to_owned)
+            .and_then(|name| directory.lookup(name).map_err(|not_served| not_served.reason().to_owned()));
         let export = match found {
             Ok(export) => export,
             Err(reason) => {
@@ -288,7 +290,7 @@ fn describe(
     reply: &mut Reply<'_>,
 ) -> Option<(ExportInfo, bool)> {
     let query = accept(parse_info(body), option_reply::ERR_INVALID, reply)?;
-    let export = accept(directory.lookup(query.name), option_reply::ERR_UNKNOWN, reply)?;
+    let export = find(directory, query.name, reply)?;
     reply.information(info::EXPORT, export_size(&export, structured).as_bytes());
     if query.wants(info::NAME) {
         reply.information(info::NAME, export.name.as_bytes());
@@ -318,7 +320,7 @@ fn list(directory: &dyn Directory, reply: &mut Reply<'_>) {
 /// A list may ask by wildcard (no query at all, or the bare namespace); a selection names what it wants.
 fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Option<String> {
     let query = accept(parse_contexts(body), option_reply::ERR_INVALID, reply)?;
-    let export = accept(directory.lookup(query.name), option_reply::ERR_UNKNOWN, reply)?;
+    let export = find(directory, query.name, reply)?;
     let listing = reply.option == option::LIST_META_CONTEXT;
     let named = query.queries().any(|query| query == BASE_ALLOCATION.as_bytes());
     let wildcard = listing && (query.count == 0 || query.queries().any(|query| query == b"base:"));
@@ -334,6 +336,12 @@ fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Op
 /// What went well; otherwise the reason is the reply.
 fn accept<T>(result: Result<T, impl AsRef<str>>, error: u32, reply: &mut Reply<'_>) -> Option<T> {
     result.map_err(|reason| reply.error(error, reason.as_ref())).ok()
+}
+
+/// The export, or an error reply with the reason.
+fn find(directory: &dyn Directory, name: &str, reply: &mut Reply<'_>) -> Option<ExportInfo> {
+    let found = directory.lookup(name);
+    found.map_err(|not_served| reply.error(not_served.reply(), not_served.reason())).ok()
 }
 
 fn export_size(export: &ExportInfo, structured: bool) -> ExportSize {

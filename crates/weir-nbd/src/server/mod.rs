@@ -12,7 +12,7 @@ mod request;
 mod status;
 
 pub use check::{CheckedRequest, Refusal, Terms, check_request, error_number};
-pub use directory::{Directory, ExportInfo, Listed, Session};
+pub use directory::{Directory, ExportInfo, Listed, NotServed, Session};
 pub use handshake::{BASE_ALLOCATION_ID, Handshake, HandshakeError, MOST_OPTION_BYTES, Step};
 pub use request::{RequestHead, WrongMagic};
 pub use status::{Asked, LONGEST_STATUS, STATUS_BYTES, describe_extents};

@@ -79,6 +79,9 @@ pub enum ProfileCommand {
         /// Overwrite what the target holds.
         #[arg(long)]
         destroy: bool,
+        /// Also while clients are connected to the target's disk: a load that writes destroys their data.
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         prefill: PrefillArgs,
     },

@@ -14,7 +14,7 @@ pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
     if arguments.print_config {
         return crate::output::say(EXAMPLE.trim_end());
     }
-    let config = Config::load(&arguments.config).map_err(Failure::usage)?;
+    let config = Config::load(&arguments.config)?;
     log();
     let runtime = runtime()?;
     let result = runtime.block_on(async {

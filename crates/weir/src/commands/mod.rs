@@ -8,6 +8,7 @@ mod diagnose;
 mod disk;
 mod events;
 mod explain;
+mod in_use;
 mod lab;
 pub mod profile;
 mod status;

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use weir_block::Nanos;
 
 const WEIR: &str = env!("CARGO_BIN_EXE_weir");
 
@@ -75,8 +76,46 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.path().join("weir-lab/lab.json").exists() {
-            self.weir("lab down");
+            // Not without force: a test that failed may have left a backing that does not answer.
+            self.weir("lab down --force");
         }
+    }
+}
+
+/// Longest wait for anything that must come.
+pub const SOON: Duration = Duration::from_secs(40);
+
+pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Nanos::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Nanos::now() - start < SOON, "not within {SOON:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A client that loads a disk of the place until it is dropped.
+pub struct Guest(Child);
+
+impl Guest {
+    /// Reads through the export at `uri`; returns when the disk's owner counts it.
+    pub fn of(place: &Place, disk: &str, uri: &str) -> Guest {
+        let mut load = place.command(&format!("bench {uri} --runtime 60s"));
+        let guest = Guest(load.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        await_some("a client of the disk", || {
+            let shown = place.json(&format!("disk show {disk}"));
+            shown["detail"]["clients"].as_u64().filter(|clients| *clients > 0)
+        });
+        guest
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::Workspace;
 use weir_export::nbd::{Address, Attach, Client, Limits, Listener, ListenerConfig, NbdDisk};
-use weir_nbd::server::{Directory, ExportInfo, Listed};
+use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use super::layer::{FileLayer, Knobs};
 
@@ -98,9 +98,10 @@ impl Directory for Exports {
         self.infos.iter().map(listed).collect()
     }
 
-    fn lookup(&self, name: &str) -> Result<ExportInfo, String> {
+    fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
         let index = if name.is_empty() { Some(&0) } else { self.by_name.get(name) };
-        let index = index.ok_or_else(|| format!("no disk {name:?} here; it is on node b"))?;
+        let index =
+            index.ok_or_else(|| NotServed::Unknown(format!("no disk {name:?} here; it is on node b")))?;
         Ok(self.infos[*index].clone())
     }
 }

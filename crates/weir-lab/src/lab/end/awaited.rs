@@ -149,12 +149,25 @@ fn may_hold(report: &NodeReport, disk: &DiskView) -> bool {
     lags || hangs || copies.any(|copy| copy.dirty_bytes > 0 || !copy.is_current())
 }
 
-/// The disks of which a node has a complete copy with nothing dirty: whatever their owners do, nothing is lost.
-pub(super) fn clean(reports: &[NodeReport]) -> Vec<String> {
+/// A disk of which a node has a complete copy with nothing dirty.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CleanCopy {
+    pub disk: String,
+    pub node: String,
+}
+
+/// The clean copies of all disks. If the node belongs to the disk's set, nothing is lost whatever the owner does; a node outside
+/// the set may have a copy of an earlier set.
+pub(super) fn clean(reports: &[NodeReport]) -> Vec<CleanCopy> {
     let is_clean =
         |copy: &&DiskStatus| copy.dirty_bytes == 0 && copy.is_current() && copy.state != DiskStatus::FILLING;
-    let copies = statuses(reports).flat_map(|status| &status.replicas).filter(is_clean);
-    copies.map(|copy| copy.disk.clone()).collect()
+    let of_node = |status: &NodeStatus| {
+        let copies = status.replicas.iter().filter(is_clean);
+        copies
+            .map(|copy| CleanCopy { disk: copy.disk.clone(), node: status.node.clone() })
+            .collect::<Vec<_>>()
+    };
+    statuses(reports).flat_map(of_node).collect()
 }
 
 #[cfg(test)]
@@ -326,7 +339,7 @@ mod tests {
     #[test]
     fn an_empty_copy_is_known_to_be_clean() {
         let reports = |dirty| [gone("n1"), answers("n2", disk(5, "n1", None), copy(dirty))];
-        assert_eq!(clean(&reports(0)), ["d"]);
+        assert_eq!(clean(&reports(0)), [CleanCopy { disk: "d".into(), node: "n2".into() }]);
         assert!(clean(&reports(3)).is_empty());
     }
 

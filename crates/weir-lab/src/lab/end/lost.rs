@@ -10,6 +10,8 @@ use weir_cluster::{Embedded, Registry};
 use weir_node::left_behind;
 use weir_node::units::about;
 
+use super::awaited::CleanCopy;
+
 /// The loss of each disk.
 #[derive(Default)]
 pub(super) struct Lost {
@@ -46,20 +48,27 @@ impl Lost {
     }
 
     /// Takes up disks that still have an owner in the registry of a lab that has ended, and that were answered from memory: a node that
-    /// stops gives its disks up, so theirs were killed. `clean` are those of which a copy was known to be empty.
+    /// stops gives its disks up, so theirs were killed. Nothing is lost of a disk if a member of its set has a copy in `clean`.
     ///
     /// # Errors
     /// The registry's file cannot be read.
-    pub(super) fn recorded(&mut self, lab: &Path, clean: &[String]) -> Result<(), String> {
+    pub(super) fn recorded(&mut self, lab: &Path, clean: &[CleanCopy]) -> Result<(), String> {
         for disk in in_memory(&lab.join("registry.db"))? {
-            if clean.contains(&disk.name) || self.disks.contains_key(&disk.name) {
-                continue;
-            }
-            let holders = disk.owner.iter().chain(&disk.replicas);
-            let copies = holders.map(|node| Copy { what: What::Killed, node: node.node.clone() });
-            self.disks.insert(disk.name.clone(), copies.collect());
+            self.killed(&disk, clean);
         }
         Ok(())
+    }
+
+    fn killed(&mut self, disk: &DiskRecord, clean: &[CleanCopy]) {
+        let holders: Vec<_> = disk.owner.iter().chain(&disk.replicas).collect();
+        let is_held = |copy: &CleanCopy| {
+            copy.disk == disk.name && holders.iter().any(|holder| holder.node == copy.node)
+        };
+        if clean.iter().any(is_held) || self.disks.contains_key(&disk.name) {
+            return;
+        }
+        let copies = holders.into_iter().map(|node| Copy { what: What::Killed, node: node.node.clone() });
+        self.disks.insert(disk.name.clone(), copies.collect());
     }
 
     /// One sentence for each disk and kind of loss; equal logs of several nodes are one loss.
@@ -117,6 +126,8 @@ fn in_memory(file: &Path) -> Result<Vec<DiskRecord>, String> {
 
 #[cfg(test)]
 mod tests {
+    use weir_cluster::records::{NodeRef, Source};
+
     use super::*;
 
     #[test]
@@ -135,6 +146,28 @@ mod tests {
         assert_eq!(
             lost.sentences(),
             ["disk d: 2 MiB not destaged on n1 and n2", "disk e: nothing, but odd on n1"]
+        );
+    }
+
+    /// A node that was replaced may still have a clean copy of an earlier set: it says nothing about the log since then.
+    #[test]
+    fn only_a_clean_copy_of_a_member_proves_that_nothing_is_lost() {
+        let node = |name: &str| NodeRef { node: name.into(), incarnation: 1, flash: None };
+        let policy = "write-back+1".parse().unwrap();
+        let disk = DiskRecord {
+            owner: Some(node("n1")),
+            replicas: vec![node("n3")],
+            ..DiskRecord::new("d", "v", Source::File { name: "d.raw".into() }, 1 << 20, 512, policy)
+        };
+        let sentences = |node: &str| {
+            let mut lost = Lost::default();
+            lost.killed(&disk, &[CleanCopy { disk: "d".into(), node: node.into() }]);
+            lost.sentences()
+        };
+        assert!(sentences("n3").is_empty());
+        assert_eq!(
+            sentences("n2"),
+            ["disk d: what its log held in the memory of n1 and n3, killed before the lab ended"]
         );
     }
 }

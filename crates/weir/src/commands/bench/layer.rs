@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
 
 use weir_block::size::{Size, format_size};
 use weir_block::{Nanos, RequestKind};
@@ -26,9 +25,6 @@ use crate::output::say;
 /// Largest request of the pass before the load, and requests in flight.
 const BLOCK: u64 = 256 << 10;
 const DEPTH: u32 = 8;
-
-/// Longest wait for what the pass wrote to leave the write log.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A load on a layer.
 #[derive(Clone, Copy)]
@@ -117,16 +113,16 @@ impl Load<'_> {
                 "only {written} of {bytes} were filled before the load in {time:?}, the time allowed"
             )));
         }
-        let deadline = Nanos::now() + PATIENCE;
+        let deadline = start + limits.time;
         while self.client.disk(self.disk)?.detail.is_some_and(|detail| detail.dirty_bytes > 0) {
             if interrupted.load(Ordering::Relaxed) {
                 return Err(Failure::failed("interrupted while the disk was filled"));
             }
             if Nanos::now() > deadline {
-                return Err(Failure::failed(format!(
-                    "disk {} was filled, and its write log has not reached the backing in {PATIENCE:?}: look at `weir top`, \
-                     or leave the filling out with --no-prefill",
-                    self.disk
+                let time = limits.time;
+                return Err(limit(format!(
+                    "{bytes} were filled before the load, and the write log has not reached the backing in {time:?}, the time \
+                     allowed"
                 )));
             }
             std::thread::sleep(TICK);

@@ -10,25 +10,21 @@ pub mod watch;
 pub use watch::with_progress;
 
 use std::path::Path;
-use std::time::Duration;
 
 use weir_formats::fio::read_jobs;
 use weir_load::job::Job;
 use weir_load::target::Target;
 use weir_load::workload::Workload;
 use weir_load::{Access, Arrivals, IoEngine};
-use weir_nbd::Uri;
 use weir_profile::replay::parse_bench;
 
 use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat};
-use crate::cluster::{any_node, owner_of};
+use crate::cluster::owner_of;
+use crate::commands::in_use::{OVERWRITES, refuse_export_beside_clients};
 use crate::failure::Failure;
 use crate::options::{Global, Output};
 
 use output::Outcome;
-
-/// How long a node may take to say who uses a disk.
-const ASKS: Duration = Duration::from_secs(5);
 
 /// Carries out `weir bench`.
 pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
@@ -103,34 +99,17 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
     }
 }
 
-/// Refuses to overwrite a disk of the cluster through its export while clients are connected to it. Of other servers nobody can be
-/// asked for their clients.
+/// Refuses to overwrite a disk of the cluster through its export while clients are connected to it.
 fn leave_alone(
     global: &Global,
     arguments: &BenchArgs,
     target: &Target,
     workload: &Workload,
 ) -> Result<(), Failure> {
-    let Target::Nbd(uri) = target else { return Ok(()) };
     if arguments.force || !(workload.access.writes() || arguments.destroy) {
         return Ok(());
     }
-    let Some(disk) = any_node(global).ok().and_then(|node| node.patience(ASKS).disk(&uri.export).ok()) else {
-        return Ok(());
-    };
-    let disk = owner_of(global, &disk.name)
-        .ok()
-        .and_then(|node| node.patience(ASKS).disk(&disk.name).ok())
-        .unwrap_or(disk);
-    let is_here = disk.uris.iter().any(|known| known.parse::<Uri>().is_ok_and(|known| known == *uri));
-    match disk.detail.map_or(0, |detail| detail.clients) {
-        clients @ 1.. if is_here => Err(Failure::refused(format!(
-            "{clients} client(s) are connected to disk {}, and this load would overwrite their data",
-            disk.name
-        ))
-        .hint("disconnect them, or --force does it all the same")),
-        _ => Ok(()),
-    }
+    refuse_export_beside_clients(global, target, OVERWRITES)
 }
 
 /// The target that the engine works on. Null stands in for any other of its size.

@@ -4,16 +4,17 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
 use weir_block::size::format_size;
+use weir_load::LoadError;
 use weir_load::prefill::{Limits, Prefill, look};
 use weir_load::report::Interval;
 use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
-use weir_load::summary::{Summary, format_latency};
+use weir_load::summary::{Filled, Summary, format_latency};
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
 use weir_load::workload::Workload;
@@ -49,23 +50,29 @@ pub struct Job {
     pub history: Option<PathBuf>,
 }
 
+/// Order among the jobs of a group: all targets are filled, one after the other, before the first load begins. A job must not
+/// be measured while another fills, and two jobs on one target must not both fill it.
+struct Order {
+    filling: Mutex<()>,
+    filled: Barrier,
+}
+
 impl Job {
-    fn run(&self, filling: &Monitor, monitor: &Monitor, tell: impl Fn(String)) -> Result<Summary, Broken> {
-        let Job { target, workload, destroy, .. } = self;
-        let mut filled = None;
-        let found = match self.prefill {
-            Some(limits) => Some((limits, look(target, workload, *destroy)?)),
-            None => None,
+    fn run(
+        &self,
+        order: &Order,
+        filling: &Monitor,
+        monitor: &Monitor,
+        tell: impl Fn(String),
+    ) -> Result<Summary, Broken> {
+        let prepared = {
+            let _turn = order.filling.lock().unwrap_or_else(PoisonError::into_inner);
+            self.prepare(filling, tell)
         };
-        if let Some((limits, Prefill::Needed(fill))) = &found {
-            let bytes = format_size(fill.bytes());
-            fill.check(target, *limits)?;
-            tell(format!(
-                "filling {bytes} of {target} before the load ({}); --no-prefill leaves that out",
-                fill.found
-            ));
-            filled = Some(fill.run(target, workload.seed, *destroy, *limits, filling)?);
-        }
+        // Also after a failure: the other jobs wait here.
+        order.filled.wait();
+        let (filled, hollow) = prepared?;
+        let Job { target, workload, destroy, .. } = self;
         // What we have filled ourselves may be overwritten.
         let destroy = *destroy || filled.is_some();
         let mut summary = match self.rounds {
@@ -73,13 +80,37 @@ impl Job {
             None => run_keeping(target, workload, destroy, monitor)?,
         };
         summary.prefill = filled;
-        if let Some((_, Prefill::Hollow(found))) = found {
-            summary.notes.push(format!(
-                "not everything that was read has ever been written ({found}); nothing may stand behind such reads. \
-                 --destroy lets the load write it first"
-            ));
-        }
+        summary.notes.extend(hollow);
         Ok(summary)
+    }
+
+    /// Fills what was never written, if that is allowed. Returns what it filled, or else a note about holes.
+    fn prepare(
+        &self,
+        filling: &Monitor,
+        tell: impl Fn(String),
+    ) -> Result<(Option<Filled>, Option<String>), LoadError> {
+        let Job { target, workload, destroy, .. } = self;
+        let Some(limits) = self.prefill else { return Ok((None, None)) };
+        match look(target, workload, *destroy)? {
+            Prefill::Needed(fill) => {
+                fill.check(target, limits)?;
+                tell(format!(
+                    "filling {} of {target} before the load ({}); --no-prefill leaves that out",
+                    format_size(fill.bytes()),
+                    fill.found
+                ));
+                Ok((Some(fill.run(target, workload.seed, *destroy, limits, filling)?), None))
+            }
+            Prefill::Hollow(found) => {
+                let note = format!(
+                    "not everything that was read has ever been written ({found}); nothing may stand behind such reads. \
+                     --destroy lets the load write it first"
+                );
+                Ok((None, Some(note)))
+            }
+            Prefill::Full => Ok((None, None)),
+        }
     }
 }
 
@@ -113,9 +144,10 @@ pub fn run(
     interrupted: &AtomicBool,
 ) -> Result<(Vec<Summary>, Option<Failure>), Failure> {
     let (sender, words) = channel();
+    let order = Arc::new(Order { filling: Mutex::default(), filled: Barrier::new(jobs.len()) });
     let mut running = Vec::new();
     for (number, job) in jobs.into_iter().enumerate() {
-        running.push(start(number, job, sender.clone())?);
+        running.push(start(number, job, Arc::clone(&order), sender.clone())?);
     }
     drop(sender);
     let bar = bar(&running);
@@ -143,7 +175,12 @@ pub fn run(
     Ok((summaries, failure))
 }
 
-fn start(number: usize, job: Job, sender: Sender<(usize, Word)>) -> Result<Running, Failure> {
+fn start(
+    number: usize,
+    job: Job,
+    order: Arc<Order>,
+    sender: Sender<(usize, Word)>,
+) -> Result<Running, Failure> {
     let monitor = match (&job.profiler, &job.history) {
         (Some(profiler), _) => {
             let profiler = Arc::clone(profiler);
@@ -165,7 +202,7 @@ fn start(number: usize, job: Job, sender: Sender<(usize, Word)>) -> Result<Runni
     std::thread::Builder::new().name(format!("job-{number}")).spawn(move || {
         // Nobody listens when the grace after an interrupt is over.
         let tell = |note| drop(sender.send((number, Word::Note(note))));
-        let result = job.run(&filling, &monitor, tell);
+        let result = job.run(&order, &filling, &monitor, tell);
         let _ = sender.send((number, Word::Ended(Box::new(result))));
     })?;
     Ok(running)

@@ -14,6 +14,7 @@ use weir_node::shard::messages::LoadLayer;
 use super::observed::{count, observed};
 use super::settings::Settings;
 use super::subject::Subject;
+use crate::commands::in_use::{MEASURES, refuse_beside_clients};
 use crate::failure::Failure;
 
 /// The policy with the most replicas is `write-back+2`.
@@ -45,18 +46,9 @@ impl<'a> Disk<'a> {
         Ok(Disk { client, view, policies, watched })
     }
 
-    /// Nobody else loads it now.
+    /// Refuses when clients load it.
     pub fn is_alone(&self) -> Result<(), Failure> {
-        match self.view.detail.as_ref().map(|detail| detail.clients) {
-            Some(clients @ 1..) => {
-                let disk = &self.view.name;
-                let message = format!(
-                    "{clients} clients are connected to disk {disk}; their load would be measured with ours"
-                );
-                Err(Failure::refused(message))
-            }
-            _ => Ok(()),
-        }
+        refuse_beside_clients(&self.view, MEASURES)
     }
 
     /// Gives it back the policy that it was found with.
@@ -307,7 +299,7 @@ impl Target for Inside<'_> {
     }
 
     fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
-        let load = RunLoad { layer: self.layer, workload: self.options.workload(cell), force: true };
+        let load = RunLoad { layer: self.layer, workload: self.options.workload(cell), force: false };
         let summary = self.client.load(&self.disk, &load);
         Measurement::of(
             &summary.map_err(|error| TargetError::Failed(error.to_string()))?,

@@ -51,11 +51,12 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
                 ExportFormat::Fio => say(fio_jobs(&exported, &profile.source)?.trim_end()),
             }
         }
-        ProfileCommand::Replay { source, target, length, destroy, prefill } => {
+        ProfileCommand::Replay { source, target, length, destroy, force, prefill } => {
             let profile = profile_of(&source, global)?;
             let target = target.parse().map_err(Failure::usage)?;
-            let limits = prefill.limits();
-            replay::run(global.output, profile, &target, length.map(|length| length.0), destroy, limits)
+            let length = length.map(|length| length.0);
+            let allowed = replay::Use { length, destroy, force, prefill: prefill.limits() };
+            replay::run(global, profile, &target, &allowed)
         }
         ProfileCommand::Import { trace, device, to } => {
             let name = trace.display().to_string();

@@ -1,5 +1,6 @@
 //! `weir profile replay`
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use weir_load::Target;
 use weir_load::job::Job;
 use weir_load::prefill::{Limits, Prefill, look};
 use weir_load::run::Monitor;
-use weir_load::summary::Summary;
+use weir_load::summary::{Filled, Summary};
 use weir_load::workload::{Access, Workload};
 use weir_profile::compare::{Row, compare};
 use weir_profile::replay::{Export, export};
@@ -18,8 +19,9 @@ use weir_profile::{Profile, Profiler, Settings};
 
 use crate::cli::BenchFormat;
 use crate::commands::bench::watch;
+use crate::commands::in_use::{OVERWRITES, refuse_export_beside_clients};
 use crate::failure::Failure;
-use crate::options::Output;
+use crate::options::Global;
 use crate::output::{print, table};
 
 /// What a replay has shown.
@@ -35,23 +37,32 @@ struct Replay {
     loads: Vec<Summary>,
 }
 
+/// What a replay does to its target.
+pub struct Use {
+    /// Length of the load; `None`: that of the profile.
+    pub length: Option<Duration>,
+    /// The load may overwrite data.
+    pub destroy: bool,
+    /// Also beside clients of the target.
+    pub force: bool,
+    /// Limits of the prefill; `None`: nothing is filled.
+    pub prefill: Option<Limits>,
+}
+
 /// Runs the load, watches what it makes, and prints both profiles.
-pub fn run(
-    output: Output,
-    mut original: Profile,
-    target: &Target,
-    length: Option<Duration>,
-    destroy: bool,
-    prefill: Option<Limits>,
-) -> Result<(), Failure> {
+pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Use) -> Result<(), Failure> {
     // The load has to fit where it is aimed at. A file becomes as large as it needs to be.
     let looking = Workload { access: Access::Read, size: None, ..Workload::default() };
     let grows = matches!(target, Target::Path(path) if path.is_file());
     if !grows && let Ok(size) = target.prepare(&looking, false) {
         original.disk_bytes = Some(original.disk_bytes.unwrap_or(size).min(size));
     }
-    let Export { jobs, mut notes } = export(&original, target, length).map_err(Failure::refused)?;
-    prepare(&jobs, destroy, prefill)?;
+    let Export { jobs, mut notes } = export(&original, target, allowed.length).map_err(Failure::refused)?;
+    let writes = jobs.iter().any(|job| job.workload.access.writes());
+    if !allowed.force && (allowed.destroy || writes) {
+        refuse_export_beside_clients(global, target, OVERWRITES)?;
+    }
+    let mut filled = prepare(&jobs, allowed)?;
     let interrupted = watch::heed_interrupts()?;
     let interval = Duration::from_secs_f64(original.working_set.interval_seconds.clamp(1.0, 3600.0));
     let settings = Settings { interval, ..Settings::default() };
@@ -67,7 +78,10 @@ pub fn run(
         profiler: Some(Arc::clone(&profiler)),
         history: None,
     });
-    let (loads, failure) = watch::run(watched.collect(), BenchFormat::Text, &interrupted)?;
+    let (mut loads, failure) = watch::run(watched.collect(), BenchFormat::Text, &interrupted)?;
+    for load in &mut loads {
+        load.prefill = load.name.as_ref().and_then(|name| filled.remove(name));
+    }
     let ran = loads.iter().map(|load| load.runtime_seconds).fold(0.0, f64::max);
     let end = start + Duration::from_secs_f64(ran);
     let replay = profiler.lock().unwrap_or_else(PoisonError::into_inner).profile(end, &target.to_string());
@@ -77,7 +91,7 @@ pub fn run(
     }
     let errors: u64 = loads.iter().map(Summary::errors).sum();
     let shown = Replay { rows: compare(&original, &replay), notes, replay, loads };
-    print(output, &shown, text)?;
+    print(global.output, &shown, text)?;
     match failure {
         Some(failure) => Err(failure),
         None if errors > 0 => Err(Failure::failed(format!("{errors} requests failed"))),
@@ -87,8 +101,10 @@ pub fn run(
 
 /// Checks that the load may use the target before anything is written, then fills holes within `prefill`'s limits. The time of
 /// filling is not the load's.
-fn prepare(jobs: &[Job], destroy: bool, prefill: Option<Limits>) -> Result<(), Failure> {
+/// Returns what was filled, by the name of the job whose range it is.
+fn prepare(jobs: &[Job], allowed: &Use) -> Result<BTreeMap<String, Filled>, Failure> {
     let writes = jobs.iter().any(|job| job.workload.access.writes());
+    let mut all = BTreeMap::new();
     // The largest range first: a file that does not exist yet is made as large as the last job needs.
     let mut order: Vec<&Job> = jobs.iter().collect();
     order.sort_by_key(|job| {
@@ -96,11 +112,11 @@ fn prepare(jobs: &[Job], destroy: bool, prefill: Option<Limits>) -> Result<(), F
         (std::cmp::Reverse(job.workload.access.writes()), std::cmp::Reverse(end))
     });
     for job in &order {
-        job.target.prepare(&job.workload, destroy)?;
+        job.target.prepare(&job.workload, allowed.destroy)?;
     }
-    let Some(limits) = prefill else { return Ok(()) };
+    let Some(limits) = allowed.prefill else { return Ok(all) };
     for job in &order {
-        let destroy = destroy || writes;
+        let destroy = allowed.destroy || writes;
         if let Prefill::Needed(fill) = look(&job.target, &job.workload, destroy)? {
             eprintln!(
                 "filling {} of {} before the load ({})",
@@ -110,9 +126,10 @@ fn prepare(jobs: &[Job], destroy: bool, prefill: Option<Limits>) -> Result<(), F
             );
             let filled = fill.run(&job.target, job.workload.seed, destroy, limits, &Monitor::new())?;
             eprintln!("{filled}");
+            all.insert(job.name.clone(), filled);
         }
     }
-    Ok(())
+    Ok(all)
 }
 
 fn text(replay: &Replay) -> String {

@@ -18,6 +18,7 @@ use super::layers::{Inside, prepare};
 use super::observed::{count, observed};
 use super::subject::Subject;
 use crate::cluster::owner_of;
+use crate::commands::in_use::{MEASURES, refuse_beside_clients, refuse_export_beside_clients};
 use crate::failure::Failure;
 use crate::options::Global;
 use describe::{Described, Reach, describe};
@@ -54,12 +55,16 @@ impl Stack {
             _ => std::fs::read_to_string(file).map_err(|error| Failure::unreadable(file, &error))?,
         };
         let layers = describe(file, &text).map_err(Failure::usage)?;
-        let name =
-            file.file_stem().map_or_else(|| "stack".into(), |stem| stem.to_string_lossy().into_owned());
         let at_line = |layer: &Described, failure: Failure| Failure {
             message: format!("{}, line {}: {}: {}", file.display(), layer.line, layer.name, failure.message),
             ..failure
         };
+        // Before the first layer is opened: our own connections would count.
+        for layer in &layers {
+            is_alone(global, layer).map_err(|failure| at_line(layer, failure))?;
+        }
+        let name =
+            file.file_stem().map_or_else(|| "stack".into(), |stem| stem.to_string_lossy().into_owned());
         let opened = layers
             .into_iter()
             .map(|layer| Open::look(global, layer.clone()).map_err(|failure| at_line(&layer, failure)));
@@ -72,6 +77,14 @@ impl Stack {
             )))),
             None => Ok(Stack { name, layers, size }),
         }
+    }
+}
+
+/// Refuses when clients load the layer's disk.
+fn is_alone(global: &Global, layer: &Described) -> Result<(), Failure> {
+    match &layer.reach {
+        Reach::Target(target) => refuse_export_beside_clients(global, target, MEASURES),
+        Reach::Disk { disk, .. } => refuse_beside_clients(&owner_of(global, disk)?.disk(disk)?, MEASURES),
     }
 }
 

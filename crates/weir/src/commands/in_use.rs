@@ -1,0 +1,51 @@
+//! The rule for loads on disks of the cluster: none while clients are connected.
+
+use std::time::Duration;
+
+use weir_load::target::Target;
+use weir_nbd::Uri;
+use weir_node::api::DiskView;
+
+use crate::cluster::any_node;
+use crate::failure::Failure;
+use crate::options::Global;
+
+/// A load overwrites the data of a disk's clients.
+pub const OVERWRITES: &str = "this load would overwrite their data";
+/// A measurement includes the load of a disk's clients.
+pub const MEASURES: &str = "their load would be measured with ours";
+
+/// Longest wait for a node's answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Refuses when clients are connected to the disk; `harm` completes the sentence.
+pub fn refuse_beside_clients(disk: &DiskView, harm: &str) -> Result<(), Failure> {
+    match disk.detail.as_ref().map_or(0, |detail| detail.clients) {
+        0 => Ok(()),
+        clients => {
+            let message = format!("{clients} clients are connected to disk {}; {harm}", disk.name);
+            Err(Failure::refused(message).hint("disconnect them"))
+        }
+    }
+}
+
+/// As [`refuse_beside_clients`] for the disk that an NBD target exports.
+///
+/// The export's name decides, whatever server the address names: one address has many spellings, and each node that follows a
+/// disk exports it, too. A server outside the cluster with an export of the same name is refused as well; `--force` overrides that.
+pub fn refuse_export_beside_clients(global: &Global, target: &Target, harm: &str) -> Result<(), Failure> {
+    let Target::Nbd(uri) = target else { return Ok(()) };
+    // Without a cluster no disk is in use.
+    let Some(disk) = exported(global, uri) else { return Ok(()) };
+    refuse_beside_clients(&disk, harm)
+        .map_err(|refusal| refusal.hint("disconnect them; --force overrides this check"))
+}
+
+fn exported(global: &Global, uri: &Uri) -> Option<DiskView> {
+    let node = any_node(global).ok()?.patience(ANSWER);
+    if !uri.export.is_empty() {
+        return node.disk(&uri.export).ok();
+    }
+    // A node with one disk exports that without a name.
+    node.disks().ok()?.into_iter().find(|disk| disk.detail.as_ref().is_some_and(|detail| detail.clients > 0))
+}
