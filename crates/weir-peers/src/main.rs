@@ -8,6 +8,7 @@ mod comparison;
 mod driver;
 mod error;
 mod floor;
+mod interrupt;
 mod machine;
 mod process;
 mod profile;
@@ -113,6 +114,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Outcome<()> {
+    interrupt::heed();
     let settings = settings(arguments)?;
     let weir = std::path::absolute(&arguments.weir)?;
     if !weir.is_file() {

@@ -207,7 +207,7 @@ mod tests {
         let (groups, samples) = grouped(&script.replace("ffffffff81a0 ", "ffffffff81a00000 "));
         assert_eq!(samples, 5);
         let expected = [
-            ("NBD protocol (weir-export)", 0.4),
+            ("NBD protocol (weir-export, weir-nbd)", 0.4),
             ("kernel: file I/O", 0.2),
             ("kernel: receive from the socket", 0.2),
             ("other functions of the process", 0.2),

@@ -20,6 +20,7 @@ use crate::comparison::Comparison;
 use crate::driver::{Driver, Figures, Load};
 use crate::error::{Failure, Outcome};
 use crate::floor::Echo;
+use crate::interrupt;
 use crate::machine::ProcessorTime;
 use crate::process::cpu_seconds;
 use crate::profile::Profile;
@@ -113,6 +114,10 @@ impl<'a> Suite<'a> {
     pub fn run(settings: &'a Settings, workspace: &'a Workspace, weir: &'a Path) -> Results {
         let mut suite = Suite { settings, workspace, weir, results: Results::default() };
         for (name, section) in Suite::SECTIONS {
+            if let Err(interrupted) = interrupt::check() {
+                suite.results.failures.push(interrupted.to_string());
+                break;
+            }
             if let Err(failure) = section(&mut suite) {
                 eprintln!("section {name} fails: {failure}");
                 suite.results.failures.push(format!("{name}: {failure}"));
@@ -200,6 +205,7 @@ impl<'a> Suite<'a> {
 
 impl Subject<'_> {
     fn sample(&self, cell: &str) -> Outcome<Sample> {
+        interrupt::check()?;
         self.measured().map_err(Failure::of(format!("{cell}, {} under {}", self.name, self.driver)))
     }
 

@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_block::sim::MediumFaults;
+
+use crate::atlas::Fault;
 
 pub const NODES: usize = 4;
 pub const BLOCKS: usize = 6;
@@ -42,4 +45,16 @@ pub fn name(node: usize) -> String {
 
 pub fn node_of(name: &str) -> usize {
     name[1..].parse().expect("names are made by `name`")
+}
+
+/// The faults of a backing that had `medium`'s before, and their longest duration in milliseconds; `None` for a fault of another
+/// part.
+pub fn backing_fault(fault: Fault, medium: MediumFaults) -> Option<(MediumFaults, u64)> {
+    match fault {
+        Fault::BackingError => Some((MediumFaults { fails: 2, ..medium }, 1_000)),
+        Fault::BackingFull => Some((MediumFaults { full: true, ..medium }, 2_000)),
+        Fault::BackingSlow => Some((MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000)),
+        Fault::BackingPowerCut => Some((MediumFaults { fails: 1, ..medium }, 1_000)),
+        _ => None,
+    }
 }

@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use zerocopy::IntoBytes;
 
 use super::slot::{NbdCommand, Slot};
+use super::system::uninterrupted;
 use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command_flag};
 
 /// Most pieces that one `sendmsg` takes (`UIO_MAXIOV`).
@@ -146,28 +147,19 @@ fn payload(slot: &Slot) -> &[u8] {
 
 fn send(fd: RawFd, pieces: &[libc::iovec]) -> io::Result<usize> {
     const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    loop {
-        let sent = match pieces {
-            // Reads are a single piece: the kernel need not be given a description to copy and check first.
-            // SAFETY: the piece points into headers or a slot that the caller borrows during the call.
-            [piece] => unsafe { libc::send(fd, piece.iov_base, piece.iov_len, FLAGS) },
-            _ => {
-                // SAFETY: an all-zero msghdr is valid (no name, no control data).
-                let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-                message.msg_iov = pieces.as_ptr().cast_mut();
-                message.msg_iovlen = pieces.len().min(MOST_PIECES);
-                // SAFETY: the pieces point into headers and slots that the caller borrows during the call.
-                unsafe { libc::sendmsg(fd, &raw const message, FLAGS) }
-            }
-        };
-        if sent >= 0 {
-            return Ok(sent as usize);
+    uninterrupted(|| match pieces {
+        // Reads are a single piece: the kernel need not be given a description to copy and check first.
+        // SAFETY: the piece points into headers or a slot that the caller borrows during the call.
+        [piece] => unsafe { libc::send(fd, piece.iov_base, piece.iov_len, FLAGS) },
+        _ => {
+            // SAFETY: an all-zero msghdr is valid (no name, no control data).
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = pieces.as_ptr().cast_mut();
+            message.msg_iovlen = pieces.len().min(MOST_PIECES);
+            // SAFETY: the pieces point into headers and slots that the caller borrows during the call.
+            unsafe { libc::sendmsg(fd, &raw const message, FLAGS) }
         }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+    })
 }
 
 #[cfg(test)]

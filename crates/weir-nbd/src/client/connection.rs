@@ -15,6 +15,7 @@ use super::decoder::{Decoder, Done, LARGEST_CONTROL};
 use super::error::NbdError;
 use super::handshake::{Export, Failure, Wishes, negotiate};
 use super::slot::{NbdCommand, Slot};
+use super::system::uninterrupted;
 use crate::protocol::{
     EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command, option_reply,
 };
@@ -327,26 +328,18 @@ fn piece(bytes: &mut [u8]) -> libc::iovec {
 
 /// Receives into the pieces in order; the first may be empty.
 fn receive(fd: RawFd, pieces: &mut [libc::iovec; 2], flags: i32) -> io::Result<usize> {
-    loop {
-        let received = if pieces[0].iov_len == 0 {
+    uninterrupted(|| {
+        if pieces[0].iov_len == 0 {
             // SAFETY: the piece is writable memory that the caller borrows during the call.
-            unsafe { libc::recv(fd, pieces[1].iov_base, pieces[1].iov_len, flags) }
-        } else {
-            // SAFETY: an all-zero msghdr is valid (no name, no control data).
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = pieces.as_mut_ptr();
-            message.msg_iovlen = pieces.len();
-            // SAFETY: the pieces are writable memory that the caller borrows during the call.
-            unsafe { libc::recvmsg(fd, &raw mut message, flags) }
-        };
-        if received >= 0 {
-            return Ok(received as usize);
+            return unsafe { libc::recv(fd, pieces[1].iov_base, pieces[1].iov_len, flags) };
         }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+        // SAFETY: an all-zero msghdr is valid (no name, no control data).
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = pieces.len();
+        // SAFETY: the pieces are writable memory that the caller borrows during the call.
+        unsafe { libc::recvmsg(fd, &raw mut message, flags) }
+    })
 }
 
 /// Whether one of `events` (or an error) comes within `limit`.

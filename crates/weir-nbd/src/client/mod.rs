@@ -11,6 +11,7 @@ mod error;
 mod handshake;
 mod simple;
 mod slot;
+mod system;
 
 pub use connection::{Connection, Options};
 pub use decoder::Done;

@@ -7,7 +7,7 @@ use weir_block::sim::{Death, MediumFaults, Wires};
 
 use super::{Cluster, Task};
 use crate::atlas::{FAULTS, Fault};
-use crate::scale::{CALM, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process};
+use crate::scale::{CALM, LONGEST_OPERATION, NODES, PEER_DEADLINE, POLICIES, Process, backing_fault};
 
 /// Spontaneous faults, weighted by their number of entries.
 const SPONTANEOUS: [Fault; 38] = [
@@ -175,20 +175,22 @@ impl Cluster {
                 self.note(|| format!("policy {wanted:?}: {set:?}"));
                 self.record_changed();
             }
-            Fault::BackingError => self.bad_backing(MediumFaults { fails: 2, ..medium }, 1_000),
-            Fault::BackingFull => self.bad_backing(MediumFaults { full: true, ..medium }, 2_000),
-            Fault::BackingSlow => self.bad_backing(MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000),
-            Fault::BackingPowerCut if self.durable_writes => {
-                self.cut_backing_power();
-                self.bad_backing(MediumFaults { fails: 1, ..medium }, 1_000);
-            }
             Fault::CleanRestart => return self.restart_cleanly(node),
             Fault::PowerCut => return self.cut_all_power(),
             Fault::FlashBitError | Fault::FlashLostWrite | Fault::FlashMisdirected => {
                 return self.damage_flash(node, fault);
             }
             Fault::FlashFailure => return self.fail_flash(node),
-            _ => return false,
+            _ => {
+                let Some((medium, most)) = backing_fault(fault, medium) else { return false };
+                if fault == Fault::BackingPowerCut {
+                    if !self.durable_writes {
+                        return false;
+                    }
+                    self.cut_backing_power();
+                }
+                self.bad_backing(medium, most);
+            }
         }
         true
     }

@@ -9,7 +9,7 @@ use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use super::machine::Order;
 use super::{Cluster, Task, Who, policy};
 use crate::atlas::{FAULTS, Fault};
-use crate::scale::{CALM, LONGEST_OPERATION, NODES, POLICIES};
+use crate::scale::{CALM, LONGEST_OPERATION, NODES, POLICIES, backing_fault};
 
 /// Spontaneous faults, weighted by their number of entries.
 const SPONTANEOUS: [Fault; 26] = [
@@ -144,14 +144,16 @@ impl Cluster {
                 let to = self.rng.usize(..NODES);
                 return self.order(node, Order::Move(to));
             }
-            Fault::BackingError => self.bad_backing(MediumFaults { fails: 2, ..medium }, 1_000),
-            Fault::BackingFull => self.bad_backing(MediumFaults { full: true, ..medium }, 2_000),
-            Fault::BackingSlow => self.bad_backing(MediumFaults { most: LONGEST_OPERATION, ..medium }, 2_000),
-            Fault::BackingPowerCut if self.durable_writes => {
-                self.cut_backing_power();
-                self.bad_backing(MediumFaults { fails: 1, ..medium }, 1_000);
+            _ => {
+                let Some((medium, most)) = backing_fault(fault, medium) else { return false };
+                if fault == Fault::BackingPowerCut {
+                    if !self.durable_writes {
+                        return false;
+                    }
+                    self.cut_backing_power();
+                }
+                self.bad_backing(medium, most);
             }
-            _ => return false,
         }
         true
     }
