@@ -1,8 +1,8 @@
-//! I/O errors: what failed, who can act on it, and the source.
+//! I/O errors: the failed operation, the party that can act on the error, and the source.
 
 use std::fmt;
 
-/// Who has to act on an error.
+/// The party that has to act on an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// May succeed if tried again, perhaps elsewhere: lost path, timeout, full disk that may be freed.
@@ -39,7 +39,7 @@ pub enum Code {
 /// An I/O error. Small and without allocation, so that an error storm costs no more than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct IoError {
-    /// Who has to act.
+    /// The party that has to act.
     pub kind: ErrorKind,
     /// The code returned to the guest.
     pub code: Code,

@@ -8,14 +8,14 @@ use crate::reactor::{Event, Reactor};
 use crate::region::Region;
 use crate::request::{Completion, Request, RequestKind, Tag};
 
-/// What a layer is and can do.
+/// Properties and capabilities of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerInfo {
     /// Size of the disk in bytes, a multiple of `logical_block`.
     pub size: u64,
     /// Smallest unit of an offset or a length, in bytes: 512 or 4096.
     pub logical_block: u32,
-    /// The unit below which writes are slower, in bytes (4096 unless the backing says more).
+    /// Smallest write without a penalty, in bytes (4096 unless the backing reports more).
     pub preferred_block: u32,
     /// Largest read or write, in bytes.
     pub max_transfer: u32,
@@ -52,7 +52,7 @@ pub trait Layer {
     /// Makes all possible progress and appends completions to `done`.
     fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>);
 
-    /// When [`Layer::advance`] must run again even without an event.
+    /// The time at which [`Layer::advance`] must run again even without an event.
     fn deadline(&self) -> Nanos {
         Nanos::NEVER
     }

@@ -8,7 +8,7 @@ use crate::request::RequestKind;
 /// Longest recorded latency, in nanoseconds (one hour); longer ones count as this.
 const LONGEST: u64 = 3_600_000_000_000;
 
-/// What one layer did with one kind of request.
+/// Counts and latencies of one kind of request at one layer.
 #[derive(Clone, Debug)]
 pub struct KindMeter {
     /// Requests accepted.
@@ -19,9 +19,9 @@ pub struct KindMeter {
     pub errors: u64,
     /// Bytes of successful requests.
     pub bytes: u64,
-    /// Extra requests that this layer made out of one (two parts are one split).
+    /// Extra requests from splits (two parts are one split).
     pub splits: u64,
-    /// Requests that this layer saved by joining neighbours.
+    /// Requests saved by merging adjacent ones.
     pub merges: u64,
     /// Nanoseconds from arrival to completion of successful requests; log-linear, error at most 1 %.
     pub latency: Histogram<u64>,
@@ -59,7 +59,7 @@ impl KindMeter {
     }
 }
 
-/// What one layer did. Percentiles come only from merged histograms, never from averaged percentiles.
+/// The measurements of one layer. Percentiles come only from merged histograms, never from averaged percentiles.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     kinds: [KindMeter; RequestKind::ALL.len()],
@@ -97,12 +97,12 @@ impl Meter {
         }
     }
 
-    /// This layer made `extra` more requests out of one.
+    /// This layer split one request into `extra` more.
     pub fn split(&mut self, kind: RequestKind, extra: u64) {
         self.kinds[kind.index()].splits += extra;
     }
 
-    /// This layer joined neighbours and saved `saved` requests.
+    /// This layer merged adjacent requests and saved `saved` of them.
     pub fn merge(&mut self, kind: RequestKind, saved: u64) {
         self.kinds[kind.index()].merges += saved;
     }

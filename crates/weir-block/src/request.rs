@@ -21,7 +21,7 @@ pub enum RequestKind {
     Discard,
     /// Earlier acknowledged writes get the durability that the policy names (P8).
     Flush,
-    /// Which parts of a range are allocated, holes, zeroes.
+    /// Report the parts of a range that are allocated, holes, or zeroes.
     Extents,
 }
 
@@ -55,7 +55,7 @@ impl RequestKind {
         }
     }
 
-    /// Whether the request changes what the disk holds.
+    /// Whether the request changes the disk's content.
     #[must_use]
     pub const fn changes_data(self) -> bool {
         matches!(self, RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard)
@@ -107,7 +107,7 @@ pub enum Request<'a> {
         tag: Tag,
         /// Bytes from the start of the disk.
         offset: u64,
-        /// Where the bytes go; returned in [`Outcome::Read`].
+        /// The target of the bytes; returned in [`Outcome::Read`].
         buffer: Buffer,
     },
     /// Put `payload` at `offset`.
@@ -152,7 +152,7 @@ pub enum Request<'a> {
         /// Returned with the completion.
         tag: Tag,
     },
-    /// What a range holds.
+    /// Report the allocation of a range.
     Extents {
         /// Returned with the completion.
         tag: Tag,
@@ -242,7 +242,7 @@ impl Request<'_> {
     }
 }
 
-/// What a range of a disk holds.
+/// The allocation state of a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtentState {

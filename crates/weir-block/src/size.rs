@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// Units, largest first: letter, name, bytes, and bytes of the decimal one.
+/// Units, largest first: letter, name, bytes, and bytes of the decimal unit.
 const UNITS: [(char, &str, u64, u64); 5] = [
     ('p', "PiB", 1 << 50, 1_000_000_000_000_000),
     ('t', "TiB", 1 << 40, 1_000_000_000_000),
@@ -17,10 +17,10 @@ const UNITS: [(char, &str, u64, u64); 5] = [
     ('k', "KiB", 1 << 10, 1_000),
 ];
 
-/// Decimal places that are read.
+/// Maximum number of decimal places.
 const MOST_PLACES: usize = 18;
 
-/// A number of bytes that is read as [`parse_size`] says and printed with binary units.
+/// A number of bytes: parsed by [`parse_size`], printed with binary units.
 ///
 /// Printing is exact: the largest unit that divides the number, or plain bytes. In JSON it is the number of bytes; where a
 /// person writes it, the field says `#[serde(with = "weir_block::size::as_text")]`.
@@ -30,7 +30,7 @@ const MOST_PLACES: usize = 18;
 #[serde(transparent)]
 pub struct Size(pub u64);
 
-/// Why a text is not a size. Says what to write instead.
+/// The reason why a text is not a size, with the correction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// Not a number, a negative one, or an unknown unit.
@@ -45,7 +45,7 @@ pub enum SizeError {
     /// Does not fit 64 bits.
     #[error("`{0}` is too large: sizes are below 16384 PiB")]
     TooLarge(String),
-    /// Zero, where something is needed.
+    /// Zero, where the size must be positive.
     #[error("`{0}` is no size here: it must be at least one byte, such as 4k or 1GiB")]
     Zero(String),
 }
@@ -252,7 +252,7 @@ mod tests {
             let _ = parse_size(&text);
         }
 
-        /// The slow way: thousandths of a unit by multiplication.
+        /// Reference implementation: thousandths of a unit by multiplication.
         #[test]
         fn fractions_are_exact(thousandths in 0u64..4_000_000, unit in 0usize..5, decimal: bool) {
             let (letter, _, binary, thousand) = UNITS[unit];

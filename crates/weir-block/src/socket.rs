@@ -1,8 +1,8 @@
 //! A non-blocking stream socket on a shard.
 //!
 //! Shards read and write sockets by plain system calls at batch boundaries, and use the ring only to *wait*. The kernel then
-//! never holds a pointer into memory that Weir reuses (a log arena, a receive buffer), and one `recv` takes all that has arrived,
-//! one `sendmsg` answers all of it.
+//! never holds a pointer into memory that Weir reuses (a log arena, a receive buffer), and one `recv` takes all bytes that have
+//! arrived, and one `sendmsg` sends all answers.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
@@ -112,7 +112,7 @@ impl Socket {
         }
     }
 
-    /// Reads what has arrived into `target`, without waiting.
+    /// Reads the bytes that have arrived into `target`, without waiting.
     ///
     /// # Errors
     /// The connection is broken.
@@ -136,8 +136,8 @@ impl Socket {
         }
     }
 
-    /// Reads what has arrived into the targets, one after the other, without waiting: the rest of a large payload into its buffer
-    /// and the bytes after it elsewhere, in one call.
+    /// Reads the bytes that have arrived into the targets, one after the other, without waiting: the rest of a large payload into
+    /// its buffer and the bytes after it elsewhere, in one call.
     ///
     /// # Errors
     /// The connection is broken.

@@ -1,30 +1,30 @@
-//! Lines of a log that anybody can cause, kept to a few: one in a while, with the number of those that were left out.
+//! Rate limit of log lines that a client can cause: one line per period, with the number of suppressed lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::Nanos;
 
-/// Lets one line through in each period, and counts the others. For a `static`.
+/// Passes one line in each period, and counts the suppressed ones. For a `static`.
 #[derive(Debug)]
 pub struct Throttle {
     name: &'static str,
     every: Duration,
-    /// When the next one may pass, in [`Nanos`].
+    /// Earliest time of the next line, in [`Nanos`].
     next: AtomicU64,
     since_last: AtomicU64,
     all: AtomicU64,
 }
 
 impl Throttle {
-    /// One line in `every`; `name` tells it from others in metrics, with letters and `-`.
+    /// One line in `every`; `name` identifies it in metrics, with letters and `-`.
     #[must_use]
     pub const fn new(name: &'static str, every: Duration) -> Throttle {
         let (next, since_last, all) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         Throttle { name, every, next, since_last, all }
     }
 
-    /// Whether a line may be written now: then how many were left out since the last one.
+    /// If a line may be written now: the number of lines suppressed since the last one.
     pub fn pass(&self, now: Nanos) -> Option<u64> {
         let next = self.next.load(Ordering::Relaxed);
         let free = now.0 >= next
@@ -40,13 +40,13 @@ impl Throttle {
         None
     }
 
-    /// What it is called in metrics.
+    /// Its name in metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Lines left out since the process started.
+    /// Lines suppressed since the process started.
     #[must_use]
     pub fn suppressed(&self) -> u64 {
         self.all.load(Ordering::Relaxed)

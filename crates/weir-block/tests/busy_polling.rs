@@ -1,4 +1,4 @@
-//! Busy-polling on a processor that others compute on.
+//! Busy-polling on a processor that another thread also uses.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn processors() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&number| unsafe { libc::CPU_ISSET(number, &set) }).collect()
 }
 
-/// This thread runs on one processor only.
+/// Pins this thread to one processor.
 fn stay_on(processor: usize) {
     // SAFETY: all-zero is an empty set, and the call reads that set alone.
     let result = unsafe {
@@ -33,7 +33,7 @@ fn stay_on(processor: usize) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Requests that another processor answers one after the other within half a second, beside a thread that computes.
+/// Number of requests that another processor answers, one at a time, in half a second beside a thread that computes.
 fn round_trips(poll: Duration, own: usize, other: usize) -> usize {
     let config = ReactorConfig { engine: Engine::Uring, poll, ..ReactorConfig::default() };
     let mut reactor = Reactor::new(config).unwrap();
@@ -72,8 +72,8 @@ fn round_trips(poll: Duration, own: usize, other: usize) -> usize {
     rounds
 }
 
-/// A poll yields the processor, and a thread that computes keeps it for its time slice: that cost each request milliseconds. A thread
-/// that blocks is preferred when it wakes.
+/// A poll yields the processor, and a thread that computes keeps it for its time slice: that cost each request milliseconds. The
+/// scheduler prefers a thread that wakes.
 #[test]
 fn a_neighbour_that_computes_does_not_stop_a_reactor_that_polls() {
     let processors = processors();

@@ -11,13 +11,13 @@ use std::time::Duration;
 use crate::clock::Nanos;
 use crate::operation::{FileKind, FileOperation, Interest};
 
-/// Threads for file I/O to begin with. Four keep a disk busy enough for a fallback.
+/// Initial number of threads for file I/O. Four keep a disk busy enough for a fallback.
 const WORKERS: usize = 4;
 
-/// Most threads for file I/O (P10): enough for calls that hang in storage and for the shard's other disks.
+/// Maximum number of threads for file I/O (P10): enough for calls that hang in storage and for the shard's other disks.
 const MOST_WORKERS: usize = 512;
 
-/// When calls wait and none has returned for this long, the running ones may hang: the others then get more threads.
+/// When calls wait and none has returned for this long, the running ones may hang: the engine then adds threads for the others.
 const STUCK: Duration = Duration::from_millis(10);
 
 /// Marks the descriptor that signals results of the workers.

@@ -93,7 +93,7 @@ pub enum Action {
     },
 }
 
-/// Which engine to use.
+/// The engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// io_uring where the kernel allows it, otherwise epoll.
@@ -110,9 +110,9 @@ pub enum Engine {
 pub struct ReactorConfig {
     /// Submission queue entries; a power of two.
     pub entries: u32,
-    /// Most bytes of buffers that the shard may hold.
+    /// Limit of the shard's buffers, in bytes.
     pub buffer_limit: usize,
-    /// Which engine.
+    /// The engine.
     pub engine: Engine,
     /// Longest time that the reactor busy-polls before it blocks, after an event that came within this time; zero: never. Waking
     /// an idle processor takes about as long.
@@ -161,7 +161,7 @@ pub struct Reactor {
     /// Deadlines for starting writes of some owners; see [`Reactor::guard`].
     guards: Vec<(OwnerId, Weak<AtomicU64>)>,
     poll: Duration,
-    /// It blocks without polling until then.
+    /// Time until which the reactor blocks without polling.
     polls_from: Nanos,
     /// The last wait was short.
     busy: bool,

@@ -3,7 +3,7 @@
 use super::{PAGE, SECTOR};
 use crate::random::Random;
 
-/// What happens to a write that was reported as durable.
+/// The damage to a write that was reported as durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// One bit is flipped.
@@ -55,7 +55,7 @@ impl TrackedWrites {
         self.last.push(Written { offset, bytes: bytes.to_vec(), before: replaced });
     }
 
-    /// Damages the write before the newest one. Returns its bytes, and the writes that make the medium look so. `None` when there
+    /// Damages the write before the newest one. Returns its bytes, and the writes that produce the damage. `None` when there
     /// is none, or the newest one overlaps it.
     pub(super) fn damage(&mut self, random: &mut Random, damage: Damage) -> Option<(Vec<u8>, Writes)> {
         let TrackedWrites { start, each, last } = self;

@@ -35,8 +35,8 @@ impl Engine {
         self.world.end(self.process, Death::Killed);
     }
 
-    /// Collects what has happened. With a single process, time passes while it waits; a driver of several processes advances time
-    /// itself ([`World::advance`]) and calls with a deadline in the past.
+    /// Collects completions and fired watches. With a single process, time passes while it waits; a driver of several processes
+    /// advances time itself ([`World::advance`]) and calls with a deadline in the past.
     pub fn wait(&mut self, deadline: Nanos, woken: bool, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
         self.world.advance(Nanos(self.world.now().0.max(self.clock.busy_until().0)));
         let until = self.clock.when(deadline);

@@ -1,4 +1,4 @@
-//! Files: what is written, what is synced, and what remains after a power cut or a process's end.
+//! Files: their current content, their durable content, and the content after a power cut or a process's end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,7 +13,7 @@ use crate::random::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub(super) usize);
 
-/// How a medium treats operations that start from now on.
+/// A medium's treatment of operations that start from now on.
 #[derive(Clone, Copy, Debug)]
 pub struct MediumFaults {
     /// An operation takes between `least` and `most`.
@@ -245,13 +245,13 @@ impl World {
         SharedFile::simulated(file.0 as i32)
     }
 
-    /// How a file's medium behaves.
+    /// The behaviour of a file's medium.
     #[must_use]
     pub fn medium(&self, file: FileId) -> MediumFaults {
         self.lock().files[file.0].medium
     }
 
-    /// Sets how a file's medium behaves. When it stops hanging, its hung operations complete.
+    /// Sets the behaviour of a file's medium. When it stops hanging, its hung operations complete.
     pub fn set_medium(&self, file: FileId, medium: MediumFaults) {
         let mut state = self.lock();
         state.files[file.0].medium = medium;
@@ -529,7 +529,7 @@ impl MediumFile {
         self.world.lock().files[self.file.0].length
     }
 
-    /// For a reactor.
+    /// The file, for a reactor.
     #[must_use]
     pub fn shared(&self) -> SharedFile {
         self.world.open(self.file)

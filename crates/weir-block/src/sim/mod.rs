@@ -31,7 +31,7 @@ pub use wire::{End, Wires};
 /// The unit in which media keep data, in bytes.
 const PAGE: usize = 4096;
 
-/// What a medium writes whole or not at all, in bytes.
+/// The unit that a medium writes atomically, in bytes.
 const SECTOR: usize = 512;
 
 /// One incarnation of a process; nothing inherits its resources.
@@ -54,7 +54,7 @@ enum Happening {
     Deliver(usize),
     /// A file operation takes effect.
     Land(usize),
-    /// Its completion reaches the process.
+    /// The completion of a file operation reaches the process.
     Complete(usize),
 }
 

@@ -9,7 +9,7 @@ use super::{Happening, ProcessId, Ready, State, World};
 use crate::clock::Nanos;
 use crate::operation::{Interest, Received, Sent};
 
-/// How the network treats bytes sent from now on.
+/// The network's treatment of bytes sent from now on.
 #[derive(Clone, Copy, Debug)]
 pub struct Wires {
     /// A piece takes between `least` and `most`.
@@ -233,7 +233,7 @@ impl State {
         true
     }
 
-    /// Delivers what has arrived at this end.
+    /// Delivers the bytes that have arrived at this end.
     pub(super) fn deliver(&mut self, pipe: usize) {
         let (from, to) = (self.machine_at(pipe ^ 1), self.machine_at(pipe));
         if let Some(until) = self.blocked_until(from, to) {
@@ -307,7 +307,7 @@ impl State {
         self.at(at, Happening::Deliver(pipe));
     }
 
-    /// How many of `length` bytes a call transfers.
+    /// The number of bytes, of `length`, that a call transfers.
     fn part(&mut self, length: usize) -> usize {
         let odds = self.wires.partial;
         if length > 1 && self.random.once_in(odds) {
@@ -432,7 +432,7 @@ impl State {
 }
 
 impl End {
-    /// Reads what has arrived, for code without a reactor; 0 bytes at the end of the stream.
+    /// Reads the bytes that have arrived, for code without a reactor; 0 bytes at the end of the stream.
     ///
     /// # Errors
     /// The connection is broken.
