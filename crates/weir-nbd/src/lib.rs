@@ -1,8 +1,8 @@
 //! The NBD protocol, and both of its ends.
 //!
-//! [`protocol`] has the numbers and structures on the wire. [`client`] connects to any server. [`server`] is what a
-//! server has to know of the protocol: the handshake as a state machine, whether a request is in order, how an
-//! answer is encoded. It does no I/O; `weir-export` drives it on sockets and disks. [`Uri`] names an export.
+//! [`protocol`] has the numbers and structures on the wire. [`client`] connects to any server. [`server`] is the protocol part of
+//! a server: the handshake as a state machine, request checks, and reply encoding. It does no I/O; `weir-export` drives it on
+//! sockets and disks. [`Uri`] names an export.
 //!
 //! The protocol's reference is `doc/proto.md` of the NetworkBlockDevice project; comments cite its sections.
 //! The URI is that of `doc/uri.md` there.

@@ -20,11 +20,11 @@ pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// First word of a reply chunk with extended headers.
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Longest string, in bytes ("Conventions").
+/// Limit of a string's length, in bytes ("Conventions").
 pub const LONGEST_STRING: usize = 4096;
-/// Largest payload of a read or write that Weir takes, in bytes: what the protocol asks every server to take.
+/// Largest payload of a read or write that Weir accepts, in bytes: the minimum that the protocol asks of every server.
 pub const LARGEST_PAYLOAD: u32 = 32 << 20;
-/// Zero bytes after the answer to `EXPORT_NAME` unless the client asked to leave them out.
+/// Zero bytes after the answer to `EXPORT_NAME`, unless the client sets `NO_ZEROES`.
 pub const EXPORT_NAME_PADDING: usize = 124;
 /// Name of the one metadata context that the protocol itself defines.
 pub const BASE_ALLOCATION: &str = "base:allocation";
@@ -33,7 +33,7 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 pub mod handshake_flag {
     /// Fixed newstyle negotiation.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// The padding after `EXPORT_NAME` may be left out.
+    /// The server can omit the padding after `EXPORT_NAME`.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
@@ -41,11 +41,11 @@ pub mod handshake_flag {
 pub mod client_flag {
     /// Fixed newstyle negotiation.
     pub const FIXED_NEWSTYLE: u32 = 1 << 0;
-    /// Leave the padding after `EXPORT_NAME` out.
+    /// Omit the padding after `EXPORT_NAME`.
     pub const NO_ZEROES: u32 = 1 << 1;
 }
 
-/// "Transmission flags": what an export can do.
+/// "Transmission flags": the export's capabilities.
 pub mod transmission_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -61,7 +61,7 @@ pub mod transmission_flag {
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     /// The DF flag is understood. Only with structured replies.
     pub const SEND_DF: u16 = 1 << 7;
-    /// A flush on one connection covers what was answered on all.
+    /// A flush on one connection covers the answered writes of all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// `CACHE` is understood.
     pub const SEND_CACHE: u16 = 1 << 10;
@@ -77,7 +77,7 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// Name all exports.
     pub const LIST: u32 = 3;
-    /// Go over to TLS.
+    /// Switch to TLS.
     pub const STARTTLS: u32 = 5;
     /// Describe an export.
     pub const INFO: u32 = 6;
@@ -85,9 +85,9 @@ pub mod option {
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which metadata contexts are there.
+    /// List the metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Which metadata contexts will be asked for.
+    /// Select metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
     /// Use headers with 64-bit lengths (the document's branch `extension-ext-header`).
     pub const EXTENDED_HEADERS: u32 = 11;
@@ -139,21 +139,21 @@ pub mod info {
 
 /// "Request types".
 pub mod command {
-    /// Bytes out.
+    /// Read a range.
     pub const READ: u16 = 0;
-    /// Bytes in.
+    /// Write a range.
     pub const WRITE: u16 = 1;
-    /// Finish what is under way and disconnect.
+    /// Finish the requests in flight and disconnect.
     pub const DISC: u16 = 2;
     /// Make answered writes durable.
     pub const FLUSH: u16 = 3;
-    /// A range is not needed any more.
+    /// Discard a range.
     pub const TRIM: u16 = 4;
-    /// A range will be needed soon.
+    /// Prefetch a range.
     pub const CACHE: u16 = 5;
-    /// A range shall read as zeroes.
+    /// Make a range read as zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// What a range holds.
+    /// Query the state of a range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
@@ -169,7 +169,7 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Zero fast or not at all.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// With extended headers: the length is that of the payload which follows.
+    /// With extended headers: the length is that of the payload after the header.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -181,7 +181,7 @@ pub mod reply_flag {
 
 /// "Structured reply types".
 pub mod reply_type {
-    /// Nothing but the end.
+    /// No content: ends the reply.
     pub const NONE: u16 = 0;
     /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
@@ -239,7 +239,7 @@ pub struct Greeting {
     pub flags: U16,
 }
 
-/// Head of an option. `length` bytes follow.
+/// Header of an option. `length` bytes follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OptionHeader {
@@ -251,13 +251,13 @@ pub struct OptionHeader {
     pub length: U32,
 }
 
-/// Head of a reply to an option. `length` bytes follow.
+/// Header of a reply to an option. `length` bytes follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OptionReplyHeader {
     /// [`OPTION_REPLY_MAGIC`].
     pub magic: U64,
-    /// The option that is answered.
+    /// The answered option.
     pub option: U32,
     /// [`option_reply`].
     pub kind: U32,
@@ -279,15 +279,15 @@ pub struct ExportSize {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockSizes {
-    /// Every offset and length is a multiple, in bytes.
+    /// Every offset and length is a multiple of this, in bytes.
     pub minimum: U32,
-    /// Efficient from here on, in bytes.
+    /// Smallest efficient request, in bytes.
     pub preferred: U32,
     /// Largest read or write, in bytes.
     pub maximum: U32,
 }
 
-/// Head of a request. A write's payload of `length` bytes follows.
+/// Header of a request. A write's payload of `length` bytes follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RequestHeader {
@@ -297,7 +297,7 @@ pub struct RequestHeader {
     pub flags: U16,
     /// [`command`].
     pub command: U16,
-    /// The client's own name for the request (the document calls it handle).
+    /// The client's identifier of the request (older documents: handle).
     pub cookie: U64,
     /// Bytes from the start of the export.
     pub offset: U64,
@@ -305,7 +305,7 @@ pub struct RequestHeader {
     pub length: U32,
 }
 
-/// Head of a request with extended headers. With [`command_flag::PAYLOAD_LEN`], `length` bytes follow.
+/// Header of a request with extended headers. With [`command_flag::PAYLOAD_LEN`], `length` bytes follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedRequest {
@@ -315,7 +315,7 @@ pub struct ExtendedRequest {
     pub flags: U16,
     /// [`command`].
     pub command: U16,
-    /// The client's own name for the request.
+    /// The client's identifier of the request.
     pub cookie: U64,
     /// Bytes from the start of the export.
     pub offset: U64,
@@ -335,7 +335,7 @@ pub struct SimpleReply {
     pub cookie: U64,
 }
 
-/// Head of a structured reply chunk. `length` bytes follow.
+/// Header of a structured reply chunk. `length` bytes follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ChunkHeader {
@@ -351,7 +351,7 @@ pub struct ChunkHeader {
     pub length: U32,
 }
 
-/// Head of a reply chunk with extended headers. `length` bytes follow.
+/// Header of a reply chunk with extended headers. `length` bytes follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedReply {

@@ -1,14 +1,14 @@
-//! Where an export is: `nbd://host:port/export`, `nbd+unix:///export?socket=/path`.
+//! URIs of exports: `nbd://host:port/export`, `nbd+unix:///export?socket=/path`.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The port that the protocol is registered for.
+/// The protocol's registered port.
 const PORT: u16 = 10809;
 
-/// How to reach a server.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// TCP.
@@ -31,7 +31,7 @@ pub struct Uri {
     pub export: String,
 }
 
-/// Why a text is not the URI of an export.
+/// The reason why a text is not the URI of an export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is not an NBD URI: {what}; expected nbd://host:port/export or nbd+unix:///export?socket=/path"

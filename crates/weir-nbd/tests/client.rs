@@ -16,7 +16,7 @@ use weir_nbd::client::{Answer, CommandFlags, NbdClient, NbdCommand, NbdError, Op
 
 const MIB: u64 = 1 << 20;
 
-/// Everything that the client can ask, with both kinds of replies.
+/// Every request of the client, with both kinds of replies.
 fn exercise(server: &Server, structured_replies: bool) {
     let options = Options { structured_replies, ..Options::default() };
     let mut client = NbdClient::connect_with(&server.uri, &options).unwrap();
@@ -34,7 +34,7 @@ fn exercise(server: &Server, structured_replies: bool) {
     client.read(MIB, &mut back[..8192]).unwrap();
     assert_eq!(back[..4096], [0; 4096]);
     if structured_replies {
-        // Wholly zero pages may be told as holes.
+        // The server may report pages of zeroes as holes.
         let extents = client.block_status(0, 16 << 20).unwrap();
         let allocated = |extent: &Extent| extent.state == ExtentState::Allocated;
         assert!(extents.iter().any(|extent| allocated(extent) && extent.offset <= 2 * MIB), "{extents:?}");

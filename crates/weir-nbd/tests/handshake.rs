@@ -1,4 +1,4 @@
-//! The handshake's state machine: what it answers, and that bytes cannot confuse it however they arrive.
+//! The handshake's state machine: its answers, and its robustness against any bytes in any pieces.
 
 #![allow(clippy::unwrap_used)]
 
@@ -62,7 +62,7 @@ fn context_body(name: &str, queries: &[&str]) -> Vec<u8> {
     body
 }
 
-/// Feeds the pieces one after the other; the end of it, everything that was put out, and the leftover.
+/// Feeds the pieces one after the other; returns the last step, all output, and the leftover.
 fn converse(pieces: &[&[u8]]) -> (Step, Vec<u8>, Vec<u8>) {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(&mut out);
@@ -318,7 +318,7 @@ fn any_option() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Bytes that look like a client's mean the same, however the network cuts them.
+    /// The result for a client's bytes does not depend on their division into pieces.
     #[test]
     fn cuts_do_not_matter(
         flags in prop_oneof![4 => 0u32..4, 1 => any::<u32>()],
@@ -334,7 +334,7 @@ proptest! {
         prop_assert_eq!(converse(&[&bytes]), converse(&pieces));
     }
 
-    /// No bytes at all make it panic, and it does not keep more than one option.
+    /// No input makes it panic, and it does not keep more than one option.
     #[test]
     fn noise_does_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         converse(&[&bytes]);

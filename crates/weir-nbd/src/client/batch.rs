@@ -1,4 +1,4 @@
-//! Outgoing requests: all that are queued leave in one `sendmsg`.
+//! Outgoing requests: one `sendmsg` sends the whole queue.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,7 +12,7 @@ use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, Re
 /// Most pieces that one `sendmsg` takes (`UIO_MAXIOV`).
 const MOST_PIECES: usize = 1024;
 
-/// Requests that were started, in order, and how far they have been sent.
+/// Started requests, in order, and the number of bytes sent.
 #[derive(Debug)]
 pub(super) struct Batch {
     /// Headers have the extended form.
@@ -20,9 +20,9 @@ pub(super) struct Batch {
     /// Slots of the requests being sent. Their headers follow each other in `headers`.
     sending: Vec<u32>,
     headers: Vec<u8>,
-    /// Bytes of `sending` that have left, payloads included.
+    /// Bytes of `sending` already sent, payloads included.
     sent: usize,
-    /// Started while `sending` was on its way.
+    /// Requests started while `sending` was in progress.
     waiting: Vec<u32>,
     pieces: Vec<libc::iovec>,
 }
@@ -41,7 +41,7 @@ impl Batch {
         self.waiting.push(slot);
     }
 
-    /// Whether everything has left.
+    /// Whether everything is sent.
     pub fn is_empty(&self) -> bool {
         self.sending.is_empty() && self.waiting.is_empty()
     }
@@ -81,7 +81,7 @@ impl Batch {
             + self.sending.iter().map(|&index| payload(&slots[index as usize]).len()).sum::<usize>()
     }
 
-    /// Lists what is still to be sent. Headers without payloads between them become one piece.
+    /// Lists the unsent pieces. Headers without payloads between them become one piece.
     fn collect(&mut self, slots: &[Slot]) {
         self.pieces.clear();
         let (mut skip, mut start, mut end) = (self.sent, 0, 0);
@@ -99,7 +99,7 @@ impl Batch {
     }
 }
 
-/// Appends the head of the request in a slot.
+/// Appends the header of the request in a slot.
 fn push_header(headers: &mut Vec<u8>, slot: &Slot, index: u32, extended: bool) {
     let (command, flags) = slot.command.wire();
     let (offset, length) = slot.command.range();
@@ -122,13 +122,13 @@ fn push_header(headers: &mut Vec<u8>, slot: &Slot, index: u32, extended: bool) {
         command: command.into(),
         cookie,
         offset: offset.into(),
-        // The caller has seen to it that it fits.
+        // The caller ensures that it fits.
         length: (length as u32).into(),
     };
     headers.extend_from_slice(header.as_bytes());
 }
 
-/// Appends `bytes` without the first `skip` of them, and takes off what was skipped.
+/// Appends `bytes` without the first `skip` of them, and reduces `skip` by the number skipped.
 fn add(pieces: &mut Vec<libc::iovec>, skip: &mut usize, bytes: &[u8]) {
     let skipped = bytes.len().min(*skip);
     *skip -= skipped;
@@ -148,7 +148,7 @@ fn payload(slot: &Slot) -> &[u8] {
 fn send(fd: RawFd, pieces: &[libc::iovec]) -> io::Result<usize> {
     const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     uninterrupted(|| match pieces {
-        // Reads are a single piece: the kernel need not be given a description to copy and check first.
+        // Reads are a single piece: the kernel need not copy and check a message header first.
         // SAFETY: the piece points into headers or a slot that the caller borrows during the call.
         [piece] => unsafe { libc::send(fd, piece.iov_base, piece.iov_len, FLAGS) },
         _ => {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::client::CommandFlags;
 
-    /// Byte by byte as the document has them.
+    /// Byte by byte as in the document.
     #[test]
     fn golden_headers() {
         let header = |command, extended| {

@@ -21,35 +21,34 @@ use crate::protocol::{
 };
 use crate::uri::{Address, Uri};
 
-/// Most bytes taken from the socket at once: more than a full queue of 4 KiB reads, and no more than a part of
-/// the CPU's second-level cache.
+/// Most bytes in one receive: more than a full queue of 4 KiB reads, and no more than a part of the CPU's second-level cache.
 const MOST_RECEIVED: usize = 256 << 10;
 
-/// From this many bytes on, data is received straight into its slot.
+/// From this many bytes on, the connection receives data directly into its slot.
 const WORTH_DIRECT: usize = 32 << 10;
 
-/// Room for the largest chunk that must be complete before it is understood.
+/// Room for the largest chunk that must be complete before the decoder parses it.
 const INBOX: usize = LARGEST_CONTROL + MOST_RECEIVED;
 
-/// How a connection is made and used.
+/// Options of a connection.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Requests that can be in flight, 1 to 65536.
+    /// Maximum number of requests in flight, 1 to 65536.
     pub depth: u32,
-    /// Ask for structured replies (and with them for block status). Simple replies are cheaper for a plain load.
+    /// Negotiate structured replies (and with them block status). Simple replies are cheaper for a plain load.
     pub structured_replies: bool,
-    /// With structured replies: ask for extended headers first, and so for requests of 4 GiB and more.
+    /// With structured replies: negotiate extended headers first, for requests of 4 GiB and more.
     pub extended_headers: bool,
-    /// Keep the data of reads. Without, it is received and dropped.
+    /// Keep the data of reads; otherwise discard it on receipt.
     pub keep_data: bool,
-    /// Longest time to connect and to negotiate.
+    /// Timeout of connecting and negotiating.
     pub connect_timeout: Duration,
     /// Longest time without a byte from the server while requests are in flight.
     pub timeout: Duration,
 }
 
 impl Default for Options {
-    /// Depth 32, extended headers or else structured replies, data kept, 5 s to connect, 30 s of silence.
+    /// Depth 32, extended headers or else structured replies, data kept, 5 s to connect, 30 s without a byte.
     fn default() -> Options {
         Options {
             depth: 32,
@@ -72,10 +71,10 @@ pub struct Connection {
     batch: Batch,
     decoder: Decoder,
     inbox: Box<[u8]>,
-    /// Bytes of `inbox` that were received and not understood yet.
+    /// Bytes of `inbox` received and not yet decoded.
     filled: usize,
     timeout: Duration,
-    /// Silence so far, in waits that were shorter than `timeout`.
+    /// Time without a byte so far, over waits that were shorter than `timeout`.
     silence: Duration,
 }
 
@@ -112,7 +111,7 @@ impl Connection {
     }
 
     fn over(socket: OwnedFd, export: Export, options: &Options) -> io::Result<Connection> {
-        // A full queue should leave in one call. The kernel caps this as its administrator wants.
+        // One call should send a full queue. The kernel caps this (`net.core.wmem_max`).
         let _ = sockopt::set_socket_send_buffer_size(&socket, 4 << 20);
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(options.timeout))?;
         Ok(Connection {
@@ -129,7 +128,7 @@ impl Connection {
         })
     }
 
-    /// What the server said about the export.
+    /// The server's description of the export.
     #[must_use]
     pub fn export(&self) -> &Export {
         &self.export
@@ -154,19 +153,19 @@ impl Connection {
         &mut slot.data[..length as usize]
     }
 
-    /// The data that a finished read brought.
+    /// The data of a finished read.
     #[must_use]
     pub fn data(&self, slot: u32, length: u32) -> &[u8] {
         &self.slots[slot as usize].data[..length as usize]
     }
 
-    /// What a finished block status brought.
+    /// The extents of a finished block status.
     #[must_use]
     pub fn extents(&self, slot: u32) -> &[Extent] {
         &self.slots[slot as usize].extents
     }
 
-    /// Starts a request in a free slot. It leaves with the next [`Connection::pump`].
+    /// Starts a request in a free slot. The next [`Connection::pump`] sends it.
     ///
     /// # Panics
     /// When the slot is in flight.
@@ -183,11 +182,11 @@ impl Connection {
         self.batch.push(slot);
     }
 
-    /// Sends what was started and waits until something has arrived or `until` has passed
-    /// ([`Nanos::NEVER`]: as long as the timeout allows; a time in the past polls). Appends what is finished.
+    /// Sends the started requests and waits until something has arrived or `until` has passed
+    /// ([`Nanos::NEVER`]: as long as the timeout allows; a time in the past polls). Appends the finished requests.
     ///
     /// # Errors
-    /// The connection is of no use any more; everything in flight has an unknown outcome.
+    /// The connection is unusable; every request in flight has an unknown outcome.
     pub fn pump(&mut self, until: Nanos, done: &mut Vec<Done>) -> Result<(), NbdError> {
         let fd = self.socket.as_raw_fd();
         self.batch.send(fd, &self.slots).map_err(|error| self.broken(error))?;
@@ -206,7 +205,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the session in good order. Whatever is in flight is given up.
+    /// Ends the session with `DISC` and abandons the requests in flight.
     pub fn disconnect(self) {
         if self.in_flight > 0 || !self.batch.is_empty() {
             return;
@@ -237,7 +236,7 @@ impl Connection {
         if self.silence >= self.timeout { Err(self.too_long()) } else { Ok(false) }
     }
 
-    /// One `recv`, and everything that it brought.
+    /// Calls `recv` once and processes all bytes received.
     fn receive(&mut self, flags: i32, done: &mut Vec<Done>) -> Result<(), NbdError> {
         let direct =
             self.decoder.target().filter(|&(_, from, to)| to - from >= WORTH_DIRECT && self.filled == 0);
@@ -315,7 +314,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
     Err(last)
 }
 
-/// The handshake reads and writes in blocking calls; none may take for ever.
+/// The handshake reads and writes in blocking calls, so each gets a time limit.
 fn limit<S: AsRawFd + std::os::fd::AsFd>(stream: S, timeout: Duration) -> io::Result<S> {
     sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, Some(timeout))?;
     sockopt::set_socket_timeout(&stream, sockopt::Timeout::Send, Some(timeout))?;

@@ -8,10 +8,10 @@ use crate::protocol::{
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusDescriptor, reply_flag, reply_type,
 };
 
-/// Largest chunk that is not data, in bytes: what a server may send as block status.
+/// Largest chunk without data that the decoder accepts, in bytes; bounds a block status.
 pub(super) const LARGEST_CONTROL: usize = 1 << 20;
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Its slot, free again.
@@ -20,7 +20,7 @@ pub struct Done {
     pub errno: u32,
 }
 
-/// Where in the stream of replies we are.
+/// The decoder's position in the stream of replies.
 #[derive(Debug)]
 pub(super) struct Decoder {
     /// Block status chunks carry this number for `base:allocation`.
@@ -28,13 +28,13 @@ pub(super) struct Decoder {
     phase: Phase,
     /// Headers have the extended form.
     extended: bool,
-    /// Copy data out. A load that does not verify has no use for it.
+    /// Copy data out. A load without verification does not need it.
     keep_data: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// At the head of a reply or chunk.
+    /// At the header of a reply or chunk.
     Head,
     /// Inside the data of a read.
     Data {
@@ -47,9 +47,9 @@ enum Phase {
     },
 }
 
-/// What a parser found at the start of its input.
+/// The result of a parser at the start of its input.
 enum Parsed {
-    /// It took so many bytes.
+    /// It consumed so many bytes.
     Taken(usize),
     /// It needs more.
     Short,
@@ -60,8 +60,8 @@ impl Decoder {
         Decoder { context, phase: Phase::Head, extended, keep_data }
     }
 
-    /// Takes as much of `input` as makes sense now; returns how much that was. The rest must be offered again
-    /// together with what follows it.
+    /// Consumes complete parts of `input`; returns the number of bytes consumed. The caller must offer the rest again, together
+    /// with the bytes that follow it.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -91,7 +91,7 @@ impl Decoder {
         }
     }
 
-    /// Where the data that comes next belongs (slot, first and last byte), for receiving it there directly.
+    /// The place of the next data (slot, first and last byte), to receive it there directly.
     pub fn target(&self) -> Option<(u32, usize, usize)> {
         match self.phase {
             Phase::Data { slot, at, left, .. } => Some((slot, at, at + left)),
@@ -248,7 +248,7 @@ impl Decoder {
     }
 }
 
-/// The head of a chunk, in either form.
+/// The header of a chunk, in either form.
 struct Chunk {
     kind: u16,
     cookie: u64,
@@ -260,7 +260,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Also returns what is behind it; `None` when it is not all there.
+    /// Also returns the bytes after it; `None` when it is incomplete.
     fn read(input: &[u8], extended: bool) -> Option<(Chunk, &[u8])> {
         if extended {
             let (header, body) = ExtendedReply::read_from_prefix(input).ok()?;
@@ -289,7 +289,7 @@ fn hole(slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Where in the slot's buffer `length` bytes from `offset` of the export belong.
+/// The place in the slot's buffer of `length` bytes from `offset` of the export.
 fn offset_in_buffer(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'static str> {
     let NbdCommand::Read { offset: start, length: asked } = slot.command else {
         return Err("data in answer to a request that is not a read");
@@ -461,7 +461,7 @@ mod tests {
             NbdCommand::BlockStatus { offset: 0, length: 6 << 32 },
         ];
         let cookie = |index: u32| slots(&commands)[index as usize].cookie(index);
-        // The first is byte by byte as the document has it.
+        // The first is byte by byte as in the document.
         let golden = [
             &[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 6, 0, 0, 0, 1, 0, 0, 0, 2][..],
             &[0; 8],

@@ -7,74 +7,74 @@ use super::slot::NbdCommand;
 use crate::protocol::error as errno;
 use crate::uri::Address;
 
-/// A failed request or a failed connection. [`NbdError::is_connection`] tells which.
+/// A failed request or a failed connection. [`NbdError::is_connection`] distinguishes them.
 #[derive(Debug, thiserror::Error)]
 pub enum NbdError {
     /// The server could not be reached.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The server said no during the handshake.
+    /// The server refused the export during the handshake.
     #[error("{address} refuses the export `{export}`: {reason}")]
     Refused {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// What was asked for.
+        /// The requested export.
         export: String,
-        /// The server has no such export. Otherwise something forbids its use, at least for now.
+        /// The server has no such export. Otherwise the export exists but is unavailable, perhaps temporarily.
         is_unknown: bool,
-        /// The server's words, or ours for its number.
+        /// The server's message, or ours for its error number.
         reason: String,
     },
     /// The connection ended.
     #[error("the server closed the connection with {in_flight} request(s) in flight")]
     Closed {
-        /// Requests whose outcome is not known.
+        /// Number of requests with an unknown outcome.
         in_flight: usize,
     },
     /// The connection broke.
     #[error("the connection broke with {in_flight} request(s) in flight: {source}")]
     Broken {
-        /// Requests whose outcome is not known.
+        /// Number of requests with an unknown outcome.
         in_flight: usize,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// Nothing came for too long.
+    /// The server sent nothing within the timeout.
     #[error("no answer from the server for {after:?} ({in_flight} request(s) in flight)")]
     Timeout {
-        /// How long.
+        /// The timeout.
         after: Duration,
-        /// Requests whose outcome is not known.
+        /// Number of requests with an unknown outcome.
         in_flight: usize,
     },
-    /// The server does not keep to the protocol.
+    /// The server violates the protocol.
     #[error("the server violates the NBD protocol: {0}")]
     Protocol(&'static str),
     /// The server failed a request.
     #[error("{command} failed: {}", errno_text(*.errno))]
     Request {
-        /// Which.
+        /// The request.
         command: NbdCommand,
         /// The protocol's error number.
         errno: u32,
     },
-    /// The export cannot do that, or the request does not fit it.
+    /// The export does not support the request, or the request violates its limits.
     #[error("{command}: {reason}")]
     Impossible {
-        /// Which.
+        /// The request.
         command: NbdCommand,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 }
 
 impl NbdError {
-    /// Whether the connection is of no use any more. Otherwise only one request failed.
+    /// Whether the connection is unusable. Otherwise only one request failed.
     #[must_use]
     pub fn is_connection(&self) -> bool {
         !matches!(self, NbdError::Request { .. } | NbdError::Impossible { .. })

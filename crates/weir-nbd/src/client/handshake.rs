@@ -10,27 +10,27 @@ use crate::protocol::{
     transmission_flag,
 };
 
-/// Largest reply to an option that is taken, in bytes.
+/// Largest accepted reply to an option, in bytes.
 const LARGEST_REPLY: usize = 64 << 10;
 
-/// What the server said about the export.
+/// The server's description of the export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Bytes.
     pub size: u64,
-    /// Transmission flags as they came.
+    /// Transmission flags as received.
     pub flags: u16,
-    /// Offsets and lengths are multiples of this, in bytes (1 when the server did not say).
+    /// Offsets and lengths are multiples of this, in bytes (1 if the server did not send it).
     pub minimum_block: u32,
-    /// Efficient from here on, in bytes (4096 when the server did not say).
+    /// Smallest efficient request, in bytes (4096 if the server did not send it).
     pub preferred_block: u32,
-    /// Largest read or write, in bytes (32 MiB when the server did not say).
+    /// Largest read or write, in bytes (32 MiB if the server did not send it).
     pub maximum_block: u32,
-    /// Structured replies were agreed on, or extended headers, which include them.
+    /// Both ends agreed on structured replies, or on extended headers, which include them.
     pub structured_replies: bool,
-    /// Headers with 64-bit lengths were agreed on.
+    /// Both ends agreed on headers with 64-bit lengths.
     pub extended_headers: bool,
-    /// The number of the context `base:allocation`, when it was agreed on.
+    /// The number of the context `base:allocation`, if both ends agreed on it.
     pub allocation_context: Option<u32>,
 }
 
@@ -75,14 +75,14 @@ impl Export {
         self.has(transmission_flag::SEND_FAST_ZERO)
     }
 
-    /// A flush on one connection covers what was answered on all.
+    /// A flush on one connection covers the answered writes of all.
     #[must_use]
     pub fn can_multi_conn(&self) -> bool {
         self.has(transmission_flag::CAN_MULTI_CONN)
     }
 }
 
-/// How a handshake failed.
+/// The failure of a handshake.
 #[derive(Debug)]
 pub(super) enum Failure {
     Io(io::Error),
@@ -97,7 +97,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// What is asked of a server beside the export.
+/// The requested options beside the export.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wishes {
     pub structured_replies: bool,
@@ -181,9 +181,9 @@ impl Reply {
         self.kind & option_reply::ERROR != 0
     }
 
-    /// The server's words, or ours for its number.
+    /// The server's message, or ours for its error number.
     fn reason(&self) -> String {
-        // A policy that has words for its reason needs none of ours.
+        // A policy error with a message of its own needs none of ours.
         if self.kind == option_reply::ERR_POLICY && !self.body.is_empty() {
             return String::from_utf8_lossy(&self.body).into_owned();
         }
@@ -263,7 +263,7 @@ fn go(stream: &mut (impl Read + Write), name: &str, export: &mut Export) -> Resu
     }
 }
 
-/// True when this was the size and the flags.
+/// True if the information was size and flags.
 fn take_info(body: &[u8], export: &mut Export) -> Result<bool, Failure> {
     let malformed = || Failure::Protocol("malformed information about the export");
     let (kind, body) = body.split_first_chunk::<2>().ok_or_else(malformed)?;

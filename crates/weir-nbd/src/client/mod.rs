@@ -1,8 +1,8 @@
 //! An NBD client: for the load, and for every test and tool that talks to an export.
 //!
-//! [`Connection`] is made for load: the caller chooses slots below a fixed depth, everything started since the
-//! last call leaves in one `sendmsg`, and one `recv` takes all that has arrived. [`NbdClient`] stands on it and is
-//! made for people: one call, one answer.
+//! [`Connection`] is for load: the caller chooses slots below a fixed depth, one `sendmsg` sends everything started since the
+//! last call, and one `recv` takes all bytes that have arrived. [`NbdClient`] builds on it and is for convenience: one call, one
+//! answer.
 
 mod batch;
 mod connection;

@@ -1,4 +1,4 @@
-//! One call, one answer; or several requests at once, answered as they finish.
+//! One call, one answer; or several pipelined requests, whose answers come as they finish.
 
 use std::time::Duration;
 
@@ -11,40 +11,40 @@ use super::handshake::Export;
 use super::slot::{CommandFlags, NbdCommand};
 use crate::uri::Uri;
 
-/// Names a request of [`NbdClient::submit`] until [`NbdClient::poll`] brings its answer.
+/// Identifies a request of [`NbdClient::submit`] until [`NbdClient::poll`] returns its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 /// The answer to one pipelined request.
 #[derive(Debug)]
 pub struct Completed {
-    /// Which.
+    /// The request's ticket.
     pub ticket: Ticket,
-    /// What was asked for.
+    /// The request.
     pub command: NbdCommand,
-    /// What it brought, or why it failed.
+    /// The answer, or the reason of the failure.
     pub result: Result<Answer, NbdError>,
 }
 
-/// What a successful request brings.
+/// The answer to a successful request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing but success.
+    /// Success, without data.
     Done,
     /// The data of a read.
     Data(Vec<u8>),
-    /// The extents of a block status, joined; they may end before the asked range does.
+    /// The extents of a block status, merged; they may end before the requested range does.
     Extents(Vec<Extent>),
 }
 
 /// A session with an export.
 ///
-/// After an error for which [`NbdError::is_connection`] is true the session is of no use any more.
+/// After an error for which [`NbdError::is_connection`] is true the session is unusable.
 #[derive(Debug)]
 pub struct NbdClient {
     connection: Connection,
     free: Vec<u32>,
-    /// By slot: who waits for it.
+    /// The pending request of each slot.
     pending: Vec<Option<(Ticket, NbdCommand)>>,
     next_ticket: u64,
     done: Vec<Done>,
@@ -77,13 +77,13 @@ impl NbdClient {
         })
     }
 
-    /// What the server said about the export.
+    /// The server's description of the export.
     #[must_use]
     pub fn export(&self) -> &Export {
         self.connection.export()
     }
 
-    /// Fills `data` from `offset`. Longer reads than the server takes at once are divided.
+    /// Fills `data` from `offset`. Splits reads above the server's maximum.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -99,7 +99,7 @@ impl NbdClient {
         Ok(())
     }
 
-    /// Writes `data` at `offset`, durably with `fua`. Longer writes than the server takes at once are divided.
+    /// Writes `data` at `offset`, durably with `fua`. Splits writes above the server's maximum.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -114,7 +114,7 @@ impl NbdClient {
         Ok(())
     }
 
-    /// Makes everything that was answered durable.
+    /// Makes all answered writes durable.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -130,7 +130,7 @@ impl NbdClient {
         self.call(NbdCommand::WriteZeroes { offset, length, flags }, &[]).map(drop)
     }
 
-    /// Gives a range up.
+    /// Discards a range.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -138,7 +138,7 @@ impl NbdClient {
         self.call(NbdCommand::Trim { offset, length, flags }, &[]).map(drop)
     }
 
-    /// What `length` bytes from `offset` hold. The extents may end before the range does.
+    /// The allocation of `length` bytes from `offset`. The extents may end before the range does.
     ///
     /// # Errors
     /// The request or the connection fails.
@@ -149,7 +149,7 @@ impl NbdClient {
         }
     }
 
-    /// Requests submitted whose answer [`NbdClient::poll`] has not brought yet.
+    /// Number of submitted requests whose answer [`NbdClient::poll`] has not returned yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.pending.len() - self.free.len() + self.finished.len()
@@ -171,12 +171,12 @@ impl NbdClient {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.pending[slot as usize] = Some((ticket, command));
-        // It leaves now: a server may be idle while the caller thinks.
+        // Sends it now: otherwise the server may be idle while the caller computes.
         self.pump(Nanos(0))?;
         Ok(ticket)
     }
 
-    /// The next answer; `None` when nothing is in flight or none has come within `wait`.
+    /// The next answer; `None` if nothing is in flight or no answer comes within `wait`.
     ///
     /// # Errors
     /// The connection fails. The failure of a request is in [`Completed::result`].
@@ -197,7 +197,7 @@ impl NbdClient {
         }
     }
 
-    /// Ends the session in good order.
+    /// Ends the session with `DISC`.
     pub fn disconnect(self) {
         self.connection.disconnect();
     }
@@ -233,7 +233,7 @@ impl NbdClient {
         Ok(())
     }
 
-    /// Whether the export can do this at all. Ranges are the server's to check.
+    /// Checks that the export supports the command. The server checks ranges.
     fn check(&self, command: NbdCommand, data: &[u8]) -> Result<(), NbdError> {
         let export = self.export();
         let impossible = |reason| Err(NbdError::Impossible { command, reason });

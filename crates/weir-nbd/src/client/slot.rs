@@ -20,7 +20,7 @@ pub struct CommandFlags {
 impl CommandFlags {
     /// No flag.
     pub const NONE: CommandFlags = CommandFlags { fua: false, no_hole: false, fast_zero: false };
-    /// Only FUA.
+    /// FUA only.
     pub const FUA: CommandFlags = CommandFlags { fua: true, ..CommandFlags::NONE };
 
     fn bits(self) -> u16 {
@@ -31,17 +31,17 @@ impl CommandFlags {
     }
 }
 
-/// What is asked for. Offsets and lengths are bytes. The data of a write is in the slot's buffer.
+/// A command. Offsets and lengths are in bytes. The data of a write is in the slot's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NbdCommand {
-    /// Bytes out.
+    /// Read a range.
     Read {
         /// From the start of the export.
         offset: u64,
         /// At most 32 MiB.
         length: u32,
     },
-    /// Bytes in.
+    /// Write a range.
     Write {
         /// From the start of the export.
         offset: u64,
@@ -61,7 +61,7 @@ pub enum NbdCommand {
         /// Any.
         flags: CommandFlags,
     },
-    /// Give a range up.
+    /// Discard a range.
     Trim {
         /// From the start of the export.
         offset: u64,
@@ -70,7 +70,7 @@ pub enum NbdCommand {
         /// FUA or none.
         flags: CommandFlags,
     },
-    /// Ask what a range holds.
+    /// Query the allocation of a range.
     BlockStatus {
         /// From the start of the export.
         offset: u64,
@@ -131,7 +131,7 @@ impl fmt::Display for NbdCommand {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub command: NbdCommand,
-    /// Counts the requests in this slot, so that an answer to an earlier one is not taken for this one's.
+    /// Counts the requests in this slot, to tell an answer to an earlier one from the current one's.
     pub round: u32,
     pub busy: bool,
     /// The first error of the reply, 0 for none.
@@ -140,7 +140,7 @@ pub(super) struct Slot {
     pub arrived: u32,
     /// Payload of a read or write.
     pub data: Vec<u8>,
-    /// What a block status brought.
+    /// The extents of a block status.
     pub extents: Vec<Extent>,
 }
 
@@ -161,7 +161,7 @@ impl Slot {
         u64::from(self.round) << 32 | u64::from(index)
     }
 
-    /// Makes the slot ready for a new request.
+    /// Prepares the slot for a new request.
     pub fn begin(&mut self, command: NbdCommand) {
         self.command = command;
         self.round = self.round.wrapping_add(1);
@@ -176,7 +176,7 @@ impl Slot {
         }
     }
 
-    /// Appends an extent of the context `base:allocation`, and joins it with its like.
+    /// Appends an extent of the context `base:allocation`; merges it with a previous one in the same state.
     pub fn push_extent(&mut self, length: u64, flags: u64) {
         let has = |flag: u32| flags & u64::from(flag) != 0;
         let state = match (has(extent_flag::HOLE), has(extent_flag::ZERO)) {

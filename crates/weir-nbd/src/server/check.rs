@@ -1,5 +1,4 @@
-//! Whether a request may go to the layer. Layers never see one that is malformed, misaligned, empty or outside
-//! the disk.
+//! Checks of requests. Layers never see a request that is malformed, misaligned, empty or outside the disk.
 
 use weir_block::{Code, IoError, LayerInfo};
 
@@ -7,26 +6,26 @@ use super::directory::Session;
 use super::request::RequestHead;
 use crate::protocol::{LARGEST_PAYLOAD, command, command_flag as flag, error};
 
-/// A request that is in order. Offset and length are as in its header.
+/// A valid request. Offset and length are as in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckedRequest {
-    /// Bytes out.
+    /// Read a range.
     Read,
-    /// Bytes in. The payload follows the header.
+    /// Write a range. The payload follows the header.
     Write {
         /// Answer only once the data is durable.
         fua: bool,
     },
     /// Make answered writes durable.
     Flush,
-    /// A range is not needed any more.
+    /// Discard a range.
     Discard {
-        /// Answer only once that is durable.
+        /// Answer only once the discard is durable.
         fua: bool,
     },
-    /// A range will be needed soon.
+    /// Prefetch a range.
     Cache,
-    /// A range shall read as zeroes.
+    /// Make a range read as zeroes.
     WriteZeroes {
         /// Answer only once the zeroes are durable.
         fua: bool,
@@ -35,12 +34,12 @@ pub enum CheckedRequest {
         /// Zero faster than by writing, or fail.
         fast_only: bool,
     },
-    /// What a range holds.
+    /// Query the state of a range.
     BlockStatus {
         /// One extent only.
         one: bool,
     },
-    /// Finish what is under way and disconnect; has no answer.
+    /// Finish the requests in flight and disconnect; has no answer.
     Disconnect,
 }
 
@@ -60,13 +59,13 @@ const fn refuse<T>(error: u32, message: &'static str) -> Result<T, Refusal> {
 /// The results of the handshake that matter for a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Reads and errors are answered with chunks: structured replies, or extended headers.
+    /// The server answers reads and errors with chunks: structured replies, or extended headers.
     pub structured_replies: bool,
     /// Requests and replies have extended headers.
     pub extended_headers: bool,
     /// Offsets and lengths have to be multiples of the disk's logical block.
     pub block_sizes: bool,
-    /// Number of the context `base:allocation`, when the client has selected it.
+    /// Number of the context `base:allocation`, if the client has selected it.
     pub base_allocation: Option<u32>,
 }
 
@@ -81,7 +80,7 @@ impl From<&Session> for Terms {
     }
 }
 
-/// Whether a request may go to a layer that is described by `info`.
+/// Checks a request for a layer with the properties `info`.
 ///
 /// # Errors
 /// The error for the client: the request is unknown, malformed, misaligned, outside the disk, too large, or not offered.
@@ -115,7 +114,7 @@ pub fn check_request(head: &RequestHead, info: &LayerInfo, terms: Terms) -> Resu
     Ok(command)
 }
 
-/// Whether the export offers the command at all.
+/// Checks that the export offers the command.
 fn check_use(command: CheckedRequest, info: &LayerInfo, terms: Terms) -> Result<(), Refusal> {
     let writes = matches!(
         command,
@@ -193,7 +192,7 @@ pub fn error_number(io: &IoError, command: CheckedRequest) -> u32 {
         Code::ReadOnly => error::EPERM,
         Code::NoMemory => error::ENOMEM,
         Code::Io => error::EIO,
-        // The client has to let go of this server and look for the disk elsewhere.
+        // The client has to leave this server and find the disk's new owner.
         Code::NotOwner | Code::ShuttingDown => error::ESHUTDOWN,
     }
 }

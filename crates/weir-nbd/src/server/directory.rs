@@ -4,7 +4,7 @@ use weir_block::LayerInfo;
 
 use crate::protocol::{LARGEST_PAYLOAD, option_reply, transmission_flag as flag};
 
-/// Which exports there are. Asked on the control plane; answers from memory, without blocking.
+/// The exports of a server. The control plane calls it; it answers from memory, without blocking.
 pub trait Directory: Send + Sync {
     /// All exports that a client may see.
     fn list(&self) -> Vec<Listed>;
@@ -21,7 +21,7 @@ pub trait Directory: Send + Sync {
 pub enum NotServed {
     /// No export has this name.
     Unknown(String),
-    /// The export exists, and something has to happen before this server serves it.
+    /// The export exists, but this server does not serve it at present.
     Unavailable(String),
 }
 
@@ -35,7 +35,7 @@ impl NotServed {
         }
     }
 
-    /// The sentence.
+    /// The message.
     #[must_use]
     pub fn reason(&self) -> &str {
         match self {
@@ -47,13 +47,13 @@ impl NotServed {
 /// One line of the list of exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// As clients name it.
+    /// The name that clients request.
     pub name: String,
     /// For people; may be empty.
     pub description: String,
 }
 
-/// An export as the handshake describes it.
+/// An export, as described in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// The canonical name, at most 4096 bytes.
@@ -83,8 +83,8 @@ impl ExportInfo {
         flags
     }
 
-    /// Smallest and preferred block and largest payload in bytes ("Size constraints"). The last is the same for every disk: larger
-    /// requests than a layer or the server's memory takes at once are worked off in pieces.
+    /// Smallest and preferred block and largest payload in bytes ("Size constraints"). The last is the same for every disk: the
+    /// server splits requests that exceed the limits of a layer or of its memory.
     #[must_use]
     pub fn block_sizes(&self) -> [u32; 3] {
         let minimum = self.layer.logical_block;
@@ -93,18 +93,18 @@ impl ExportInfo {
     }
 }
 
-/// What client and server have agreed on.
+/// The agreement of client and server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Session {
     /// Canonical name of the chosen export.
     pub export: String,
-    /// Reads and errors are answered with chunks: structured replies, or extended headers.
+    /// The server answers reads and errors with chunks: structured replies, or extended headers.
     pub structured_replies: bool,
     /// Requests and replies have extended headers.
     pub extended_headers: bool,
-    /// The client was told the block sizes and has to keep to them. Another one may use any offset and length.
+    /// The server has sent the block sizes, and the client must respect them. Otherwise any offset and length is valid.
     pub block_sizes: bool,
-    /// Number of the context `base:allocation`, when the client has selected it.
+    /// Number of the context `base:allocation`, if the client has selected it.
     pub base_allocation: Option<u32>,
     /// The transmission flags that the client received.
     pub flags: u16,

@@ -10,56 +10,55 @@ use crate::protocol::{
     option_reply,
 };
 
-/// Longest body of an option that is read, in bytes. A name has at most 4096, and a few queries come beside it.
+/// Largest accepted option body, in bytes. A name has at most 4096; a few queries may accompany it.
 pub const MOST_OPTION_BYTES: u32 = 64 << 10;
 
-/// Bytes of longer options that one handshake skips; whoever sends more is not negotiating (P10).
+/// Bytes of longer options that one handshake skips; the server refuses a client that sends more (P10).
 const MOST_SKIPPED: usize = 32 << 20;
 
-/// The number by which `base:allocation` goes in `BLOCK_STATUS` replies.
+/// The number of `base:allocation` in `BLOCK_STATUS` replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
-/// What a [`Handshake::step`] led to.
+/// The result of [`Handshake::step`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing more can be done before the client has sent more.
+    /// The next step needs more bytes from the client.
     NeedMore,
-    /// One message was dealt with. Send what was put out, and step again.
+    /// The step processed one message. Send the output, and step again.
     Continue,
-    /// Transmission begins, after what was put out is sent. [`Handshake::into_leftover`] has what the client
-    /// sent ahead.
+    /// Transmission begins once the output is sent. [`Handshake::into_leftover`] returns the bytes that the client sent ahead.
     Attach(Session),
-    /// The client has sent `ABORT`. Send what was put out, then close.
+    /// The client has sent `ABORT`. Send the output, then close.
     Aborted,
-    /// The session cannot go on. Send what was put out, then close.
+    /// The session cannot continue. Send the output, then close.
     Refused(HandshakeError),
 }
 
-/// Why a handshake was broken off by the server.
+/// The reason why the server aborted a handshake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// Required by "Client flags".
     #[error("the client set unknown flags ({0:#x}); it is not an NBD client, or of a later protocol")]
     UnknownClientFlags(u32),
-    /// The stream is out of step.
+    /// The stream is out of sync.
     #[error("an option began with {0:#018x} instead of IHAVEOPT; it is not an NBD client")]
     BadOptionMagic(u64),
-    /// Options of more than [`MOST_OPTION_BYTES`] are skipped, but not without end; and `EXPORT_NAME` knows no other
-    /// answer than the end.
+    /// The server skips options of more than [`MOST_OPTION_BYTES`], but not without limit; and `EXPORT_NAME` has no error reply,
+    /// so the server closes the connection.
     #[error("option {option} announced {length} bytes, the most is {MOST_OPTION_BYTES}")]
     OptionTooLong {
         /// Its number.
         option: u32,
-        /// What it announced, in bytes.
+        /// Its announced length, in bytes.
         length: u32,
     },
     /// "Once extended headers are successfully requested, a client MUST NOT use `NBD_OPT_EXPORT_NAME`".
     #[error("the client asked by EXPORT_NAME after it had agreed on extended headers")]
     ExportNameWithExtendedHeaders,
-    /// `EXPORT_NAME` knows no other answer than the end.
+    /// `EXPORT_NAME` has no error reply: the server closes the connection.
     #[error("the client asked by EXPORT_NAME for {name:?}: {reason}")]
     NoSuchExport {
-        /// As asked for, made readable.
+        /// The requested name, made printable.
         name: String,
         /// From the [`Directory`].
         reason: String,
@@ -78,21 +77,21 @@ enum Phase {
 pub struct Handshake {
     phase: Phase,
     input: Vec<u8>,
-    /// Bytes of `input` that are dealt with.
+    /// Bytes of `input` already processed.
     taken: usize,
     padding: bool,
     structured_replies: bool,
     extended_headers: bool,
-    /// Bytes of an option that is too long, still to come.
+    /// Bytes still to skip of an option that is too long.
     skip: usize,
-    /// Bytes of such options in all.
+    /// Total bytes of such options.
     skipped: usize,
-    /// The export for which `base:allocation` was selected.
+    /// The export for which the client selected `base:allocation`.
     context_of: Option<String>,
 }
 
 impl Handshake {
-    /// Begins a handshake by putting out the greeting.
+    /// Begins a handshake: appends the greeting to `out`.
     pub fn new(out: &mut Vec<u8>) -> Handshake {
         let greeting = Greeting {
             magic: GREETING_MAGIC.into(),
@@ -113,17 +112,17 @@ impl Handshake {
         }
     }
 
-    /// Takes what the client has sent. To be called when [`Handshake::step`] says [`Step::NeedMore`]; then at
-    /// most one incomplete option is kept.
+    /// Takes bytes from the client. Call it when [`Handshake::step`] returns [`Step::NeedMore`]; then the handshake keeps at most
+    /// one incomplete option.
     pub fn receive(&mut self, bytes: &[u8]) {
         self.input.drain(..self.taken);
         self.taken = 0;
         self.input.extend_from_slice(bytes);
     }
 
-    /// Deals with one message, if one is complete, and appends the answer to `out`.
+    /// Processes one message, if one is complete, and appends the answer to `out`.
     ///
-    /// One at a time, so that a client cannot make the answers pile up: the caller sends before the next step.
+    /// One at a time, so that a client cannot make answers accumulate: the caller sends before the next step.
     pub fn step(&mut self, directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
         let step = match self.phase {
             Phase::ClientFlags => self.client_flags(),
@@ -136,7 +135,7 @@ impl Handshake {
         step
     }
 
-    /// What the client sent ahead of the transmission phase.
+    /// The bytes that the client sent ahead of the transmission phase.
     #[must_use]
     pub fn into_leftover(mut self) -> Vec<u8> {
         self.input.drain(..self.taken);
@@ -202,7 +201,7 @@ impl Handshake {
         }
     }
 
-    /// Reads are answered with chunks.
+    /// Whether the server answers reads with chunks.
     fn chunks(&self) -> bool {
         self.structured_replies || self.extended_headers
     }
@@ -281,8 +280,8 @@ impl Handshake {
     }
 }
 
-/// Answers `INFO` or `GO`; when the answer is yes, the export and whether the client has asked for the block sizes, which it
-/// has to keep to then.
+/// Answers `INFO` or `GO`; on success returns the export, and whether the client has requested the block sizes, which it must
+/// then respect.
 fn describe(
     body: &[u8],
     directory: &dyn Directory,
@@ -315,9 +314,9 @@ fn list(directory: &dyn Directory, reply: &mut Reply<'_>) {
     reply.acknowledge();
 }
 
-/// Answers a query for metadata contexts; the export's canonical name when `base:allocation` was selected.
+/// Answers a query for metadata contexts; returns the export's canonical name if `base:allocation` was selected.
 ///
-/// A list may ask by wildcard (no query at all, or the bare namespace); a selection names what it wants.
+/// A list may use a wildcard (no query at all, or the bare namespace); a selection names its contexts.
 fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Option<String> {
     let query = accept(parse_contexts(body), option_reply::ERR_INVALID, reply)?;
     let export = find(directory, query.name, reply)?;
@@ -333,7 +332,7 @@ fn contexts(body: &[u8], directory: &dyn Directory, reply: &mut Reply<'_>) -> Op
     named.then_some(export.name)
 }
 
-/// What went well; otherwise the reason is the reply.
+/// The value; on an error, replies with the reason.
 fn accept<T>(result: Result<T, impl AsRef<str>>, error: u32, reply: &mut Reply<'_>) -> Option<T> {
     result.map_err(|reason| reply.error(error, reason.as_ref())).ok()
 }
@@ -348,7 +347,7 @@ fn export_size(export: &ExportInfo, structured: bool) -> ExportSize {
     ExportSize { size: export.layer.size.into(), flags: export.flags(structured).into() }
 }
 
-/// The beginning of a text, as long as the protocol's strings may be.
+/// A text, truncated to the protocol's limit of strings.
 fn shortened(text: &str) -> &str {
     let mut end = text.len().min(LONGEST_STRING);
     while !text.is_char_boundary(end) {

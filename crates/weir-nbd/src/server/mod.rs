@@ -1,8 +1,8 @@
 //! The server's end of the protocol, without sockets and without disks.
 //!
-//! [`Handshake`] takes bytes and puts out bytes until both ends agree on a [`Session`]. In the transmission phase
-//! [`RequestHead`] reads what a client asks for, [`check_request`] tells whether a request may go to the layer behind the export, [`error_number`] and
-//! [`describe_extents`] encode what the layer answers.
+//! [`Handshake`] consumes and produces bytes until both ends agree on a [`Session`]. In the transmission phase [`RequestHead`]
+//! parses request headers, [`check_request`] checks requests before they go to the layer behind the export, [`error_number`] and
+//! [`describe_extents`] encode the layer's results.
 
 mod check;
 mod directory;

@@ -2,7 +2,7 @@
 
 use crate::protocol::LONGEST_STRING;
 
-/// Why an option's body was refused; sent to the client.
+/// The reason why the server refuses an option's body; sent to the client.
 pub(super) type Malformed = &'static str;
 
 /// Body of `INFO` and `GO`.
@@ -29,7 +29,7 @@ pub(super) struct ContextQuery<'a> {
 }
 
 impl<'a> ContextQuery<'a> {
-    /// Each query. `parse_contexts` has walked them already, so none is cut short.
+    /// Each query. `parse_contexts` has validated them, so none is truncated.
     pub fn queries(&self) -> impl Iterator<Item = &'a [u8]> {
         let mut rest = self.queries;
         std::iter::from_fn(move || take_counted(&mut rest))
@@ -60,7 +60,7 @@ pub(super) fn parse_contexts(mut body: &[u8]) -> Result<ContextQuery<'_>, Malfor
     Ok(ContextQuery { name, count, queries })
 }
 
-/// A string as the document wants it: UTF-8 without NUL, at most 4096 bytes.
+/// A string that conforms to the document: UTF-8 without NUL, at most 4096 bytes.
 pub(super) fn parse_name(bytes: &[u8]) -> Result<&str, Malformed> {
     if bytes.len() > LONGEST_STRING {
         return Err("an export's name has at most 4096 bytes");
@@ -73,7 +73,7 @@ fn take_name<'a>(body: &mut &'a [u8]) -> Result<&'a str, Malformed> {
     parse_name(take_counted(body).ok_or("the export's name is longer than the option")?)
 }
 
-/// A 32-bit length and as many bytes; `None` when they are not there.
+/// A 32-bit length and as many bytes; `None` when they are incomplete.
 fn take_counted<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, rest) = bytes.split_first_chunk()?;
     let (taken, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;

@@ -1,4 +1,4 @@
-//! The head of a request, compact or extended ("Request message").
+//! The header of a request, compact or extended ("Request message").
 
 use zerocopy::FromBytes;
 
@@ -6,24 +6,24 @@ use crate::protocol::{
     EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command, command_flag,
 };
 
-/// The head of a request, whichever of the two forms it came in.
+/// The header of a request, from either form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
     /// [`command_flag`].
     pub flags: u16,
     /// [`command`].
     pub command: u16,
-    /// The client's own name for the request.
+    /// The client's identifier of the request.
     pub cookie: u64,
     /// Bytes from the start of the export.
     pub offset: u64,
     /// Bytes. Below 4 GiB unless the headers are extended.
     pub length: u64,
-    /// Bytes that follow the head, whatever becomes of the request.
+    /// Bytes that follow the header, even if the server refuses the request.
     pub payload: u64,
 }
 
-/// The stream is out of step: this stood where a request has to begin.
+/// The stream is out of sync: this value was in the place of a request's magic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongMagic(pub u32);
 
@@ -31,16 +31,16 @@ impl RequestHead {
     /// Bytes of the longer form.
     pub const LONGEST: usize = size_of::<ExtendedRequest>();
 
-    /// Bytes of a head.
+    /// Bytes of a header.
     #[must_use]
     pub const fn size(extended: bool) -> usize {
         if extended { size_of::<ExtendedRequest>() } else { size_of::<RequestHeader>() }
     }
 
-    /// Takes a head from the beginning of `bytes`; also returns what is behind it. `None` when it is not all there.
+    /// Parses a header at the beginning of `bytes`; also returns the bytes after it. `None` when it is incomplete.
     ///
     /// # Errors
-    /// It does not begin as a request of this form does.
+    /// The magic is not that of a request of this form.
     pub fn read(bytes: &[u8], extended: bool) -> Result<Option<(RequestHead, &[u8])>, WrongMagic> {
         if extended { Self::read_extended(bytes) } else { Self::read_compact(bytes) }
     }
@@ -68,7 +68,7 @@ impl RequestHead {
             return Err(WrongMagic(header.magic.get()));
         }
         let (flags, length) = (header.flags.get(), header.length.get());
-        // A write has to say that it carries data. QEMU's do not (10.0), and their data follows all the same.
+        // A write must set the flag for its payload. QEMU's writes (10.0) do not, but their data follows nevertheless.
         let carries = flags & command_flag::PAYLOAD_LEN != 0 || header.command == command::WRITE;
         let head = RequestHead {
             flags,
@@ -86,7 +86,7 @@ impl RequestHead {
 mod tests {
     use super::*;
 
-    /// Byte by byte as the document has them.
+    /// Byte by byte as in the document.
     #[test]
     fn golden_heads() {
         let compact =

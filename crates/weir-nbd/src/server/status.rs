@@ -5,15 +5,15 @@ use zerocopy::IntoBytes;
 
 use crate::protocol::{ExtendedStatusDescriptor, StatusDescriptor, extent_flag};
 
-/// Room for the descriptors of one reply, in bytes. A client asks again for what did not fit ("the server MAY
+/// Room for the descriptors of one reply, in bytes. A client repeats the query for the rest ("the server MAY
 /// return fewer descriptors in the reply than would be required").
 pub const STATUS_BYTES: usize = 4096;
 
-/// Longest range that is looked up for one `BLOCK_STATUS`, in bytes, and the longest extent that a compact descriptor
-/// expresses: a multiple of every block size. A client asks again for what is behind it.
+/// Longest range that one `BLOCK_STATUS` queries, in bytes, and the longest extent that a compact descriptor expresses: a
+/// multiple of every block size. A client repeats the query for the rest.
 pub const LONGEST_STATUS: u64 = 0xffff_0000;
 
-/// What a `BLOCK_STATUS` asks for.
+/// The parameters of a `BLOCK_STATUS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Bytes from the start of the export.
@@ -26,10 +26,10 @@ pub struct Asked {
     pub extended: bool,
 }
 
-/// Writes descriptors for the asked range into `out`; returns the bytes used.
+/// Writes descriptors for the requested range into `out`; returns the bytes used.
 ///
-/// Neighbours in the same state become one. The reply says nothing beyond the range, even if the layer knows it: the length is
-/// what the client can use at once. 0 when the extents do not begin at the offset.
+/// Merges adjacent extents in the same state. The reply describes nothing beyond the range, even if the layer does: the client
+/// can then use the length directly. 0 when the extents do not begin at the offset.
 pub fn describe_extents(asked: Asked, extents: &[Extent], out: &mut [u8]) -> usize {
     let Asked { offset, length, one, extended } = asked;
     let end = offset.saturating_add(length);
@@ -64,7 +64,7 @@ fn flags(state: ExtentState) -> u32 {
 struct Descriptors<'a> {
     out: &'a mut [u8],
     used: usize,
-    /// Length and flags of the run that may still grow.
+    /// Length and flags of the run in progress.
     last: Option<(u64, u32)>,
     extended: bool,
 }
@@ -162,7 +162,7 @@ mod tests {
         let extents: Vec<_> = (0..2000).map(|i| (i * 4096, 4096, states[i as usize % 2])).collect();
         assert_eq!(described(0, 2000 * 4096, false, &extents).len(), STATUS_BYTES / 8);
     }
-    /// Byte by byte as the document has them.
+    /// Byte by byte as in the document.
     #[test]
     fn golden_extended_descriptors() {
         let extents = [

@@ -1,4 +1,4 @@
-//! Real NBD servers for the tests: started, known by process id, ended when dropped.
+//! Real NBD servers for the tests: processes that end when dropped.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -38,7 +38,7 @@ impl Server {
         }
     }
 
-    /// Stops the process for `time`: everything that is asked meanwhile waits.
+    /// Stops the process for `time`: all requests meanwhile wait.
     pub fn stall(&self, time: Duration) {
         let signal = |signal| {
             // SAFETY: a plain system call; the process is our child and not yet waited for.
@@ -124,7 +124,7 @@ impl TestDir {
     }
 }
 
-/// A port of the loopback on which nobody listened a moment ago.
+/// A loopback port that was free a moment ago.
 pub fn free_port() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
 }
