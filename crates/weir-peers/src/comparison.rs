@@ -1,4 +1,4 @@
-//! Weir beside a peer: two medians, their ratio, and the ratio that is aimed at.
+//! Weir against a peer: two medians, their ratio, and the target ratio.
 
 use serde::Serialize;
 
@@ -7,29 +7,29 @@ use crate::row::{Metric, Row};
 /// One line of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What was measured: `nbd unix randread 4k qd32 iops`.
+    /// Cell and metric: `nbd unix randread 4k qd32 iops`.
     pub name: String,
     /// Weir's median.
     pub value: f64,
-    /// Of `value` and `peer_value`.
+    /// Unit of `value` and `peer_value`.
     pub unit: &'static str,
-    /// Who stands beside it.
+    /// The peer's name.
     pub peer: String,
     /// The peer's median.
     pub peer_value: f64,
     /// One median over the other; above 1 means that Weir is better, for latencies too.
     pub ratio: f64,
-    /// Rounds of the one that has fewer.
+    /// Number of rounds; the smaller one of the two rows.
     pub n: usize,
-    /// What made Weir's load.
+    /// The driver of Weir's load.
     pub driver: &'static str,
-    /// What made the peer's.
+    /// The driver of the peer's load.
     pub peer_driver: &'static str,
-    /// The ratio that is aimed at, where one is.
+    /// The target ratio, if there is one.
     pub target_ratio: Option<f64>,
-    /// Whether the ratio is as high.
+    /// Whether the ratio reaches the target.
     pub target_met: Option<bool>,
-    /// What of Weir was measured: `weir`, or one of several of its configurations.
+    /// The measured configuration of Weir: `weir`, or one of several.
     pub subject: String,
     /// The cell, for the table.
     #[serde(skip)]
@@ -40,7 +40,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Of two rows of a cell. `None` when a figure is missing (a server too short for the CPU clock).
+    /// Compares two rows of a cell. `None` when a figure is missing (a server too short for the CPU clock).
     pub fn of(cell: &str, metric: Metric, ours: &Row, theirs: &Row) -> Option<Comparison> {
         let (value, peer_value) = (ours.median(metric)?, theirs.median(metric)?);
         Some(Comparison {
@@ -61,12 +61,12 @@ impl Comparison {
         })
     }
 
-    /// Notes the ratio that is aimed at.
+    /// Sets the target ratio.
     pub fn aiming_at(self, ratio: f64) -> Comparison {
         Comparison { target_ratio: Some(ratio), target_met: Some(self.ratio >= ratio), ..self }
     }
 
-    /// As the last line of the output names it when it misses its target.
+    /// Its text in the last line of the output if it misses its target.
     pub fn miss(&self) -> Option<String> {
         let target = self.target_ratio.filter(|_| self.target_met == Some(false))?;
         Some(format!("{} beside {}: {:.2} of {target:.2}", self.name, self.peer, self.ratio))

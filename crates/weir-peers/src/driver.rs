@@ -1,4 +1,4 @@
-//! Who makes the load: Weir's generator or fio's nbd engine. Both report the same few figures.
+//! The load generators: Weir's, or fio's nbd engine. Both report the same few figures.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ use weir_nbd::Uri;
 
 use crate::error::{Failure, Outcome};
 
-/// Who makes the load.
+/// A load generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// `weir bench`'s generator, in this process.
@@ -33,15 +33,15 @@ pub struct Load {
     pub access: Access,
     /// Requests in flight.
     pub depth: u32,
-    /// How long.
+    /// Duration of the measurement.
     pub runtime: Duration,
-    /// How long before it without counting.
+    /// Duration of the warm-up, which does not count.
     pub warmup: Duration,
-    /// Bytes of the disk.
+    /// Size of the disk, in bytes.
     pub size: u64,
 }
 
-/// What a driver measured.
+/// A driver's measurements.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
     /// Requests per second.
@@ -50,16 +50,16 @@ pub struct Figures {
     pub p50: f64,
     /// 99th percentile of the latency, in nanoseconds.
     pub p99: f64,
-    /// Seconds that were counted.
+    /// Seconds measured.
     pub seconds: f64,
-    /// Seconds for which the server was under load, with the warm-up.
+    /// Seconds under load, including the warm-up.
     pub under_load: f64,
-    /// CPU seconds of the driver's threads in the time that was counted.
+    /// CPU seconds of the driver's threads in the measured time.
     pub cpu: f64,
 }
 
 impl Figures {
-    /// Of writes that this thread has made since `start`, when it had used that much of a processor.
+    /// Of this thread's writes since `start`, when it had used that much processor time.
     pub fn of_writes(tally: &Tally, start: Nanos, used: Duration) -> Figures {
         let seconds = (Nanos::now() - start).as_secs_f64();
         let latency = &tally.kind(IoKind::Write).latency;
@@ -93,10 +93,10 @@ impl Load {
 }
 
 impl Driver {
-    /// Both.
+    /// All drivers.
     pub const ALL: [Driver; 2] = [Driver::Weir, Driver::Fio];
 
-    /// As in the results.
+    /// Its name in the results.
     pub fn name(self) -> &'static str {
         match self {
             Driver::Weir => "weir",
@@ -104,7 +104,7 @@ impl Driver {
         }
     }
 
-    /// Makes the load on an export.
+    /// Drives an export.
     pub fn drive(self, uri: &Uri, load: &Load) -> Outcome<Figures> {
         match self {
             Driver::Weir => with_weir(&Target::Nbd(uri.clone()), load),
@@ -112,7 +112,7 @@ impl Driver {
         }
     }
 
-    /// Makes the load on nothing.
+    /// Drives the null target.
     pub fn drive_null(self, load: &Load) -> Outcome<Figures> {
         match self {
             Driver::Weir => with_weir(&Target::Null { size: load.size }, load),
@@ -141,7 +141,7 @@ fn figures(summary: &Summary, warmup: Duration) -> Figures {
     }
 }
 
-/// Makes the load on a file with `weir bench`, the program, as a process of its own.
+/// Drives a file with the program `weir bench` in a process of its own.
 pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures> {
     let run = |runtime: Duration| {
         let mut command = Command::new(program);
@@ -158,7 +158,7 @@ pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures
     without_the_start(load, run)
 }
 
-/// Makes the load on a file with `fio --ioengine=io_uring`, registered file and buffers, and `options` besides.
+/// Drives a file with `fio --ioengine=io_uring`, registered file and buffers, and the additional `options`.
 pub fn fio_process(options: &[&str], file: &Path, load: &Load) -> Outcome<Figures> {
     let run = |runtime: Duration| {
         let mut command = fio_command(&Load { runtime, warmup: Duration::ZERO, ..*load });
@@ -169,7 +169,7 @@ pub fn fio_process(options: &[&str], file: &Path, load: &Load) -> Outcome<Figure
     without_the_start(load, run)
 }
 
-/// Figures of a process, with the CPU seconds of all of it less those of starting and ending: of a run of a millisecond.
+/// Figures of a process. Its CPU seconds exclude start and end: the CPU seconds of a run of one millisecond are subtracted.
 fn without_the_start(load: &Load, run: impl Fn(Duration) -> Outcome<Figures>) -> Outcome<Figures> {
     let timed = |runtime| {
         let before = cpu::of_ended_children();
@@ -189,9 +189,9 @@ fn with_fio(engine: &[&str], load: &Load) -> Outcome<Figures> {
 fn fio_command(load: &Load) -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=x", "--thread", "--time_based", "--bs=4k", "--output-format=json"]);
-    // Weir's generator keeps no map of the blocks that it has drawn either.
+    // Weir's generator does not track the blocks already drawn either.
     command.arg("--norandommap=1");
-    // Its usual percentiles leave out the time that it spends submitting; ours count from the submission.
+    // fio's default percentiles exclude the time of submitting; ours count from the submission.
     command.args(["--clat_percentiles=0", "--lat_percentiles=1"]);
     command.arg(format!("--rw={}", load.access)).arg(format!("--iodepth={}", load.depth));
     command.arg(format!("--size={}", load.size));
@@ -225,7 +225,7 @@ fn parse_fio(value: &Value, load: &Load) -> Option<Figures> {
     let kind = job.get(if load.access.writes() { "write" } else { "read" })?;
     let seconds = kind.get("runtime")?.as_f64()? / 1e3;
     let latency = kind.get("lat_ns")?.get("percentile")?;
-    // Percentages of the job's run time. With a ramp they cover what is counted.
+    // Percentages of the job's run time. With a ramp they cover the measured time.
     let cpu_percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;
     Some(Figures {
         iops: kind.get("iops")?.as_f64()?,

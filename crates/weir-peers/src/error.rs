@@ -1,6 +1,6 @@
 //! Errors of the suite: always a sentence for the person who runs it.
 
-/// What went wrong, in words.
+/// A failure, as a sentence.
 #[derive(Debug)]
 pub struct Failure(pub String);
 
@@ -8,7 +8,7 @@ pub struct Failure(pub String);
 pub type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// For `map_err`: what was being done, and why it failed.
+    /// For `map_err`: the failed action and the reason.
     pub fn of<E: std::fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> Failure {
         let what = what.into();
         move |error| Failure(format!("{what}: {error}"))

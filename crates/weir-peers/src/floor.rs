@@ -1,8 +1,8 @@
-//! The bare floor: what a socket costs when nothing stands behind it.
+//! The floor: the cost of a bare socket without a server behind it.
 //!
-//! A request is 4 KiB and an answer 64 bytes. At depth 1 that is a ping-pong; deeper, both sides work on all that
-//! has arrived and answer it in one send, which is the best that any protocol on one stream can do. The answering
-//! side is a process of its own, as a server would be: this program, started again.
+//! A request is 4 KiB and an answer 64 bytes. At depth 1 that is a ping-pong; deeper, each side processes all bytes that have
+//! arrived and answers in one send, which is the best that any protocol on one stream can do. The answering side is a process of
+//! its own, like a server: this program, started again.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,7 +22,7 @@ use crate::server::{Transport, Workspace, free_port};
 const REQUEST: usize = 4096;
 const ANSWER: usize = 64;
 
-/// Most requests that are looked at in one go.
+/// Largest batch, in requests.
 const BATCH: usize = 64;
 
 /// The answering process.
@@ -53,7 +53,7 @@ impl Echo {
         self.process.pid()
     }
 
-    /// Keeps `depth` requests under way for `runtime`.
+    /// Keeps `depth` requests in flight for `runtime`.
     pub fn drive(&self, depth: usize, runtime: Duration) -> Outcome<Figures> {
         let mut stream = self.connect()?;
         let cpu = weir_load::cpu::of_this_thread();
@@ -107,7 +107,7 @@ fn connect(transport: Transport, address: &str) -> Outcome<Box<dyn Stream>> {
     }
 }
 
-/// The answering process: takes one client after the other, for ever.
+/// The answering process: serves one client after the other, without end.
 pub fn serve(transport: Transport, address: &str) -> Outcome<()> {
     match transport {
         Transport::Unix => {

@@ -10,7 +10,7 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Takes both signals from now on. A lab's nodes have process groups of their own, so an ended measurement would leave them
+/// Handles both signals from now on. A lab's nodes have process groups of their own, so an ended measurement would leave them
 /// running.
 pub fn heed() {
     let handler = on_signal as extern "C" fn(libc::c_int);
@@ -21,7 +21,7 @@ pub fn heed() {
 }
 
 /// # Errors
-/// A signal has come.
+/// A signal has arrived.
 pub fn check() -> Outcome<()> {
     match INTERRUPTED.load(Ordering::Relaxed) {
         true => Err(Failure("interrupted".into())),

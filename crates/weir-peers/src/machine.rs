@@ -1,4 +1,4 @@
-//! The machine under the measurement: what it is, and how much processor time its hypervisor kept from it.
+//! The machine under measurement: its properties, and the processor time that its hypervisor stole.
 
 use std::fs;
 
@@ -20,24 +20,24 @@ impl ProcessorTime {
         ProcessorTime::parse(&text).ok_or_else(|| Failure("/proc/stat is not understood".into()))
     }
 
-    /// user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
+    /// user nice system idle iowait irq softirq steal; user and nice contain the later fields.
     fn parse(stat: &str) -> Option<ProcessorTime> {
         let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
         let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
         Some(ProcessorTime { total: ticks.iter().sum(), stolen: *ticks.get(7)? })
     }
 
-    /// The part of the time since `before` that the hypervisor gave to others, 0 to 1.
+    /// The stolen fraction of the time since `before`, 0 to 1.
     pub fn steal_since(self, before: ProcessorTime) -> f64 {
         let total = self.total.saturating_sub(before.total).max(1);
         self.stolen.saturating_sub(before.stolen) as f64 / total as f64
     }
 }
 
-/// What the results were measured on.
+/// The machine of the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// The processor's name; empty if the kernel does not tell.
+    /// The processor's name; empty if the kernel does not report it.
     pub processor: String,
     /// Processors that this process may use.
     pub processors: usize,
@@ -45,12 +45,12 @@ pub struct Machine {
     pub kernel: String,
     /// `release`, or `debug`: figures of a debug build say nothing about speed.
     pub build: &'static str,
-    /// The load average of the last minute before the first measurement: what else was going on.
+    /// The load average of the last minute before the first measurement: other activity.
     pub load_average: f64,
 }
 
 impl Machine {
-    /// This one.
+    /// The machine that runs this process.
     pub fn here() -> Machine {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");

@@ -1,7 +1,7 @@
 //! Weir beside its peers, in one run, on one machine: `make bench`.
 //!
-//! Absolute figures of a shared machine mean little, so every figure stands beside a peer's that was measured in the
-//! same seconds, and beside what the bare sockets cost.
+//! Absolute figures of a shared machine mean little, so the suite measures every figure in the same seconds as a peer's, and
+//! compares it with the cost of bare sockets.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod comparison;
@@ -83,13 +83,13 @@ enum TransportName {
     Tcp,
 }
 
-/// Bytes of the disks in memory: more than any cache of the processor, and not too much for a small machine.
+/// Size of the disks in memory, in bytes: larger than the processor's caches, small enough for a small machine.
 const SIZE: u64 = 512 << 20;
-/// Bytes of the disks on storage.
+/// Size of the disks on storage, in bytes.
 const MEDIA_SIZE: u64 = 128 << 20;
-/// Bytes of the generator's file: more than a device's own cache has.
+/// Size of the generator's file, in bytes: larger than a device's own cache.
 const FILE_SIZE: u64 = 1 << 30;
-/// Bytes of all of them in the short form.
+/// Size of each of them in the short form, in bytes.
 const SHORT_SIZE: u64 = 32 << 20;
 
 fn main() -> ExitCode {
@@ -154,7 +154,7 @@ fn settings(arguments: &Arguments) -> Outcome<Settings> {
     })
 }
 
-/// A written file: a hole would be answered without looking.
+/// A file without holes: a server answers reads of a hole without I/O.
 fn prepare(directory: &Path, storage: &Path, size: u64) -> Outcome<Workspace> {
     let file = directory.join("disk");
     let mut piece = vec![0; 1 << 20];

@@ -1,4 +1,4 @@
-//! Processes that the suite starts: known by number, measured, ended.
+//! Processes of the suite: start, CPU time, end.
 
 use std::fs;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -10,7 +10,7 @@ use weir_nbd::client::NbdClient;
 
 use crate::error::{Failure, Outcome};
 
-/// Longest wait for a server to come up.
+/// Timeout of a server's start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A child process. Ended when dropped.
@@ -20,7 +20,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command`; its errors go to ours.
+    /// Starts `command`; it inherits stderr.
     pub fn start(command: &mut Command) -> Outcome<Process> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
@@ -28,7 +28,7 @@ impl Process {
         Ok(Process { child, name })
     }
 
-    /// Starts `command`, which is asked and answers by lines: its input and its output.
+    /// Starts `command`, which answers each line of input with a line of output. Also returns its input and output.
     pub fn start_dialogue(command: &mut Command) -> Outcome<(Process, ChildStdin, ChildStdout)> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -39,7 +39,7 @@ impl Process {
         Ok((process, input, output))
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -1,4 +1,4 @@
-//! Where a server's processor time goes: samples of its call chains by `perf`, in groups that name a step of a request.
+//! Profile of a server's processor time: `perf` samples of its call chains, grouped by the steps of a request.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::error::{Failure, Outcome};
 
 /// Samples per second of processor time. Not a divisor of the kernel's tick.
 const FREQUENCY: &str = "4999";
-/// Longest wait for `perf` to open its events.
+/// Timeout for `perf` to open its events.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What became of one server's processor time under one load.
+/// One server's processor time under one load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Profile {
     /// The load.
@@ -31,29 +31,29 @@ pub struct Profile {
     /// Processor time of the driver for one request, in microseconds.
     #[serde(rename = "driver_cpu_us_per_request")]
     pub driver_us: f64,
-    /// What the groups were measured with.
+    /// The tool that measured the groups.
     pub source: String,
-    /// What it was used for, largest first.
+    /// Uses of the processor time, largest first.
     pub groups: Vec<Group>,
 }
 
 /// A step of a request, and its part of the server's processor time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Group {
-    /// In words.
+    /// The step's name.
     pub name: String,
     /// 0 to 1.
     pub fraction: f64,
 }
 
-/// A recording under way.
+/// A recording in progress.
 pub struct Recording {
     perf: Child,
     file: tempfile::NamedTempFile,
 }
 
 impl Recording {
-    /// Records what `pid` does from now on. `Err` says why that cannot be done here.
+    /// Records `pid` from now on.
     pub fn start(pid: u32, directory: &Path) -> Outcome<Recording> {
         let file = tempfile::NamedTempFile::new_in(directory)?;
         let mut command = Command::new("perf");
@@ -66,7 +66,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// The file gets its header when the events are open.
+    /// Waits for the file's header, which `perf` writes once the events are open.
     fn wait_until_it_records(&mut self) -> Outcome<()> {
         let deadline = Nanos::now() + START_TIMEOUT;
         while std::fs::metadata(self.file.path())?.len() == 0 {
@@ -81,11 +81,11 @@ impl Recording {
         Ok(())
     }
 
-    /// Ends it. Groups, largest first, and the number of samples.
+    /// Ends the recording. Returns the groups, largest first, and the number of samples.
     pub fn groups(mut self) -> Outcome<(Vec<Group>, usize)> {
         let number = i32::try_from(self.perf.id()).ok().and_then(Pid::from_raw);
         kill_process(number.ok_or_else(|| Failure("perf has no number".into()))?, Signal::INT)?;
-        // It ends itself by the same signal once it has written what it has: the status says nothing.
+        // `perf` writes its data and then ends itself by the same signal: the exit status has no information.
         self.perf.wait()?;
         let mut script = Command::new("perf");
         script.args(["script", "--no-inline", "-F", "ip,sym", "-i"]).arg(self.file.path());
@@ -135,8 +135,7 @@ fn is_kernel(address: &str) -> bool {
     u64::from_str_radix(address, 16).is_ok_and(|address| address >> 63 == 1)
 }
 
-/// What a kernel function belongs to, by a part of its name, in the order in which it is asked: a copy within a receive
-/// belongs to the receive.
+/// Groups of kernel functions by parts of their names, in order of precedence: a copy within a receive belongs to the receive.
 const KERNEL: [(&str, &[&str]); 6] = [
     ("kernel: receive from the socket", &["_recvmsg", "sys_recv", "sock_read_iter"]),
     ("kernel: send to the socket", &["_sendmsg", "sys_send", "sock_write_iter"]),
@@ -149,7 +148,7 @@ const KERNEL: [(&str, &[&str]); 6] = [
     ("kernel: interrupts", &["irq", "sysvec", "tick"]),
 ];
 
-/// What a function of the process belongs to, by a part of its name.
+/// Groups of the process's functions by parts of their names.
 const USER: [(&str, &[&str]); 11] = [
     ("NBD protocol (weir-export, weir-nbd)", &["weir_export", "weir_nbd"]),
     ("write log and replication (weir-accel)", &["weir_accel"]),

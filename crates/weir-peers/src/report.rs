@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::row::{Metric, Row};
 use crate::suite::{Results, Settings};
 
-/// Name and version of the file's shape. The version grows when a reader of the old one would misread the new one.
+/// Name and version of the file's schema. An incompatible change increments the version.
 pub const SCHEMA: &str = "weir-peers/1";
 
 /// All results.
@@ -27,7 +27,7 @@ pub fn json(machine: &Machine, settings: &Settings, results: &Results) -> Value 
     })
 }
 
-/// Targets that were missed, one sentence each.
+/// Missed targets, one sentence each.
 pub fn missed(results: &Results) -> Vec<String> {
     results.comparisons.iter().filter_map(crate::comparison::Comparison::miss).collect()
 }

@@ -1,41 +1,41 @@
-//! What is measured: samples, rows of samples, and when a row has enough of them.
+//! Measurements: samples, rows of samples, and the criterion of a complete row.
 
 use crate::driver::Figures;
 
-/// Rounds of a row may differ by this factor, highest to lowest, before the row is measured again.
+/// Rounds of a row may differ by this factor, highest to lowest, before the suite adds rounds.
 pub const STEADY: f64 = 1.5;
-/// Most rounds that are added to an unsteady row.
+/// Maximum number of rounds added to an unsteady row.
 pub const EXTRA_ROUNDS: usize = 3;
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
-    /// What the driver saw.
+    /// The driver's figures.
     pub figures: Figures,
     /// CPU seconds of the server's processes for each second of load.
     pub server_cpu: f64,
-    /// Steps of a neighbour's computation per second, where there is a neighbour.
+    /// Steps of a neighbour's computation per second, if there is a neighbour.
     pub neighbour: Option<f64>,
-    /// The part of the machine's processor time that its hypervisor gave to others, 0 to 1.
+    /// The fraction of the machine's processor time that its hypervisor stole, 0 to 1.
     pub steal: f64,
 }
 
-/// All measurements of one server, or the like, under one driver in one cell, in the order in which they were made.
+/// All measurements of one subject (such as a server) under one driver in one cell, in chronological order.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What was measured: `weir`, `nbdkit memory`.
+    /// The subject: `weir`, `nbdkit memory`.
     pub subject: String,
-    /// What made the load: `weir`, `fio`, or `-` where the subject brings its own.
+    /// The driver: `weir`, `fio`, or `-` if the subject has its own.
     pub driver: &'static str,
     /// One for each round.
     pub samples: Vec<Sample>,
-    /// Of these, rounds that were added because the others differed.
+    /// Of these, the rounds added because the others differed.
     pub extra_rounds: usize,
-    /// No other driver served this subject better.
+    /// No other driver gives this subject better figures.
     pub best: bool,
 }
 
-/// One load and everything that was measured under it.
+/// One load and all measurements under it.
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// `nbd unix randread 4k qd32`.
@@ -44,7 +44,7 @@ pub struct Cell {
     pub rows: Vec<Row>,
 }
 
-/// A figure that is compared.
+/// A compared figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// Requests per second.
@@ -60,7 +60,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// As at the end of a result's name.
+    /// Its name at the end of a result's name.
     pub fn name(self) -> &'static str {
         match self {
             Metric::Iops => "iops",
@@ -71,7 +71,7 @@ impl Metric {
         }
     }
 
-    /// Of the values.
+    /// The unit of the values.
     pub fn unit(self) -> &'static str {
         match self {
             Metric::Iops | Metric::Neighbour => "1/s",
@@ -111,7 +111,7 @@ impl Row {
         values.filter(|value| value.is_finite() && *value > 0.0).collect()
     }
 
-    /// What the row is about: requests per second, or the neighbour's steps where there is a neighbour.
+    /// The row's main metric: requests per second, or the neighbour's steps if there is a neighbour.
     pub fn main_metric(&self) -> Metric {
         let has_neighbour = self.samples.iter().any(|sample| sample.neighbour.is_some());
         if has_neighbour { Metric::Neighbour } else { Metric::Iops }
@@ -124,7 +124,7 @@ impl Row {
         Some((lowest, values.iter().copied().max_by(f64::total_cmp)?))
     }
 
-    /// Whether another round would tell more: fewer rounds agree than were asked for before rounds were added.
+    /// Whether the row needs another round: fewer rounds agree than the requested number.
     pub fn is_unsteady(&self) -> bool {
         let mut values = self.values(self.main_metric());
         values.sort_by(f64::total_cmp);
@@ -132,12 +132,12 @@ impl Row {
         asked_for > 1 && !values.windows(asked_for).any(|some| some[asked_for - 1] / some[0] <= STEADY)
     }
 
-    /// A row that lacks a sample, or whose samples say nothing, is a failure of its section.
+    /// Whether the row lacks samples, or its samples lack figures: a failure of its section.
     pub fn is_empty(&self) -> bool {
         self.values(self.main_metric()).len() != self.samples.len() || self.samples.is_empty()
     }
 
-    /// The mean share of processor time that was stolen while the row was measured, 0 to 1.
+    /// The mean stolen share of processor time during the row's measurements, 0 to 1.
     pub fn steal(&self) -> f64 {
         self.samples.iter().map(|sample| sample.steal).sum::<f64>() / self.samples.len().max(1) as f64
     }

@@ -1,4 +1,4 @@
-//! Servers that offer a disk over NBD: Weir's peers, all on RAM-backed storage.
+//! Servers that export a disk over NBD: Weir's peers, all on RAM-backed storage.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use weir_nbd::Uri;
 use crate::error::Outcome;
 use crate::process::Process;
 
-/// Something that offers a disk. It runs until it is dropped.
+/// A server that exports a disk. It runs until it is dropped.
 pub trait Server {
-    /// As peers are called in the results.
+    /// Its name in the results.
     fn name(&self) -> &'static str;
-    /// Where the disk is.
+    /// The export's URI.
     fn uri(&self) -> &Uri;
     /// The processes whose CPU time counts.
     fn pids(&self) -> Vec<u32>;
@@ -23,7 +23,7 @@ pub trait Server {
     }
 }
 
-/// Which way the client comes.
+/// The client's transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// A Unix socket.
@@ -42,7 +42,7 @@ impl Transport {
     }
 }
 
-/// Where files and sockets of a run are.
+/// Files and sockets of a run.
 pub struct Workspace {
     /// A directory on a tmpfs.
     pub directory: PathBuf,
@@ -119,8 +119,8 @@ fn nbdkit_address(uri: &Uri) -> Vec<String> {
     }
 }
 
-/// `qemu-storage-daemon` on the RAM-backed file: direct I/O through `io_uring`, which is its fastest way here.
-/// Its own I/O threads are not used: version 7.2 fails an assertion in them when a client leaves.
+/// `qemu-storage-daemon` on the RAM-backed file: direct I/O through `io_uring`, which is its fastest mode here. Without its I/O
+/// threads: version 7.2 fails an assertion in them when a client disconnects.
 pub fn qemu(workspace: &Workspace, transport: Transport) -> Outcome<Peer> {
     let uri = workspace.uri(transport, "qemu", "disk")?;
     let process = storage_daemon(&uri, &[file_node("disk0", &workspace.file)], "disk0")?;
@@ -167,7 +167,7 @@ fn storage_daemon(uri: &Uri, nodes: &[String], exported: &str) -> Outcome<Proces
     Ok(process)
 }
 
-/// A port of the loopback on which nobody listened a moment ago.
+/// A loopback port that was free a moment ago.
 pub fn free_port() -> Outcome<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }

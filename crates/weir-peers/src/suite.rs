@@ -1,7 +1,6 @@
-//! What is measured: sections of cells, each cell with its subjects, round after round.
+//! The suite: sections of cells; each cell has its subjects, measured in rounds.
 //!
-//! Within a cell the subjects take turns (A B C, C B A, …), so that whatever else the machine does falls on all of
-//! them alike.
+//! Within a cell the subjects take turns (A B C, C B A, …), so that other activity of the machine affects all of them alike.
 
 mod exports;
 mod generator;
@@ -31,42 +30,42 @@ use crate::server::{Server, Transport, Workspace};
 const WEIR: &str = "weir";
 /// The floor: batches over bare sockets.
 const ECHO: &str = "bare echo";
-/// The driver of a subject that brings its own.
+/// The driver of a subject that has its own.
 const OWN: &str = "-";
 
-/// How much is measured.
+/// The extent of the measurements.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Rounds of every cell.
     pub repeats: usize,
     /// Length of one measurement.
     pub runtime: Duration,
-    /// Load before each measurement that is not counted.
+    /// Load before each measurement, which does not count.
     pub warmup: Duration,
-    /// Only cells whose name begins with this.
+    /// Measure only cells whose name begins with this.
     pub only: String,
-    /// One cell of each section, of those that are wanted.
+    /// Measure one selected cell of each section.
     pub short: bool,
-    /// Bytes of the disks on the machine's own storage.
+    /// Size of the disks on the machine's own storage, in bytes.
     pub media_size: u64,
-    /// Bytes of the file that the generator reads.
+    /// Size of the file that the generator reads, in bytes.
     pub file_size: u64,
 }
 
-/// Everything that was measured.
+/// All results.
 #[derive(Default)]
 pub struct Results {
-    /// In the order in which they were measured.
+    /// Cells, in the order of measurement.
     pub cells: Vec<Cell>,
-    /// Weir beside its peers.
+    /// Comparisons of Weir with its peers.
     pub comparisons: Vec<Comparison>,
-    /// Where processor time went.
+    /// Profiles of processor time.
     pub profiles: Vec<Profile>,
-    /// Sections that did not come to their end, and rows without a figure.
+    /// Sections that did not complete, and rows without a figure.
     pub failures: Vec<String>,
 }
 
-/// One server under one driver, or the like.
+/// One server under one driver, or a process that needs none.
 struct Subject<'a> {
     name: String,
     driver: &'static str,
@@ -74,7 +73,7 @@ struct Subject<'a> {
     measure: Box<dyn Fn() -> Outcome<Measured> + 'a>,
 }
 
-/// What a measurement gave.
+/// The result of a measurement.
 #[derive(Clone, Copy, Default)]
 struct Measured {
     figures: Figures,
@@ -88,7 +87,7 @@ impl From<Figures> for Measured {
     }
 }
 
-/// The suite at work.
+/// A running suite.
 pub struct Suite<'a> {
     settings: &'a Settings,
     workspace: &'a Workspace,
@@ -110,7 +109,7 @@ impl<'a> Suite<'a> {
         ("profile", Suite::profiles),
     ];
 
-    /// Runs everything that is wanted. A section that fails is noted, and the next one runs.
+    /// Runs the selected sections. After a failed section it records the failure and continues with the next.
     pub fn run(settings: &'a Settings, workspace: &'a Workspace, weir: &'a Path) -> Results {
         let mut suite = Suite { settings, workspace, weir, results: Results::default() };
         for (name, section) in Suite::SECTIONS {
@@ -136,15 +135,14 @@ impl<'a> Suite<'a> {
         Load { access, depth, runtime, warmup, size: self.workspace.size }
     }
 
-    /// Those of a section's cells that are wanted: all whose names begin with the text that was asked for, and one of them
-    /// in the short form.
+    /// A section's selected cells: all whose names begin with the requested text, and only one of them in the short form.
     fn wanted<T>(&self, name: impl Fn(&T) -> String, mut cells: Vec<T>) -> Vec<T> {
         cells.retain(|cell| name(cell).starts_with(&self.settings.only));
         cells.truncate(if self.settings.short { 1 } else { cells.len() });
         cells
     }
 
-    /// A finished cell, with the best driver of each subject marked.
+    /// Adds a finished cell and marks the best driver of each subject.
     fn finish(&mut self, mut cell: Cell, metric: Metric) {
         cell.mark_best(metric);
         for row in cell.rows.iter().filter(|row| row.is_empty()) {
@@ -154,8 +152,8 @@ impl<'a> Suite<'a> {
         self.results.cells.push(cell);
     }
 
-    /// Notes a comparison. A target that cannot be looked at is a failure, except of measurements that are too short for
-    /// the clocks.
+    /// Records a comparison. A target without a comparison is a failure, except for measurements that are too short for the
+    /// clocks.
     fn compare(&mut self, name: &str, compared: Option<Comparison>, target: Option<f64>) {
         match (compared, target) {
             (Some(one), Some(target)) => self.results.comparisons.push(one.aiming_at(target)),
@@ -167,7 +165,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Every subject once in each round, forwards and backwards by turns; then once more those whose rounds differ.
+    /// Measures every subject once in each round, alternately forwards and backwards; then again the subjects whose rounds
+    /// differ.
     fn rounds(&self, cell: &str, subjects: &[Subject<'_>]) -> Outcome<Cell> {
         let empty = |subject: &Subject<'_>| Row {
             subject: subject.name.clone(),
@@ -213,7 +212,7 @@ impl Subject<'_> {
         let (machine, before) = (ProcessorTime::now()?, cpu_seconds(&self.pids)?);
         let Measured { figures, neighbour } = (self.measure)()?;
         let used = cpu_seconds(&self.pids)? - before;
-        // The server also works while the load warms up: what counts is its use per second under load.
+        // The server also works during the warm-up: its figure is CPU time per second under load.
         let server_cpu = if self.pids.is_empty() { 0.0 } else { used / figures.under_load };
         let steal = ProcessorTime::now()?.steal_since(machine);
         Ok(Sample { figures, server_cpu, neighbour, steal })
@@ -234,8 +233,8 @@ fn served<'a>(server: &'a dyn Server, driver: Driver, load: Load) -> Subject<'a>
     }
 }
 
-/// The floor of a request that takes all these hops one after the other: latencies add up, and at depth the slowest
-/// hop decides.
+/// The floor of a request that takes all these hops in sequence: latencies add up, and at depth the slowest hop is the
+/// bottleneck.
 fn echoed<'a>(hops: Vec<&'a Echo>, load: Load) -> Subject<'a> {
     Subject {
         name: ECHO.into(),

@@ -1,4 +1,4 @@
-//! The tables that people read, at most 100 columns wide.
+//! Text tables, at most 100 columns wide.
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 
@@ -6,7 +6,7 @@ use crate::comparison::Comparison;
 use crate::profile::{Group, Profile};
 use crate::row::{Cell, Metric, Row, STEADY};
 
-/// What the columns of [`of_cells`] mean, above the tables.
+/// Legend of the columns of [`of_cells`], above the tables.
 pub const LEGEND: &str = "\
 `*`: the driver that serves this one best; ratios are best against best, above 1 Weir is better.
 IOPS: median of n rounds; range: lowest to highest, `!` where they differ by more than 1.5.
@@ -81,7 +81,7 @@ fn ratios(comparisons: &[&Comparison]) -> Table {
         let digits = usize::from(one.value < 1000.0);
         let value = |value: f64| if value >= 1e7 { short(Some(value)) } else { number(Some(value), digits) };
         table.add_row([
-            // Its configurations are all measured under one driver.
+            // The suite measures all configurations of Weir under one driver.
             if one.subject == "weir" { driven(&one.subject, one.driver) } else { one.subject.clone() },
             driven(&one.peer, one.peer_driver),
             short_name(one.metric).into(),
@@ -108,7 +108,7 @@ fn short_name(metric: Metric) -> &'static str {
     }
 }
 
-/// Where the processor time of servers goes.
+/// The table of servers' processor time.
 pub fn of_profiles(profiles: &[Profile]) -> String {
     let mut text = String::new();
     for profile in profiles {

@@ -16,18 +16,18 @@ use weir_node::api::{CreateDisk, CreateVolume, Export, Medium};
 use crate::error::{Failure, Outcome};
 use crate::server::{Server, Transport, Workspace};
 
-/// The name of the disk, which is also that of its export.
+/// The name of the disk and of its export.
 const DISK: &str = "disk";
 /// The name of its volume.
 const VOLUME: &str = "pool";
 /// The node that owns it.
 const OWNER: &str = "n1";
-/// Longest wait for the disk's policy to take effect.
+/// Timeout for the disk's policy to take effect.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest wait for a write log to reach the backing.
+/// Timeout for a write log to reach the backing.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A lab with one disk. Ends when dropped, and leaves nothing.
+/// A lab with one disk. Dropping it ends its processes and removes its files.
 pub struct Cluster {
     name: &'static str,
     lab: Lab,
@@ -36,18 +36,18 @@ pub struct Cluster {
     _directories: [TempDir; 2],
 }
 
-/// What is measured of Weir.
+/// The measured configuration of Weir.
 #[derive(Clone, Copy, Debug)]
 pub struct ClusterConfig<'a> {
     /// Its name in the results.
     pub name: &'static str,
-    /// Which way clients come.
+    /// The clients' transport.
     pub transport: Transport,
-    /// The policy; as many nodes are started as it needs.
+    /// The policy; the suite starts as many nodes as it needs.
     pub policy: &'a str,
-    /// Where logs are kept.
+    /// The logs' medium.
     pub medium: Medium,
-    /// Where the volume, and the flash if there is one, are.
+    /// The directory of the volume, and of the flash if there is one.
     pub storage: &'a Path,
     /// Bytes of the disk.
     pub size: u64,
@@ -71,8 +71,8 @@ impl<'a> ClusterConfig<'a> {
 }
 
 impl Cluster {
-    /// Starts as many nodes as the policy has copies, makes a disk, and writes it once over. Each cluster has directories
-    /// of its own: one that has been measured before leaves no registry behind for this one to find.
+    /// Starts as many nodes as the policy has copies, creates a disk, and writes all of it once. Each cluster has directories of
+    /// its own, so it never finds the registry of an earlier one.
     pub fn start(program: &Path, workspace: &Workspace, wanted: &ClusterConfig<'_>) -> Outcome<Cluster> {
         let ClusterConfig { name, transport, policy, medium, storage, size, busy_poll_us } = *wanted;
         let home = tempfile::Builder::new().prefix("lab-").tempdir_in(&workspace.directory)?;
@@ -116,7 +116,7 @@ impl Cluster {
         process.map(|process| process.pid).ok_or_else(|| Failure(format!("{OWNER} does not run")))
     }
 
-    /// Figures of another policy than the one that is named would be worth nothing.
+    /// Waits until the policy is in effect: figures of another policy would be worthless.
     fn wait_for(&self, policy: &str) -> Outcome<()> {
         let deadline = Nanos::now() + POLICY_TIMEOUT;
         loop {

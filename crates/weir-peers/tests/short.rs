@@ -1,5 +1,5 @@
-//! `make bench` in its short form, with debug binaries: every section runs against every peer and gives its rows. How fast
-//! anything is says nothing here.
+//! `make bench` in its short form, with debug binaries: every section runs against every peer and gives its rows. The speeds have
+//! no meaning here.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 #[path = "../../weir-lab/tests/common/program.rs"]

@@ -11,9 +11,9 @@ use crate::row::{Cell, Metric};
 use crate::server::{self, Server, Transport};
 use crate::weir::{Cluster, ClusterConfig};
 
-/// Requests per second at depth over a Unix socket, of what a bare socket does.
+/// Target for requests per second at depth over a Unix socket, as a fraction of a bare socket's.
 const ECHO_TARGET: f64 = 0.4;
-/// `write-back+1` at depth beside the quorum pair, both under fio.
+/// Target ratio of `write-back+1` to the quorum pair at depth, both under fio.
 const QUORUM_TARGET: f64 = 3.0;
 
 impl Suite<'_> {
@@ -49,7 +49,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Two copies, synchronously: this host and another.
+    /// Two synchronous copies: on this host and another.
     pub(super) fn two_copies(&mut self) -> Outcome<()> {
         let name = |load: &Load| format!("write-back+1 nbd {}", load.name());
         let loads = [32, 1].map(|depth| self.load(Access::RandWrite, depth)).to_vec();
@@ -90,7 +90,7 @@ impl Suite<'_> {
         self.rounds(cell, &subjects)
     }
 
-    /// Weir beside each peer, each under the driver that serves it best.
+    /// Compares Weir with each peer, each under its best driver.
     fn beside_peers(&mut self, cell: &Cell, load: &Load) {
         let main = main_metric(load);
         let second = if load.depth == 1 { Metric::Iops } else { Metric::PerServerCpu };
@@ -105,7 +105,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Weir beside the floor, which does no work for a request: only its speed says something.
+    /// Compares Weir with the floor, which does no work for a request: only its speed is meaningful.
     fn beside_echo(&mut self, cell: &Cell, load: &Load, target: Option<f64>) {
         let metric = main_metric(load);
         let rows = cell.best(WEIR, metric).zip(cell.best(ECHO, metric));
@@ -124,7 +124,7 @@ impl Suite<'_> {
     }
 }
 
-/// A single request is about its latency, many are about their number.
+/// Latency for a single request in flight, throughput for several.
 fn main_metric(load: &Load) -> Metric {
     if load.depth == 1 { Metric::P50 } else { Metric::Iops }
 }

@@ -1,4 +1,4 @@
-//! The generator beside fio: the same work on nothing, on a file and over NBD, and what it costs its processor.
+//! The generator against fio: the same load on the null target, on a file and over NBD, and its processor time.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,13 +14,13 @@ use crate::row::{Metric, Row};
 use crate::server::{self, Server, Transport};
 use crate::weir::{Cluster, ClusterConfig};
 
-/// What Weir aims at, as ratios of requests for each CPU second.
+/// Weir's targets, as ratios of requests for each CPU second.
 const NULL_TARGET: f64 = 4.0;
 const FILE_TARGET: f64 = 1.15;
 const NBD_TARGET: f64 = 3.0;
 
-/// fio on the file, each with what it has besides `io_uring`, `registerfiles=1`, `fixedbufs=1`, `direct=1` and
-/// `norandommap=1`. By default it submits each request by itself; batches cost it less.
+/// fio's configurations on the file, each with its options besides `io_uring`, `registerfiles=1`, `fixedbufs=1`, `direct=1` and
+/// `norandommap=1`. By default fio submits each request by itself; batches cost it less.
 const FIO_ON_A_FILE: [(&str, &[&str]); 2] = [
     ("fio io_uring", &[]),
     (
@@ -29,7 +29,7 @@ const FIO_ON_A_FILE: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// What the generator's section has: each makes one kind of load with Weir's generator and with fio.
+/// The targets of the generator's section. Weir's generator and fio drive each.
 #[derive(Clone, Copy)]
 enum Work {
     Null,
@@ -38,7 +38,7 @@ enum Work {
 }
 
 impl Suite<'_> {
-    /// All cells of the generator; in the short form too, because each has another target to open.
+    /// All cells of the generator; also in the short form, because each opens another kind of target.
     pub(super) fn generator(&mut self) -> Outcome<()> {
         let load = self.load(Access::RandRead, 32);
         let works = [
@@ -84,7 +84,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Both as processes of their own, so that no thread of them is forgotten.
+    /// Both generators in processes of their own, so that the CPU time of all their threads counts.
     fn on_a_file(&mut self, cell: &str, load: Load) -> Outcome<()> {
         let load = Load { size: self.settings.file_size, ..load };
         let file = &written_file(&self.workspace.storage, load.size)?;
@@ -103,7 +103,7 @@ impl Suite<'_> {
         std::fs::remove_file(file).map_err(Failure::of(format!("cannot remove {}", file.display())))
     }
 
-    /// The same server under both clients.
+    /// Both clients on the same server.
     fn over_nbd(&mut self, cell: &str, load: Load, name: &str) -> Outcome<()> {
         let weir = ClusterConfig::in_memory(self.workspace, Transport::Unix, "write-through");
         let server: Box<dyn Server> = match name {
@@ -118,7 +118,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Weir's generator beside fio, which is the peer here and not only a driver.
+    /// Compares Weir's generator with fio, which is the peer here and not only a driver.
     fn beside_fio(&mut self, cell: &str, ours: &Row, fio: &Row, metrics: &[(Metric, Option<f64>)]) {
         let peer = if fio.driver == OWN { fio.subject.clone() } else { "fio".into() };
         for &(metric, target) in metrics {
@@ -134,7 +134,7 @@ fn of_process<'a>(name: &str, measure: impl Fn() -> Outcome<Figures> + 'a) -> Su
     Subject { name: name.into(), driver: OWN, pids: Vec::new(), measure }
 }
 
-/// A file on the machine's own storage that has no holes and lies on the device.
+/// A file without holes on the machine's own storage, synced to the device.
 fn written_file(storage: &Path, size: u64) -> Outcome<PathBuf> {
     let path = storage.join("generator");
     let failed = format!("cannot fill {}", path.display());

@@ -1,6 +1,6 @@
-//! Write-back on each medium beside the backing alone, and beside the floor of each.
+//! Write-back on each medium, compared with the backing alone and with each one's floor.
 //!
-//! Backing and flash are files on the machine's own storage, so on one device here; on a host they would be two.
+//! Backing and flash are files on the machine's own storage, so on one device here; a host would have two.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -22,18 +22,18 @@ use crate::row::{Cell, Metric};
 use crate::server::Transport;
 use crate::weir::{Cluster, ClusterConfig};
 
-/// What one 4 KiB write takes on flash: its data and a header.
+/// Bytes of one 4 KiB write on flash: its data and a header.
 const FRAME: usize = 8192;
-/// Bytes that the floor writes over, again and again.
+/// Size of the range that the floor overwrites cyclically, in bytes.
 const RING: u64 = 64 << 20;
 
-/// The backing alone, as everything else is compared with it.
+/// The backing alone, the baseline of the comparisons.
 const BACKING: &str = "backing alone";
 /// The floor of a log on flash.
 const SYNCED_WRITE: &str = "bare synced write 8k qd1";
 
 impl Suite<'_> {
-    /// `write-back+0` and `+1` on RAM and flash, under Weir's own generator: no peer has the like.
+    /// `write-back+0` and `+1` on RAM and flash, under Weir's own generator: no peer has an equivalent.
     pub(super) fn media(&mut self) -> Outcome<()> {
         let name = |load: &Load| format!("media {}", load.name());
         let size = self.settings.media_size;
@@ -94,7 +94,7 @@ impl Suite<'_> {
     }
 }
 
-/// The floor of a log on flash: one frame after the other, each on stable storage before the next.
+/// The floor of a log on flash: sequential frames, each on stable storage before the next.
 fn synced_writes(path: &Path, runtime: Duration) -> Outcome<Figures> {
     let flags = libc::O_DIRECT | libc::O_DSYNC;
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;

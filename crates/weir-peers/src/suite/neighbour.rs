@@ -1,4 +1,4 @@
-//! What busy-polling takes from a neighbour: a process that computes on the same two processors while a disk has one
+//! Cost of busy-polling for a neighbour: a process that computes on the same two processors while a disk has one
 //! request in flight, with polling on and off.
 
 use std::cell::RefCell;
@@ -21,9 +21,9 @@ use crate::row::Metric;
 use crate::server::{Server, Transport};
 use crate::weir::{Cluster, ClusterConfig};
 
-/// Processors that everybody shares here.
+/// Number of processors that all processes here share.
 const PROCESSORS: usize = 2;
-/// The neighbour's share that is left to it with polling, of what it has without.
+/// Target for the neighbour's speed with polling, as a fraction of its speed without.
 const NEIGHBOUR_TARGET: f64 = 0.9;
 
 const ALONE: &str = "alone";
@@ -31,7 +31,7 @@ const POLLING_OFF: &str = "weir, polling off";
 const POLLING_ON: &str = "weir, polling on";
 
 impl Suite<'_> {
-    /// A neighbour whose threads are pinned to a processor each, and one whose threads the kernel moves.
+    /// Measures a neighbour with one pinned thread per processor, and one whose threads the kernel moves.
     pub(super) fn neighbour(&mut self) -> Outcome<()> {
         let load = self.load(Access::RandWrite, 1);
         let name = |pinned: &bool| {
@@ -41,7 +41,7 @@ impl Suite<'_> {
         if wanted.is_empty() {
             return Ok(());
         }
-        // Processes and threads that are started from here inherit the processors.
+        // Processes and threads started from here inherit the affinity.
         let _confined = Confined::to(PROCESSORS)?;
         let config = ClusterConfig::in_memory(self.workspace, Transport::Unix, "write-back+1");
         let with = |name, busy_poll_us| ClusterConfig { name, busy_poll_us, ..config };
@@ -83,7 +83,7 @@ fn beside<'a>(neighbour: &'a Neighbour, cluster: &'a Cluster, load: Load) -> Sub
     Subject { name: cluster.name().into(), driver: OWN, pids: cluster.pids(), measure: Box::new(measure) }
 }
 
-/// This thread, and what it starts, on some of its processors only, until dropped.
+/// Confines this thread, and the processes that it starts, to some of its processors, until dropped.
 struct Confined {
     before: CpuSet,
 }
@@ -100,7 +100,7 @@ impl Confined {
 
 impl Drop for Confined {
     fn drop(&mut self) {
-        // What was allowed before is allowed again.
+        // Restores the previous affinity.
         let _ = sched_setaffinity(None, &self.before);
     }
 }
@@ -109,7 +109,7 @@ fn processors(set: &CpuSet) -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&number| set.is_set(number)).collect()
 }
 
-/// A process that computes for as long as it is needed: this program, started again.
+/// A process that computes until dropped: this program, started again.
 struct Neighbour {
     _process: Process,
     pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
@@ -132,7 +132,7 @@ impl Neighbour {
         answer.trim().parse().map_err(Failure::of("the neighbour's answer"))
     }
 
-    /// Its steps per second while something else goes on.
+    /// Its steps per second during `work`.
     fn during<T>(&self, work: impl FnOnce() -> Outcome<T>) -> Outcome<(T, f64)> {
         let (steps, start) = (self.steps()?, Nanos::now());
         let done = work()?;
@@ -149,8 +149,8 @@ impl Neighbour {
     }
 }
 
-/// The neighbour's own process: a thread for each processor that it may use computes; each line of the input is answered with
-/// the steps so far, and the input's end ends it.
+/// The neighbour's own process: one thread for each allowed processor computes. It answers each line of the input with the steps
+/// so far, and ends at the input's end.
 pub fn compute(pinned: bool) -> Outcome<()> {
     let allowed = processors(&sched_getaffinity(None)?);
     let counters: Vec<Arc<AtomicU64>> = allowed.iter().map(|_| Arc::default()).collect();
@@ -159,7 +159,7 @@ pub fn compute(pinned: bool) -> Outcome<()> {
         std::thread::spawn(move || {
             let mut own = CpuSet::new();
             own.set(number);
-            // A processor that has gone meanwhile leaves the thread where the kernel puts it.
+            // If the processor has gone offline meanwhile, the kernel places the thread.
             let _ = pinned.then(|| sched_setaffinity(None, &own));
             count(&counter);
         });
@@ -172,7 +172,7 @@ pub fn compute(pinned: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Steps of a multiplication that waits for the one before: what it does depends on the processor's time alone.
+/// Steps of dependent multiplications: their number depends on processor time alone.
 fn count(counter: &AtomicU64) {
     const STEPS: u64 = 1 << 14;
     let mut state = 1_u64;

@@ -1,4 +1,4 @@
-//! Where the processor time of a request goes on the server, beside that of the bare sockets.
+//! Profiles of the server's processor time for a request, beside that of the bare sockets.
 
 use weir_load::workload::Access;
 
@@ -13,7 +13,7 @@ use crate::server::Transport;
 use crate::weir::{Cluster, ClusterConfig};
 
 impl Suite<'_> {
-    /// One copy, read and written, and the owner of two.
+    /// Profiles reads and writes of one copy, and the owner of two.
     pub(super) fn profiles(&mut self) -> Outcome<()> {
         type Wanted = (&'static str, Access);
         let cells = vec![
@@ -38,7 +38,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// One measurement of one server, recorded. Without `perf`, user and system time are told apart, and no more.
+    /// Records one measurement of one server. Without `perf` it distinguishes only user and system time.
     fn profile(&mut self, cell: &str, subject: &Subject<'_>) -> Outcome<Row> {
         eprintln!("{cell}: {}", subject.name);
         let pid = subject.pids[0];
