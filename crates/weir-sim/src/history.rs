@@ -67,7 +67,7 @@ impl History {
         self.operations.iter().filter(|operation| !operation.is_write).count() as u64
     }
 
-    /// Why no order of these operations is valid for a register, if so.
+    /// The reason why no order of these operations is valid for a register, if none is.
     pub fn contradiction(&self) -> Option<String> {
         let clusters = self.clusters();
         for cluster in &clusters {

@@ -1,9 +1,9 @@
 //! The simulator: a small cluster in virtual time, with all faults from a seed.
 //!
-//! **What is real** is production code: [`Accel`](weir_accel::Accel) with all its parts (log, index, destage, pacing, peers),
+//! **Real** is production code: [`Accel`](weir_accel::Accel) with all its parts (log, index, destage, pacing, peers),
 //! [`ReplicaHost`](weir_accel::ReplicaHost), a flash log's device, store and recovery ([`weir_accel::flash`]), their channels and
 //! frames, the reactor's bookkeeping of operations and buffers, and of the control plane [`decide`](weir_node::control::decide)
-//! and the rules by which the registry's record changes ([`weir_cluster::ownership`]). **What is simulated** is time, network and
+//! and the rules of changes to the registry's record ([`weir_cluster::ownership`]). **Simulated** are time, network and
 //! media ([`weir_block::sim`]), the registry, the tasks of the control plane, and guests. [`right`] simulates the right to serve
 //! alone.
 //!

@@ -16,7 +16,7 @@ pub const PEER_DEADLINE: Duration = Duration::from_millis(300);
 /// The registry's lease of a silent process, and the process's own, shorter deadline.
 pub const LEASE: Duration = Duration::from_millis(600);
 pub const OWN_LEASE: Duration = Duration::from_millis(540);
-/// How long a silent owner may have I/O in flight; longer than any operation.
+/// Longest time for which a silent owner may have I/O in flight; longer than any operation.
 pub const FENCE_GRACE: Duration = Duration::from_millis(900);
 pub const LONGEST_OPERATION: Duration = Duration::from_millis(300);
 

@@ -1,4 +1,4 @@
-//! The seeds that every change must pass.
+//! Seeds that every change must pass.
 //!
 //! `WEIR_SIM_SEEDS=n` runs n of them instead of the usual number; `weir-sim run --seed s --trace` replays one.
 #![allow(clippy::unwrap_used)]

@@ -26,7 +26,7 @@ pub struct Guard {
     pub until: Arc<AtomicU64>,
     /// The previous deadline, before its last change.
     held: Rc<Cell<Nanos>>,
-    /// How long after the right's end a write was submitted.
+    /// Delay of a write's submission after the right's end.
     late: Rc<Cell<Duration>>,
 }
 
@@ -41,7 +41,7 @@ impl Guard {
         self.clock.at(self.world.now().max(self.clock.busy_until()))
     }
 
-    /// When the right ended, or now.
+    /// The right's end, or now.
     fn end(&self) -> Nanos {
         self.held.get().max(self.now().min(Nanos(self.until.load(Ordering::Acquire))))
     }

@@ -1,4 +1,4 @@
-//! The control plane of a node and its calls to the registry, which take time and get lost.
+//! The control plane of a node and its calls to the registry, which take time and may get lost.
 //!
 //! Production's [`decide`] makes decisions, and production's rules change the record. A session counts for the disk only after a
 //! read of the record, sent since the session began, has confirmed this owner.
@@ -18,7 +18,7 @@ use crate::atlas::Fault;
 use crate::registry::{Record, process_of};
 use crate::scale::{CALM, FENCE_GRACE, LEASE, NODES, OWN_LEASE, PEER_DEADLINE, Process, name, node_of};
 
-/// With the planted bug, the disk is released this much later.
+/// With the planted bug, the node releases the disk this much later.
 const WAITS: Duration = Duration::from_secs(3);
 
 /// A node releases a disk with another owner and a readable record within this time (P9).
@@ -57,7 +57,7 @@ pub enum Ask {
         to: Process,
         answered: bool,
     },
-    /// A new epoch of its own, when the last change's outcome is unknown.
+    /// Takes a new epoch of its own, when the last change's outcome is unknown.
     EndDoubt {
         serial: u64,
     },

@@ -9,14 +9,14 @@ use super::Cluster;
 use super::requests::{CORRUPT, value_in};
 use crate::scale::{BLOCK, BLOCKS, Process};
 
-/// What clients have seen of a block, and what was acknowledged to them.
+/// The values of a block that clients have seen, and the acknowledged ones.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// From all answers.
     pub seen: Seen,
     /// From acknowledged writes alone: a read may have returned data in a volatile cache.
     pub kept: Seen,
-    /// Unacknowledged values that the backing has lost, and when. A read that began before may still return one.
+    /// Unacknowledged values that the backing has lost, with the times. A read that began before may still return one.
     lost: Vec<(u64, u64)>,
 }
 
@@ -45,7 +45,7 @@ impl Known {
 /// Values and times of answers.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// When the first operation on a value ended.
+    /// End time of the first operation on each value.
     ended: BTreeMap<u64, u64>,
     /// The last start times of ended operations, of at most two values: the latest first.
     latest: Vec<(u64, u64)>,
@@ -63,7 +63,7 @@ impl Seen {
         self.latest.truncate(2);
     }
 
-    /// Removes a value from what was seen.
+    /// Removes a value from the seen ones.
     fn forget(&mut self, value: u64) {
         self.ended.remove(&value);
         self.latest.retain(|&(_, other)| other != value);
@@ -94,7 +94,7 @@ impl Cluster {
         }
     }
 
-    /// Checks what reads of this process alone would return.
+    /// Checks the results that reads of this process alone would return.
     fn check_copy(&self, named: Process) -> Option<String> {
         let number = named.node;
         let process = self.process(number);

@@ -1,8 +1,8 @@
 //! The production code over the reactor's simulated engine.
 //!
-//! **What is real**: [`Accel`](weir_accel::Accel) with all its parts (log, index, destage, pacing, peers), the
+//! **Real**: [`Accel`](weir_accel::Accel) with all its parts (log, index, destage, pacing, peers), the
 //! [`ReplicaHost`](weir_accel::ReplicaHost), their channels and frames, the reactor's bookkeeping of operations and buffers, and
-//! of the control plane [`decide`](weir_node::control::decide) and the rules by which the record changes. **What is simulated**:
+//! of the control plane [`decide`](weir_node::control::decide) and the rules of record changes. **Simulated**:
 //! time, network and media ([`weir_block::sim`]), the registry, the tasks of the control plane, guests.
 //!
 //! A process may pause at any read of its clock, bytes arrive in pieces, writes of a dead process land late. Reads, flushes and
@@ -152,7 +152,7 @@ struct Cluster {
 pub struct Run {
     /// Its counts.
     pub counts: Counts,
-    /// The promise that was broken, when and how; `None` when all held.
+    /// The broken promise, with time and cause; `None` when all held.
     pub violation: Option<String>,
     /// The trace, one line per event, if requested.
     pub trace: Vec<String>,

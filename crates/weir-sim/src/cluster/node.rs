@@ -55,7 +55,7 @@ pub struct Node {
     pub held: Vec<Task>,
     pub told_until: Nanos,
     pub forgotten_below: u64,
-    /// Since when a disk of another owner is open here although the registry is reachable.
+    /// Start of the time in which a disk of another owner has been open here although the registry is reachable.
     pub overstays: Option<Nanos>,
     /// Number of the backing's opening in progress, or 0.
     pub opening: u64,
@@ -82,7 +82,7 @@ pub struct Disk {
 }
 
 impl Node {
-    /// When its next turn is due, in world time.
+    /// Time of its next turn, in world time.
     pub fn due(&self, world: &World) -> Nanos {
         if !self.alive || self.paused {
             return Nanos::NEVER;
@@ -152,7 +152,7 @@ impl Cluster {
         node.reactor = None;
     }
 
-    /// In the order that its parts require.
+    /// Drops the parts in the order that they require.
     pub fn switch_off(&mut self) {
         for node in 0..self.nodes.len() {
             self.end(node, Death::PowerCut);

@@ -27,7 +27,7 @@ impl Cluster {
         }
     }
 
-    /// Checks what reads of this process alone would return.
+    /// Checks the results that reads of this process alone would return.
     fn check_copy(&self, named: &NodeRef) -> Option<String> {
         let number = self.living(named)?;
         let shard = self.nodes[number].shard.as_ref()?;

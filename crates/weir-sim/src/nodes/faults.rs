@@ -95,7 +95,7 @@ impl Cluster {
         }
     }
 
-    /// Whether it could be injected.
+    /// Returns whether it was injected.
     fn inject(&mut self, fault: Fault, node: usize) -> bool {
         let medium = self.world.medium(self.medium);
         match fault {
@@ -197,7 +197,7 @@ impl Cluster {
         self.world.now() + Duration::from_millis(self.rng.u64(least..=most))
     }
 
-    /// A crash finds most right after a decision: once in `odds` calls, `node` crashes within `within` microseconds.
+    /// A crash finds most bugs right after a decision: once in `odds` calls, `node` crashes within `within` microseconds.
     pub fn crash_soon(&mut self, node: usize, odds: u32, within: u64) {
         if self.world.now() < CALM && self.swarm.has(Fault::Crash) && self.rng.u32(..odds) == 0 {
             self.after(0, within, Task::Crash { node });

@@ -58,7 +58,7 @@ pub enum Order {
 #[derive(Default)]
 pub struct Known {
     pub node: Option<Arc<Node>>,
-    /// Why the process has exited.
+    /// The reason of the process's exit.
     pub failed: Option<String>,
     /// Operators' requests in progress.
     pub orders: usize,
@@ -101,9 +101,9 @@ pub struct Machine {
     /// Pauses of the shard (longest, and once in how many reads of its clock), and of the control plane.
     pub stalls: (u32, Duration, Duration),
     idle_turns: u32,
-    /// When the shard's next turn is due, in world time.
+    /// Time of the shard's next turn, in world time.
     wake: Nanos,
-    /// The control plane's thread is busy until then.
+    /// Time until which the control plane's thread is busy.
     elsewhere: Nanos,
     busy: Nanos,
 }
@@ -116,7 +116,7 @@ pub enum Part {
 }
 
 impl Machine {
-    /// When its next turn is due, in world time, and of which part.
+    /// Time of its next turn, in world time, and the part that gets it.
     pub fn due(&self, world: &World) -> (Nanos, Part) {
         let (Some(tasks), Some(waker), false) = (&self.tasks, &self.waker, self.paused) else {
             return (Nanos::NEVER, Part::Shard);
@@ -347,7 +347,7 @@ impl Cluster {
         machine.waker = None;
     }
 
-    /// In the order that its parts require.
+    /// Drops the parts in the order that they require.
     pub fn switch_off(&mut self) {
         for node in 0..self.nodes.len() {
             self.end(node, Death::PowerCut);

@@ -1,12 +1,12 @@
 //! Whole nodes under virtual time.
 //!
-//! **What is real**: all of a node except its sockets and threads: the control plane ([`weir_node::plane`]) with its membership,
+//! **Real**: all of a node except its sockets and threads: the control plane ([`weir_node::plane`]) with its membership,
 //! grants, disk tasks and operators' requests; the shard ([`weir_node::shard::Turning`]) with export, accelerator, replicas and
-//! openings; their messages; the registry's transactions, leases and watches. **What is simulated**: time, network and media
+//! openings; their messages; the registry's transactions, leases and watches. **Simulated**: time, network and media
 //! ([`weir_block::sim`]), threads ([`weir_task::Process`]), connections to the registry, opening a backing, operators, clients.
 //!
-//! A process may pause at any read of its clock, in a shard's turn or in a task of the control plane. Calls to the registry get
-//! lost before or after their commit. See [`crate::run`] for the checks.
+//! A process may pause at any read of its clock, in a shard's turn or in a task of the control plane. Calls to the registry may
+//! get lost before or after their commit. See [`crate::run`] for the checks.
 
 mod checks;
 mod clients;
@@ -80,7 +80,7 @@ enum Task {
         reply: Reply,
         answer: Result<Answer, RegistryError>,
     },
-    /// Tells the waiting caller that no answer will come.
+    /// Notifies the waiting caller that no answer will come.
     Lost(Reply),
     /// Notifies a watcher of the registry.
     Notify(u64),

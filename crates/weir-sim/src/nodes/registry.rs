@@ -191,7 +191,7 @@ impl Service {
         }
     }
 
-    /// When the next lease ends.
+    /// End of the next lease to expire.
     pub fn due(&self) -> Nanos {
         if self.up { self.memory.next_deadline() } else { Nanos::NEVER }
     }

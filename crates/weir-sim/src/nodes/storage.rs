@@ -9,7 +9,7 @@ use weir_volume::{Backing, BackingKind, BackingOptions, Mark, OpenedBacking, Tra
 use super::{Who, WorldRequest, WorldRequests};
 use crate::cluster::backing;
 
-/// One process's access to the storage: the simulation decides how long an opening takes.
+/// One process's access to the storage: the simulation decides the duration of an opening.
 pub struct SimulatedStorage {
     pub who: Who,
     pub requests: WorldRequests,

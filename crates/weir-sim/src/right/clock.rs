@@ -38,7 +38,7 @@ impl Clock {
     }
 }
 
-/// Mostly the extreme speeds, where margins are tightest.
+/// A random speed, mostly an extreme one, where margins are tightest.
 fn speed(rng: &mut Rng) -> i64 {
     match rng.u8(0..3) {
         0 => -DRIFT,

@@ -115,7 +115,7 @@ impl Counts {
 pub struct Run {
     /// Its counts.
     pub counts: Counts,
-    /// The promise that was broken, when and how.
+    /// The broken promise, with time and cause.
     pub violation: Option<String>,
     /// The trace, if requested.
     pub trace: Vec<String>,

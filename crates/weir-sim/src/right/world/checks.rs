@@ -73,7 +73,7 @@ impl World {
         }
     }
 
-    /// An owner asks at least the record's set, and each copy in that set has all answered data.
+    /// An owner requests grants from at least the record's set, and each copy in that set has all answered data.
     pub fn check_record(&mut self) {
         let record = &self.registry.record;
         let Some(process) = &record.owner else { return };

@@ -32,11 +32,11 @@ pub struct FaultRates {
     pub restarts: f64,
     /// Share of operators' requests that are moves, if a replica exists.
     moves: f64,
-    /// Until when a node's messages to another are lost.
+    /// Time until which a node's messages to another are lost.
     pub blocked: [[Nanos; MOST_NODES]; MOST_NODES],
-    /// Until when a node cannot reach the registry.
+    /// Time until which a node cannot reach the registry.
     pub registry_cut: [Nanos; MOST_NODES],
-    /// Until when no node can.
+    /// Time until which no node can.
     pub registry_down: Nanos,
     /// Milliseconds between two faults, at most.
     pause: u64,

@@ -43,7 +43,7 @@ pub enum Event {
     Answer { to: usize, incarnation: u64, id: u64, answer: Answer },
     /// A message reaches a node, or only the named process of it.
     Peer { from: usize, sender: u64, to: usize, receiver: Option<u64>, message: Message },
-    /// A process executes what is due.
+    /// A process executes its due actions.
     Turn { node: usize, incarnation: u64, regular: bool },
     /// A client sends a request to some owner.
     Ask,

@@ -113,7 +113,7 @@ impl World {
         self.nodes[node].clock.at(self.now)
     }
 
-    /// Executes everything that is due.
+    /// Executes all due actions.
     pub fn turn(&mut self, n: usize) {
         let now = self.local(n);
         let node = &self.nodes[n];
@@ -315,7 +315,7 @@ impl World {
         granted
     }
 
-    /// Ends all earlier epochs here. Returns when their last grant ends, by this node's clock.
+    /// Ends all earlier epochs here. Returns the end of their last grant, by this node's clock.
     pub fn seal(&mut self, n: usize, epoch: u64) -> Option<Nanos> {
         let now = self.local(n);
         let node = &mut self.nodes[n];

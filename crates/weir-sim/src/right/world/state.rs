@@ -76,7 +76,7 @@ pub struct Copy {
 #[derive(Clone, Debug)]
 pub struct Wait {
     pub former: FormerOwner,
-    /// When the last grants of sealed members end, by this node's clock.
+    /// End of the last grant of each sealed member, by this node's clock.
     pub sealed: BTreeMap<String, Nanos>,
     pub is_over: bool,
 }
@@ -88,9 +88,9 @@ pub struct Owner {
     pub record: Rc<DiskRecord>,
     pub revision: u64,
     pub waits: Vec<Wait>,
-    /// When the last former right was proved over.
+    /// Time at which the last former right was proved over.
     pub silent_at: Option<Nanos>,
-    /// When the former owner's session was found absent.
+    /// Time at which the former owner's session was found absent.
     pub gone_at: Nanos,
     /// Every member has all writes up to here.
     pub acked: Version,
