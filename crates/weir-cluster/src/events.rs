@@ -52,7 +52,7 @@ impl Events {
     /// The newest events, at most `limit`, oldest first. Unreadable ones are left out.
     ///
     /// # Errors
-    /// What the registry says.
+    /// The registry's error.
     pub async fn recent(&self, limit: usize) -> Result<Vec<EventRecord>, RegistryError> {
         let entries = self.registry.list(keys::EVENTS).await?.entries;
         let newest = &entries[entries.len().saturating_sub(limit)..];

@@ -36,7 +36,7 @@ impl Default for SessionConfig {
     }
 }
 
-/// Why a node cannot join.
+/// The reason why a node cannot join.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// Another process uses this name.
@@ -56,7 +56,7 @@ pub enum SessionError {
     Registry(#[from] RegistryError),
 }
 
-/// The state of a node's lease, as the node knows it.
+/// The state of a node's lease, from the node's view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionState {
     /// The lease is valid.
@@ -84,11 +84,11 @@ struct Shared {
     lease: watch::Sender<SessionLease>,
     state: watch::Sender<SessionState>,
     held: Mutex<Held>,
-    /// When the request was sent that the registry answered last, in nanoseconds of the machine's clock.
+    /// Send time of the last request that the registry answered, in nanoseconds of the machine's clock.
     heard: AtomicU64,
 }
 
-/// What the registry has granted to this node.
+/// The registry's grant to this node.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     lease: LeaseId,
@@ -139,7 +139,7 @@ impl NodeSession {
         self.shared.record().clone()
     }
 
-    /// Publishes what this node offers and its load. Writes nothing when nothing has changed.
+    /// Publishes this node's media and load. Writes nothing when nothing has changed.
     ///
     /// # Errors
     /// The registry's error; [`RegistryError::Conflict`] when the session has ended. The next call tries again.
@@ -165,7 +165,7 @@ impl NodeSession {
         self.shared.lease.subscribe()
     }
 
-    /// When the registry was last known to answer: what is known of it is about as old.
+    /// Time of the registry's last known answer: this node's view of the registry is about as old.
     #[must_use]
     pub fn heard(&self) -> Nanos {
         Nanos(self.shared.heard.load(Ordering::Relaxed))
@@ -217,7 +217,7 @@ impl NodeSession {
         Ok(joined.lease)
     }
 
-    /// Leaves: ends the lease, so that the others need not wait for its expiry. The node must have released all disks.
+    /// Leaves: ends the lease, so that other nodes need not wait for its expiry. The node must have released all disks.
     ///
     /// # Errors
     /// The registry's error; the lease then expires.
@@ -347,7 +347,7 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
             continue;
         }
         let sent = Nanos::now();
-        // At most until the next attempt is due: a late answer to this one may be the last in time.
+        // Waits at most until the next attempt is due: a late answer to this one may be the last in time.
         let answer = weir_task::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
         let error = match answer {
             Ok(Ok(granted)) => {

@@ -9,7 +9,7 @@
 
 use crate::records::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, NodeRef, Policy, Record};
 
-/// Why a change is refused, and the remedy.
+/// The reason why a change is refused, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The disk has an owner.
@@ -86,7 +86,7 @@ pub enum Refusal {
     /// These functions cannot have produced the record.
     #[error("{reason}; restore the record")]
     BadRecord {
-        /// What is wrong with it.
+        /// The contradiction in the record.
         reason: String,
     },
 }
@@ -144,12 +144,12 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
 
 /// Makes `by` the owner after the former owner has gone.
 ///
-/// In write-back, any replica may take over, whatever the former owner does: the replicas refuse its epoch from now on, and
-/// nothing is acknowledged without them (P1, P2). The new owner's copy of the log then counts as the owner's; until it has
-/// changed the replica set it must not acknowledge more than the mode allows. In write-through only time or certainty keeps the
-/// former owner off the backing: the new owner waits for it before it answers anything. The record keeps the former owner's set
-/// until its right is proved over ([`silence_former`]). The owner's node may take over when it has restarted and the log is on
-/// its flash. No other node takes over `write-back+0`: that would silently lose acknowledged writes.
+/// In write-back, any replica may take over, regardless of the former owner's actions: the replicas refuse its epoch from now on,
+/// and nothing is acknowledged without them (P1, P2). The new owner's copy of the log then counts as the owner's; until it has
+/// changed the replica set it must not acknowledge more than the mode allows. In write-through only elapsed time or proof of its
+/// end keeps the former owner off the backing: the new owner waits for it before it answers anything. The record keeps the former
+/// owner's set until its right is proved over ([`silence_former`]). The owner's node may take over when it has restarted and the
+/// log is on its flash. No other node takes over `write-back+0`: that would silently lose acknowledged writes.
 ///
 /// # Errors
 /// [`Refusal::NotOwned`], [`Refusal::OtherEvidence`], [`Refusal::NotAReplica`], [`Refusal::OnlyCopyLost`],

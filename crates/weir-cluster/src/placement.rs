@@ -68,8 +68,8 @@ pub fn choose_replicas(
     chosen
 }
 
-/// What the policy that `record` asks for lacks on the nodes that live, for the operator: as a sentence. `None` when it can be met, from
-/// the owner if there is one, else from any node.
+/// The reason, as a sentence for the operator, why the live nodes cannot satisfy the requested policy of `record`. `None` when
+/// they can, seen from the owner if there is one, else from any node.
 #[must_use]
 pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
     let wanted = record.policy.replicas();
@@ -94,7 +94,7 @@ pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
     })
 }
 
-/// The guards of a disk without replicas that `owner` owns: its live guards first, then nodes of fault domains other than the
+/// The guards of a disk of `owner` without replicas: its live guards first, then nodes of fault domains other than the
 /// owner's and each other's, then by the hash of the disk's name. Fewer than [`MAX_GUARDS`] if there are fewer nodes.
 #[must_use]
 pub fn choose_guards(record: &DiskRecord, owner: &str, live: &Live) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Nodes that join, stay, lose contact and come back.
+//! Nodes that join, stay, lose contact and return.
 #![allow(clippy::unwrap_used)]
 
 mod common;

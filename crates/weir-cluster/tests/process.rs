@@ -1,4 +1,4 @@
-//! The end of a process is reported at once; a paused process does not count as ended.
+//! The registry reports the end of a process at once; a paused process does not count as ended.
 //!
 //! The tests start this binary again; the children run `be_a_node`.
 #![allow(clippy::unwrap_used)]
@@ -28,7 +28,7 @@ fn be_a_node() {
         let config = SessionConfig { ttl, margin: ttl / 4 };
         let session = NodeSession::start(client(socket.as_ref()), node("child", 5), config).await.unwrap();
         assert_eq!(session.process_watch(), ProcessWatch::Watched);
-        // Longer than any test; a child must not outlive its dead parent for ever.
+        // Longer than any test; a child must not outlive its dead parent indefinitely.
         tokio::time::sleep(Duration::from_secs(120)).await;
     });
 }

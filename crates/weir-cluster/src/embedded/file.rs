@@ -35,7 +35,7 @@ impl File {
         let setup = |error: &dyn std::fmt::Display| RegistryError::Setup {
             reason: format!("cannot open the registry's file {}: {error}", path.display()),
         };
-        // Created here and not by redb, so that other users can never read it. Its content describes the cluster.
+        // Create the file here and not by redb, so that other users can never read it. Its content describes the cluster.
         let open =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         drop(open.map_err(|error| setup(&error))?);
@@ -159,7 +159,7 @@ impl File {
     }
 }
 
-/// Why loading failed.
+/// The reason why loading failed.
 enum Failure {
     Store(redb::Error),
     Registry(RegistryError),

@@ -1,5 +1,5 @@
-//! The state of the embedded registry without its file and its thread, for simulations: the caller supplies the time, and decides
-//! when watchers receive changes.
+//! The state of the embedded registry without its file and its thread, for simulations: the caller supplies the time and the
+//! delivery of changes to watchers.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ impl Memory {
     /// Extends a lease to its full time again.
     ///
     /// # Errors
-    /// It has ended.
+    /// The lease has ended.
     pub fn keep_alive(&mut self, lease: LeaseId, now: Nanos) -> Result<Duration, RegistryError> {
         let now = self.instant(now);
         self.state.keep_alive(lease, now)
@@ -114,7 +114,7 @@ impl Memory {
         over
     }
 
-    /// When the next lease ends.
+    /// End of the next lease to expire.
     #[must_use]
     pub fn next_deadline(&self) -> Nanos {
         let next = self.state.next_deadline();

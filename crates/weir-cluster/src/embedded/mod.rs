@@ -21,19 +21,19 @@ use crate::registry::{
 pub use memory::{Feed, Memory};
 use worker::{Command, Reply};
 
-/// Most keys.
+/// Maximum number of keys.
 pub const MAX_KEYS: usize = 1 << 16;
-/// Most bytes of keys and values together.
+/// Maximum size of keys and values together, in bytes.
 pub const MAX_DATA: usize = 64 << 20;
-/// Most leases at a time.
+/// Maximum number of leases.
 pub const MAX_LEASES: usize = 4096;
-/// Most watches at a time.
+/// Maximum number of watches.
 pub const MAX_WATCHES: usize = 1024;
-/// Transactions that a watch can resume over.
+/// Number of transactions in the history, from which a watch can resume.
 pub const HISTORY: usize = 4096;
-/// Bytes of keys and values in these.
+/// Maximum size of their keys and values, in bytes.
 pub const HISTORY_BYTES: usize = 16 << 20;
-/// Commands that wait for the thread before callers block.
+/// Capacity of the thread's command queue; when it is full, callers block.
 const QUEUE: usize = 1024;
 
 /// A handle to the embedded registry; clones share it. The file is closed with the last handle.

@@ -221,7 +221,7 @@ impl State {
         if stalled { Vec::new() } else { over }
     }
 
-    /// When the next lease ends.
+    /// End of the next lease to expire.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.leases.values().map(|lease| lease.deadline).min()
     }

@@ -11,13 +11,13 @@ use crate::registry::{
     Batch, Committed, Delivery, Entry, LeaseId, Listing, RegistryError, Transaction, Watch, WatchSink,
 };
 
-/// Most commands in one commit of the file.
+/// Maximum number of commands in one commit of the file.
 const GROUP: usize = 256;
 /// A lease timer that fires this late means that the whole process was paused (stopped, swapped out, suspended). No client could
 /// keep a lease alive meanwhile, so none must expire.
 const STALL: Duration = Duration::from_millis(500);
-/// Watchers without changes get the registry's current revision, so that one that was away for
-/// a while resumes from there and not from a revision long forgotten.
+/// Watchers without changes get the registry's current revision, so that a watcher that was disconnected for a while resumes from
+/// there and not from a revision outside the history.
 const PROGRESS: u64 = HISTORY as u64 / 4;
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, RegistryError>>;
@@ -61,7 +61,7 @@ impl Worker {
         Worker { file, state, watchers: Vec::new(), answers: Vec::new(), deadline }
     }
 
-    /// Notifies when the next lease ends.
+    /// Notifies of the end of the next lease to expire.
     pub fn next_deadline(&self) -> watch::Receiver<Option<Instant>> {
         self.deadline.subscribe()
     }
@@ -69,7 +69,7 @@ impl Worker {
     /// Serves until it is closed or the last handle is dropped.
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
         let mut group = Vec::with_capacity(GROUP);
-        // The file's first failure is final: what is in memory may then be ahead of what is durable.
+        // The file's first failure is final: the state in memory may then be ahead of the durable one.
         let mut sound = Ok(());
         while queue.blocking_recv_many(&mut group, GROUP) > 0 {
             let mut closing = None;
@@ -98,7 +98,7 @@ impl Worker {
             if let Some(done) = closing {
                 drop(queue);
                 drop(self);
-                // The caller may have gone; the file is closed nevertheless.
+                // The caller may no longer wait; the file is closed nevertheless.
                 let _ = done.send(());
                 return;
             }

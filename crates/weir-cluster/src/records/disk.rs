@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 use super::{Medium, NodeRef, Record, RecordError, check_name};
 use crate::right::{GrantSet, MAX_GUARDS};
 
-/// Most replicas of a write log.
+/// Maximum number of replicas of a write log.
 pub const MAX_REPLICAS: usize = 2;
-/// Most former owners whose I/O may not have ended yet.
+/// Maximum number of former owners that may still have I/O in flight.
 pub const MAX_FORMER: usize = 16;
 
-/// How writes are acknowledged (P1).
+/// The rule by which writes are acknowledged (P1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Policy {
     /// From the backing.
     WriteThrough,
-    /// From the owner's log and this many replicas (0, 1 or 2), in other fault domains where there are any.
+    /// From the owner's log and this many replicas (0, 1 or 2), in other fault domains if there are any.
     WriteBack(u8),
     /// From the owner's log and replicas with exactly this spread, 1 or 2 in all. Written `write-back+1in+1out`.
     Strict(Spread),
@@ -178,7 +178,7 @@ pub struct DiskRecord {
     pub size: u64,
     /// 512 or 4096 bytes.
     pub logical_block: u32,
-    /// The policy that was requested; for the one in effect see [`DiskRecord::effective`].
+    /// The requested policy; for the effective one see [`DiskRecord::effective`].
     pub policy: Policy,
     /// The medium of its log.
     #[serde(default)]
@@ -187,7 +187,7 @@ pub struct DiskRecord {
     pub owner: Option<NodeRef>,
     /// Grows by one with each change of the configuration.
     pub epoch: u64,
-    /// The processes that hold a complete copy of the log, in the order in which they would take over.
+    /// The processes that hold a complete copy of the log, in the order of takeover.
     ///
     /// Processes and not nodes: a restarted node has lost its copy in RAM.
     pub replicas: Vec<NodeRef>,

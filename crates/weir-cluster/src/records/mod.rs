@@ -22,7 +22,7 @@ pub const VERSION: u64 = 1;
 /// Longest name of a node, volume or disk, in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// Why a record cannot be read or must not be written.
+/// The reason why a record cannot be read or must not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// Written by a newer version of Weir.

@@ -101,7 +101,7 @@ pub struct NodeRecord {
     /// Its media for logs, each at most once. Empty in the record of an older version of Weir.
     #[serde(default)]
     pub media: Vec<MediumSpace>,
-    /// Number of its logs: one for each disk that it owns, one for each copy of another owner's log.
+    /// Number of its logs: one for each of its own disks, one for each copy of another owner's log.
     ///
     /// Each costs about the same space, and a share of the node's network and processor. Bytes per second would describe only the
     /// current moment, and placement would chase it.
@@ -171,9 +171,9 @@ impl Record for NodeRecord {
 pub struct MemberRecord {
     /// The node's name.
     pub name: String,
-    /// What it shared the fate of when it joined last.
+    /// Its fault domain when it last joined.
     pub fault_domain: String,
-    /// Since when another node has seen it without a lease, in milliseconds since 1970; absent while it is up.
+    /// The time since which another node has seen it without a lease, in milliseconds since 1970; absent while it is up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_since_unix_ms: Option<u64>,
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Entry, LeaseId};
 
-/// What the caller has to do.
+/// The action required of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegistryErrorKind {
     /// Try again later; after a change, read first, because the change may have happened.
@@ -21,7 +21,7 @@ pub enum RegistryErrorKind {
     Operator,
 }
 
-/// Why a call to the registry failed.
+/// The reason why a call to the registry failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum RegistryError {
     /// The registry cannot be reached or does not answer in time.
@@ -77,7 +77,7 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// What the caller has to do.
+    /// The action required of the caller.
     #[must_use]
     pub fn kind(&self) -> RegistryErrorKind {
         match self {

@@ -19,9 +19,9 @@ pub use watch::{Change, Watch, WatchEvent};
 pub const MAX_KEY: usize = 1 << 10;
 /// Longest value, in bytes.
 pub const MAX_VALUE: usize = 1 << 20;
-/// Most operations, and most comparisons, in one transaction.
+/// Maximum number of operations, and of comparisons, in one transaction.
 pub const MAX_TRANSACTION: usize = 128;
-/// Most bytes of keys and values in one transaction.
+/// Maximum size of keys and values in one transaction, in bytes.
 pub const MAX_TRANSACTION_BYTES: usize = 2 << 20;
 /// Shortest time to live of a lease.
 pub const MIN_TTL: Duration = Duration::from_millis(100);

@@ -13,7 +13,7 @@ use crate::registry::{
     WatchSink, check_key, check_prefix,
 };
 
-/// Calls that wait for the link before callers block.
+/// Capacity of the link's call queue; when it is full, callers block.
 const QUEUE: usize = 256;
 
 /// A client of a [`super::Server`]; clones share one connection. It reconnects automatically; calls wait for that within their

@@ -15,11 +15,11 @@ use super::protocol::{Answer, AnswerFrame, IdOnly, NO_REQUEST, Request, RequestF
 use crate::embedded::Embedded;
 use crate::registry::{Listing, Registry, RegistryError, Watch};
 
-/// Most requests of one connection in progress. Further ones stay in the socket.
+/// Maximum number of requests of one connection in progress. Further ones stay in the socket.
 const IN_FLIGHT: usize = 64;
-/// Most watches of one connection.
+/// Maximum number of watches of one connection.
 const WATCHES: usize = 128;
-/// Most queued answers for a slow client before its requests wait.
+/// Maximum number of queued answers for a slow client; when it is reached, its requests wait.
 const ANSWERS: usize = 64;
 /// Time limit for sending the last answers of a closing connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -46,8 +46,8 @@ pub(super) async fn serve(stream: UnixStream, registry: Embedded, processes: Pro
     let mut writing = std::pin::pin!(write_frames(write, queue));
     tokio::select! {
         () = connection.serve_requests(FrameReader::new(read)) => {
-            // Queued answers are still sent, including the reason for closing. A client that does not read, or has gone, delays
-            // this no longer than the timeout.
+            // Queued answers are still sent, including the reason for closing. A client that does not read, or is disconnected,
+            // delays this no longer than the timeout.
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, writing).await;
         }
         // The client no longer reads: stop working for it.

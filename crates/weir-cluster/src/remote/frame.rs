@@ -6,10 +6,10 @@ use tokio::sync::mpsc;
 
 /// Longest frame, in bytes. The largest transaction fits even if JSON escapes each of its bytes.
 pub const MAX_FRAME: usize = 16 << 20;
-/// Bytes put together into one write to the socket.
+/// Size of one batched write to the socket, in bytes.
 const BATCH: usize = 256 << 10;
 
-/// Why no frame came.
+/// The reason why no frame came.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
     /// The peer closed between two frames.

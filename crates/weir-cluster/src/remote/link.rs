@@ -11,8 +11,8 @@ use super::frame::{FrameReader, encode, write_frames};
 use super::protocol::{Answer, AnswerFrame, NO_REQUEST, Request, RequestFrame};
 use crate::registry::{Batch, Delivery, Entry, RegistryError, WatchSink};
 
-/// Most calls in flight. Also bounds the data to write, so that the writer's queue needs no bound: a blocking queue would stop
-/// the link from reading, and then the server from answering.
+/// Maximum number of calls in flight. Also bounds the data to write, so that the writer's queue needs no bound: a blocking queue
+/// would stop the link from reading, and then the server from answering.
 const IN_FLIGHT: usize = 256;
 
 pub(super) type Ready = oneshot::Sender<Result<(), RegistryError>>;
@@ -40,7 +40,7 @@ struct Following {
     ready: Option<Ready>,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 enum End {
     /// The connection is lost; reconnect.
     Lost(String),

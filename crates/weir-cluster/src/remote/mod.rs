@@ -18,10 +18,10 @@ pub use frame::MAX_FRAME;
 pub use process::MAX_PROCESSES;
 pub use server::{MAX_CONNECTIONS, Server};
 
-/// Makes a directory and those above it, as far as they are not there, for this user alone (mode 0700).
+/// Creates a directory and its missing parents, for this user alone (mode 0700).
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn make_private_dir(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -20,7 +20,7 @@ use crate::machine::{Machine, boot_id};
 use crate::records::{self, NodeRef, Record, StoppedHow, StoppedRecord, keys};
 use crate::registry::{LeaseId, Op, ProcessWatch, Registry, RegistryError, Transaction};
 
-/// Most processes watched at a time.
+/// Maximum number of watched processes.
 pub const MAX_PROCESSES: usize = 1024;
 
 /// The process at the other end of a connection.

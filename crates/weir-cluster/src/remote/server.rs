@@ -13,7 +13,7 @@ use super::process::Processes;
 use crate::embedded::Embedded;
 use crate::registry::RegistryError;
 
-/// Most connections at a time. Further ones wait in the socket's own queue.
+/// Maximum number of connections. Further ones wait in the socket's own queue.
 pub const MAX_CONNECTIONS: usize = 256;
 
 /// Serves an [`Embedded`] registry on a Unix socket, until it is stopped or dropped.

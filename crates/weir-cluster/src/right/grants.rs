@@ -7,11 +7,11 @@ use weir_block::Nanos;
 
 use super::planted::{Bug, Planted};
 
-/// An owner may be this many epochs ahead of this node's copy of the record, which lags behind. A larger number is refused, or a
-/// forged one would make this node refuse every owner for good.
+/// An owner may be this many epochs ahead of this node's copy of the record, which lags behind. The node refuses a larger number:
+/// otherwise a forged one would make it refuse every owner permanently.
 pub const EPOCH_LEAD: u64 = 16;
 
-/// Why a member refuses a grant or a seal.
+/// The reason why a member refuses a grant or a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantRefusal {
     /// The epoch is over (P2).
@@ -39,9 +39,9 @@ pub enum GrantRefusal {
 struct Granted {
     /// The lowest valid epoch. Never falls.
     floor: u64,
-    /// When the last grant ends, by this node's clock.
+    /// End of the last grant, by this node's clock.
     until: Nanos,
-    /// When the last grant in an epoch below the floor ends.
+    /// End of the last grant in an epoch below the floor.
     below: Nanos,
 }
 

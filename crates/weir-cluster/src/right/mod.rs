@@ -1,4 +1,4 @@
-//! The right to serve a disk: until when its owner may answer requests and submit I/O to the backing (P2, P4, P12).
+//! The right to serve a disk: the time until which its owner may answer requests and submit I/O to the backing (P2, P4, P12).
 //!
 //! A right belongs to one disk in one tenure of an owner. Two legs uphold it, and either is sufficient:
 //!
@@ -8,9 +8,9 @@
 //! - the *set leg*: grants of the committed set's members ([`GrantSet`]), and of those of every set whose proposal is in doubt.
 //!   This leg does not use the registry, which may be away (P12).
 //!
-//! Both legs count from when the owner *sent* the request. A takeover commits only while the owner's session is absent (registry
-//! leg over), then seals members of every former set and waits until their last grants have ended (set leg over). [`Grants`] is
-//! the members' side.
+//! Both legs count from the time at which the owner *sent* the request. A takeover commits only while the owner's session is
+//! absent (registry leg over), then seals members of every former set and waits until their last grants have ended (set leg
+//! over). [`Grants`] is the members' side.
 //!
 //! [`Right`] only decides: it reads no clock and sends nothing. The node publishes [`Right::until`] to the disk's shard.
 
@@ -39,7 +39,7 @@ pub struct SessionLease {
 /// Durations of grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantTimes {
-    /// Duration from when the member gives the grant.
+    /// Duration from the member's grant.
     pub length: Duration,
     /// The owner stops relying on it this much earlier, to allow for clock drift.
     pub margin: Duration,
@@ -75,9 +75,9 @@ pub enum Event {
         member: String,
         /// The request's epoch.
         epoch: u64,
-        /// When the request was sent.
+        /// Send time of the request.
         sent: Nanos,
-        /// When the answer came.
+        /// Arrival time of the answer.
         received: Nanos,
     },
     /// The owner is about to send the change that gives the disk to another node.
@@ -210,7 +210,7 @@ impl Right {
         self.tenure != Tenure::Ended && self.session.number != self.confirmed && self.session.number != 0
     }
 
-    /// Until when the owner may serve the disk.
+    /// The time until which the owner may serve the disk.
     #[must_use]
     pub fn until(&self) -> Nanos {
         match self.tenure {

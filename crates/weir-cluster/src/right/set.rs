@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
 
-/// Most guards of a disk.
+/// Maximum number of guards of a disk.
 pub const MAX_GUARDS: usize = 3;
 
 /// The nodes whose grants uphold an owner's right while the registry is away.
@@ -45,7 +45,7 @@ impl GrantSet {
         self.members().len() + 1 - self.grants_needed()
     }
 
-    /// Until when the set upholds the owner's right, given the end of each member's grant. An empty set grants nothing.
+    /// The time until which the set upholds the owner's right, given the end of each member's grant. An empty set grants nothing.
     #[must_use]
     pub fn granted_until(&self, grant: impl Fn(&str) -> Nanos) -> Nanos {
         let mut ends: Vec<Nanos> = self.members().iter().map(|member| grant(member)).collect();
@@ -56,8 +56,8 @@ impl GrantSet {
         }
     }
 
-    /// When the former right is certainly over, given the ends of the sealed members' last grants. `None`: too few are sealed. An
-    /// empty set never upheld a right.
+    /// The time at which the former right is certainly over, given the ends of the sealed members' last grants. `None`: too few
+    /// are sealed. An empty set never upheld a right.
     #[must_use]
     pub fn over_at(&self, sealed: impl Fn(&str) -> Option<Nanos>) -> Option<Nanos> {
         if self.members().is_empty() {
@@ -93,7 +93,7 @@ mod tests {
                         let index = set.members().iter().position(|name| name == member).expect("a member");
                         sealed & 1 << index != 0
                     };
-                    // An unsealed member may continue to grant for ever.
+                    // An unsealed member may continue to grant without end.
                     let allowed = set
                         .granted_until(|member| if is_sealed(member) { last(member) } else { Nanos::NEVER });
                     let over = set.over_at(|member| is_sealed(member).then(|| last(member)));
