@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a volume or a disk cannot be opened, created, changed or deleted.
+/// The reason why a volume or a disk cannot be opened, created, changed or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The path of a `dir` volume is not a directory.
@@ -25,17 +25,17 @@ pub enum VolumeError {
     Unsuitable {
         /// The path as given.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why it is unsuitable.
         reason: String,
     },
-    /// A directory that is a volume already, perhaps under another path.
+    /// A directory that is already a volume, perhaps under another path.
     #[error("{} is the directory of volume {volume} ({})", .path.display(), .other.display())]
     SameDirectory {
         /// The path as given.
         path: PathBuf,
         /// The volume that has it.
         volume: String,
-        /// Where that volume is.
+        /// That volume's path.
         other: PathBuf,
     },
     /// A disk's path is neither a regular file nor a block device.
@@ -67,7 +67,7 @@ pub enum VolumeError {
         path: PathBuf,
         /// The size, in bytes.
         size: u64,
-        /// What is wrong, and a remedy.
+        /// The violated rule, and a remedy.
         reason: &'static str,
     },
     /// The storage cannot do I/O in the disk's logical block.
@@ -112,7 +112,7 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
-    /// Classifies a kernel error by who can act on it. `what` as in "opening".
+    /// Classifies a kernel error by the party that can act on it. `what` as in "opening".
     pub(crate) fn from_io(what: &'static str, path: &Path, source: io::Error) -> VolumeError {
         let path = path.to_path_buf();
         match source.raw_os_error() {

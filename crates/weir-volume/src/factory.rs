@@ -25,7 +25,7 @@ pub trait Backing: Destage {
     fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
 }
 
-/// A backing that a thread has opened and that a shard is to use.
+/// A backing opened by a thread, for use by a shard.
 pub trait OpenedBacking: Send {
     /// Moves it to the shard of `reactor`. Does not block.
     ///

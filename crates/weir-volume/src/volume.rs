@@ -26,7 +26,7 @@ const SIZE_UNIT: u64 = 4096;
 #[derive(Debug)]
 pub struct DirVolume {
     path: PathBuf,
-    /// To make entries durable.
+    /// Used to sync directory entries.
     directory: File,
 }
 
@@ -70,7 +70,7 @@ impl DirVolume {
         }
     }
 
-    /// Whether this is another directory than that of `volume`, which is at `path`; a symbolic link or a second mount does not make it one.
+    /// Checks that this directory is not that of `volume` at `path`, also through a symbolic link or a second mount.
     ///
     /// # Errors
     /// [`VolumeError::SameDirectory`].
@@ -79,7 +79,7 @@ impl DirVolume {
             .directory
             .metadata()
             .map_err(|error| VolumeError::from_io("examining", &self.path, error))?;
-        // What is not there, or not here, is not this directory.
+        // A path that does not exist, or not on this machine, is not this directory.
         let same =
             std::fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()));
         if !same && path != self.path {
@@ -129,7 +129,7 @@ impl DirVolume {
         self.identity()?.ok_or_else(|| VolumeError::NotTheVolume { path: self.path.clone(), id: new })
     }
 
-    /// Takes the identity away, durably: the directory is no volume any more. The disks in it stay.
+    /// Removes the identity durably: the directory is no longer a volume. The disks in it stay.
     ///
     /// # Errors
     /// [`VolumeError::Permission`], [`VolumeError::Io`].
@@ -283,7 +283,7 @@ impl DirVolume {
     }
 }
 
-/// Whether a directory, its path without links, belongs to the system: what is written there would disturb it, or be lost.
+/// Whether a directory, its path without links, belongs to the system: data written there would disturb it, or be lost.
 fn is_of_system(path: &Path) -> bool {
     const THEMSELVES: [&str; 9] =
         ["/", "/home", "/opt", "/root", "/tmp", "/var", "/var/lib", "/var/log", "/var/tmp"];
@@ -297,7 +297,7 @@ fn is_of_system(path: &Path) -> bool {
     THEMSELVES.iter().any(|own| path == Path::new(own)) || (below && !EXCEPT_BELOW.iter().any(is_below))
 }
 
-/// Names are also words in commands, URLs and metrics: letters, digits, `.`, `_`, `-`, starting with a letter or digit.
+/// Names are also used in commands, URLs and metrics: letters, digits, `.`, `_`, `-`, starting with a letter or digit.
 fn check_name(name: &str) -> Result<(), VolumeError> {
     let reason = if name.is_empty() {
         "is empty"

@@ -198,7 +198,8 @@ fn zeroing_keeps_or_frees_space_and_refuses_when_slow() {
     assert_eq!(extents.iter().map(|extent| extent.length).sum::<u64>(), 8 * MIB);
     assert_eq!(extents[1].state, ExtentState::Hole);
 
-    // In memory, space can be freed but not marked: keeping it means writing, which is slow.
+    // A file in memory supports punching holes but not zeroing a range: zeroes that keep the space must be written, which is
+    // slow.
     let directory = scratch_in_memory();
     let path = file(&directory, 8 * MIB);
     let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());

@@ -44,7 +44,8 @@ fn a_disks_life() {
     assert!(volume.allocated("db_2.data").is_ok(), "others stay");
 }
 
-/// A growth was killed between the file and the record: a smaller one works, and the record's size is the disk's.
+/// A resize was killed between growing the file and changing the record: a smaller resize works, and the record defines the
+/// disk's size.
 #[test]
 fn a_file_longer_than_its_disk_can_still_grow() {
     let directory = scratch();
@@ -188,7 +189,7 @@ fn a_volume_is_a_directory() {
 fn an_unwritable_filesystem_is_reported() {
     let Some(mount) = Mount::new("mkfs.ext4", 16 << 20) else { return };
     let volume = DirVolume::open(&mount.path).unwrap();
-    // All inodes taken: not even a sparse file can be made.
+    // All inodes are used: not even a sparse file can be created.
     let none_left =
         (0..).find_map(|i| std::fs::File::create(mount.path.join(format!("filler-{i}"))).err()).unwrap();
     assert_eq!(none_left.raw_os_error(), Some(libc::ENOSPC));

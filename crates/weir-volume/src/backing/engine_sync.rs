@@ -92,7 +92,7 @@ fn write_all(fd: RawFd, mut vectors: &mut [libc::iovec], offset: u64, durable: b
         // SAFETY: every vector describes readable memory that outlives the call.
         let n = unsafe { libc::pwritev2(fd, vectors.as_ptr(), count, (offset + moved) as i64, flags) };
         match n {
-            // Would otherwise repeat for ever.
+            // Would otherwise repeat without end.
             0 => return Err(libc::EIO),
             n if n > 0 => {
                 moved += n as u64;

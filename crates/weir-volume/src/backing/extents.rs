@@ -1,15 +1,15 @@
-//! Which parts of a file are allocated (`SEEK_DATA`, `SEEK_HOLE`; lseek(2)).
+//! The allocated parts of a file (`SEEK_DATA`, `SEEK_HOLE`; lseek(2)).
 
 use std::io;
 use std::os::fd::RawFd;
 
 use weir_block::{Extent, ExtentState};
 
-/// Most extents in one answer: limits the work of one lookup. The caller asks again from the end of the answer.
+/// Maximum number of extents in one answer: limits the work of one lookup. The caller continues from the end of the answer.
 const MOST: usize = 64;
 
-/// Extents from `offset`; `length` is not zero. Bounds of extents are rounded to `logical_block`, a partly
-/// allocated block counting as allocated.
+/// Extents from `offset`; `length` is not zero. Bounds of extents are rounded to `logical_block`; a partly allocated block counts
+/// as allocated.
 pub(super) fn of_file(fd: RawFd, offset: u64, length: u64, logical_block: u64) -> Result<Vec<Extent>, i32> {
     let end = offset + length;
     let mut extents = Vec::new();

@@ -1,9 +1,9 @@
 //! Marks on backings: a successor sees in the kernel when a former owner's I/O has ended (P4).
 //!
-//! A process's I/O outlives the process: the kernel completes submitted requests, however long the storage takes. Until a request
-//! completes, the kernel keeps its open file description and the description's locks. So an owner sets a lock on the description
-//! of its I/O. After the process's end only the kernel holds that description: the lock exists while a request is in flight, plus
-//! the kernel's cleanup time.
+//! A process's I/O outlives the process: the kernel completes submitted requests, regardless of the storage's latency. Until a
+//! request completes, the kernel keeps its open file description and the description's locks. So an owner sets a lock on the
+//! description of its I/O. After the process's end only the kernel holds that description: the lock exists while a request is in
+//! flight, plus the kernel's cleanup time.
 //!
 //! The lock is shared (`F_OFD_SETLK`), on one byte far beyond any file's end; the process's name selects the byte. It excludes no
 //! other process.
@@ -36,7 +36,7 @@ pub enum Trace {
     InFlight,
     /// No mark: no request of it can reach the storage.
     Gone,
-    /// Cannot be determined here.
+    /// This process cannot determine it.
     Unknown,
 }
 
@@ -51,7 +51,7 @@ impl Mark {
         Mark { byte: FIRST | (hash & (FIRST - 1)) }
     }
 
-    /// Sets the mark on this open file description, for its lifetime, where a successor looks for it.
+    /// Sets the mark on this open file description, for its lifetime, on the byte that a successor checks.
     pub(super) fn set(self, file: &File) -> io::Result<()> {
         if !keeps_locks_itself(file)? {
             return Ok(());
@@ -99,7 +99,7 @@ impl Mark {
 }
 
 /// Whether this kernel alone keeps locks on `file`, so that setting them always works and every process that opens the file sees
-/// them. A filesystem with a server asks the server, which may lack locks or lose them.
+/// them. A network filesystem delegates locks to its server, which may lack locks or lose them.
 fn keeps_locks_itself(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_block_device() || Filesystem::of(file)? != Filesystem::Other)
 }

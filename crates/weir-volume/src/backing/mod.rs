@@ -33,11 +33,11 @@ use zeroing::{Method, Methods, ZeroJob};
 /// The slot of the sync for a group of flushes; requests never use it.
 const SYNC: u32 = u32::MAX;
 
-/// Most requests in flight to storage whose requests each occupy a thread of the ring: a hung one must leave threads for the
-/// shard's other disks (P10).
+/// Maximum number of requests in flight to storage whose requests each occupy a thread of the ring: hung storage must leave
+/// threads for the shard's other disks (P10).
 const MOST_WAITING: usize = 64;
 
-/// How operations are executed.
+/// The execution of operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
     /// Synchronous for files in memory, the reactor for everything else.
@@ -59,14 +59,14 @@ pub struct BackingOptions {
     pub size: Option<u64>,
     /// 512 or 4096 bytes, from the disk's record; without it, 512 if the storage supports it, otherwise 4096.
     pub logical_block: Option<u32>,
-    /// Most requests in flight (1 or more).
+    /// Maximum number of requests in flight (1 or more).
     pub depth: usize,
-    /// How operations are executed.
+    /// The execution of operations.
     pub engine: EngineChoice,
     /// Shows a successor whether requests of this process are still in flight after its end.
     pub mark: Option<Mark>,
-    /// Identity of the volume that the file's directory must be ([`DirVolume::identify`](crate::DirVolume::identify)): where another
-    /// filesystem is mounted than it was, or none, a file of the same name is another disk's.
+    /// Required identity of the file's directory as a volume ([`DirVolume::identify`](crate::DirVolume::identify)): if a
+    /// different filesystem, or none, is mounted there, a file of the same name belongs to another disk.
     pub volume: Option<u64>,
 }
 
@@ -102,7 +102,7 @@ struct Pending {
     step: Step,
 }
 
-/// What a request waits for.
+/// The operation that a request waits for.
 enum Step {
     Read,
     Write,
@@ -128,7 +128,7 @@ pub struct FileBacking {
     round: Vec<Finished>,
     flushes: Group<u32>,
     methods: Methods,
-    /// Zeroes to write from.
+    /// Source of zeroes for writes.
     zeroes: Rc<Region>,
     /// The shard's buffers, for copies of borrowed payloads.
     pool: BufferPool,
@@ -265,8 +265,8 @@ impl FileBacking {
         self.owner
     }
 
-    /// Sets the disk's size to that of its record, in bytes, whatever the file's length. A shorter file reads as zeroes after its
-    /// end. Does not block.
+    /// Sets the disk's size to that of its record, in bytes, regardless of the file's length. A shorter file reads as zeroes
+    /// after its end. Does not block.
     ///
     /// # Errors
     /// [`VolumeError::InvalidSize`]: not a multiple of the logical block, or larger than the device; the size is then unchanged.

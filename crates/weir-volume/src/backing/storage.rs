@@ -35,11 +35,11 @@ pub(super) struct Storage {
     pub length: u64,
     /// Smallest unit of an offset or length, in bytes: 512 or 4096.
     pub logical_block: u32,
-    /// The unit below which writes are slower, in bytes.
+    /// Smallest write without a penalty, in bytes.
     pub preferred_block: u32,
-    /// `FALLOC_FL_PUNCH_HOLE` is worth a try.
+    /// Whether to try `FALLOC_FL_PUNCH_HOLE`.
     pub punches: bool,
-    /// `FALLOC_FL_ZERO_RANGE` is worth a try.
+    /// Whether to try `FALLOC_FL_ZERO_RANGE`.
     pub zeroes: bool,
     /// Requests can start without blocking. Otherwise each occupies a thread of the ring (FUSE, NFS).
     pub begins_at_once: bool,
@@ -94,7 +94,7 @@ pub(super) fn length(fd: RawFd) -> io::Result<u64> {
 }
 
 /// A device with a filesystem mounted, or taken by LVM or RAID, refuses an exclusive open. We do not stay exclusive:
-/// the next owner must be able to open the device while a former one has yet to notice that it is fenced (P2).
+/// the next owner must be able to open the device before a former one detects that it is fenced (P2).
 fn refuse_if_claimed(path: &Path) -> Result<(), VolumeError> {
     const ATTEMPTS: u32 = 5;
     for attempt in 1..=ATTEMPTS {
@@ -167,8 +167,8 @@ fn choose_logical_block(path: &Path, asked: Option<u32>, able: u32) -> Result<u3
 }
 
 /// Whether to try punching holes, and zeroing ranges without writing zeroes. Files are not tested here: `fallocate` waits for all
-/// direct I/O to the file, even for a former owner's that is stuck behind a slow device. An operation that fails as unsupported
-/// is not tried again.
+/// direct I/O to the file, even for a former owner's that is stuck behind a slow device. The backing does not repeat an operation
+/// that fails as unsupported.
 fn zeroing(kind: StorageKind, metadata: &std::fs::Metadata) -> (bool, bool) {
     match kind {
         // Without hardware support the kernel would write the zeroes itself, which is slow and cannot be interrupted.

@@ -3,7 +3,7 @@
 /// Bytes of zeroes per operation when no other method works.
 pub(super) const WRITE_PIECE: u64 = 2 << 20;
 
-/// Most bytes of one `fallocate`: it holds the file's lock, and other requests wait for it.
+/// Maximum length of one `fallocate`, in bytes: it holds the file's lock, and other requests wait for it.
 const ALLOCATE_PIECE: u64 = 256 << 20;
 
 /// Methods, from the cheapest to the most expensive.
@@ -28,7 +28,7 @@ impl Method {
     }
 }
 
-/// The methods of the storage. One that fails as unsupported is not tried again.
+/// The methods of the storage. The backing does not repeat one that fails as unsupported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Methods {
     pub punch: bool,
