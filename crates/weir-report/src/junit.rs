@@ -3,6 +3,8 @@
 
 use askama::Template;
 
+use crate::svg::is_character;
+
 /// A document.
 #[derive(Debug, Template)]
 #[template(path = "junit.xml", escape = "html")]
@@ -62,6 +64,8 @@ impl Document {
     /// # Errors
     /// Never in practice: the template only fails when its output cannot be written, and it writes to memory.
     pub fn xml(mut self) -> Result<String, crate::RenderError> {
+        self.name = printable(&self.name);
+        self.suites.iter_mut().for_each(|suite| suite.name = printable(&suite.name));
         for case in self.suites.iter_mut().flat_map(|suite| &mut suite.cases) {
             let reason = match &mut case.outcome {
                 Outcome::Passed => None,
@@ -75,9 +79,8 @@ impl Document {
     }
 }
 
-/// XML 1.0 has no word for most control characters, not even an escaped one.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_character(c) { c } else { ' ' }).collect()
 }
 
 #[cfg(test)]
@@ -86,14 +89,19 @@ mod tests {
 
     #[test]
     fn counts_and_reasons_are_in_the_document_whatever_they_hold() {
-        let case = |outcome| Case { class: "a".into(), name: "b\u{1}<".into(), outcome, said: String::new() };
+        let case = |outcome| Case {
+            class: "a".into(),
+            name: "b\u{1}\u{fffe}\u{ffff}<".into(),
+            outcome,
+            said: String::new(),
+        };
         let cases = vec![
             case(Outcome::Passed),
             case(Outcome::Failed("too \"slow\"\n".into())),
             case(Outcome::Skipped("single run".into())),
         ];
-        let suites = vec![Suite { name: "steps".into(), cases }];
-        let xml = Document { name: "test".into(), suites }.xml().unwrap();
+        let suites = vec![Suite { name: "steps\u{b}".into(), cases }];
+        let xml = Document { name: "test\u{ffff}".into(), suites }.xml().unwrap();
         let parsed = roxmltree::Document::parse(&xml).unwrap();
         let suite = parsed.descendants().find(|node| node.has_tag_name("testsuite")).unwrap();
         let counts = ["tests", "failures", "skipped"].map(|name| suite.attribute(name).unwrap());

@@ -10,6 +10,11 @@ use crate::axis::Axis;
 /// Width of a drawing of two in a row, in its own units; the page scales it to the column.
 pub const WIDTH: f64 = 460.0;
 
+/// Whether a character may stand in XML 1.0: most control characters and two others may not, in whatever form.
+pub(crate) fn is_character(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}')
+}
+
 /// Makes text safe inside an element and inside a quoted attribute.
 #[must_use]
 pub fn escape(text: &str) -> String {
@@ -21,9 +26,8 @@ pub fn escape(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // Control characters are not allowed in XML, whatever their form.
-            c if c.is_control() => safe.push(' '),
-            c => safe.push(c),
+            c if is_character(c) => safe.push(c),
+            _ => safe.push(' '),
         }
     }
     safe
