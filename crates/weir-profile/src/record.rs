@@ -360,6 +360,9 @@ impl Profile {
         ];
         for kind in [&self.read, &self.write] {
             spreads.extend([("runs", &kind.runs), ("alignments", &kind.alignments)]);
+            if kind.strides.iter().any(|&(_, count)| count > MOST as u64) {
+                return Err(ProfileError::Unsound("strides"));
+            }
             for part in kind.parts() {
                 spreads.extend([("sizes", &part.sizes), ("stack distances", &part.curve.distances)]);
                 let counts = [part.requests, part.blocks, part.bytes / super::BLOCK];
@@ -387,6 +390,18 @@ impl Profile {
             || [self.write_zeroes, self.discards, self.flushes].iter().any(|&count| count > MOST as u64)
         {
             return Err(ProfileError::Unsound("counts"));
+        }
+        let Arrival { ticks, tick_peak, active_seconds, burst_seconds, .. } = self.arrival;
+        let counts = [ticks, tick_peak, active_seconds, self.working_set.skipped, self.sampling.blocks];
+        if counts.iter().any(|&count| count > MOST as u64) || !is_amount(burst_seconds) {
+            return Err(ProfileError::Unsound("times"));
+        }
+        let is_sound = |hour: &Hour| {
+            let counts = [hour.active_seconds, hour.reads, hour.writes, hour.bytes / super::BLOCK];
+            is_amount(hour.watched_seconds) && counts.iter().all(|&count| count <= MOST as u64)
+        };
+        if !self.hours.iter().all(is_sound) {
+            return Err(ProfileError::Unsound("hours"));
         }
         if self.disk_bytes.is_some_and(|bytes| bytes > LARGEST_DISK) {
             return Err(ProfileError::Unsound("size of the disk"));

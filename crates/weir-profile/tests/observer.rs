@@ -343,6 +343,15 @@ fn what_is_not_a_profile_is_refused_with_a_reason() {
         ("\"disk_bytes\":null", "\"disk_bytes\":18446744073709551615", "size of the disk cannot be"),
         ("\"requests\":", "\"requests\":9999999999999999", "requests cannot be"),
         ("\"flushes\":0", "\"flushes\":\"x\"", "not a profile"),
+        // Everything that several profiles add up is bounded, so that no sum overflows.
+        ("\"ticks\":", "\"ticks\":9999999999999999", "times cannot be"),
+        ("\"tick_peak\":", "\"tick_peak\":9999999999999999", "times cannot be"),
+        ("\"skipped\":", "\"skipped\":9999999999999999", "times cannot be"),
+        ("\"burst_seconds\":", "\"burst_seconds\":-", "times cannot be"),
+        ("\"active_seconds\":", "\"active_seconds\":9999999999999999", "times cannot be"),
+        ("\"watched_seconds\":", "\"watched_seconds\":-", "hours cannot be"),
+        ("\"reads\":", "\"reads\":9999999999999999", "hours cannot be"),
+        ("\"strides\":[]", "\"strides\":[[1,9999999999999999]]", "strides cannot be"),
     ] {
         assert!(text.contains(from), "{from} in {text}");
         let error = Profile::from_json(&text.replacen(from, to, 1)).unwrap_err().to_string();
