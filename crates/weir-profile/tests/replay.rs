@@ -141,9 +141,24 @@ fn documents_and_job_files_are_read_back() {
             (job.workload.size, job.workload.runtime)
         );
     }
+    let mut former: serde_json::Value = serde_json::from_str(&exported.to_bench()).unwrap();
+    assert_eq!(former["version"], 2);
+    former["version"] = 1.into();
+    for job in former["jobs"].as_array_mut().unwrap() {
+        let workload = job["workload"].as_object_mut().unwrap();
+        for (now, before) in [("runtime_seconds", "runtime"), ("warmup_seconds", "warmup")] {
+            let time = Duration::from_secs_f64(workload.remove(now).unwrap().as_f64().unwrap());
+            workload.insert(
+                before.into(),
+                serde_json::json!({"secs": time.as_secs(), "nanos": time.subsec_nanos()}),
+            );
+        }
+    }
+    assert_eq!(parse_bench(&former.to_string()).unwrap(), exported.jobs);
     for (text, hint) in [
         ("{", "not a list of jobs"),
         ("{\"version\": 9, \"jobs\": []}", "version 9"),
+        ("{\"version\": 3, \"jobs\": [{\"colour\": 1}]}", "version 3"),
         (&exported.to_bench().replace("\"rate\": ", "\"rate\": 0"), "not a list of jobs"),
         (&exported.to_bench().replace("\"queue_depth\": 64", "\"queue_depth\": 0"), "job random-read"),
     ] {

@@ -26,8 +26,8 @@ use self::share::{SMALLEST_PART, Share, shares, stride};
 use crate::observer::Settings;
 use crate::record::{BLOCK, Class, Direction, Part, Profile};
 
-/// Number of the layout of [`Jobs`].
-const JOBS_VERSION: u32 = 1;
+/// Number of the layout of [`Jobs`]. In version 1, which is read too, times were `runtime` and `warmup` in two parts.
+const JOBS_VERSION: u32 = 2;
 
 /// Requests that may wait for their answers.
 const DEPTH: u32 = 64;
@@ -85,7 +85,7 @@ pub enum ExportError {
     #[error("it is not a list of jobs that `weir profile export --format bench` wrote: {0}")]
     Json(#[from] serde_json::Error),
     /// Another layout.
-    #[error("it is a list of jobs of version {0}, and this program reads version {JOBS_VERSION}")]
+    #[error("it is a list of jobs of version {0}, and this program reads versions 1 to {JOBS_VERSION}")]
     Version(u32),
     /// A job that is not possible.
     #[error("job {name}: {error}")]
@@ -364,10 +364,16 @@ impl Export {
 /// # Errors
 /// It is something else, or a job is not possible.
 pub fn parse_bench(text: &str) -> Result<Vec<Job>, ExportError> {
-    let jobs: Jobs = serde_json::from_str(text)?;
-    if jobs.version != JOBS_VERSION {
-        return Err(ExportError::Version(jobs.version));
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
     }
+    // The version first: fields of another one are not known.
+    let Versioned { version } = serde_json::from_str(text)?;
+    if !(1..=JOBS_VERSION).contains(&version) {
+        return Err(ExportError::Version(version));
+    }
+    let jobs: Jobs = serde_json::from_str(text)?;
     let job = |NamedWorkload { name, target, workload }: NamedWorkload| {
         let wrong = |error: String| ExportError::Job { name: name.clone(), error };
         workload.validate().map_err(|error| wrong(error.to_string()))?;
