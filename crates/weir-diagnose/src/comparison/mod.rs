@@ -6,6 +6,8 @@
 //! was not measured in a cell is stepped over. Alternatives are compared with the layer in whose place they stand.
 //! [`crate::stats`] judges a difference, over all comparisons together.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::cell::Cell;
@@ -320,14 +322,16 @@ fn usable_rows<'a>(diagnosis: &'a Diagnosis, unused: &mut Vec<Unused>) -> Vec<Us
 }
 
 fn points(diagnosis: &Diagnosis, usable: &[Usable<'_>]) -> Vec<Point> {
+    let mut rows: BTreeMap<(Cell, usize), Vec<&Measurement>> = BTreeMap::new();
+    for (layer, cell, row) in usable {
+        rows.entry((*cell, *layer)).or_default().push(row);
+    }
     let places =
         diagnosis.all_cells().flat_map(|cell| (0..diagnosis.layers.len()).map(move |layer| (cell, layer)));
-    places.filter_map(|(cell, layer)| point(layer, cell, usable)).collect()
+    places.filter_map(|(cell, layer)| point(layer, cell, rows.get(&(*cell, layer))?)).collect()
 }
 
-fn point(layer: usize, cell: &Cell, usable: &[Usable<'_>]) -> Option<Point> {
-    let rows: Vec<&Measurement> =
-        usable.iter().filter(|(l, c, _)| *l == layer && c == cell).map(|(_, _, row)| *row).collect();
+fn point(layer: usize, cell: &Cell, rows: &[&Measurement]) -> Option<Point> {
     // All repeats know it, or it is not known.
     let known = |value: &dyn Fn(&Measurement) -> Option<f64>| -> Vec<f64> {
         rows.iter().map(|row| value(row)).collect::<Option<Vec<f64>>>().unwrap_or_default()

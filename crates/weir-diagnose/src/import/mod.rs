@@ -7,7 +7,7 @@ mod csv;
 mod diskspd;
 mod fio;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cell::{Cell, Direction, Pattern, Shape};
 use crate::environment::Environment;
@@ -18,6 +18,10 @@ pub const LARGEST_FILE: u64 = 64 << 20;
 
 /// Most rows of one import.
 const MOST_ROWS: usize = 100_000;
+
+/// Most loads of layers, each with its repeats: as many as an exhaustive measurement has. Comparing them takes a time that grows
+/// with the square of their number.
+const MOST_LOADS: usize = 10_000;
 
 /// Most layers of one import.
 const MOST_LAYERS: usize = 64;
@@ -53,6 +57,8 @@ struct Parsed {
 pub struct Import {
     layers: Vec<LayerEntry>,
     rows: Vec<Row>,
+    /// Repeats so far of each layer and cell.
+    repeats: BTreeMap<(String, Cell), u32>,
     files: Vec<String>,
 }
 
@@ -115,7 +121,12 @@ impl Import {
             return Err(wrong(format!("more than {MOST_LAYERS} layers or {MOST_ROWS} rows")));
         }
         let (cell, outcome) = (parsed.cell, RunOutcome::Measured(parsed.measurement));
-        self.rows.push(Row { layer: layer.to_owned(), cell, repeat: 0, outcome, counters: None });
+        let repeat = self.repeats.entry((layer.to_owned(), cell)).or_insert(0);
+        *repeat += 1;
+        self.rows.push(Row { layer: layer.to_owned(), cell, repeat: *repeat, outcome, counters: None });
+        if self.repeats.len() > MOST_LOADS {
+            return Err(wrong(format!("more than {MOST_LOADS} different loads of layers")));
+        }
         Ok(self)
     }
 
@@ -124,7 +135,7 @@ impl Import {
     /// # Errors
     /// There are no rows, or an alternative names a layer that is not on the path.
     pub fn into_diagnosis<S: AsRef<str>>(
-        mut self,
+        self,
         title: &str,
         command: impl IntoIterator<Item = S>,
     ) -> Result<Diagnosis, ImportError> {
@@ -133,16 +144,9 @@ impl Import {
             return Err(error(&files, "", "there are no rows"));
         }
         check_layers(&self.layers).map_err(|problem| error(&files, "", &problem))?;
-        let mut cells: Vec<Cell> = Vec::new();
-        let mut counts: BTreeMap<(String, Cell), u32> = BTreeMap::new();
-        for row in &mut self.rows {
-            let count = counts.entry((row.layer.clone(), row.cell)).or_insert(0);
-            *count += 1;
-            if *count == 1 && !cells.contains(&row.cell) {
-                cells.push(row.cell);
-            }
-            row.repeat = *count;
-        }
+        let mut seen = BTreeSet::new();
+        let cells: Vec<Cell> =
+            self.rows.iter().map(|row| row.cell).filter(|cell| seen.insert(*cell)).collect();
         let environment = Environment { imported_from: self.files, ..Environment::here(title, "", command) };
         Ok(Diagnosis {
             schema: SCHEMA.to_owned(),
@@ -150,7 +154,7 @@ impl Import {
             cells,
             follow_ups: Vec::new(),
             layers: self.layers,
-            repeats: counts.values().copied().max().unwrap_or(1),
+            repeats: self.repeats.values().copied().max().unwrap_or(1),
             seed: 0,
             interrupted: false,
             rows: self.rows,

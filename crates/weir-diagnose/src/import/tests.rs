@@ -78,6 +78,24 @@ fn a_broken_table_is_told_where_and_how() {
     assert!(table(orphan).unwrap_err().contains("alternative to \"b\""));
 }
 
+/// Comparing takes time by the square of the loads: a file of a hundred thousand is refused, and rows of few are not.
+#[test]
+fn a_table_of_too_many_loads_is_refused() {
+    let rows = |loads: usize, repeats: usize| {
+        let mut text = "layer,block,access,queue_depth,iops\n".to_owned();
+        for row in 0..loads * repeats {
+            let (layer, depth) = (row % loads % 4, row % loads / 4 + 1);
+            text += &format!("l{layer},4K,read,{depth},{}\n", 1000 + row);
+        }
+        table(&text)
+    };
+    let said = rows(20_000, 1).unwrap_err();
+    assert!(said.contains("line 10002: more than 10000 different loads of layers"), "{said}");
+    let diagnosis = rows(2_000, 40).unwrap();
+    assert_eq!((diagnosis.cells.len(), diagnosis.rows.len(), diagnosis.repeats), (500, 80_000, 40));
+    assert_eq!(find(&diagnosis).compared.points.len(), 2_000);
+}
+
 /// `fio --output-format=json` of three jobs one after the other in /dev/shm: as it was printed.
 #[test]
 fn fio_json_becomes_rows_that_pass_the_checks() {
