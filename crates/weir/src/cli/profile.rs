@@ -10,7 +10,7 @@ use crate::completion;
 
 /// Shown below the help.
 pub(super) const EXAMPLES: &str = "\
-Every open disk is profiled all the time, in about 1 MiB of memory; `show` prints what was seen since the disk was opened on its \
+Every open disk is profiled all the time, in about 1.2 MiB of memory; `show` prints what was seen since the disk was opened on its \
 node. Blocks are 4 KiB. Reuse, working set, caches and logs are estimated from a sample of blocks (SHARDS, FAST 2015), to about 2 \
 points. The profile of a disk that moves or is opened again starts anew.
 
