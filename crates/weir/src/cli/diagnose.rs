@@ -98,7 +98,7 @@ pub struct DiagnoseArgs {
         long,
         value_name = "FILE|LAYER=FILE",
         num_args = 1..,
-        conflicts_with_all = ["disk", "stack", "destroy", "budget", "runtime", "resume", "dry_run", "seed", "without", "more", "trace"]
+        conflicts_with_all = ["disk", "stack", "destroy", "budget", "runtime", "resume", "dry_run", "seed", "without", "more", "trace", "tier", "repeats", "policies"]
     )]
     pub import: Vec<String>,
     /// Allow overwriting the disk's data. Without it only reads are measured.

@@ -17,7 +17,7 @@ pub struct PrefillArgs {
     #[arg(long, value_name = "SIZE", default_value = "64GiB", conflicts_with = "no_prefill")]
     prefill_size: Size,
     /// Give up when filling takes longer.
-    #[arg(long, value_name = "TIME", default_value = "10m", conflicts_with = "no_prefill")]
+    #[arg(long, value_name = "TIME", default_value = "10m", conflicts_with = "no_prefill", value_parser = above_zero)]
     prefill_time: Period,
 }
 
@@ -26,5 +26,15 @@ impl PrefillArgs {
     pub fn limits(&self) -> Option<Limits> {
         let limits = Limits { bytes: self.prefill_size.0, time: self.prefill_time.0 };
         (!self.no_prefill).then_some(limits)
+    }
+}
+
+/// A time in which something can be filled.
+fn above_zero(text: &str) -> Result<Period, String> {
+    match text.parse::<Period>().map_err(|error| error.to_string())? {
+        Period(time) if time.is_zero() => {
+            Err("nothing is filled in no time: give more, or leave filling out with --no-prefill".to_owned())
+        }
+        period => Ok(period),
     }
 }
