@@ -49,6 +49,7 @@ pub struct Window {
     /// Requests answered.
     pub requests: u64,
     /// Requests per second.
+    #[serde(rename = "requests_per_second")]
     pub rate: f64,
     /// Bytes per second.
     pub bytes_per_second: f64,

@@ -498,7 +498,7 @@ mod tests {
             let workload = Workload { verify: true, size: Some(Size(4 << 20)), threads: 2, ..short(access) };
             let summary = run(&target, &workload, true, &Monitor::new()).unwrap();
             let found = summary.verification.as_ref().unwrap();
-            assert!(found.checked > 100 && summary.is_clean(), "{summary}");
+            assert!(found.checked > 100 && summary.is_clean(), "{summary:?}");
         }
     }
 
@@ -520,9 +520,9 @@ mod tests {
         };
         let summary = run(&target, &workload, true, &Monitor::new()).unwrap();
         let found = summary.verification.as_ref().unwrap();
-        assert!(found.checked > 20 && summary.is_clean(), "{summary}");
-        assert!(summary.engine.starts_with("psync"), "{summary}");
-        assert!(summary.kind(IoKind::Flush).unwrap().ios >= 1, "{summary}");
+        assert!(found.checked > 20 && summary.is_clean(), "{summary:?}");
+        assert!(summary.engine.starts_with("psync"), "{summary:?}");
+        assert!(summary.kind(IoKind::Flush).unwrap().ios >= 1, "{summary:?}");
     }
 
     #[test]
@@ -581,7 +581,8 @@ mod tests {
         assert!(before >= earlier - 0.01 && all - before < 0.6, "{before} of {all} s; {state:?}");
         let short = run_steady(&null, &round, false, 3, &Monitor::new()).unwrap();
         assert!(!short.steady.as_ref().unwrap().reached);
-        assert!(short.to_string().contains("NOT steady after 3 rounds: too few"), "{short}");
+        let said: Vec<String> = short.remarks().collect();
+        assert!(said[0].contains("NOT steady after 3 rounds: too few"), "{said:?}");
         let endless = Workload { runtime: None, ..round };
         let error = run_steady(&null, &endless, false, 3, &Monitor::new()).unwrap_err().to_string();
         assert!(error.contains("need a runtime"), "{error}");

@@ -1,4 +1,4 @@
-//! The result of a load, as text and as JSON.
+//! The result of a load, and its JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,8 +15,15 @@ use crate::tally::{IoKind, KindTally, Tally};
 use crate::timeline::Timeline;
 use crate::workload::Workload;
 
-/// Version of the JSON form. Grows when a field changes its meaning or goes; new fields do not count.
-pub const VERSION: u32 = 1;
+/// Name and version of the JSON form. The version grows when a field changes its meaning or goes; new fields do not count.
+pub const SCHEMA: &str = "weir.load/1";
+
+fn schema() -> String {
+    SCHEMA.to_owned()
+}
+
+/// Of the requests that were due, more than this share was never made: it was not only the last moment's queue.
+const NOT_SUSTAINED: f64 = 0.01;
 
 /// What was written before a load. Neither its time nor its bytes are in the load's result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,8 +48,9 @@ impl fmt::Display for Filled {
 /// The result of one load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// [`VERSION`].
-    pub version: u32,
+    /// [`SCHEMA`]. What an earlier Weir wrote has a `version` 1 instead.
+    #[serde(default = "schema")]
+    pub schema: String,
     /// The job's name in a job file; `None` for a load of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -213,18 +221,6 @@ impl Latency {
 }
 
 impl KindSummary {
-    /// A row of the table.
-    fn cells(&self, name: &str, latency: &Latency) -> Vec<String> {
-        let mut cells =
-            vec![name.to_string(), format!("{:.0}", self.iops), format!("{:.1}", self.mib_per_second)];
-        cells.push(format_latency(latency.mean));
-        let percentiles =
-            [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_999, latency.max];
-        cells.extend(percentiles.map(|value| format_latency(value as f64)));
-        cells.push(self.errors.to_string());
-        cells
-    }
-
     fn of(kind: IoKind, tally: &KindTally, runtime: Duration) -> KindSummary {
         let per_second = |count: f64| if runtime.is_zero() { 0.0 } else { count / runtime.as_secs_f64() };
         KindSummary {
@@ -248,7 +244,7 @@ impl Summary {
     pub fn new(target: &str, engine: &str, workload: &Workload, tally: &Tally, runtime: Duration) -> Summary {
         let seen = |kind: &IoKind| tally.kind(*kind).ios + tally.kind(*kind).errors > 0;
         Summary {
-            version: VERSION,
+            schema: schema(),
             name: None,
             target: target.into(),
             engine: engine.into(),
@@ -310,6 +306,7 @@ impl Summary {
 
     /// Everything that has to be said beside the figures, in sentences.
     pub fn remarks(&self) -> impl Iterator<Item = String> {
+        let filled = self.prefill.iter().map(Filled::to_string);
         let device = self.device.iter().flat_map(|device| {
             device.differences.iter().map(move |difference| format!("{}: {difference}", device.device))
         });
@@ -323,7 +320,19 @@ impl Summary {
             let reached = if state.reached { "steady" } else { "NOT steady" };
             format!("{reached} after {} rounds: {figures}; the figures are of the last 5", state.rounds.len())
         });
-        self.notes.iter().cloned().chain(steady).chain(device)
+        let notes = self.notes.iter().cloned();
+        filled.chain(self.late()).chain(notes).chain(steady).chain(device)
+    }
+
+    /// With a rate: what was due and never made.
+    fn late(&self) -> Option<String> {
+        let made: u64 = self.kinds.iter().map(|kind| kind.ios + kind.errors).sum();
+        let (late, due) = (self.never_made, self.never_made + made);
+        let why = match late as f64 > NOT_SUSTAINED * due as f64 {
+            true => "the queue was full, and the target does not sustain the rate",
+            false => "the queue was full at the end",
+        };
+        (late > 0).then(|| format!("{late} of {due} requests that were due were never made: {why}"))
     }
 
     /// The JSON form, one line.
@@ -333,66 +342,6 @@ impl Summary {
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string(self)
     }
-}
-
-/// Nanoseconds with three digits and a unit: `850 ns`, `45.2 us`, `1.30 ms`.
-#[must_use]
-pub fn format_latency(nanoseconds: f64) -> String {
-    let (value, unit) = match nanoseconds {
-        ns if ns < 1e3 => return format!("{ns:.0} ns"),
-        ns if ns < 1e6 => (ns / 1e3, "us"),
-        ns if ns < 1e9 => (ns / 1e6, "ms"),
-        ns => (ns / 1e9, "s"),
-    };
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$} {unit}")
-}
-
-impl fmt::Display for Summary {
-    /// A table: one row for each kind.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} on {} ({}), {:.2} s", self.workload, self.target, self.engine, self.runtime_seconds)?;
-        let names = ["", "IOPS", "MiB/s", "mean", "p50", "p90", "p99", "p99.9", "p99.999", "max", "errors"];
-        row(f, &names.map(String::from))?;
-        for kind in &self.kinds {
-            row(f, &kind.cells(kind.kind.name(), &kind.latency_ns))?;
-        }
-        if self.latency_from == LatencyFrom::IntendedStart {
-            writeln!(f, "latency above: from the intended start; below: from the issue, blind to waiting")?;
-            for kind in &self.kinds {
-                let issue = kind.issue_latency_ns.unwrap_or_default();
-                row(f, &kind.cells(kind.kind.name(), &issue))?;
-            }
-        }
-        if self.never_made > 0 {
-            writeln!(f, "{} requests were due and never made: the queue was full", self.never_made)?;
-        }
-        if let (Some(cpu), Some(rate)) = (self.cpu_seconds, self.ios_per_cpu_second()) {
-            writeln!(f, "load: {cpu:.2} CPU seconds, {rate:.0} requests per CPU second")?;
-        }
-        if let Some(reason) = &self.incomplete {
-            writeln!(f, "INCOMPLETE: {reason}")?;
-        }
-        self.remarks().try_for_each(|remark| writeln!(f, "note: {remark}"))?;
-        if let Some(error) = &self.first_error {
-            writeln!(f, "first error: {error}")?;
-        }
-        if let Some(found) = &self.verification {
-            writeln!(f, "verified: {} blocks checked, {} mismatches", found.checked, found.mismatches)?;
-            found.first.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
-        }
-        Ok(())
-    }
-}
-
-fn row(f: &mut fmt::Formatter<'_>, cells: &[String]) -> fmt::Result {
-    for (index, cell) in cells.iter().enumerate() {
-        match index {
-            0 => write!(f, "{cell:<6}")?,
-            _ => write!(f, " {cell:>9}")?,
-        }
-    }
-    writeln!(f)
 }
 
 #[cfg(test)]
@@ -439,24 +388,24 @@ mod tests {
     fn json_is_versioned_and_read_back() {
         let summary = summary();
         let text = summary.to_json().unwrap();
-        assert!(text.starts_with("{\"version\":1,") && text.contains("\"p99_999\":"), "{text}");
+        assert!(text.starts_with("{\"schema\":\"weir.load/1\",") && text.contains("\"p99_999\":"), "{text}");
         assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), summary);
     }
 
+    /// One request that was due at the very end says nothing about the rate.
     #[test]
-    fn the_table_names_every_figure() {
-        let text = summary().to_string();
-        for word in ["randread 4KiB depth 32", "p99.999", "2000", "CPU seconds", "1.00 ms"] {
-            assert!(text.contains(word), "{word} in\n{text}");
-        }
-    }
-
-    #[test]
-    fn latencies_have_three_digits() {
-        for (value, text) in
-            [(850.0, "850 ns"), (45_210.0, "45.2 us"), (1_304_000.0, "1.30 ms"), (2.5e11, "250 s")]
-        {
-            assert_eq!(format_latency(value), text);
-        }
+    fn requests_that_were_never_made_and_a_fill_are_remarked() {
+        let remarks = |never_made| {
+            let filled = Filled { bytes: 4 << 20, seconds: 0.5 };
+            let summary = Summary { never_made, prefill: Some(filled), ..summary() };
+            summary.remarks().collect::<Vec<_>>()
+        };
+        assert!(remarks(0)[0].starts_with("filled 4MiB in 0.5 s before the load"));
+        assert_eq!(remarks(0).len(), 1);
+        assert_eq!(
+            remarks(1)[1],
+            "1 of 1002 requests that were due were never made: the queue was full at the end"
+        );
+        assert!(remarks(50)[1].ends_with("the queue was full, and the target does not sustain the rate"));
     }
 }

@@ -53,7 +53,7 @@ fn a_bench_over_nbd_counts_and_verifies() {
         };
         let summary = run(&target, &workload, true, &Monitor::new()).unwrap();
         let found = summary.verification.as_ref().unwrap();
-        assert!(summary.is_clean() && found.checked >= 16 && summary.iops() > 100.0, "{summary}");
+        assert!(summary.is_clean() && found.checked >= 16 && summary.iops() > 100.0, "{summary:?}");
         let refused = run(&target, &workload, false, &Monitor::new()).unwrap_err().to_string();
         assert!(refused.contains("holds data") && refused.contains("--destroy"), "{refused}");
     }
@@ -72,7 +72,7 @@ fn failing_requests_are_counted_and_named() {
     let read = summary.kind(IoKind::Read).unwrap();
     let share = read.errors as f64 / (read.ios + read.errors) as f64;
     assert!((0.4..0.6).contains(&share), "{share}");
-    assert!(summary.first_error.as_ref().unwrap().contains("ENOSPC"), "{summary}");
+    assert!(summary.first_error.as_ref().unwrap().contains("ENOSPC"), "{summary:?}");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_file_gets_unique_data_as_compressible_as_asked() {
         ..Workload::default()
     };
     let summary = run(&Target::Path(path.clone()), &workload, true, &Monitor::new()).unwrap();
-    assert!(summary.is_clean() && summary.kind(IoKind::Flush).unwrap().ios == 3, "{summary}");
+    assert!(summary.is_clean() && summary.kind(IoKind::Flush).unwrap().ios == 3, "{summary:?}");
     let data = std::fs::read(path).unwrap();
     let pieces: std::collections::HashSet<&[u8]> = data.chunks(4096).collect();
     assert_eq!(pieces.len(), 1024, "every 4 KiB is unique");

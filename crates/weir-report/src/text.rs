@@ -120,12 +120,13 @@ impl Columns {
     }
 }
 
-/// Wraps a paragraph at `width`, its first line behind `first` and the others behind as many blanks.
+/// Wraps a paragraph at `width`, its first line behind `first` and the others behind as many blanks. Several blanks within a line
+/// stay: a line of bars has them.
 #[must_use]
 pub fn wrap(first: &str, text: &str, width: usize) -> String {
     let indent = first.chars().count();
     let (mut lines, mut line, mut used) = (Vec::new(), first.to_owned(), indent);
-    for word in text.split_whitespace() {
+    for word in text.split([' ', '\n']) {
         let length = word.chars().count();
         let begins = used == indent;
         if !begins && used + 1 + length > width {
@@ -184,5 +185,6 @@ backing                   rejected";
         assert_eq!(wrap("  ", "one two three", 9), "  one two\n  three");
         assert_eq!(wrap("to do: ", "one two", 11), "to do: one\n       two");
         assert_eq!(wrap("", "unbreakable", 4), "unbreakable");
+        assert_eq!(wrap("k  ", "▁  █ of it", 10), "k  ▁  █ of\n   it");
     }
 }

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
+use weir_report::text::wrap;
 
 use crate::failure::Failure;
 use crate::options::Output;
@@ -19,6 +20,29 @@ pub fn print<T: Serialize>(
         Output::Text => text(value),
     };
     say(&out)
+}
+
+/// An answer with the name and version of its JSON form.
+#[derive(Serialize)]
+struct Answer<'a, T> {
+    schema: &'static str,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+/// Prints `value` as JSON of that schema, or what `text` makes of it.
+pub fn print_as<T: Serialize>(
+    output: Output,
+    schema: &'static str,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> Result<(), Failure> {
+    print(output, &Answer { schema, value }, |answer| text(answer.value))
+}
+
+/// `value` as one line of JSON of that schema.
+pub fn to_line<T: Serialize>(schema: &'static str, value: &T) -> Result<String, Failure> {
+    serde_json::to_string(&Answer { schema, value }).map_err(Failure::failed)
 }
 
 /// Prints a line to standard output. A reader that has gone (`| head`) is not an error worth a word.
@@ -112,30 +136,15 @@ pub fn list(pairs: &[(&str, String)]) -> String {
 
 fn list_within(width: Option<usize>, pairs: &[(&str, String)]) -> String {
     let keys = pairs.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
-    let indent = format!("\n{:1$}", "", keys + GAP);
-    let value = |value: &str| match width {
-        Some(width) => wrap(value, width.saturating_sub(keys + GAP)).join(&indent),
-        None => value.to_owned(),
+    let line = |key: &str, value: &str| {
+        let key = format!("{key:keys$}{:GAP$}", "");
+        match width {
+            Some(width) => wrap(&key, value, width),
+            None => format!("{key}{value}"),
+        }
     };
     let lines = pairs.iter().filter(|(_, value)| !value.is_empty());
-    lines.map(|(key, text)| format!("{key:keys$}  {}", value(text))).collect::<Vec<_>>().join("\n")
-}
-
-/// Lines of at most `width` characters, broken between words; a longer word has a line of its own.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().expect("it begins with one");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(word.to_owned());
-            continue;
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines
+    lines.map(|(key, value)| line(key, value)).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -169,6 +178,7 @@ mod tests {
             [("disk", "db".to_owned()), ("reason", "a b c d e f".to_owned()), ("none", String::new())];
         assert_eq!(list_within(None, &pairs), "disk    db\nreason  a b c d e f");
         assert_eq!(list_within(Some(13), &pairs), "disk    db\nreason  a b c\n        d e f");
-        assert_eq!(wrap("a longer-than-that b", 6), ["a", "longer-than-that", "b"]);
+        let pairs = [("k", "a longer-than-that b".to_owned())];
+        assert_eq!(list_within(Some(9), &pairs), "k  a\n   longer-than-that\n   b");
     }
 }

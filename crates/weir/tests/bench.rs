@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-use common::{Nbdkit, Place};
+use common::{Nbdkit, Place, assert_shape};
 use serde_json::Value;
 
 fn signal(child: &Child, name: &str) {
@@ -19,7 +19,11 @@ fn every_format_says_the_same() {
     let line =
         "bench null:64M --rw randrw:50 --bs 4k:60,64k:40 --pattern zipf:1.1 --runtime 100ms --warmup 0s";
     let document = place.parsed(&format!("{line} --format json"));
-    assert_eq!((&document["version"], &document["workload"]["mix"]), (&1.into(), &"4KiB:60,64KiB:40".into()));
+    assert_eq!(
+        (&document["schema"], &document["workload"]["mix"]),
+        (&"weir.load/1".into(), &"4KiB:60,64KiB:40".into())
+    );
+    assert_shape(&document, line);
     let read = &document["kinds"][0];
     let mean = read["bytes"].as_f64().unwrap() / read["ios"].as_f64().unwrap();
     assert!((28_000.0..29_400.0).contains(&mean), "0.6 x 4096 + 0.4 x 65536 is 28672: {mean}");
@@ -57,6 +61,7 @@ fn jsonl_has_a_line_for_each_second() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (last, intervals) = lines.split_last().unwrap();
     assert!(!intervals.is_empty() && intervals.iter().all(|line| line["type"] == "interval"), "{text}");
+    lines.iter().for_each(|json| assert_shape(json, line));
     let iops = intervals[0]["kinds"][0]["iops"].as_f64().unwrap();
     assert!((500.0..1500.0).contains(&iops), "{text}");
     assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 2000 && last["incomplete"].is_null(), "{last}");
@@ -68,6 +73,7 @@ fn a_steady_state_is_waited_for_and_judged() {
     let line = "bench null --rate 1000 --runtime 100ms --warmup 0s --steady";
     let steady = place.parsed(&format!("{line} --format json"));
     assert_eq!(steady["steady"]["reached"], true, "{}", steady["steady"]);
+    assert_shape(&steady, line);
     let text = place.ok(&format!("{line} --max-rounds 2"));
     assert!(text.contains("NOT steady after 2 rounds"), "{text}");
 }
@@ -82,7 +88,10 @@ fn results_are_compared() {
     let text = place.ok("bench compare a.json b.json");
     assert!(text.contains("p99.999") && text.contains("too few requests"), "{text}");
     assert!(text.contains("not alike: queue_depth: 1 and 32"), "{text}");
-    assert_eq!(place.parsed("bench compare a.json a.json --output json")[0]["rows"][0]["change"], "same");
+    let compared = place.json("bench compare a.json a.json");
+    assert_shape(&compared, "bench compare");
+    assert_eq!(compared["jobs"][0]["rows"][0]["change"], "same");
+    assert_eq!(compared["jobs"][0]["rows"][2]["figure"], "mean_ns");
     std::fs::write(place.path().join("c.json"), "{\"jobs\": []}").unwrap();
     assert!(place.fails("bench compare a.json c.json", 2).contains("c.json: it is not a result"));
     assert!(place.fails("bench compare a.json none.json", 3).contains("none.json"));

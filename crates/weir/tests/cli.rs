@@ -9,7 +9,7 @@ use serde_json::Value;
 
 mod common;
 
-use common::{Guest, Place, await_some};
+use common::{Guest, Place, assert_shape, await_some};
 
 #[test]
 fn help_tells_what_there_is() {
@@ -84,6 +84,7 @@ fn every_command_ends_with_the_documented_code() {
         ("bench data --rw randwrite", 4, "--destroy"),
         ("bench data --qd 0", 2, "queue"),
         ("bench data --runtime -1s", 2, "negative"),
+        ("bench data --prefill-time 0s", 2, "--no-prefill"),
         ("bench .", 2, "neither a file"),
         ("bench nbd://127.0.0.1:1/d", 5, "cannot connect"),
         ("bench --jobs none.fio", 3, "none.fio"),
@@ -112,6 +113,7 @@ fn every_command_ends_with_the_documented_code() {
         let error: Value =
             serde_json::from_str(&place.fails(&format!("{line} --output json"), code)).unwrap();
         assert_eq!(error["schema"], "weir.error/1", "weir {line}: {error}");
+        assert_shape(&error, line);
         assert_eq!(error["error"]["exit_code"], code, "weir {line}: {error}");
         let kinds = ["failed", "usage", "not-found", "refused", "unavailable"];
         assert_eq!(error["error"]["kind"], kinds[code as usize - 1], "weir {line}: {error}");
@@ -325,6 +327,7 @@ fn a_delete_is_confirmed_on_a_terminal(place: &Place) {
 /// It is killed, started, paused and resumed like a node, and every command reports the result.
 fn the_registry_is_a_process_of_the_lab(place: &Place) {
     let killed = place.json("lab kill registry");
+    assert_shape(&killed, "lab kill");
     assert_eq!((&killed["action"], &killed["state"]), (&"kill".into(), &"gone".into()));
     assert_eq!(killed["schema"], "weir.lab-action/1");
     assert!(place.fails("lab kill registry", 4).contains("registry does not run; `weir lab start registry`"));
@@ -351,6 +354,7 @@ fn layers_are_measured_into_a_report() {
     assert!(place.fails("diagnose --disk none", 3).contains("none"));
     place.ok("disk export db");
     let planned = place.json("diagnose --disk db --destroy --dry-run --budget 4m");
+    assert_shape(&planned, "diagnose --dry-run");
     assert_eq!(
         (&planned["runs"], &planned["bytes_overwritten"]),
         (&Value::from(8 * 6 * 5), &Value::from(16 << 20))
@@ -452,7 +456,9 @@ fn what_others_measured_is_diagnosed() {
             .fails("diagnose --import t.csv --fail-on confirmed,inconclusive", 1)
             .contains("a threshold failed: Inconclusive, from single runs: share does")
     );
-    assert_eq!(place.json("diagnose --import t.csv --fail-on confirmed,likely")["grade"], "inconclusive");
+    let summary = place.json("diagnose --import t.csv --fail-on confirmed,likely");
+    assert_shape(&summary, "diagnose --import");
+    assert_eq!(summary["grade"], "inconclusive");
     assert!(place.fails("diagnose --import t.csv --fail-on loss:0.5", 2).contains("loss:FACTOR"));
     assert!(place.fails("diagnose --import none.csv", 3).contains("none.csv"));
     assert!(place.fails("diagnose --import disk=t.csv", 2).contains("t.csv: neither fio's JSON"));
@@ -472,5 +478,6 @@ fn null_needs_no_cluster() {
     let said = place.ok("bench null --runtime 100ms --warmup 0s");
     assert!(said.contains("IOPS") && said.contains("read"), "{said}");
     let checked = place.json("bench scratch --size 4MiB --rw randwrite --verify --runtime 100ms --warmup 0s");
+    assert_shape(&checked, "bench scratch");
     assert_eq!(checked["verification"]["mismatches"], 0);
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Nbdkit, Place};
+use common::{Nbdkit, Place, assert_shape};
 use serde_json::{Value, json};
 use weir_load::verify::{Sector, read_sector};
 
@@ -66,6 +66,7 @@ fn after_a_kill_everything_acknowledged_is_there_and_damage_is_told_apart() {
     let place = Place::new();
     let earlier = killed_load(&place);
     let found = place.json("bench verify --history record disk");
+    assert_shape(&found, "bench verify");
     assert_eq!(
         (&found["verification"]["mismatches"], &found["unreadable"]),
         (&json!(0), &json!(0)),

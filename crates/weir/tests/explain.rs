@@ -36,7 +36,7 @@ fn the_time_of_live_requests_is_divided_among_layers() {
     };
     for kind in ["read", "write"] {
         let top = of(kind, "export");
-        let rate = top["rate"].as_f64().unwrap();
+        let rate = top["requests_per_second"].as_f64().unwrap();
         assert!((700.0..1300.0).contains(&rate), "about half of 2000: {rate}");
         let shares: f64 = windows
             .iter()

@@ -6,7 +6,7 @@ mod common;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::Place;
+use common::{Place, assert_shape};
 use serde_json::Value;
 
 /// A place with one node and a disk `d`; and where the disk is exported.
@@ -61,6 +61,8 @@ fn a_known_load_is_found_and_comes_back() {
         assert!(text.contains(part), "{part}: {text}");
     }
 
+    let replay = place.json("profile replay --from d.json --target null:256M --for 300ms");
+    assert_shape(&replay, "profile replay");
     let replayed = place.json(&format!("profile replay --from d.json --target {uri} --destroy"));
     for row in replayed["rows"].as_array().unwrap() {
         let difference = row["difference"].as_f64().unwrap_or(0.0);
@@ -90,6 +92,7 @@ fn a_profile_becomes_jobs_that_run() {
         let report = place.parsed(&format!("bench --jobs {file} --destroy --no-prefill --format json"));
         let jobs = report["jobs"].as_array().unwrap();
         assert_eq!((jobs.len(), &jobs[0]["kinds"][0]["kind"]), (1, &Value::from("write")), "{report}");
+        assert_shape(&report, file);
         assert!(number(&jobs[0]["kinds"][0]["ios"]) > 20.0, "{report}");
     }
 }
@@ -97,9 +100,10 @@ fn a_profile_becomes_jobs_that_run() {
 #[test]
 fn traces_are_imported_and_mistakes_are_named() {
     let place = Place::new();
-    let log = "fio version 3 iolog\n0 /dev/x add\n1 /dev/x open\n10 /dev/x read 0 4096\n900 /dev/x write 4096 8192\n";
+    let log = "fio version 3 iolog\n0 /dev/x add\n1 /dev/x open\n10000 /dev/x read 0 4096\n900000 /dev/x write 4096 8192\n";
     std::fs::write(place.path().join("x.log"), log).unwrap();
     let shown = place.json("profile import x.log");
+    assert_shape(&shown, "profile import");
     assert_eq!((number(&shown["seconds"]), number(&shown["summary"]["read_percent"])), (0.89, 50.0));
     assert_eq!(place.json("profile show --from x.log.profile.json")["summary"], shown["summary"]);
     let sum = place.json("profile show --from x.log.profile.json x.log.profile.json");

@@ -93,12 +93,6 @@ fn cells(kind: &KindSummary) -> Vec<Cell> {
 fn remarks(summary: &Summary) -> Vec<String> {
     let mut remarks: Vec<String> =
         summary.incomplete.iter().map(|why| format!("Incomplete: {why}.")).collect();
-    if summary.never_made > 0 {
-        remarks.push(format!(
-            "{} requests were due and never made, because the queue was full: the target does not sustain this rate.",
-            format::whole(summary.never_made as f64)
-        ));
-    }
     if let Some(error) = &summary.first_error {
         remarks.push(format!("{} requests failed; the first error: {error}", summary.errors()));
     }
@@ -212,10 +206,9 @@ fn courses(summaries: &[Summary]) -> Vec<Panel> {
 
 fn facts(summaries: &[Summary], environment: &Environment) -> Vec<(&'static str, String)> {
     let mut facts = vec![("Target", environment.disk.clone())];
-    let seconds: f64 = summaries.iter().map(|summary| summary.runtime_seconds).sum();
-    facts.push(("Load measured", format::duration(seconds * 1e9)));
     for summary in summaries {
-        facts.push(("Load", format!("{}, by {}", summary.workload, summary.engine)));
+        let time = format::duration(summary.runtime_seconds * 1e9);
+        facts.push(("Load", format!("{}, by {}, {time} measured", summary.workload, summary.engine)));
         if let Some(cpu) = summary.cpu_seconds.filter(|_| summary.runtime_seconds > 0.0) {
             let share = cpu / summary.runtime_seconds / f64::from(summary.workload.threads.max(1));
             facts.push(("Processor time of its threads", format!("{} of the time", format::percent(share))));
@@ -280,12 +273,14 @@ mod tests {
             Workload { access: Access::RandRead, runtime: Some(Duration::from_millis(20)), ..load() };
         let mut summary = run_steady(&"null".parse().unwrap(), &workload, false, 6, &Monitor::new()).unwrap();
         summary.name = Some("job".into());
-        summary.never_made = 1234;
+        summary.never_made = 12_345_678;
+        summary.runtime_seconds = 10.0;
+        summary.prefill = Some(weir_load::summary::Filled { bytes: 4 << 20, seconds: 0.5 });
         let html = loads(&[summary.clone(), summary], &sample::environment()).unwrap();
-        assert!(
-            html.contains("Approach to steady state") && html.contains("1,234 requests were due"),
-            "{html}"
-        );
+        assert!(html.contains("Approach to steady state") && html.contains("job: 12345678 of "), "{html}");
+        assert_eq!(html.matches("job: filled 4MiB in 0.5 s before the load").count(), 2, "{html}");
+        // They may have run at once: nobody adds up their times.
+        assert!(html.matches("10.0 s measured").count() == 2 && !html.contains("20.0 s"), "{html}");
         assert_eq!(html.matches("<svg").count(), 5);
     }
 

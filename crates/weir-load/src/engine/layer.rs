@@ -356,7 +356,7 @@ mod tests {
             };
             let mut layer = Memory { foreign: true, ..Memory::new() };
             let summary = drive(&mut layer, &workload);
-            assert!(summary.is_clean() && summary.kinds.len() == 2, "{summary}");
+            assert!(summary.is_clean() && summary.kinds.len() == 2, "{summary:?}");
             layer.forgets = true;
             assert!(!drive(&mut layer, &workload).is_clean(), "lost writes are seen");
         }

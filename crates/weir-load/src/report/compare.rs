@@ -30,7 +30,7 @@ pub enum Change {
 pub struct Row {
     /// Read or write.
     pub kind: IoKind,
-    /// `iops`, `mib_per_second`, `mean`, `p50` …; latencies are in nanoseconds.
+    /// `iops`, `mib_per_second`, `mean_ns`, `p50_ns` …
     pub figure: &'static str,
     /// Of the first result.
     pub a: f64,
@@ -63,12 +63,12 @@ fn rows(a: &KindSummary, b: &KindSummary) -> Vec<Row> {
     let figures = [
         ("iops", a.iops, b.iops, 0.0),
         ("mib_per_second", a.mib_per_second, b.mib_per_second, 0.0),
-        ("mean", first.mean, second.mean, 0.0),
-        ("p50", first.p50 as f64, second.p50 as f64, 50.0),
-        ("p90", first.p90 as f64, second.p90 as f64, 90.0),
-        ("p99", first.p99 as f64, second.p99 as f64, 99.0),
-        ("p99_9", first.p99_9 as f64, second.p99_9 as f64, 99.9),
-        ("p99_999", first.p99_999 as f64, second.p99_999 as f64, 99.999),
+        ("mean_ns", first.mean, second.mean, 0.0),
+        ("p50_ns", first.p50 as f64, second.p50 as f64, 50.0),
+        ("p90_ns", first.p90 as f64, second.p90 as f64, 90.0),
+        ("p99_ns", first.p99 as f64, second.p99 as f64, 99.0),
+        ("p99_9_ns", first.p99_9 as f64, second.p99_9 as f64, 99.9),
+        ("p99_999_ns", first.p99_999 as f64, second.p99_999 as f64, 99.999),
     ];
     let (kind, fewest) = (a.kind, a.ios.min(b.ios) as f64);
     let row = |(figure, a, b, percentile): (&'static str, f64, f64, f64)| {
@@ -125,9 +125,9 @@ mod tests {
         let comparison = compare(&summary(1), &summary(2));
         let of = |figure| comparison.rows.iter().find(|row| row.figure == figure).unwrap();
         // The second took twice as long: half the requests per second, twice the latency.
-        assert_eq!((of("iops").change, of("p50").change), (Change::Worse, Change::Worse));
+        assert_eq!((of("iops").change, of("p50_ns").change), (Change::Worse, Change::Worse));
         assert_eq!(of("iops").percent, Some(-50.0));
-        assert_eq!(of("p99_999").change, Change::Unknown, "of 1000 requests");
+        assert_eq!(of("p99_999_ns").change, Change::Unknown, "of 1000 requests");
         assert_eq!(comparison.rows.len(), 16);
         assert!(compare(&summary(2), &summary(1)).rows.iter().any(|row| row.change == Change::Better));
         let same = compare(&summary(1), &summary(1));

@@ -2,6 +2,9 @@
 
 use crate::summary::{LatencyFrom, Summary};
 
+/// Grows when a column goes or changes its meaning.
+const VERSION: u32 = 1;
+
 /// The columns, in the order of [`to_csv`]. New ones are appended.
 const HEADER: &str = "version,job,target,engine,workload,kind,runtime_seconds,ios,bytes,errors,iops,mib_per_second,\
 latency_from,mean_ns,min_ns,p50_ns,p90_ns,p99_ns,p99_9_ns,p99_999_ns,max_ns,issue_p50_ns,issue_p99_ns,issue_max_ns,\
@@ -18,7 +21,7 @@ pub fn to_csv(jobs: &[Summary]) -> String {
                 issue.map_or(String::new(), |latency| of(&latency).to_string())
             };
             let cells = [
-                job.version.to_string(),
+                VERSION.to_string(),
                 quoted(job.name.as_deref().unwrap_or_default()),
                 quoted(&job.target),
                 quoted(&job.engine),

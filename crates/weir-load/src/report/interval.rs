@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::summary::{KindSummary, Summary, VERSION};
+use crate::summary::{KindSummary, Summary};
 use crate::tally::Tally;
 use crate::workload::Workload;
+
+/// Name and version of the JSON form of [`Interval`].
+pub const INTERVAL_SCHEMA: &str = "weir.load-interval/1";
 
 /// One interval of a load that is running.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// [`VERSION`].
-    pub version: u32,
+    /// [`INTERVAL_SCHEMA`].
+    pub schema: String,
     /// Tells this line from the summary, which is the last line and has no type.
     pub r#type: String,
     /// The job's name, if it has one.
@@ -36,7 +39,7 @@ impl Interval {
             kind.issue_buckets_ns.0.clear();
         }
         Interval {
-            version: VERSION,
+            schema: INTERVAL_SCHEMA.to_owned(),
             r#type: "interval".into(),
             name: None,
             at_seconds: at.as_secs_f64(),

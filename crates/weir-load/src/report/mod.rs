@@ -11,13 +11,24 @@ pub use self::csv::to_csv;
 pub use self::interval::Interval;
 pub use self::prometheus::to_prometheus;
 
-use crate::summary::{Summary, VERSION};
+use crate::summary::{SCHEMA, Summary};
+
+/// Name and version of the JSON form of [`Report`].
+pub const REPORT_SCHEMA: &str = "weir.loads/1";
+
+fn schema() -> String {
+    REPORT_SCHEMA.to_owned()
+}
+
+/// The `version` of results before they had a schema.
+const FORMER: u64 = 1;
 
 /// The results of several jobs that ran at once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`VERSION`].
-    pub version: u32,
+    /// [`REPORT_SCHEMA`]. What an earlier Weir wrote has a `version` 1 instead.
+    #[serde(default = "schema")]
+    pub schema: String,
     /// In the order of the job file.
     pub jobs: Vec<Summary>,
 }
@@ -26,7 +37,7 @@ impl Report {
     /// Of these jobs.
     #[must_use]
     pub fn new(jobs: Vec<Summary>) -> Report {
-        Report { version: VERSION, jobs }
+        Report { schema: schema(), jobs }
     }
 
     /// Reads what `weir bench --format json` wrote: a report, or a single summary; of jsonl the last line.
@@ -39,10 +50,11 @@ impl Report {
             serde_json::from_str(last).map_err(|_| ReadError::Malformed(error))
         });
         let value: serde_json::Value = value?;
-        match value["version"].as_u64() {
-            Some(version) if version == u64::from(VERSION) => {}
-            Some(version) => return Err(ReadError::Version(version)),
-            None => return Err(ReadError::Foreign),
+        match (value["schema"].as_str(), value["version"].as_u64()) {
+            (Some(SCHEMA | REPORT_SCHEMA), _) | (None, Some(FORMER)) => {}
+            (Some(schema), _) => return Err(ReadError::Schema(schema.to_owned())),
+            (None, Some(version)) => return Err(ReadError::Version(version)),
+            (None, None) => return Err(ReadError::Foreign),
         }
         match value.get("jobs") {
             Some(_) => serde_json::from_value(value).map_err(ReadError::Malformed),
@@ -60,10 +72,13 @@ pub enum ReadError {
     #[error("it is not a result of weir bench: {0}")]
     Malformed(serde_json::Error),
     /// JSON of something else.
-    #[error("it is not a result of weir bench: it has no version (write one with weir bench --format json)")]
+    #[error("it is not a result of weir bench: it has no schema (write one with weir bench --format json)")]
     Foreign,
-    /// Of another version of the schema.
-    #[error("it has schema version {0}, and this weir reads version {VERSION}")]
+    /// Of another schema, or of another version of it.
+    #[error("its schema is {0}, and this weir reads {SCHEMA} and {REPORT_SCHEMA}")]
+    Schema(String),
+    /// Of another version, from before results had a schema.
+    #[error("it has version {0}, and this weir reads version {FORMER}, {SCHEMA} and {REPORT_SCHEMA}")]
     Version(u64),
 }
 
@@ -100,11 +115,25 @@ pub(crate) mod tests {
         let both = Report::new(vec![one.clone(), summary(2)]);
         assert_eq!(Report::read(&serde_json::to_string(&both).unwrap()).unwrap(), both);
         let lines = format!("{{\"type\":\"interval\"}}\n{}\n", serde_json::to_string(&one).unwrap());
-        assert_eq!(Report::read(&lines).unwrap().jobs, vec![one]);
+        assert_eq!(Report::read(&lines).unwrap().jobs, vec![one.clone()]);
+        // As an earlier Weir wrote it: a version, and times in two parts.
+        let mut former = serde_json::to_value(&one).unwrap();
+        let fields = former.as_object_mut().unwrap();
+        fields.remove("schema");
+        fields.insert("version".into(), 1.into());
+        let workload = fields["workload"].as_object_mut().unwrap();
+        for (now, before) in [("runtime_seconds", "runtime"), ("warmup_seconds", "warmup")] {
+            let seconds = workload.remove(now).unwrap().as_f64().unwrap();
+            workload.insert(before.into(), serde_json::json!({"secs": seconds as u64, "nanos": 0}));
+        }
+        assert_eq!(Report::read(&former.to_string()).unwrap().jobs, vec![one.clone()]);
         for (text, hint) in [
             ("", "not a result"),
-            ("{}", "no version"),
+            ("{}", "no schema"),
             ("{\"version\":9}", "version 9"),
+            ("{\"schema\":\"weir.load/9\"}", "its schema is weir.load/9"),
+            ("{\"schema\":\"weir.load-interval/1\"}", "its schema is weir.load-interval/1"),
+            ("{\"schema\":\"weir.loads/1\",\"jobs\":[{}]}", "missing field"),
             ("{\"version\":1,\"jobs\":[{}]}", "missing field"),
         ] {
             let error = Report::read(text).unwrap_err().to_string();

@@ -7,11 +7,12 @@ use weir_block::Nanos;
 use weir_diagnose::live::{Acknowledged, Explanation, Look, Totals, Window, explain};
 use weir_node::api::{DiskView, MeterView};
 use weir_node::units::{Period, about};
+use weir_report::format;
 
 use crate::cluster::owner_of;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print, table};
+use crate::output::{print_as, table};
 
 #[derive(Serialize)]
 struct Explained {
@@ -30,7 +31,7 @@ pub fn run(global: &Global, name: &str, between: Period) -> Result<(), Failure> 
     let elapsed = Nanos::now() - start;
     let disk = client.disk(name)?;
     let explanation = explain(&before, &after, elapsed, acknowledged(&disk));
-    print(global.output, &Explained { disk, explanation }, text)
+    print_as(global.output, "weir.explanation/1", &Explained { disk, explanation }, text)
 }
 
 /// The present point of acknowledgement of the disk's writes.
@@ -57,7 +58,7 @@ pub fn look(meters: &[MeterView]) -> Look {
 
 fn text(explained: &Explained) -> String {
     let Explained { disk, explanation } = explained;
-    let micros = |value: f64| format!("{value:.0} us");
+    let micros = |value: f64| format::duration(value * 1e3);
     let row = |window: &Window| {
         vec![
             window.kind.clone(),

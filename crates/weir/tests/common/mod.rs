@@ -149,3 +149,40 @@ impl Drop for Nbdkit {
         self.end();
     }
 }
+
+/// Keys and types of an answer are those that `shapes.json` has for its schema.
+pub fn assert_shape(answer: &Value, at: &str) {
+    let written: Value = serde_json::from_str(include_str!("../shapes.json")).unwrap();
+    let schema = answer["schema"].as_str().unwrap_or_else(|| panic!("{at} has no schema: {answer}"));
+    assert!(written[schema].is_object(), "{at}: {schema} is not written down");
+    compare(&written, &Value::from(schema), answer, at);
+}
+
+/// `shape` is a word (`string`, `number`, `bool`, a name in `written`), words with `|` between them, or a list of one.
+fn compare(written: &Value, shape: &Value, found: &Value, at: &str) {
+    if let Some(items) = shape.as_array() {
+        let found = found.as_array().unwrap_or_else(|| panic!("{at}: no list: {found}"));
+        return found.iter().for_each(|item| compare(written, &items[0], item, &format!("{at}[]")));
+    }
+    let words = shape.as_str().unwrap();
+    let kind = match found {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "list",
+        Value::Object(_) => "object",
+    };
+    let named = words.split('|').find_map(|word| written.get(word)).and_then(Value::as_object);
+    let (Value::Object(found), Some(keys)) = (found, named) else {
+        return assert!(words.split('|').any(|word| word == kind), "{at}: {kind}, and not {words}: {found}");
+    };
+    for (key, value) in found {
+        let shape = keys.get(key).or_else(|| keys.get(&format!("{key}?")));
+        let shape = shape.unwrap_or_else(|| panic!("{at}.{key} is not written down"));
+        compare(written, shape, value, &format!("{at}.{key}"));
+    }
+    let missing: Vec<_> =
+        keys.keys().filter(|key| !key.ends_with('?') && !found.contains_key(*key)).collect();
+    assert!(missing.is_empty(), "{at} has no {missing:?}");
+}

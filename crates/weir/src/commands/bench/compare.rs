@@ -5,12 +5,12 @@ use std::path::Path;
 use serde::Serialize;
 use weir_load::report::Report;
 use weir_load::report::compare::{Change, Comparison, Row, compare};
-use weir_load::summary::format_latency;
+use weir_report::format;
 
 use crate::cli::CompareArgs;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print, table};
+use crate::output::{print_as, table};
 
 /// Two results of one job.
 #[derive(Serialize)]
@@ -19,6 +19,12 @@ struct Named {
     job: Option<String>,
     #[serde(flatten)]
     comparison: Comparison,
+}
+
+/// All of them.
+#[derive(Serialize)]
+struct Compared {
+    jobs: Vec<Named>,
 }
 
 /// Puts two results side by side.
@@ -32,13 +38,15 @@ pub fn run(global: &Global, files: &CompareArgs) -> Result<(), Failure> {
             files.b.display()
         )));
     }
-    let all: Vec<Named> = a
+    let jobs = a
         .jobs
         .iter()
         .zip(&b.jobs)
         .map(|(a, b)| Named { job: a.name.clone(), comparison: compare(a, b) })
         .collect();
-    print(global.output, &all, |all| all.iter().map(text).collect::<Vec<_>>().join("\n\n"))
+    print_as(global.output, "weir.load-comparison/1", &Compared { jobs }, |all| {
+        all.jobs.iter().map(text).collect::<Vec<_>>().join("\n\n")
+    })
 }
 
 fn read(path: &Path) -> Result<Report, Failure> {
@@ -52,7 +60,7 @@ fn text(named: &Named) -> String {
             row.kind.name().to_owned(),
             match row.figure {
                 "mib_per_second" => "MiB/s".to_owned(),
-                figure => figure.replace('_', "."),
+                figure => figure.trim_end_matches("_ns").replace('_', "."),
             },
             figure(row, row.a),
             figure(row, row.b),
@@ -80,6 +88,6 @@ fn figure(row: &Row, value: f64) -> String {
     match row.figure {
         "iops" => format!("{value:.0}"),
         "mib_per_second" => format!("{value:.1}"),
-        _ => format_latency(value),
+        _ => format::duration(value),
     }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use weir_formats::fio;
 use weir_load::report::{Report, to_csv, to_prometheus};
-use weir_load::summary::{KindSummary, Latency, LatencyFrom, Summary, format_latency};
+use weir_load::summary::{KindSummary, Latency, LatencyFrom, Summary};
+use weir_report::format;
 
 use crate::cli::BenchFormat;
 use crate::failure::Failure;
@@ -65,14 +66,8 @@ fn text(summary: &Summary) -> String {
             rows(|kind| kind.issue_latency_ns.unwrap_or_default())
         );
     }
-    if summary.never_made > 0 {
-        text.push_str(&format!(
-            "\n{} requests were due but never issued: the queue was full at the end",
-            summary.never_made
-        ));
-    }
-    if let Some(filled) = &summary.prefill {
-        text.push_str(&format!("\n{filled}"));
+    if let (Some(cpu), Some(rate)) = (summary.cpu_seconds, summary.ios_per_cpu_second()) {
+        text.push_str(&format!("\nload generator: {cpu:.2} CPU seconds, {rate:.0} requests per CPU second"));
     }
     for remark in summary.remarks() {
         text.push_str(&format!("\nnote: {remark}"));
@@ -102,12 +97,35 @@ fn row(kind: &KindSummary, latency: &Latency) -> Vec<String> {
         kind.kind.name().to_owned(),
         format!("{:.0}", kind.iops),
         format!("{:.1}", kind.mib_per_second),
-        format_latency(latency.mean),
-        format_latency(latency.p50 as f64),
-        format_latency(latency.p99 as f64),
-        format_latency(latency.p99_9 as f64),
-        format_latency(latency.p99_999 as f64),
-        format_latency(latency.max as f64),
+        format::duration(latency.mean),
+        format::duration(latency.p50 as f64),
+        format::duration(latency.p99 as f64),
+        format::duration(latency.p99_9 as f64),
+        format::duration(latency.p99_999 as f64),
+        format::duration(latency.max as f64),
         kind.errors.to_string(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_load::tally::{IoKind, Tally};
+    use weir_load::workload::Workload;
+
+    #[test]
+    fn the_table_names_every_figure() {
+        let mut tally = Tally::default();
+        for latency in 1..=1000 {
+            tally.count(IoKind::Read, 4096, latency * 1000, true);
+        }
+        let mut summary =
+            Summary::new("null", "null", &Workload::default(), &tally, Duration::from_millis(500));
+        summary.cpu_seconds = Some(0.25);
+        summary.never_made = 3;
+        let text = text(&summary);
+        for word in ["P99.999", " 2000 ", "0.25 CPU seconds, 4000 requests", "1.00 ms", "note: 3 of 1003"] {
+            assert!(text.contains(word), "{word} in\n{text}");
+        }
+    }
 }

@@ -15,7 +15,7 @@ use super::watch::heed_interrupts;
 use crate::cli::{BenchEngine, VerifyArgs};
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::print;
+use crate::output::print_as;
 
 /// Between two looks at the reads.
 const TICK: Duration = Duration::from_millis(100);
@@ -51,7 +51,7 @@ pub fn run(global: &Global, arguments: &VerifyArgs) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     let judgement = judgement?;
-    print(global.output, &judgement, text)?;
+    print_as(global.output, "weir.load-judgement/1", &judgement, text)?;
     if judgement.incomplete {
         return Err(Failure::failed("interrupted: only a part of the blocks was judged"));
     }

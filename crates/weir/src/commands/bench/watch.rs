@@ -14,7 +14,7 @@ use weir_load::LoadError;
 use weir_load::prefill::{Limits, Prefill, look};
 use weir_load::report::Interval;
 use weir_load::run::{Broken, Monitor, run_keeping, run_steady};
-use weir_load::summary::{Filled, Summary, format_latency};
+use weir_load::summary::{Filled, Summary};
 use weir_load::tally::{IoKind, Tally};
 use weir_load::target::Target;
 use weir_load::workload::Workload;
@@ -310,7 +310,7 @@ pub(super) fn line(name: &str, all: &Tally, latest: &Tally, length: Duration) ->
     let (mut latency, write) = (all.kind(IoKind::Read).latency.clone(), &all.kind(IoKind::Write).latency);
     // Both have the bounds that every tally has.
     let _ = latency.add(write);
-    let at = |quantile| format_latency(latency.value_at_quantile(quantile) as f64);
+    let at = |quantile| weir_report::format::duration(latency.value_at_quantile(quantile) as f64);
     format!(
         "{name} {:.0} IOPS {:.1} MB/s  p50 {}  p99 {}  p99.999 {}",
         latest.ios() as f64 / seconds,

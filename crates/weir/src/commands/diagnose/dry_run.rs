@@ -13,7 +13,7 @@ use super::settings::Settings;
 use super::subject::Subject;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::print;
+use crate::output::print_as;
 
 /// What a measurement will do.
 #[derive(Debug, Serialize)]
@@ -71,5 +71,5 @@ pub fn dry_run(global: &Global, subject: &dyn Subject, settings: &Settings) -> R
         seconds: tier::time_of(runs, runtime).as_secs_f64(),
         seconds_at_most: tier::time_of(runs + more + follow_ups, runtime).as_secs_f64(),
     };
-    print(global.output, &intent, Intent::text)
+    print_as(global.output, "weir.diagnosis-plan/1", &intent, Intent::text)
 }

@@ -18,7 +18,7 @@ use crate::cli::{ExportFormat, ProfileCommand, ProfileSource};
 use crate::cluster::owner_of;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print, say};
+use crate::output::{print_as, say};
 
 /// A profile with the figures that follow from it.
 #[derive(Serialize)]
@@ -112,5 +112,7 @@ fn keep(profile: &Profile, file: &Path) -> Result<(), Failure> {
 }
 
 fn show(global: &Global, profile: &Profile) -> Result<(), Failure> {
-    print(global.output, &Shown { profile, summary: profile.summary() }, |shown| text::show(shown.profile))
+    print_as(global.output, "weir.profile/1", &Shown { profile, summary: profile.summary() }, |shown| {
+        text::show(shown.profile)
+    })
 }

@@ -22,7 +22,7 @@ use crate::commands::bench::watch;
 use crate::commands::in_use::{OVERWRITES, refuse_export_beside_clients};
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print, table};
+use crate::output::{print_as, table};
 
 /// What a replay has shown.
 #[derive(Serialize)]
@@ -91,7 +91,7 @@ pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Us
     }
     let errors: u64 = loads.iter().map(Summary::errors).sum();
     let shown = Replay { rows: compare(&original, &replay), notes, replay, loads };
-    print(global.output, &shown, text)?;
+    print_as(global.output, "weir.replay/1", &shown, text)?;
     match failure {
         Some(failure) => Err(failure),
         None if errors > 0 => Err(Failure::failed(format!("{errors} requests failed"))),

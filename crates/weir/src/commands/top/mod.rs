@@ -11,12 +11,13 @@ use weir_block::Nanos;
 use weir_diagnose::live::{Explanation, Look, Window, explain};
 use weir_node::api::DiskView;
 use weir_node::units::{Period, about};
+use weir_report::format;
 
 use super::explain::{acknowledged, look};
 use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
 use crate::options::{Global, Output};
-use crate::output::{goes_on, table, width};
+use crate::output::{goes_on, table, to_line, width};
 
 const HEADER: [&str; 11] = [
     "DISK",
@@ -57,7 +58,9 @@ struct Row {
 }
 
 /// All disks between two looks.
+#[derive(Serialize)]
 struct Frame {
+    #[serde(rename = "disks")]
     rows: Vec<Row>,
 }
 
@@ -132,7 +135,8 @@ impl Row {
     fn cells(&self) -> Vec<String> {
         let disk = &self.disk;
         let rate = |kind| self.window(kind).map_or_else(|| "-".into(), |top| format!("{:.0}/s", top.rate));
-        let p99 = |kind| self.window(kind).map_or_else(|| "-".into(), |top| micros(top.p99_us));
+        let p99 =
+            |kind| self.window(kind).map_or_else(|| "-".into(), |top| format::duration(top.p99_us * 1e3));
         let detail = disk.detail.as_ref();
         let dirty = detail.map_or(0, |detail| detail.dirty_bytes);
         let clean = detail.filter(|_| dirty > 0).map(|detail| match detail.destage.time_to_clean_ms {
@@ -190,10 +194,6 @@ fn plain(frame: &Frame) -> String {
     table(&header, &right, rows)
 }
 
-fn micros(value: f64) -> String {
-    if value < 10_000.0 { format!("{value:.0} us") } else { format!("{:.0} ms", value / 1000.0) }
-}
-
 /// Shows live figures of every disk, until interrupted or for `count` intervals.
 pub fn run(global: &Global, every: Period, count: Option<u64>) -> Result<(), Failure> {
     let every = every.0.max(Duration::from_millis(200));
@@ -205,7 +205,7 @@ pub fn run(global: &Global, every: Period, count: Option<u64>) -> Result<(), Fai
         std::thread::sleep(every);
         let frame = watcher.frame()?;
         let text = match global.output {
-            Output::Json => serde_json::to_string(&frame.rows).map_err(Failure::failed)?,
+            Output::Json => to_line("weir.top/1", &frame)?,
             Output::Text => format!("{}\n", plain(&frame)),
         };
         if !goes_on(&text)? {

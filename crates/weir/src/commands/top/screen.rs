@@ -10,10 +10,10 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use ratatui::{DefaultTerminal, Frame as Canvas};
 use weir_block::Nanos;
+use weir_report::text::wrap;
 
 use super::{Frame, GAP, HEADER, RIGHT, Watcher, fitting, widths};
 use crate::failure::Failure;
-use crate::output::wrap;
 
 /// Whether the output is a terminal.
 pub fn is_terminal() -> bool {
@@ -102,7 +102,8 @@ fn heading(every: Duration, left_out: usize) -> String {
 /// Why disks are not as requested, in lines that fit.
 fn reasons(frame: &Frame, width: usize) -> Vec<String> {
     let disks = frame.rows.iter().map(|row| &row.disk).filter(|disk| !disk.reason.is_empty());
-    disks.flat_map(|disk| wrap(&format!("{}: {}", disk.name, disk.reason), width)).collect()
+    let lines = disks.map(|disk| wrap("", &format!("{}: {}", disk.name, disk.reason), width));
+    lines.flat_map(|lines| lines.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
 #[cfg(test)]
