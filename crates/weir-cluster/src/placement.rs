@@ -57,7 +57,7 @@ pub fn choose_replicas(
         *name != owner && !present.contains(name) && !exclude.contains(name) && node.has_room(record.medium)
     };
     let mut candidates: Vec<&NodeRecord> = live.values().filter(is_free).collect();
-    candidates.sort_by_key(|node| (load_class(node.load), Reverse(weight(&record.name, &node.name))));
+    candidates.sort_by_cached_key(|node| (load_class(node.load), Reverse(weight(&record.name, &node.name))));
     let mut set: Vec<&str> = present.iter().map(String::as_str).collect();
     let mut chosen = Vec::new();
     while let Some(index) = next_best(record.policy, owner, &set, &candidates, live) {
@@ -73,6 +73,9 @@ pub fn choose_replicas(
 #[must_use]
 pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
     let wanted = record.policy.replicas();
+    if wanted == 0 {
+        return None;
+    }
     let found = |owner: &str| {
         let misplaced = misplaced(record.policy, owner, &record.replicas, live);
         let is_right = |name: &&str| live.contains_key(*name) && *name != owner && !misplaced.contains(name);
@@ -83,7 +86,17 @@ pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
     let owner = record.owner.as_ref().map(|owner| &*owner.node).filter(|owner| live.contains_key(*owner));
     let best = match owner {
         Some(owner) => found(owner),
-        None => live.keys().map(|owner| found(owner)).max()?,
+        None => {
+            // The first node from which it can be met will do: this is asked for every closed disk.
+            let mut best = None;
+            for owner in live.keys() {
+                best = best.max(Some(found(owner)));
+                if best >= Some(wanted) {
+                    break;
+                }
+            }
+            best?
+        }
     };
     (best < wanted).then(|| {
         let (policy, medium) = (record.policy, record.medium);

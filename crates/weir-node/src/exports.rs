@@ -2,6 +2,8 @@
 
 mod relay;
 
+pub(crate) use relay::NO_PLACE;
+
 use std::sync::Arc;
 
 use weir_block::LayerInfo;

@@ -31,8 +31,14 @@ const METRICS: [Metric; 7] = [
 ];
 
 /// Log lines that any client can cause are limited; these count the suppressed ones.
-fn throttles() -> [&'static Throttle; 3] {
-    [&crate::peer::TURNED_AWAY, &crate::shard::opener::LOOKS, &weir_export::nbd::BAD_REQUESTS]
+fn throttles() -> [&'static Throttle; 5] {
+    [
+        &crate::peer::TURNED_AWAY,
+        &crate::shard::opener::LOOKS,
+        &crate::exports::NO_PLACE,
+        &crate::control::supervisor::NOT_JOINED,
+        &weir_export::nbd::BAD_REQUESTS,
+    ]
 }
 
 /// The shards of `node`, and its suppressed log lines, as metrics.

@@ -12,7 +12,7 @@
 //! | 12 | 1 | length of the disk's name; 0 where all disks are meant |
 //! | 13 | 1 | length of the name of the node that connects |
 //! | 14 | 1 | length of the name of the node that is meant |
-//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`; 8 for grants |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants |
 //! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |

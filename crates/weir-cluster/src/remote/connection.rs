@@ -27,7 +27,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTING_PART: usize = 1 << 20;
 
 /// One line a second about clients that break the protocol.
-pub static HUNG_UP: Throttle = Throttle::new("registry-client-turned-away", Duration::from_secs(1));
+static HUNG_UP: Throttle = Throttle::new("registry-client-turned-away", Duration::from_secs(1));
 
 #[derive(Clone)]
 struct Connection {

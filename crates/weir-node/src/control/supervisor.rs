@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use weir_block::{Nanos, Throttle};
 use weir_cluster::housekeeping::prune_notes;
 use weir_cluster::membership::SessionState;
 
@@ -15,6 +16,9 @@ use crate::shard::messages::Notice;
 
 /// Pause between two attempts to join again.
 const JOIN_AGAIN: Duration = Duration::from_millis(200);
+
+/// Limits the log to one failed attempt in ten seconds.
+pub(crate) static NOT_JOINED: Throttle = Throttle::new("not-joined-again", Duration::from_secs(10));
 
 /// Pause between two rounds of taking away what no record asks for any more.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
@@ -145,7 +149,9 @@ async fn keep_membership(node: Arc<Node>) {
                 format!("the registry has not heard {me} in time; joining again"),
             );
             while let Err(error) = node.session.register_again().await {
-                tracing::warn!(%error, "cannot join again yet");
+                if let Some(left_out) = NOT_JOINED.pass(Nanos::now()) {
+                    tracing::warn!(%error, left_out, "cannot join again yet");
+                }
                 weir_task::sleep(JOIN_AGAIN).await;
             }
             node.journal.tell("joined", me, format!("{me} is in the cluster again"));

@@ -1,8 +1,9 @@
 //! Opens backings away from the shard's thread: opening, and closing, wait for the storage for as long as it does not answer, and a
 //! shard must not. A backing that hangs costs one thread, and its own disk only.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ const MOST: usize = 64;
 
 /// A look that fails is made again five times a second; one line in ten seconds says so.
 pub(crate) static LOOKS: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
+
+/// The distinct failures since the last log line, which contains all of them: so no disk's failure is suppressed.
+static FAILED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// A factory of backings.
 pub trait Storage: Send + Sync {
@@ -61,8 +65,19 @@ impl Storage for Threads {
         let work = move || match kind.probe(mark) {
             Ok(seen) => drop(answer.send(seen)),
             Err(error) => {
+                let mut failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
+                if failed.len() < MOST {
+                    failed.insert(error.to_string());
+                }
                 if let Some(left_out) = LOOKS.pass(Nanos::now()) {
-                    tracing::warn!(%error, left_out, "the end of a former owner's requests cannot be seen now");
+                    let errors: Vec<_> = std::mem::take(&mut *failed).into_iter().collect();
+                    drop(failed);
+                    let errors = errors.join("; ");
+                    tracing::warn!(
+                        errors,
+                        left_out,
+                        "the end of a former owner's requests cannot be seen now"
+                    );
                 }
             }
         };
