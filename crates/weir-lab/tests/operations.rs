@@ -8,11 +8,16 @@ use std::time::Duration;
 
 use common::{BLOCK, Bench, DISK, SIZE, alone, during, new_history, seed};
 use weir_block::size::Size;
+use weir_block::{Nanos, RequestKind};
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, REGISTRY};
+use weir_load::Workload;
+use weir_load::workload::Access;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium};
+use weir_node::api::{ApiErrorKind, CreateDisk, Delete, Export, Medium, RunLoad};
+use weir_node::client::Client;
+use weir_node::shard::messages::LoadLayer;
 
 fn uri(bench: &Bench) -> Uri {
     bench.wait(|view| !view.uris.is_empty()).uris[0].parse().unwrap()
@@ -48,6 +53,59 @@ fn other_nodes_say_where_the_disk_is() {
     assert_eq!(view.owner.as_deref(), Some("n2"));
     let error = client.create_disk(&wanted).unwrap_err();
     assert_eq!(error.kind, ApiErrorKind::Exists);
+}
+
+/// An owner that cannot open the disk: every node reports that, and not an export without an address.
+#[test]
+fn an_export_that_the_owner_cannot_make_is_an_error_on_every_node() {
+    let _turn = alone();
+    let mut bench = Bench::up(2, "write-through", |_| {});
+    let (owner, file) = (bench.owner(), bench.directory.path().join("pool").join(format!("{DISK}.raw")));
+    let other = if owner == "n1" { "n2" } else { "n1" };
+    let away = file.with_extension("away");
+    std::fs::rename(&file, &away).unwrap();
+    bench.lab.kill(&owner).unwrap();
+    let client = bench.lab.client(other).unwrap();
+    let deadline = Nanos::now() + Duration::from_secs(30);
+    while client.disk(DISK).unwrap().owner.as_deref() != Some(other) {
+        assert!(Nanos::now() < deadline, "nobody takes it over{}", bench.logs());
+        thread::sleep(Duration::from_millis(20));
+    }
+    bench.lab.start(&owner).unwrap();
+    let error = bench.lab.client(&owner).unwrap().export(DISK, &Export::default()).unwrap_err();
+    assert!(error.message.contains("does not exist"), "{error:?}{}", bench.logs());
+    std::fs::rename(&away, &file).unwrap();
+    let view = bench.lab.client(&owner).unwrap().export(DISK, &Export::default()).unwrap();
+    assert!(!view.uris.is_empty(), "{view:?}");
+}
+
+/// Meters, profiles and loads of a disk, from a node that does not have it.
+#[test]
+fn any_node_measures_a_disk() {
+    let _turn = alone();
+    let bench = Bench::up(2, "write-back+1", |_| {});
+    let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
+    nbd.write(0, &[7; BLOCK as usize], true).unwrap();
+    let written = |client: &Client| {
+        let meters = client.meters(DISK).unwrap();
+        let writes = meters[0].kinds.iter().filter(|kind| kind.kind == RequestKind::Write);
+        writes.map(|kind| kind.bytes).sum::<u64>()
+    };
+    let [owner, other] = ["n1", "n2"].map(|node| bench.lab.client(node).unwrap());
+    assert_eq!(bench.owner(), "n1");
+    assert_eq!((written(&owner), written(&other)), (BLOCK.into(), BLOCK.into()));
+    assert_eq!(other.profile(DISK).unwrap().disk_bytes, owner.profile(DISK).unwrap().disk_bytes);
+    other.record_profile(DISK, Duration::from_millis(100)).unwrap();
+    drop(nbd);
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.clients == 0));
+    let workload = Workload {
+        access: Access::RandWrite,
+        runtime: Some(Duration::from_millis(200)),
+        ..Workload::default()
+    };
+    let load = RunLoad { layer: LoadLayer::Accel, workload, force: false };
+    assert!(other.load(DISK, &load).unwrap().kinds[0].ios > 0);
+    assert_eq!(other.meters("none").unwrap_err().kind, ApiErrorKind::NotFound);
 }
 
 /// A node that has not yet heard of a disk which is in the registry waits for it instead of denying it.

@@ -280,6 +280,9 @@ pub struct DiskView {
     pub epoch: u64,
     /// Current replica set.
     pub replicas: Vec<String>,
+    /// Those of them without a copy: the node is down, or has lost it in a restart.
+    #[serde(default)]
+    pub lost_replicas: Vec<String>,
     /// The number of replicas that are up in the owner's fault domain.
     #[serde(default)]
     pub inside: u8,
@@ -490,7 +493,7 @@ pub struct Deleted {
     pub done: bool,
 }
 
-/// Runs a load on a layer of a disk that the node asked has open.
+/// Runs a load on a layer of an open disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunLoad {

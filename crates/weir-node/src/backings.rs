@@ -3,39 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use weir_cluster::records::{DiskRecord, Source};
-use weir_volume::DirVolume;
+use weir_volume::FileIdentity;
 
 use crate::control::Node;
+use crate::control::node::Here;
 
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// The suffix that the kernel adds to the path of an open file without a name.
-const DELETED: &[u8] = b" (deleted)";
-
-/// Device and inode.
-type Identity = (u64, u64);
 
 /// Faults of the files behind the disks, by disk.
 #[derive(Debug, Default)]
 pub struct Backings {
     faults: Mutex<BTreeMap<String, String>>,
-}
-
-/// A file that a disk has open.
-#[derive(Clone, Debug)]
-struct Watched {
-    disk: String,
-    path: PathBuf,
-    /// Of the file that is open; `None` until it has been found among this process's.
-    identity: Option<Identity>,
 }
 
 impl Backings {
@@ -51,56 +34,46 @@ impl Backings {
 
     /// Looks until the node stops. A storage that hangs holds up the looks, and nothing else.
     pub async fn watch(self: Arc<Backings>, node: Arc<Node>) {
-        let mut watched: BTreeMap<String, Watched> = BTreeMap::new();
         loop {
             tokio::time::sleep(LOOK).await;
-            let open = node.here.all();
-            watched.retain(|disk, _| open.contains_key(disk));
-            for disk in open.keys().filter_map(|disk| node.world.disk(disk)) {
-                let Some(path) = path_of(&node, &disk) else { continue };
-                let new = Watched { disk: disk.name.clone(), path, identity: None };
-                let known = watched.entry(disk.name).or_insert_with(|| new.clone());
-                if known.path != new.path {
-                    *known = new;
-                }
-            }
-            let looks: Vec<_> = watched.values().cloned().collect();
-            let look = move || looks.into_iter().map(look).collect::<Vec<_>>();
-            let Ok(seen) = tokio::task::spawn_blocking(look).await else { continue };
-            let mut now = BTreeMap::new();
-            for (one, fault) in seen {
-                now.extend(fault.map(|fault| (one.disk.clone(), fault)));
-                // One that was closed meanwhile is not put back.
-                if let Some(known) = watched.get_mut(&one.disk) {
-                    *known = one;
-                }
-            }
-            let before = std::mem::replace(&mut *self.lock(), now.clone());
-            for (disk, fault) in now.iter().filter(|(disk, _)| !before.contains_key(*disk)) {
-                node.journal.tell("backing-gone", disk, fault.clone());
-            }
-            for disk in before.keys().filter(|disk| !now.contains_key(*disk) && open.contains_key(*disk)) {
-                node.journal.tell("backing-back", disk, "its backing file is in its place again".to_owned());
+            let files = node.here.files();
+            let look = move || files.into_iter().map(with_fault).collect::<Vec<_>>();
+            let Ok(looks) = tokio::task::spawn_blocking(look).await else { continue };
+            for (kind, disk, text) in self.take(looks, &node.here) {
+                node.journal.tell(kind, &disk, text);
             }
         }
     }
-}
 
-fn path_of(node: &Node, disk: &DiskRecord) -> Option<PathBuf> {
-    let Source::File { name } = &disk.source else { return None };
-    let directory = node.volume_path(&disk.volume).ok()?;
-    DirVolume::path_of(&directory, name).ok()
-}
-
-fn look(mut one: Watched) -> (Watched, Option<String>) {
-    if one.identity.is_none() {
-        one.identity = open_file(&one.path);
+    /// Keeps what was found, and says what is new.
+    fn take(&self, looks: Vec<Looked>, here: &Here) -> Vec<(&'static str, String, String)> {
+        let open = here.files();
+        // A disk that was closed meanwhile, and perhaps opened again, has nothing to do with the file that was looked for.
+        let current = looks.into_iter().filter(|(disk, file, _)| open.get(disk) == Some(file));
+        let now: BTreeMap<_, _> =
+            current.filter_map(|(disk, _, fault)| fault.map(|fault| (disk, fault))).collect();
+        let before = std::mem::replace(&mut *self.lock(), now.clone());
+        let gone = now.iter().filter(|(disk, _)| !before.contains_key(*disk));
+        let gone = gone.map(|(disk, fault)| ("backing-gone", disk.clone(), fault.clone()));
+        let back = before.keys().filter(|disk| !now.contains_key(*disk) && open.contains_key(*disk));
+        let back = back
+            .map(|disk| ("backing-back", disk.clone(), "its backing file is in its place again".to_owned()));
+        gone.chain(back).collect()
     }
-    let path = one.path.display();
-    let fault = match std::fs::symlink_metadata(&one.path) {
-        // Nothing is known of the one that is open: it has another name now, and this is the first look.
-        Ok(_) if one.identity.is_none() => None,
-        Ok(there) if Some((there.dev(), there.ino())) == one.identity => None,
+}
+
+/// A disk, the file that it had open, and that file's fault.
+type Looked = (String, FileIdentity, Option<String>);
+
+fn with_fault((disk, file): (String, FileIdentity)) -> Looked {
+    let fault = fault(&file);
+    (disk, file, fault)
+}
+
+fn fault(file: &FileIdentity) -> Option<String> {
+    let path = file.path.display();
+    match std::fs::symlink_metadata(&file.path) {
+        Ok(there) if (there.dev(), there.ino()) == (file.device, file.inode) => None,
         Ok(_) => Some(format!(
             "{path} is not its backing file any more, another file is there; what is written is lost when the disk is closed"
         )),
@@ -109,66 +82,80 @@ fn look(mut one: Watched) -> (Watched, Option<String>) {
         )),
         // Nothing is known.
         Err(_) => None,
-    };
-    (one, fault)
-}
-
-/// The file that this process has open and that is, or was, at `path`.
-fn open_file(path: &Path) -> Option<Identity> {
-    let real = match (path.parent().and_then(|parent| parent.canonicalize().ok()), path.file_name()) {
-        (Some(parent), Some(name)) => parent.join(name),
-        _ => path.to_owned(),
-    };
-    let real = real.as_os_str().as_bytes();
-    let mut gone = None;
-    for entry in std::fs::read_dir("/proc/self/fd").ok()?.flatten() {
-        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
-        let target = target.as_os_str().as_bytes();
-        let is_deleted = target.strip_suffix(DELETED) == Some(real);
-        if target != real && !is_deleted {
-            continue;
-        }
-        let Ok(file) = std::fs::metadata(entry.path()) else { continue };
-        let identity = (file.dev(), file.ino());
-        if !is_deleted {
-            return Some(identity);
-        }
-        gone = Some(identity);
     }
-    gone
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
+    use std::path::Path;
+
+    use weir_cluster::records::{DiskRecord, Policy, Source};
+    use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
     use super::*;
 
-    fn fault(path: &Path, identity: Option<Identity>) -> (Option<Identity>, Option<String>) {
-        let (one, fault) = look(Watched { disk: "d".into(), path: path.to_owned(), identity });
-        (one.identity, fault)
+    /// Disk `d` in a volume that is reached by a link.
+    fn volume(directory: &Path) -> DirVolume {
+        std::fs::create_dir(directory.join("volume")).unwrap();
+        std::os::unix::fs::symlink(directory.join("volume"), directory.join("link")).unwrap();
+        let volume = DirVolume::open(directory.join("link")).unwrap();
+        volume.identify(7).unwrap();
+        volume.create_disk("d", 4096).unwrap();
+        volume
+    }
+
+    fn open(volume: &DirVolume) -> OpenedFile {
+        let options = BackingOptions { volume: Some(7), ..BackingOptions::default() };
+        OpenedFile::open(&volume.disk_path("d").unwrap(), &options).unwrap()
     }
 
     #[test]
     fn a_file_that_is_gone_or_replaced_is_noticed() {
         let directory = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink(directory.path(), directory.path().join("link")).unwrap();
-        let path = directory.path().join("link/d.raw");
-        let file = File::create(&path).unwrap();
-        let (known, fine) = fault(&path, None);
-        assert!(known.is_some() && fine.is_none(), "{known:?} {fine:?}");
+        let volume = volume(directory.path());
+        let path = volume.disk_path("d").unwrap();
+        let disk = open(&volume);
+        let file = disk.file().unwrap();
+        assert_eq!(fault(&file), None);
         std::fs::remove_file(&path).unwrap();
-        assert!(fault(&path, known).1.unwrap().contains("was deleted"));
-        assert!(fault(&path, None).1.unwrap().contains("was deleted"), "also if nobody looked before");
-        let other = File::create(&path).unwrap();
-        assert!(fault(&path, known).1.unwrap().contains("another file is there"));
+        assert!(fault(&file).unwrap().contains("was deleted"));
+        volume.create_disk("d", 4096).unwrap();
+        assert!(fault(&file).unwrap().contains("another file is there"));
+        let other = open(&volume);
         let moved = directory.path().join("moved.raw");
-        drop(file);
+        drop(disk);
         std::fs::rename(&path, &moved).unwrap();
-        assert!(
-            fault(&path, None).1.unwrap().contains("deleted or moved"),
-            "also if it was moved before the first look"
-        );
-        drop(other);
+        assert!(fault(&other.file().unwrap()).unwrap().contains("deleted or moved"));
+        std::fs::rename(&moved, &path).unwrap();
+        assert_eq!(fault(&other.file().unwrap()), None);
+    }
+
+    /// A script deletes a disk, and makes and opens another of its name, between two looks.
+    #[test]
+    fn a_disk_that_is_opened_anew_is_not_taken_for_the_former_one_of_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let volume = volume(directory.path());
+        let source = Source::File { name: "d".into() };
+        let record = DiskRecord::new("d", "v", source, 4096, 512, Policy::WriteThrough);
+        let (backings, here) = (Backings::default(), Here::default());
+        let look = || here.files().into_iter().map(with_fault).collect::<Vec<_>>();
+        // Kept open, so that the next one is another file for certain.
+        let first = open(&volume);
+        here.insert(&record, first.file());
+        assert_eq!(backings.take(look(), &here), []);
+        volume.delete("d").unwrap();
+        let late = look();
+        here.remove("d");
+        volume.create_disk("d", 4096).unwrap();
+        let second = open(&volume);
+        here.insert(&record, second.file());
+        for looks in [look(), late] {
+            assert_eq!(backings.take(looks, &here), [], "nothing is wrong with the disk that is open");
+            assert_eq!(backings.fault_of("d"), None);
+        }
+        volume.delete("d").unwrap();
+        let told = backings.take(look(), &here);
+        assert_eq!(told.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), ["backing-gone"]);
+        assert!(backings.fault_of("d").unwrap().contains("was deleted"));
     }
 }

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
-use weir_cluster::records::check_name;
+use weir_cluster::records::{NodeRef, check_name};
 use weir_profile::Profile;
 
 use crate::api::{
@@ -23,10 +23,10 @@ use crate::api::{
 const LONGEST_ANSWER: usize = 64 << 20;
 
 /// Time limit of a request that changes something. Loads take their own time on top.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Time limit of a read-only request: a node waits for its shards, the registry and other nodes for a second or two each.
-const LOOK: Duration = Duration::from_secs(15);
+pub(crate) const LOOK: Duration = Duration::from_secs(15);
 
 /// A live node answers a ping within this time, however busy it is.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
@@ -173,7 +173,7 @@ impl Client {
         self.post(&of_disk(name, "/delete")?, &delete)
     }
 
-    /// The meters of a disk that is open on this node, from the top.
+    /// The meters of a disk, from the top, on whichever node has it open.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -181,7 +181,7 @@ impl Client {
         self.get(&of_disk(name, "/meters")?).map(|Meters { meters }| meters)
     }
 
-    /// The profile of a disk that is open on this node, since it was opened.
+    /// The profile of a disk since it was opened, on whichever node has it open.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -189,7 +189,7 @@ impl Client {
         self.get(&of_disk(name, "/profile")?)
     }
 
-    /// Records for `length` the profile of a disk that is open on this node.
+    /// Records for `length` the profile of a disk, on whichever node has it open.
     ///
     /// # Errors
     /// As [`Client::status`].
@@ -199,16 +199,13 @@ impl Client {
         self.call(Method::POST, &of_disk(name, "/profile")?, body, self.patience + length)
     }
 
-    /// Runs a load on a layer of a disk that is open on this node, and waits for its end.
+    /// Runs a load on a layer of a disk, on whichever node has it open, and waits for its end.
     ///
     /// # Errors
     /// As [`Client::status`].
     pub fn load(&self, name: &str, load: &RunLoad) -> Result<weir_load::Summary, ApiError> {
-        // A load without a runtime is one pass over the disk: its duration is unknown.
-        let own =
-            load.workload.runtime.map_or(Duration::from_secs(3600), |runtime| runtime + load.workload.warmup);
         let body = encode(load)?;
-        self.call(Method::POST, &of_disk(name, "/load")?, body, self.patience + own)
+        self.call(Method::POST, &of_disk(name, "/load")?, body, self.patience + length_of(load))
     }
 
     /// Recent events, oldest first.
@@ -238,27 +235,68 @@ impl Client {
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
                 ApiError::new(ApiErrorKind::Failed, format!("cannot start a runtime: {error}"))
             })?;
-        let (status, answer) = runtime.block_on(patiently(&self.socket, method, path, body, patience))?;
+        let asked = Asked { method, path, body, to: None };
+        let (status, answer) = runtime.block_on(patiently(&self.socket, asked, patience))?;
         decode(&self.socket, status, &answer)
     }
 }
 
-/// Asks another node's API for something about a disk; for use inside an async runtime.
-pub(crate) async fn ask<T: DeserializeOwned>(
-    socket: &Path,
-    disk: &str,
-    what: &str,
-    body: &impl Serialize,
-) -> Result<T, ApiError> {
-    let path = of_disk(disk, &format!("/{what}"))?;
-    let (status, answer) = patiently(socket, Method::POST, &path, encode(body)?, PATIENCE).await?;
-    decode(socket, status, &answer)
+/// The header of a request between nodes that names the intended process ([`NodeRef`]). Any other process refuses the request.
+pub(crate) const INTENDED_FOR: &str = "weir-intended-for";
+
+/// The header with the number of times that nodes have forwarded a request.
+pub(crate) const FORWARDED: &str = "weir-forwarded";
+
+/// The target of a request between nodes.
+pub(crate) struct Other<'a> {
+    /// The socket of its API.
+    pub socket: &'a Path,
+    /// The intended process.
+    pub process: &'a NodeRef,
+    /// The number of times that the request has been forwarded, this one included.
+    pub forwarded: u32,
 }
 
-/// Requests from another node the state that only it knows, of the disks that it owns; for use inside an async runtime.
-pub(crate) async fn owned(socket: &Path, patience: Duration) -> Result<Owned, ApiError> {
-    let (status, answer) = patiently(socket, Method::GET, "/v1/owned", Vec::new(), patience).await?;
-    decode(socket, status, &answer)
+impl Other<'_> {
+    /// Sends a request about a disk, with a body if there is one, and waits for at most `patience`; for use inside an async
+    /// runtime.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        disk: &str,
+        what: &str,
+        body: Option<&(impl Serialize + Sync)>,
+        patience: Duration,
+    ) -> Result<T, ApiError> {
+        let path = of_disk(disk, &format!("/{what}"))?;
+        let (method, body) = match body {
+            Some(body) => (Method::POST, encode(body)?),
+            None => (Method::GET, Vec::new()),
+        };
+        let asked = Asked { method, path: &path, body, to: Some(self) };
+        let (status, answer) = patiently(self.socket, asked, patience).await?;
+        decode(self.socket, status, &answer)
+    }
+
+    /// Requests the state that only this node knows, of the disks that it owns; for use inside an async runtime.
+    pub(crate) async fn owned(&self, patience: Duration) -> Result<Owned, ApiError> {
+        let asked = Asked { method: Method::GET, path: "/v1/owned", body: Vec::new(), to: Some(self) };
+        let (status, answer) = patiently(self.socket, asked, patience).await?;
+        decode(self.socket, status, &answer)
+    }
+}
+
+/// A request.
+struct Asked<'a> {
+    method: Method,
+    path: &'a str,
+    body: Vec<u8>,
+    /// The intended process, if a node sends it.
+    to: Option<&'a Other<'a>>,
+}
+
+/// The duration of a load. A load without a runtime is one pass over the disk: its duration is unknown.
+pub(crate) fn length_of(load: &RunLoad) -> Duration {
+    load.workload.runtime.map_or(Duration::from_secs(3600), |runtime| runtime + load.workload.warmup)
 }
 
 /// A name that is none could make another path of it.
@@ -289,16 +327,14 @@ fn decode<T: DeserializeOwned>(socket: &Path, status: StatusCode, answer: &[u8])
 /// Waits for the answer for as long as the node gives signs of life. One that is paused accepts connections and answers none.
 async fn patiently(
     socket: &Path,
-    method: Method,
-    path: &str,
-    body: Vec<u8>,
+    asked: Asked<'_>,
     patience: Duration,
 ) -> Result<(StatusCode, Bytes), ApiError> {
     if patience > SIGN_OF_LIFE {
-        let ping = exchange(socket, Method::GET, "/v1/ping", Vec::new());
-        within(socket, SIGN_OF_LIFE, ping).await?;
+        let ping = Asked { method: Method::GET, path: "/v1/ping", body: Vec::new(), to: None };
+        within(socket, SIGN_OF_LIFE, exchange(socket, ping)).await?;
     }
-    within(socket, patience, exchange(socket, method, path, body)).await
+    within(socket, patience, exchange(socket, asked)).await
 }
 
 async fn within<T>(
@@ -314,12 +350,7 @@ async fn within<T>(
     })
 }
 
-async fn exchange(
-    socket: &Path,
-    method: Method,
-    path: &str,
-    body: Vec<u8>,
-) -> Result<(StatusCode, Bytes), ApiError> {
+async fn exchange(socket: &Path, asked: Asked<'_>) -> Result<(StatusCode, Bytes), ApiError> {
     let lost = |error: &dyn std::fmt::Display| {
         ApiError::new(
             ApiErrorKind::Unavailable,
@@ -331,12 +362,16 @@ async fn exchange(
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| lost(&error))?;
     let connection = tokio::spawn(connection);
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
+    let mut request = Request::builder()
+        .method(asked.method)
+        .uri(asked.path)
         .header(header::HOST, "weir")
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body)))
+        .header(header::CONTENT_TYPE, "application/json");
+    if let Some(other) = asked.to {
+        request = request.header(INTENDED_FOR, other.process.to_string()).header(FORWARDED, other.forwarded);
+    }
+    let request = request
+        .body(Full::new(Bytes::from(asked.body)))
         .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
     let response = sender.send_request(request).await.map_err(|error| lost(&error))?;
     let status = response.status();

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
-use axum::http::StatusCode;
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::server::conn::http1;
@@ -27,6 +28,7 @@ use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, EventList, Export, Follow,
     Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
+use crate::client::{FORWARDED, INTENDED_FOR};
 use crate::metrics;
 use crate::operations::Operations;
 
@@ -71,6 +73,33 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
+/// The name in a path; what is wrong with it is an [`ApiError`] too.
+struct Name(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, ApiError> {
+        let name = Path::from_request_parts(parts, state).await;
+        name.map(|Path(name)| Name(name))
+            .map_err(|rejection| ApiError::new(ApiErrorKind::Invalid, rejection.body_text()))
+    }
+}
+
+/// The operations, for an operator's request or for one that another node forwards.
+struct Ops(Operations);
+
+impl FromRequestParts<Operations> for Ops {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, operations: &Operations) -> Result<Ops, ApiError> {
+        let header = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        // Not a number: refuse to forward it again.
+        let forwarded = header(FORWARDED).map_or(0, |count| count.parse().unwrap_or(u32::MAX));
+        operations.asked(header(INTENDED_FOR), forwarded).map(Ops)
+    }
+}
+
 type Answer<T> = Result<Json<T>, ApiError>;
 
 fn json<T: Serialize>(result: Result<T, ApiError>) -> Answer<T> {
@@ -79,16 +108,19 @@ fn json<T: Serialize>(result: Result<T, ApiError>) -> Answer<T> {
 
 /// The routes.
 pub fn router(operations: Operations) -> Router {
-    type Ops = State<Operations>;
-    let status = async |State(ops): Ops| Json(ops.status().await);
-    let owned = async |State(ops): Ops| Json(ops.owned().await);
-    let disks = async |State(ops): Ops| json(ops.disks().await.map(|disks| Disks { disks }));
-    let create_disk = async |State(ops): Ops, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
-    let events = async |State(ops): Ops| json(ops.events().await.map(|events| EventList { events }));
-    let metrics = async |State(ops): Ops| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], ops.metrics());
-    let forget = async |State(ops): Ops, Path(name): Path<String>| json(ops.forget_node(&name).await);
+    let status = async |Ops(ops): Ops| Json(ops.status().await);
+    let owned = async |Ops(ops): Ops| Json(ops.owned().await);
+    let disks = async |Ops(ops): Ops| json(ops.disks().await.map(|disks| Disks { disks }));
+    let create_disk = async |Ops(ops): Ops, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
+    let events = async |Ops(ops): Ops| json(ops.events().await.map(|events| EventList { events }));
+    let metrics = async |Ops(ops): Ops| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], ops.metrics());
+    let forget = async |Ops(ops): Ops, Name(name): Name| json(ops.forget_node(&name).await);
     let nothing = async || {
         ApiError::new(ApiErrorKind::NotFound, "there is nothing here").hint("the API begins at /v1/")
+    };
+    let another_method = async |method: Method, uri: Uri| {
+        let message = format!("{} does not take {method}", uri.path());
+        (StatusCode::METHOD_NOT_ALLOWED, Json(ApiError::new(ApiErrorKind::Invalid, message)))
     };
     Router::new()
         .route("/v1/ping", get(StatusCode::NO_CONTENT))
@@ -101,16 +133,16 @@ pub fn router(operations: Operations) -> Router {
         .merge(of_volume())
         .merge(of_disk())
         .fallback(nothing)
+        .method_not_allowed_fallback(another_method)
         .layer(DefaultBodyLimit::max(LONGEST_REQUEST))
         .with_state(operations)
 }
 
 /// The routes of volumes.
 fn of_volume() -> Router<Operations> {
-    type Ops = State<Operations>;
-    let volumes = async |State(ops): Ops| json(ops.volumes().await.map(|volumes| Volumes { volumes }));
-    let create = async |State(ops): Ops, Body(it): Body<CreateVolume>| json(ops.create_volume(it).await);
-    let delete = async |State(ops): Ops, Path(name): Path<String>, Body(it): Body<DeleteVolume>| {
+    let volumes = async |Ops(ops): Ops| json(ops.volumes().await.map(|volumes| Volumes { volumes }));
+    let create = async |Ops(ops): Ops, Body(it): Body<CreateVolume>| json(ops.create_volume(it).await);
+    let delete = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<DeleteVolume>| {
         json(ops.delete_volume(&name, it).await)
     };
     Router::new()
@@ -120,29 +152,26 @@ fn of_volume() -> Router<Operations> {
 
 /// The routes of one disk.
 fn of_disk() -> Router<Operations> {
-    type Ops = State<Operations>;
-    type Name = Path<String>;
-    let show = async |State(ops): Ops, Path(name): Name| json(ops.disk(&name).await);
-    let meters = async |State(ops): Ops, Path(name): Name| {
-        json(ops.meters(&name).await.map(|meters| Meters { meters }))
-    };
-    let policy = async |State(ops): Ops, Path(name): Name, Body(it): Body<SetPolicy>| {
+    let show = async |Ops(ops): Ops, Name(name): Name| json(ops.disk(&name).await);
+    let meters =
+        async |Ops(ops): Ops, Name(name): Name| json(ops.meters(&name).await.map(|meters| Meters { meters }));
+    let policy = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetPolicy>| {
         json(ops.set_policy(&name, it).await)
     };
     let export =
-        async |State(ops): Ops, Path(name): Name, Body(it): Body<Export>| json(ops.export(&name, it).await);
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Export>| json(ops.export(&name, it).await);
     let move_to =
-        async |State(ops): Ops, Path(name): Name, Body(it): Body<Move>| json(ops.move_disk(&name, it).await);
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Move>| json(ops.move_disk(&name, it).await);
     let follow =
-        async |State(ops): Ops, Path(name): Name, Body(it): Body<Follow>| json(ops.follow(&name, it).await);
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Follow>| json(ops.follow(&name, it).await);
     let resize =
-        async |State(ops): Ops, Path(name): Name, Body(it): Body<Resize>| json(ops.resize(&name, it).await);
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Resize>| json(ops.resize(&name, it).await);
     let delete =
-        async |State(ops): Ops, Path(name): Name, Body(it): Body<Delete>| json(ops.delete(&name, it).await);
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Delete>| json(ops.delete(&name, it).await);
     let load =
-        async |State(ops): Ops, Path(name): Name, Body(it): Body<RunLoad>| json(ops.load(&name, it).await);
-    let profile = async |State(ops): Ops, Path(name): Name| json(ops.profile(&name).await);
-    let record = async |State(ops): Ops, Path(name): Name, Body(it): Body<RecordProfile>| {
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<RunLoad>| json(ops.load(&name, it).await);
+    let profile = async |Ops(ops): Ops, Name(name): Name| json(ops.profile(&name).await);
+    let record = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<RecordProfile>| {
         json(ops.record_profile(&name, it).await)
     };
     Router::new()
@@ -213,9 +242,15 @@ async fn connection(stream: UnixStream, stage: watch::Receiver<Router>, header: 
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path as FilePath;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use weir_cluster::membership::{NodeSession, SessionConfig};
+    use weir_cluster::records::NodeRecord;
 
     use super::*;
+    use crate::api::MeterView;
+    use crate::control::disk::tests;
 
     async fn said(mut stream: UnixStream, request: &str) -> String {
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -242,5 +277,93 @@ mod tests {
         half.await.unwrap();
         drop(stage.send_replace(Router::new().route("/v1/disks", get("joined"))));
         assert!(said(connect().await.unwrap(), whole).await.ends_with("joined"));
+    }
+
+    /// The operations of node `a`, and node `b`, which owns disk `d` and whose API is at `socket`.
+    async fn two_nodes(directory: &FilePath, socket: &FilePath) -> (Operations, NodeSession) {
+        let (node, mut told) = tests::node(directory).await;
+        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        let record = NodeRecord { api: socket.to_owned(), ..tests::record_of("b") };
+        let b =
+            NodeSession::start(Arc::clone(&node.registry), record, SessionConfig::default()).await.unwrap();
+        let mut nodes = node.world.nodes.changes();
+        nodes.wait_for(|live| live.contains_key("b")).await.unwrap();
+        tests::disk_of_a(&node, |record| record.owner = Some(b.node_ref())).await;
+        (Operations::new(node, Arc::default(), Arc::default()), b)
+    }
+
+    async fn request(socket: &FilePath, request: &str) -> String {
+        let request = format!("{request} HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n");
+        said(UnixStream::connect(socket).await.unwrap(), &request).await
+    }
+
+    /// Serves until the stage is dropped.
+    fn serve_at(socket: &FilePath, router: Router) -> Stage {
+        let stage = Stage::new(router);
+        tokio::spawn(serve(UnixListener::bind(socket).unwrap(), stage.subscribe()));
+        stage
+    }
+
+    #[tokio::test]
+    async fn every_error_has_one_form() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("api");
+        let (operations, _b) = two_nodes(directory.path(), &socket).await;
+        let _stage = serve_at(&socket, router(operations));
+        for (asked, status, reason) in [
+            ("DELETE /v1/disks/d", "405", "/v1/disks/d does not take DELETE"),
+            ("GET /v1/disks/%FF", "400", "UTF-8"),
+            ("GET /v1/nothing", "404", "the API begins at"),
+        ] {
+            let answer = request(&socket, asked).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{asked}: {answer}");
+            assert!(answer.contains("weir.api-error/1") && answer.contains(reason), "{asked}: {answer}");
+        }
+    }
+
+    /// The socket that the registry has for one node leads to another one: its requests must not be forwarded in a circle.
+    #[tokio::test]
+    async fn a_request_that_reaches_another_process_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("api");
+        let (operations, _b) = two_nodes(directory.path(), &socket).await;
+        let _stage = serve_at(&socket, router(operations.clone()));
+        for asked in ["GET /v1/disks/d/meters", "GET /v1/disks/d/profile"] {
+            let answer =
+                tokio::time::timeout(Duration::from_secs(20), request(&socket, asked)).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+            assert!(answer.contains("the request is for b#1, but this is a#1"), "{answer}");
+        }
+        let view = operations.disk("d").await.unwrap();
+        assert_eq!(view.state, "silent", "a's answer says nothing about b's disks");
+        assert!(operations.asked(Some("a#1"), 1).is_ok() && operations.asked(Some("a#2"), 1).is_err());
+    }
+
+    #[tokio::test]
+    async fn measurements_are_forwarded_to_the_owner_a_few_times_at_most() {
+        let directory = tempfile::tempdir().unwrap();
+        let (a, b) = (directory.path().join("a"), directory.path().join("b"));
+        let (operations, _b) = two_nodes(directory.path(), &b).await;
+        let _a = serve_at(&a, router(operations.clone()));
+        let meters = async |headers: axum::http::HeaderMap| {
+            assert_eq!(headers[INTENDED_FOR], "b#1");
+            let layer = headers[FORWARDED].to_str().unwrap().to_owned();
+            let meter = MeterView { layer, in_flight: 0, occupancy: 0.0, kinds: Vec::new() };
+            Json(Meters { meters: vec![meter] })
+        };
+        let ping = get(StatusCode::NO_CONTENT);
+        let owner = Router::new().route("/v1/ping", ping).route("/v1/disks/d/meters", get(meters));
+        let _owner = serve_at(&b, owner);
+        let answer = request(&a, "GET /v1/disks/d/meters").await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""layer":"1""#), "{answer}");
+        let third = operations.asked(Some("a#1"), 3).unwrap();
+        assert_eq!(third.meters("d").await.unwrap()[0].layer, "4");
+        for times in [4, u32::MAX] {
+            let error = operations.asked(Some("a#1"), times).unwrap().meters("d").await.unwrap_err();
+            assert!(
+                error.kind == ApiErrorKind::Unavailable && error.message.contains("forwarded"),
+                "{error}"
+            );
+        }
     }
 }

@@ -6,10 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_cluster::placement::Live;
 use weir_cluster::records::{MemberRecord, Record, keys};
-use weir_cluster::registry::{RegistryError, Transaction};
-use weir_cluster::view::View;
+use weir_cluster::registry::Transaction;
 
 use crate::api::{ApiError, ApiErrorKind, NodeView};
 use crate::control::Node;
@@ -19,98 +17,82 @@ use crate::timestamps::rfc3339;
 /// Pause between two looks where nothing has changed.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The nodes that have ever joined and have not been removed.
-#[derive(Debug)]
-pub struct Members {
-    view: View<MemberRecord>,
+/// Those that do not live.
+pub fn down(node: &Node) -> Vec<NodeView> {
+    let (all, live) = (node.world.members.now(), node.world.nodes.now());
+    let down = all.values().filter(|member| !live.contains_key(&member.name));
+    down.map(view).collect()
 }
 
-impl Members {
-    /// Lists and follows them.
-    ///
-    /// # Errors
-    /// The registry does not answer.
-    pub async fn start(node: &Node) -> Result<Members, RegistryError> {
-        Ok(Members { view: View::start(Arc::clone(&node.registry), keys::MEMBERS).await? })
-    }
-
-    /// Those that do not live.
-    pub fn down(&self, live: &Live) -> Vec<NodeView> {
-        let all = self.view.now();
-        let down = all.values().filter(|member| !live.contains_key(&member.name));
-        down.map(view).collect()
-    }
-
-    /// Keeps the list true until the node stops.
-    pub async fn keep(self: Arc<Members>, node: Arc<Node>) {
-        let (mut nodes, mut members) = (node.world.nodes.changes(), self.view.changes());
-        loop {
-            let live = nodes.borrow_and_update().clone();
-            let known = members.borrow_and_update().clone();
-            let me = MemberRecord {
-                name: node.config.name.clone(),
-                fault_domain: node.config.fault_domain.clone(),
-                down_since_unix_ms: None,
-            };
-            if known.get(&me.name) != Some(&me) {
-                self.write(&node, &me).await;
-            }
-            let silent = known.values().filter(|member| member.down_since_unix_ms.is_none());
-            for gone in silent.filter(|member| !live.contains_key(&member.name) && member.name != me.name) {
-                let down_since_unix_ms = Some(weir_task::unix_millis());
-                self.write(&node, &MemberRecord { down_since_unix_ms, ..gone.clone() }).await;
-            }
-            tokio::select! {
-                _ = nodes.changed() => {}
-                _ = members.changed() => {}
-                () = weir_task::sleep(LOOK) => {}
-            }
-        }
-    }
-
-    /// Replaces the known record. The second of two writers finds it changed, and reads again.
-    async fn write(&self, node: &Node, record: &MemberRecord) {
-        let key = keys::member(&record.name);
-        let known = self.view.now().seen(&record.name).revision();
-        let change = match known {
-            Some(revision) => Transaction::new().unchanged(key.clone(), revision),
-            None => Transaction::new().absent(key.clone()),
+/// Keeps the list true until the node stops.
+pub async fn keep(node: Arc<Node>) {
+    let (mut nodes, mut members) = (node.world.nodes.changes(), node.world.members.changes());
+    loop {
+        let live = nodes.borrow_and_update().clone();
+        let known = members.borrow_and_update().clone();
+        let me = MemberRecord {
+            name: node.config.name.clone(),
+            fault_domain: node.config.fault_domain.clone(),
+            down_since_unix_ms: None,
         };
-        if let Err(error) = node.registry.transact(change.put(key, record.encode())).await {
-            tracing::debug!(member = record.name, %error, "looking again");
+        if known.get(&me.name) != Some(&me) {
+            write(&node, &me).await;
+        }
+        let silent = known.values().filter(|member| member.down_since_unix_ms.is_none());
+        for gone in silent.filter(|member| !live.contains_key(&member.name) && member.name != me.name) {
+            let down_since_unix_ms = Some(weir_task::unix_millis());
+            write(&node, &MemberRecord { down_since_unix_ms, ..gone.clone() }).await;
+        }
+        tokio::select! {
+            _ = nodes.changed() => {}
+            _ = members.changed() => {}
+            () = weir_task::sleep(LOOK) => {}
         }
     }
+}
 
-    /// Removes a node that is down from the list.
-    ///
-    /// # Errors
-    /// There is no such node, it is up, or a disk counts on it.
-    pub async fn forget(&self, node: &Node, name: &str) -> Result<NodeView, ApiError> {
-        let refused = |message: String| ApiError::new(ApiErrorKind::Refused, message);
-        if node.world.nodes.now().contains_key(name) {
-            return Err(refused(format!("node {name} is up")).hint("stop it first"));
-        }
-        let known = self.view.now();
-        let Some(member) = known.get(name) else {
-            return Err(ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}"))
-                .hint("`weir status` shows the nodes"));
-        };
-        let disks = node.world.disks.now();
-        let needs = disks.values().find(|disk| {
-            let mut holders = disk.owner.iter().chain(&disk.replicas);
-            holders.any(|holder| holder.node == name)
-        });
-        if let Some(disk) = needs {
-            return Err(refused(format!("disk {} counts on node {name}", disk.name))
-                .hint("wait until another node has taken over, or open the disk with --accept-loss"));
-        }
-        let key = keys::member(name);
-        let revision = known.seen(name).revision().unwrap_or_default();
-        let gone = Transaction::new().unchanged(key.clone(), revision).delete(key);
-        node.registry.transact(gone).await.map_err(unavailable)?;
-        node.journal.tell("removed", name, format!("node {name} does not belong to the cluster any more"));
-        Ok(view(member))
+/// Replaces the known record. The second of two writers finds it changed, and reads again.
+async fn write(node: &Node, record: &MemberRecord) {
+    let key = keys::member(&record.name);
+    let known = node.world.members.now().seen(&record.name).revision();
+    let change = match known {
+        Some(revision) => Transaction::new().unchanged(key.clone(), revision),
+        None => Transaction::new().absent(key.clone()),
+    };
+    if let Err(error) = node.registry.transact(change.put(key, record.encode())).await {
+        tracing::debug!(member = record.name, %error, "looking again");
     }
+}
+
+/// Removes a node that is down from the list.
+///
+/// # Errors
+/// There is no such node, it is up, or a disk counts on it.
+pub async fn forget(node: &Node, name: &str) -> Result<NodeView, ApiError> {
+    let refused = |message: String| ApiError::new(ApiErrorKind::Refused, message);
+    if node.world.nodes.now().contains_key(name) {
+        return Err(refused(format!("node {name} is up")).hint("stop it first"));
+    }
+    let known = node.world.members.now();
+    let Some(member) = known.get(name) else {
+        return Err(ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}"))
+            .hint("`weir status` shows the nodes"));
+    };
+    let disks = node.world.disks.now();
+    let needs = disks.values().find(|disk| {
+        let mut holders = disk.owner.iter().chain(&disk.replicas);
+        holders.any(|holder| holder.node == name)
+    });
+    if let Some(disk) = needs {
+        return Err(refused(format!("disk {} counts on node {name}", disk.name))
+            .hint("wait until another node has taken over, or open the disk with --accept-loss"));
+    }
+    let key = keys::member(name);
+    let revision = known.seen(name).revision().unwrap_or_default();
+    let gone = Transaction::new().unchanged(key.clone(), revision).delete(key);
+    node.registry.transact(gone).await.map_err(unavailable)?;
+    node.journal.tell("removed", name, format!("node {name} does not belong to the cluster any more"));
+    Ok(view(member))
 }
 
 fn view(member: &MemberRecord) -> NodeView {

@@ -28,7 +28,7 @@ use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
 use crate::exports::Exports;
 use crate::http;
-use crate::members::Members;
+use crate::members;
 use crate::operations::Operations;
 use crate::peer::{TURNED_AWAY, Tcp};
 use crate::plane::{self, Parts, Plane};
@@ -195,11 +195,10 @@ pub async fn run_with(
     let parts = Parts { config, registry, network: Arc::new(Tcp), shards: queues, flash, started, damaged };
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
     services.spawn(accept_peers(peers, Arc::clone(&node)));
-    let members = Arc::new(Members::start(&node).await?);
-    services.spawn(Arc::clone(&members).keep(Arc::clone(&node)));
+    services.spawn(members::keep(Arc::clone(&node)));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
-    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), members, backings);
+    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings);
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
     for listener in listeners {
         services.spawn(listener.run(exports.clone(), exports.clone()));

@@ -18,11 +18,13 @@ use weir_load::workload::Access;
 use weir_load::{Summary, Workload};
 use weir_node::control::Shards;
 use weir_node::shard::health::Look;
-use weir_node::shard::messages::{Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk};
+use weir_node::shard::messages::{
+    Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk, Opening,
+};
 use weir_node::shard::opener::Threads;
 use weir_node::shard::{Shard, ShardConfig};
 use weir_node::stack::Plain;
-use weir_volume::{BackingKind, Mark};
+use weir_volume::{BackingKind, DirVolume, Mark};
 
 const MIB: u64 = 1 << 20;
 
@@ -101,7 +103,7 @@ impl Rig {
     }
 
     /// Begins to open a disk.
-    async fn begin(&self, disk: OpenDisk) -> oneshot::Receiver<Result<(), String>> {
+    async fn begin(&self, disk: OpenDisk) -> oneshot::Receiver<Opening> {
         let (done, opened) = oneshot::channel();
         self.shards.send("", Command::Open(Box::new(disk), done)).await;
         opened
@@ -255,6 +257,33 @@ async fn an_opening_is_not_joined_by_a_later_disk_of_the_same_name() {
     let later = File::open(rig.path("again")).unwrap();
     assert_eq!(blocks(&earlier), 0, "nothing is written to the file of the disk that was deleted");
     assert!(blocks(&later) > 0, "the load is in the file of the disk that is there");
+    rig.stop().await;
+}
+
+/// P4: where the volume is not mounted, or another one is, a file of the same name is another disk's. An opening without this check
+/// is not joined either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_is_opened_only_in_its_volume() {
+    let rig = Rig::new();
+    let disk = rig.disk("d");
+    let refused = rig.begin(OpenDisk { volume: Some(7), ..disk.clone() }).await.await.unwrap().unwrap_err();
+    assert!(refused.contains("is not volume 0000000000000007"), "{refused}");
+    DirVolume::open(rig.directory.path()).unwrap().identify(7).unwrap();
+    let refused = rig.begin(OpenDisk { volume: Some(8), ..disk.clone() }).await.await.unwrap().unwrap_err();
+    assert!(refused.contains("is not volume 0000000000000008"), "{refused}");
+    let withheld = Withheld::new(&rig.path(&disk.disk));
+    let unchecked = rig.begin(disk.clone()).await;
+    assert_eq!(rig.status("d").await.unwrap().state, "opening");
+    rig.close("d").await.unwrap();
+    assert!(unchecked.await.unwrap().is_err());
+    let opened = rig.begin(OpenDisk { volume: Some(8), ..disk.clone() }).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(withheld);
+    let refused = tokio::time::timeout(Duration::from_secs(10), opened).await.unwrap().unwrap().unwrap_err();
+    assert!(refused.contains("is not volume 0000000000000008"), "{refused}");
+    let opened = rig.begin(OpenDisk { volume: Some(7), ..disk }).await.await.unwrap().unwrap();
+    let file = opened.expect("it is in a volume");
+    assert_eq!(file.inode, std::fs::metadata(rig.path("d")).unwrap().ino());
     rig.stop().await;
 }
 

@@ -20,6 +20,12 @@ pub enum VolumeError {
         /// The expected identity.
         id: u64,
     },
+    /// A volume's identity file without an identity.
+    #[error(
+        "{} is not the mark of a volume, which has 16 hexadecimal digits; restore it, or remove it if no volume is registered there",
+        .0.display()
+    )]
+    NotAMark(PathBuf),
     /// A directory that belongs to the system, or a path that leads elsewhere.
     #[error("{} cannot be a volume: {reason}", .path.display())]
     Unsuitable {

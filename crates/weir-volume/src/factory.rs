@@ -9,7 +9,7 @@ use std::thread;
 
 use weir_block::{Destage, OwnerId, Reactor};
 
-use crate::backing::{BackingOptions, FileBacking, Mark, OpenedFile, Trace};
+use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace};
 use crate::error::VolumeError;
 
 /// The lowest layer of a disk. The dynamic dispatch costs one virtual call for each request.
@@ -35,6 +35,11 @@ pub trait OpenedBacking: Send {
 
     /// Closes it without blocking the caller.
     fn discard(self: Box<Self>);
+
+    /// The file of a volume that it has open, if it has one.
+    fn file(&self) -> Option<FileIdentity> {
+        None
+    }
 }
 
 /// The storage of a disk.
@@ -102,5 +107,9 @@ impl OpenedBacking for OpenedFile {
     fn discard(self: Box<Self>) {
         // If the thread cannot start, the closure is dropped here and closes the file.
         let _ = thread::Builder::new().name("weir-close".into()).spawn(move || drop(self));
+    }
+
+    fn file(&self) -> Option<FileIdentity> {
+        OpenedFile::file(self)
     }
 }

@@ -9,7 +9,9 @@ pub mod error;
 pub mod factory;
 pub mod volume;
 
-pub use backing::{BackingOptions, EngineChoice, FileBacking, Mark, OpenedFile, StorageKind, Trace};
+pub use backing::{
+    BackingOptions, EngineChoice, FileBacking, FileIdentity, Mark, OpenedFile, StorageKind, Trace,
+};
 pub use error::VolumeError;
 pub use factory::{Backing, BackingKind, OpenedBacking};
 pub use volume::DirVolume;

@@ -1,7 +1,7 @@
 //! `dir` volumes: a directory, one raw sparse file per disk.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -15,6 +15,9 @@ const SUFFIX: &str = ".raw";
 
 /// The file with the volume's identity: 16 hexadecimal digits and a line feed.
 const IDENTITY: &str = ".weir-volume";
+
+/// Most bytes of that file: 16 digits, and what an editor puts behind them.
+const LONGEST_IDENTITY: u64 = 32;
 
 /// Longest name of a disk, in bytes: leaves room for the suffix in every filesystem's 255.
 const LONGEST_NAME: usize = 128;
@@ -96,16 +99,18 @@ impl DirVolume {
     /// As [`DirVolume::open`], and [`VolumeError::NotTheVolume`].
     pub fn open_as(path: impl Into<PathBuf>, id: u64) -> Result<DirVolume, VolumeError> {
         let volume = DirVolume::open(path)?;
-        match volume.identity()? {
-            Some(found) if found == id => Ok(volume),
-            _ => Err(VolumeError::NotTheVolume { path: volume.path, id }),
+        match volume.identity() {
+            Ok(Some(found)) if found == id => Ok(volume),
+            Ok(_) | Err(VolumeError::NotAMark(_)) => Err(VolumeError::NotTheVolume { path: volume.path, id }),
+            Err(error) => Err(error),
         }
     }
 
-    /// The volume's identity. If there is none, writes `new` durably into the directory.
+    /// The volume's identity. If there is none, writes `new` durably into the directory. It stays there for ever: whoever makes a
+    /// volume of the directory again takes it over.
     ///
     /// # Errors
-    /// [`VolumeError::Permission`], [`VolumeError::NoSpace`], [`VolumeError::Io`].
+    /// [`VolumeError::NotAMark`], [`VolumeError::Permission`], [`VolumeError::NoSpace`], [`VolumeError::Io`].
     pub fn identify(&self, new: u64) -> Result<u64, VolumeError> {
         let (path, making) = (self.path.join(IDENTITY), self.path.join(format!("{IDENTITY}.{new:016x}")));
         if let Some(present) = self.identity()? {
@@ -129,28 +134,28 @@ impl DirVolume {
         self.identity()?.ok_or_else(|| VolumeError::NotTheVolume { path: self.path.clone(), id: new })
     }
 
-    /// Removes the identity durably: the directory is no longer a volume. The disks in it stay.
-    ///
-    /// # Errors
-    /// [`VolumeError::Permission`], [`VolumeError::Io`].
-    pub fn forget_identity(&self) -> Result<(), VolumeError> {
-        let path = self.path.join(IDENTITY);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(VolumeError::from_io("removing", &path, error))
-            }
-            _ => self.sync_directory(),
-        }
-    }
-
-    /// The identity in the directory, if any.
+    /// The identity in the directory, if any. Neither follows a link nor waits for the writer of a FIFO.
     fn identity(&self) -> Result<Option<u64>, VolumeError> {
         let path = self.path.join(IDENTITY);
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(u64::from_str_radix(text.trim_end(), 16).ok()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(VolumeError::from_io("reading", &path, error)),
+        let failed = |error| VolumeError::from_io("reading", &path, error);
+        let opened =
+            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                return Err(VolumeError::NotAMark(path));
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(VolumeError::NotAMark(path));
         }
+        let mut bytes = Vec::new();
+        file.take(LONGEST_IDENTITY + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let text = std::str::from_utf8(&bytes).ok().filter(|text| text.len() as u64 <= LONGEST_IDENTITY);
+        let number = text.and_then(|text| u64::from_str_radix(text.trim_end(), 16).ok());
+        number.map(Some).ok_or(VolumeError::NotAMark(path))
     }
 
     /// The directory.

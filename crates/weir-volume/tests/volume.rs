@@ -6,7 +6,9 @@ mod common;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Mount, reactor, scratch};
 use weir_block::{Engine, Layer};
@@ -174,6 +176,91 @@ fn another_directory_is_not_taken_for_the_volume() {
     for (path, id) in [(directory.path(), 8), (unmounted.path(), 7)] {
         assert!(matches!(DirVolume::open_as(path, id), Err(VolumeError::NotTheVolume { .. })), "{id}");
     }
+    // Nor its disks: where another filesystem is mounted, a file of the same name is another disk's.
+    for path in [directory.path(), unmounted.path()] {
+        DirVolume::open(path).unwrap().create_disk("disk", MIB).unwrap();
+    }
+    let open = |path: &Path, id| {
+        let options = BackingOptions { volume: Some(id), ..BackingOptions::default() };
+        OpenedFile::open(&path.join("disk.raw"), &options).err()
+    };
+    assert!(open(directory.path(), 7).is_none());
+    for (path, id) in [(directory.path(), 8), (unmounted.path(), 7)] {
+        assert!(matches!(open(path, id), Some(VolumeError::NotTheVolume { .. })), "{id}");
+    }
+}
+
+/// A mark that cannot be read is not taken for another volume's, and nothing else there is waited for or followed.
+#[test]
+fn what_is_no_mark_is_told() {
+    let directory = scratch();
+    let (volume, mark) = (DirVolume::open(directory.path()).unwrap(), directory.path().join(".weir-volume"));
+    let check = |what: &str| {
+        let error = volume.identify(7).unwrap_err();
+        assert!(matches!(&error, VolumeError::NotAMark(path) if *path == mark), "{what}: {error}");
+        let error = DirVolume::open_as(directory.path(), 7).unwrap_err();
+        assert!(matches!(error, VolumeError::NotTheVolume { id: 7, .. }), "{what}: {error}");
+        std::fs::remove_file(&mark).unwrap();
+    };
+    for content in [&b""[..], b"xyz\n", b"\xff", &[b'0'; 1 << 20]] {
+        std::fs::write(&mark, content).unwrap();
+        check("content");
+    }
+    let elsewhere = directory.path().join("elsewhere");
+    std::fs::write(&elsewhere, "0000000000000007\n").unwrap();
+    symlink(&elsewhere, &mark).unwrap();
+    check("a link");
+    common::run(std::process::Command::new("mkfifo").arg(&mark));
+    check("a FIFO");
+    assert_eq!(volume.identify(7).unwrap(), 7);
+}
+
+/// Between the look at a file and its opening, its name may come to be a link.
+#[test]
+fn a_link_that_comes_while_a_disk_is_opened_is_not_followed() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let outside = directory.path().join("outside");
+    std::fs::write(&outside, [1; 4096]).unwrap();
+    let inside = directory.path().join("volume");
+    std::fs::create_dir(&inside).unwrap();
+    let volume = DirVolume::open(&inside).unwrap();
+    let options = BackingOptions { volume: Some(volume.identify(7).unwrap()), ..BackingOptions::default() };
+    let (disk, making) = (volume.disk_path("disk").unwrap(), inside.join("making"));
+    let file = || std::fs::write(&making, [2; 4096]).and_then(|()| std::fs::rename(&making, &disk)).unwrap();
+    file();
+    let over = AtomicBool::new(false);
+    let inode = std::fs::metadata(&outside).unwrap().ino();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                symlink(&outside, &making).and_then(|()| std::fs::rename(&making, &disk)).unwrap();
+                file();
+            }
+        });
+        let opened = (0..5000).filter_map(|_| OpenedFile::open(&disk, &options).ok());
+        let outside = opened.filter(|opened| opened.file().unwrap().inode == inode).count();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(outside, 0, "times that a file outside of the volume was opened");
+    });
+}
+
+/// What is open is known by itself, not by what is at its path later.
+#[test]
+fn an_opened_file_says_which_one_it_is() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    let options = BackingOptions { volume: Some(volume.identify(7).unwrap()), ..BackingOptions::default() };
+    let path = volume.disk_path("disk").unwrap();
+    volume.create_disk("disk", MIB).unwrap();
+    let metadata = std::fs::metadata(&path).unwrap();
+    let opened = OpenedFile::open(&path, &options).unwrap();
+    std::fs::rename(&path, directory.path().join("moved")).unwrap();
+    volume.create_disk("disk", MIB).unwrap();
+    let file = opened.file().unwrap();
+    assert_eq!((file.device, file.inode), (metadata.dev(), metadata.ino()));
+    assert_eq!(file.path, path);
+    let anywhere = OpenedFile::open(&path, &BackingOptions::default()).unwrap();
+    assert_eq!(anywhere.file(), None, "it is in no volume");
 }
 
 #[test]

@@ -110,7 +110,8 @@ fn volumes_are_told_apart(place: &Place) {
     assert!(place.ok("volume delete other --dry-run").contains("would delete"));
     assert!(other.join(".weir-volume").exists());
     place.ok("volume delete other --yes");
-    assert!(other.exists() && !other.join(".weir-volume").exists());
+    // With its mark: to remove it could take it from a volume that was made of the directory meanwhile.
+    assert!(other.exists() && other.join(".weir-volume").exists());
     assert!(place.fails("volume delete other --yes", 3).contains("weir volume list"));
 }
 

@@ -8,6 +8,8 @@ pub const NODES: &str = "nodes/";
 pub const SESSIONS: &str = "sessions/";
 /// All [`super::VolumeRecord`]s.
 pub const VOLUMES: &str = "volumes/";
+/// One key for each volume's identity, with the volume's name: no two volumes have the same. See [`volume_id`].
+pub const VOLUME_IDS: &str = "volume-ids/";
 /// All [`super::DiskRecord`]s.
 pub const DISKS: &str = "disks/";
 /// All [`super::StoppedRecord`]s.
@@ -48,6 +50,12 @@ pub fn session(name: &str) -> String {
 #[must_use]
 pub fn volume(name: &str) -> String {
     format!("{VOLUMES}{name}")
+}
+
+/// `volume-ids/<identity>`: put and removed together with the volume's record.
+#[must_use]
+pub fn volume_id(id: u64) -> String {
+    format!("{VOLUME_IDS}{id:016x}")
 }
 
 /// `disks/<name>`.

@@ -1,5 +1,6 @@
 //! For tests: a registry that loses transactions on request.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,6 +29,10 @@ pub struct RegistryFaults {
     pub hung: AtomicBool,
     /// All are lost, and their senders learn of it at once.
     pub refuses: AtomicBool,
+    /// Listings are not answered.
+    pub away: AtomicBool,
+    /// Transactions of other processes after each of the next listings, in order; none after one that has failed.
+    pub after_listing: Mutex<VecDeque<Vec<Transaction>>>,
     /// The next one is not answered, and is carried out after the next read.
     pub delays: AtomicBool,
 }
@@ -67,7 +72,20 @@ impl Registry for FaultyRegistry {
         })
     }
     fn list<'a>(&'a self, prefix: &'a str) -> Pending<'a, Listing> {
-        self.registry.list(prefix)
+        Box::pin(async move {
+            if self.faults.away.load(Ordering::Relaxed) {
+                return unheard();
+            }
+            let answer = self.registry.list(prefix).await;
+            let next = self.faults.after_listing.lock().unwrap().pop_front();
+            for transaction in next.into_iter().flatten() {
+                if self.registry.transact(transaction).await.is_err() {
+                    self.faults.after_listing.lock().unwrap().clear();
+                    break;
+                }
+            }
+            answer
+        })
     }
     fn transact(&self, transaction: Transaction) -> Pending<'_, Committed> {
         Box::pin(async move {

@@ -21,7 +21,7 @@ pub mod change;
 pub mod decide;
 pub mod disk;
 #[cfg(test)]
-mod faulty_registry;
+pub(crate) mod faulty_registry;
 pub mod flash;
 pub mod grants;
 pub mod intents;

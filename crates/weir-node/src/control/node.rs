@@ -12,7 +12,7 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
 use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
-use weir_volume::{BackingKind, DirVolume, VolumeError};
+use weir_volume::{DirVolume, FileIdentity, VolumeError};
 
 use super::capacity::LogCapacity;
 use super::intents::Intents;
@@ -97,34 +97,18 @@ impl Node {
         }
     }
 
-    /// The backing of a disk. Does not access the storage, which may hang.
-    ///
-    /// # Errors
-    /// In words: the volume is unknown.
-    pub async fn backing(&self, record: &DiskRecord) -> Result<BackingKind, String> {
-        self.backing_path(record).await.map(BackingKind::Path)
-    }
-
     /// The file or device behind a disk. Does not access the storage, which may hang.
     ///
     /// # Errors
     /// In words: the volume is unknown.
-    pub async fn backing_path(&self, record: &DiskRecord) -> Result<PathBuf, String> {
+    pub async fn place_of(&self, record: &DiskRecord) -> Result<Place, String> {
         match &record.source {
-            Source::Device { path } => Ok(path.clone()),
+            Source::Device { path } => Ok(Place { path: path.clone(), volume: None }),
             Source::File { name } => {
                 let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
-                DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())
+                let path = DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())?;
+                Ok(Place { path, volume: Some(volume.id) })
             }
-        }
-    }
-
-    /// The identity of the volume that a disk's file is in, as this node last read it; `None` for a device.
-    #[must_use]
-    pub fn volume_id(&self, record: &DiskRecord) -> Option<u64> {
-        match &record.source {
-            Source::Device { .. } => None,
-            Source::File { .. } => self.world.volumes.now().get(&record.volume).map(|volume| volume.id),
         }
     }
 
@@ -140,6 +124,15 @@ impl Node {
         uris.extend(record.nbd_tcp.map(|address| format!("nbd://{address}/{disk}")));
         uris
     }
+}
+
+/// Where a disk's data is, from one reading of the registry.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The file or device.
+    pub path: PathBuf,
+    /// The identity of the volume that the file is in; `None` for a device.
+    pub volume: Option<u64>,
 }
 
 /// Runs something that may block on the storage.
@@ -177,10 +170,18 @@ pub fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
+/// A disk that is open here.
+#[derive(Debug)]
+struct Open {
+    info: LayerInfo,
+    /// The file of a volume that it was opened with.
+    file: Option<FileIdentity>,
+}
+
 /// The disks that are open on this node, for those who must not wait: the NBD handshake.
 #[derive(Debug, Default)]
 pub struct Here {
-    disks: Mutex<BTreeMap<String, LayerInfo>>,
+    disks: Mutex<BTreeMap<String, Open>>,
     /// Disks that were closed with nothing dirty, and that the registry still has as this process's.
     unreleased: Mutex<BTreeSet<String>>,
     /// The node stops: closed disks are not opened again.
@@ -202,17 +203,17 @@ impl Here {
         }
     }
 
-    /// A disk is open.
-    pub fn insert(&self, record: &DiskRecord) {
+    /// A disk is open, and has `file` of a volume open.
+    pub fn insert(&self, record: &DiskRecord, file: Option<FileIdentity>) {
         let info = self.describe(record);
-        self.lock().insert(record.name.clone(), info);
+        self.lock().insert(record.name.clone(), Open { info, file });
     }
 
     /// The record of a disk has changed. One that takes no clients, because it is being closed, goes on taking none.
     pub fn update(&self, record: &DiskRecord) {
         let info = self.describe(record);
         if let Some(known) = self.lock().get_mut(&record.name) {
-            *known = info;
+            known.info = info;
         }
     }
 
@@ -224,7 +225,15 @@ impl Here {
     /// All open disks.
     #[must_use]
     pub fn all(&self) -> BTreeMap<String, LayerInfo> {
-        self.lock().clone()
+        self.lock().iter().map(|(disk, open)| (disk.clone(), open.info)).collect()
+    }
+
+    /// The files of volumes that disks have open here, by disk.
+    #[must_use]
+    pub fn files(&self) -> BTreeMap<String, FileIdentity> {
+        let disks = self.lock();
+        let files = disks.iter().filter_map(|(disk, open)| Some((disk.clone(), open.file.clone()?)));
+        files.collect()
     }
 
     /// The node stops.
@@ -257,10 +266,10 @@ impl Here {
     /// One disk, when it is open.
     #[must_use]
     pub fn get(&self, disk: &str) -> Option<LayerInfo> {
-        self.lock().get(disk).copied()
+        self.lock().get(disk).map(|open| open.info)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, LayerInfo>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Open>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -307,7 +316,7 @@ mod tests {
         let here = Here::default();
         here.update(&record(4096));
         assert!(here.all().is_empty());
-        here.insert(&record(4096));
+        here.insert(&record(4096), None);
         here.update(&record(8192));
         assert_eq!(here.get("d").map(|layer| layer.size), Some(8192));
         here.remove("d");

@@ -1,11 +1,11 @@
 //! The files of disks that are being created or deleted. A process can be killed between the file and the disk's record. So
 //! it writes its intent to the registry first, and any later process can tell an orphaned file from one in use.
 //!
-//! Creating: note, file, then in one transaction the disk's record instead of the note. Deleting: in one transaction the note
-//! instead of the disk's record, then file, note. Another process takes over a note whose process has ended, by
-//! compare-and-swap, and then removes its file. A file that was being created it removes only if nothing was ever written to
-//! it: that file is ours for certain. Only a node on which the volume is mounted takes a note over: elsewhere a missing file
-//! proves nothing.
+//! Creating: note (the same transaction rewrites the volume's record, so that a concurrent deletion of the volume fails), file,
+//! then in one transaction the disk's record instead of the note. Deleting: in one transaction the note instead of the disk's
+//! record, then file, note. Another process takes over a note whose process has ended, by compare-and-swap, and then removes
+//! its file. A file that was being created it removes only if nothing was ever written to it: that file is ours for certain.
+//! Only a node on which the volume is mounted takes a note over: elsewhere a missing file proves nothing.
 //!
 //! A step goes on when its client has gone: while a call to the storage is in flight, its note counts as in progress. One
 //! case is not covered: a process stops between its last check of the note and the removal, and others meanwhile take it for
@@ -57,6 +57,14 @@ fn open(volume: &VolumeRecord) -> Result<DirVolume, VolumeError> {
     DirVolume::open_as(&volume.path, volume.id)
 }
 
+/// The part of a transaction that adds the first trace of a disk to a volume: it requires the volume's record as it was read, and
+/// rewrites it. A process that deletes the volume reads that record before it checks for disks, so its deletion then fails.
+pub(crate) fn in_volume(volume: &Entry) -> Transaction {
+    Transaction::new()
+        .unchanged(volume.key.clone(), volume.mod_revision)
+        .put(volume.key.clone(), volume.value.clone())
+}
+
 /// Creates the file of a disk, and then its record; also if its waiter has gone.
 ///
 /// # Errors
@@ -69,20 +77,22 @@ pub async fn make(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError>
 async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError> {
     let (name, size) = (record.name.clone(), record.size);
     let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {} already", record.name));
-    let (volume_entry, volume) = node.volume_entry(&record.volume).await?;
-    finish_others(node, &name).await?;
-    // A file that is not ours must not stand under our note at any time.
-    let (directory, file) = (volume.clone(), name.clone());
-    blocking(move || open(&directory)?.check_free(&file)).await?;
     let disk = keys::disk(&name);
-    // While the volume exists: a process that deletes it checks for notes after that.
-    let before =
-        Transaction::new().unchanged(volume_entry.key, volume_entry.mod_revision).absent(disk.clone());
-    let note = match Note::write(node, record, Step::Making, before).await {
-        Err(RegistryError::Conflict { .. }) => {
-            return Err(node.volume(&record.volume).await.err().unwrap_or_else(exists));
+    let (note, volume) = loop {
+        let (entry, volume) = node.volume_entry(&record.volume).await?;
+        finish_others(node, &name).await?;
+        // A file that is not ours must not stand under our note at any time.
+        let (directory, file) = (volume.clone(), name.clone());
+        blocking(move || open(&directory)?.check_free(&file)).await?;
+        let before = in_volume(&entry).absent(disk.clone());
+        match Note::write(node, record, Step::Making, before).await {
+            Ok(note) => break (note, volume),
+            // Meanwhile another disk was begun in the volume, or the volume was replaced.
+            Err(RegistryError::Conflict { .. })
+                if node.volume_entry(&record.volume).await?.0.mod_revision != entry.mod_revision => {}
+            Err(RegistryError::Conflict { .. }) => return Err(exists()),
+            Err(error) => return Err(unavailable(error)),
         }
-        note => note.map_err(unavailable)?,
     };
     let file = name.clone();
     if let Err(error) = blocking(move || open(&volume)?.create_disk(&file, size)).await {
@@ -132,7 +142,7 @@ async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
 async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
     let (deadline, disk) = (Nanos::now() + UNDER_WAY, keys::disk(&record.name));
     loop {
-        let nobody = Transaction::new().absent(disk.clone());
+        let nobody = in_volume(&node.volume_entry(&record.volume).await?.0).absent(disk.clone());
         let error = match Note::write(node, record, Step::Making, nobody).await {
             Ok(note) => return note.finish().await.map(drop),
             Err(error) => error,

@@ -111,10 +111,19 @@ impl Shards {
         self.look().await.0
     }
 
+    /// As [`Shards::status`], but waits for `patience` only.
+    pub async fn status_within(&self, patience: Duration) -> Vec<DiskStatus> {
+        self.look_within(patience).await.0
+    }
+
     /// As [`Shards::status`], and the numbers of the shards that do not answer: they may have disks that they never spoke of.
     pub async fn look(&self) -> (Vec<DiskStatus>, BTreeSet<usize>) {
+        self.look_within(PATIENCE).await
+    }
+
+    async fn look_within(&self, patience: Duration) -> (Vec<DiskStatus>, BTreeSet<usize>) {
         let asked: Vec<_> = self.queues.iter().map(ShardQueue::ask_status).collect();
-        let until = Nanos::now() + PATIENCE;
+        let until = Nanos::now() + patience;
         let (mut all, mut silent) = (Vec::new(), BTreeSet::new());
         for (number, (queue, asked)) in self.queues.iter().zip(asked).enumerate() {
             match queue.answer(asked, until).await {

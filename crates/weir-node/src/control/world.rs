@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use weir_cluster::Machine;
 use weir_cluster::records::{
-    DiskRecord, NodeRecord, NodeRef, Record, ReleasedRecord, StoppedRecord, VolumeRecord, keys,
+    DiskRecord, MemberRecord, NodeRecord, NodeRef, Record, ReleasedRecord, StoppedRecord, VolumeRecord, keys,
 };
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::view::{Records, Seen, View};
@@ -19,6 +19,8 @@ pub struct World {
     pub volumes: View<VolumeRecord>,
     /// The nodes whose lease stands.
     pub nodes: View<NodeRecord>,
+    /// The nodes that have ever joined and have not been removed. Not an input of decisions about disks.
+    pub members: View<MemberRecord>,
     /// Processes that have ended.
     stopped: View<StoppedRecord>,
     /// Former owners that have no I/O under way any more.
@@ -37,6 +39,7 @@ impl World {
             disks: View::start(Arc::clone(registry), keys::DISKS).await?,
             volumes: View::start(Arc::clone(registry), keys::VOLUMES).await?,
             nodes: View::start(Arc::clone(registry), keys::NODES).await?,
+            members: View::start(Arc::clone(registry), keys::MEMBERS).await?,
             stopped: View::start(Arc::clone(registry), keys::STOPPED).await?,
             released: View::start(Arc::clone(registry), keys::RELEASED).await?,
             machine: Machine::here(),

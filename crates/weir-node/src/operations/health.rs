@@ -54,8 +54,9 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
         return None;
     }
     let is_up = |node: &str| nodes.iter().any(|other| other.name == node && other.state == NodeView::UP);
+    let has_copy = |node: &str| is_up(node) && !disk.lost_replicas.iter().any(|lost| lost == node);
     let replicas: Vec<&str> =
-        disk.replicas.iter().map(String::as_str).filter(|replica| is_up(replica)).collect();
+        disk.replicas.iter().map(String::as_str).filter(|replica| has_copy(replica)).collect();
     let owner_has_it = disk.state != DiskView::TAKEOVER;
     let holders: Vec<&str> =
         disk.owner.as_deref().filter(|_| owner_has_it).into_iter().chain(replicas).collect();
@@ -177,6 +178,10 @@ mod tests {
         );
         let said = line(&status(&LOST, vec![lost(0)]));
         assert!(said.starts_with("degraded: disk d is degraded; node n2 is down since 2026-11-23"), "{said}");
+        // It is up again, and its copy is gone.
+        let again = DiskView { lost_replicas: vec!["n2".into()], ..lost(1) };
+        let said = line(&status(&UP, vec![again]));
+        assert!(said.starts_with("at risk: disk d: 1 B of acknowledged writes only on node n1; "), "{said}");
         let three = [("n1", "up"), ("n2", "up"), ("n3", "down")];
         let two = DiskView {
             replicas: vec!["n2".into(), "n3".into()],

@@ -9,24 +9,26 @@ mod volumes;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use weir_block::Nanos;
 use weir_cluster::events::Events;
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, NodeRef, Policy, Record, Source, check_name, keys};
-use weir_volume::{BackingOptions, OpenedFile};
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, Delete, Deleted, DiskView, EventView, Export, Follow, Move, Moved,
     NodeView, Resize, SetPolicy, ShardView,
 };
 use crate::backings::Backings;
+use crate::client::{self, Other};
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
-use crate::control::node::{blocking, random, unavailable};
+use crate::control::node::{random, unavailable};
 use crate::control::{Node, Tasks, provisioning};
-use crate::members::Members;
+use crate::members;
 use crate::timestamps::rfc3339;
 
 /// Events that are shown.
@@ -41,6 +43,10 @@ const STORAGE: Duration = Duration::from_secs(10);
 /// Longest wait for a disk to be exported by whichever node owns it, or takes it over.
 const EXPORTED: Duration = Duration::from_secs(15);
 
+/// Most forwards of a request: from the requested node to the owner, and from there to the next owner if the disk moves
+/// meanwhile.
+const MOST_FORWARDS: u32 = 4;
+
 /// Pause between two polls.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -50,9 +56,10 @@ pub struct Operations {
     node: Arc<Node>,
     tasks: Arc<Tasks>,
     events: Arc<Events>,
-    members: Arc<Members>,
     backings: Arc<Backings>,
     silent: Arc<owners::Silent>,
+    /// The number of times that nodes have forwarded the current request.
+    forwarded: u32,
 }
 
 type Answer<T> = Result<T, ApiError>;
@@ -60,14 +67,25 @@ type Answer<T> = Result<T, ApiError>;
 impl Operations {
     /// Operations on `node`.
     #[must_use]
-    pub fn new(
-        node: Arc<Node>,
-        tasks: Arc<Tasks>,
-        members: Arc<Members>,
-        backings: Arc<Backings>,
-    ) -> Operations {
+    pub fn new(node: Arc<Node>, tasks: Arc<Tasks>, backings: Arc<Backings>) -> Operations {
         let events = Arc::new(Events::new(Arc::clone(&node.registry), node.session.node_ref()));
-        Operations { node, tasks, events, members, backings, silent: Arc::default() }
+        Operations { node, tasks, events, backings, silent: Arc::default(), forwarded: 0 }
+    }
+
+    /// The operations for a request of an operator, or for one that nodes have `forwarded` so many times to process
+    /// `intended_for`.
+    ///
+    /// # Errors
+    /// This is another process, with the socket of a former one or of one on another host.
+    pub(crate) fn asked(&self, intended_for: Option<&str>, forwarded: u32) -> Answer<Operations> {
+        let me = self.me().to_string();
+        if let Some(other) = intended_for.filter(|other| **other != me) {
+            let message = format!("the request is for {other}, but this is {me}");
+            return Err(
+                ApiError::new(ApiErrorKind::Unavailable, message).hint("give each node its own api.socket")
+            );
+        }
+        Ok(Operations { forwarded, ..self.clone() })
     }
 
     fn me(&self) -> NodeRef {
@@ -93,7 +111,7 @@ impl Operations {
     /// As [`Operations::disks`].
     pub async fn forget_node(&self, name: &str) -> Answer<NodeView> {
         check_named(name)?;
-        self.members.forget(&self.node, name).await
+        members::forget(&self.node, name).await
     }
 
     /// Waits for the storage, with a time limit. The storage may still complete the call.
@@ -169,11 +187,11 @@ impl Operations {
         self.disk(name).await
     }
 
-    /// Exports a disk: makes this node (or the named one) the owner of a disk without an owner. A disk that another node
-    /// owns, or takes over, is exported there already: waits until it is, and returns its address.
+    /// Exports a disk: makes this node (or the named one) the owner of a disk without an owner. A disk that another node owns, or
+    /// takes over, is exported there: waits until that node has opened it, and returns its address.
     ///
     /// # Errors
-    /// As [`Operations::disks`]; a node was named, and another one owns the disk.
+    /// As [`Operations::disks`]; a node was named, and another one owns the disk; its owner cannot open it.
     pub async fn export(&self, name: &str, wanted: Export) -> Answer<DiskView> {
         let me = self.me();
         if let Some(on) = wanted.on.as_ref().filter(|on| **on != me.node) {
@@ -182,53 +200,43 @@ impl Operations {
             return self.forward(&other, name, "export", &wanted).await;
         }
         let deadline = Nanos::now() + EXPORTED;
+        // The operator accepts the loss that exists now, not one that occurs while this request waits.
+        let mut accept_loss = wanted.accept_loss;
         loop {
             let record = self.record(name).await?;
-            let live = self.node.world.nodes.now();
-            let elsewhere = record.owner.as_ref().filter(|owner| **owner != me && is_live(&live, owner));
-            if elsewhere.is_some() && wanted.on.is_none() {
-                let view = self.disk(name).await?;
-                if !view.uris.is_empty() || Nanos::now() >= deadline {
-                    return Ok(view);
+            let error = match self.lives_elsewhere(&record).filter(|_| wanted.on.is_none()) {
+                Some(owner) => {
+                    let there = Export { on: Some(owner.node.clone()), accept_loss: false };
+                    let error = match self.forward(&owner, name, "export", &there).await {
+                        Ok(view) => return Ok(view),
+                        Err(error) => error,
+                    };
+                    // The owner has just gone, or the disk has moved.
+                    let passes = match error.kind {
+                        ApiErrorKind::Unavailable => true,
+                        ApiErrorKind::Refused => self.record(name).await?.owner != Some(owner),
+                        _ => false,
+                    };
+                    if passes { error } else { return Err(error) }
                 }
-            } else {
-                let accept_loss = wanted.accept_loss;
-                let owner_gone = record.owner.as_ref().is_some_and(|owner| !is_live(&live, owner));
-                if accept_loss && owner_gone {
-                    self.check_backing(&record).await?;
+                None => {
+                    let error = match self.ask(name, |done| Request::Export { accept_loss, done }).await {
+                        Ok(()) => return self.disk(name).await,
+                        Err(error) => error,
+                    };
+                    // Its owner is gone: this node or another one takes over soon, if any can.
+                    let gone = record.owner.as_ref().filter(|owner| **owner != me);
+                    let passes =
+                        gone.is_some_and(|owner| self.orphan(&record, owner).0 == DiskView::TAKEOVER);
+                    if passes && wanted.on.is_none() { error } else { return Err(error) }
                 }
-                let error = match self.ask(name, |done| Request::Export { accept_loss, done }).await {
-                    Ok(()) => return self.disk(name).await,
-                    Err(error) => error,
-                };
-                // Its owner is gone: this node or another one takes over soon, if any can.
-                let gone = record.owner.as_ref().filter(|owner| **owner != me);
-                let passes = gone.is_some_and(|owner| self.orphan(&record, owner).0 == DiskView::TAKEOVER);
-                if wanted.on.is_some() || !passes || Nanos::now() >= deadline {
-                    return Err(error);
-                }
+            };
+            if Nanos::now() >= deadline {
+                return Err(error);
             }
+            accept_loss = false;
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-    }
-
-    /// Whether the file or device behind a disk that no node has open can be opened here. Accepting the loss of its log is
-    /// final: it must not happen for a backing that cannot be opened.
-    async fn check_backing(&self, record: &DiskRecord) -> Answer<()> {
-        let cannot = |kind, reason: String| {
-            let message = format!("disk {} cannot be opened: {reason}", record.name);
-            ApiError::new(kind, message).hint("no loss has been accepted; repair the storage first")
-        };
-        let path = self.node.backing_path(record).await;
-        let path = path.map_err(|reason| cannot(ApiErrorKind::Failed, reason))?;
-        let options = BackingOptions {
-            size: Some(record.size),
-            logical_block: Some(record.logical_block),
-            volume: self.node.volume_id(record),
-            ..BackingOptions::default()
-        };
-        let opened = self.bounded(blocking(move || OpenedFile::open(&path, &options).map(drop))).await;
-        opened.map_err(|error| cannot(error.kind, error.message))
     }
 
     /// Moves a disk to another node.
@@ -314,11 +322,8 @@ impl Operations {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
-        let path = self
-            .node
-            .backing_path(&record)
-            .await
-            .map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+        let place = self.node.place_of(&record).await;
+        let path = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?.path;
         let allocated = self.allocated(&record, false).await.unwrap_or(0);
         self.check_deletable(&record, wanted.force).await?;
         let deleted = Deleted { disk: name.to_owned(), path, allocated, done: !wanted.dry_run };
@@ -402,23 +407,48 @@ impl Operations {
 
     /// The living owner of a disk, when that is another node.
     async fn owner_elsewhere(&self, name: &str) -> Answer<Option<NodeRef>> {
-        let owner = self.record(name).await?.owner.filter(|owner| *owner != self.me());
-        Ok(owner.filter(|owner| is_live(&self.node.world.nodes.now(), owner)))
+        Ok(self.lives_elsewhere(&self.record(name).await?))
+    }
+
+    fn lives_elsewhere(&self, record: &DiskRecord) -> Option<NodeRef> {
+        let owner = record.owner.clone().filter(|owner| *owner != self.me())?;
+        is_live(&self.node.world.nodes.now(), &owner).then_some(owner)
     }
 
     /// Asks the API of the node that it concerns.
-    async fn forward<T: serde::de::DeserializeOwned>(
+    async fn forward<T: DeserializeOwned>(
         &self,
         to: &NodeRef,
         disk: &str,
         what: &str,
-        body: &impl serde::Serialize,
+        body: &(impl Serialize + Sync),
     ) -> Answer<T> {
-        let api = self.node.world.nodes.now().get(&to.node).map(|record| record.api.clone());
-        let Some(api) = api else {
-            return Err(ApiError::new(ApiErrorKind::Unavailable, format!("node {} has just gone", to.node)));
+        self.forward_within(client::PATIENCE, to, disk, what, Some(body)).await
+    }
+
+    /// As [`Operations::forward`], also for a request without a body, and for one that takes another time.
+    async fn forward_within<T: DeserializeOwned>(
+        &self,
+        patience: Duration,
+        to: &NodeRef,
+        disk: &str,
+        what: &str,
+        body: Option<&(impl Serialize + Sync)>,
+    ) -> Answer<T> {
+        let unavailable = |message: String| Err(ApiError::new(ApiErrorKind::Unavailable, message));
+        if self.forwarded >= MOST_FORWARDS {
+            return unavailable(format!(
+                "the request has been forwarded {} times, and disk {disk} is on node {} now",
+                self.forwarded, to.node
+            ))
+            .map_err(|error| error.hint("try again when the disk has stopped moving"));
+        }
+        let nodes = self.node.world.nodes.now();
+        let Some(record) = nodes.get(&to.node).filter(|record| record.node_ref() == *to) else {
+            return unavailable(format!("node {} has just gone", to.node));
         };
-        crate::client::ask(&api, disk, what, body).await
+        let other = Other { socket: &record.api, process: to, forwarded: self.forwarded + 1 };
+        other.ask(disk, what, body, patience).await
     }
 }
 

@@ -9,12 +9,16 @@ use weir_cluster::records::NodeRef;
 
 use super::Operations;
 use crate::api::Owned;
-use crate::client;
+use crate::client::Other;
 use crate::control::decide::is_live;
 use crate::shard::messages::DiskStatus;
 
 /// Longest wait for another node.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Longest wait for this node's shards for another node's request: below [`PATIENCE`], so that one slow shard does not make the
+/// whole node silent.
+const SHARDS: Duration = Duration::from_millis(250);
 
 /// A node that did not answer is not waited for again for this long.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -34,11 +38,11 @@ impl Silent {
     }
 
     fn heard(&self, node: &NodeRef, answers: bool) {
-        let mut silent = self.lock();
-        if answers {
-            silent.remove(node);
-        } else {
-            silent.insert(node.clone(), Nanos::now());
+        let (mut silent, now) = (self.lock(), Nanos::now());
+        // Also removes processes that have ended since.
+        silent.retain(|other, at| other != node && now < *at + SILENCE);
+        if !answers {
+            silent.insert(node.clone(), now);
         }
     }
 }
@@ -74,7 +78,7 @@ impl Said {
 impl Operations {
     /// The state that only this node knows, of the disks that it owns, for other nodes.
     pub async fn owned(&self) -> Owned {
-        self.owned_of(self.node.shards.status().await)
+        self.owned_of(self.node.shards.status_within(SHARDS).await)
     }
 
     pub(super) fn owned_of(&self, statuses: Vec<DiskStatus>) -> Owned {
@@ -97,11 +101,12 @@ impl Operations {
                 said.insert(owner, None);
                 continue;
             }
-            let (api, silent, node) = (record.api.clone(), Arc::clone(&self.silent), owner.clone());
+            let (api, silent, process) = (record.api.clone(), Arc::clone(&self.silent), owner.clone());
             // A task, so that its result is kept also if the client has gone.
             let task = tokio::spawn(async move {
-                let answer = client::owned(&api, PATIENCE).await;
-                silent.heard(&node, answer.is_ok());
+                let other = Other { socket: &api, process: &process, forwarded: 1 };
+                let answer = other.owned(PATIENCE).await;
+                silent.heard(&process, answer.is_ok());
                 answer.ok()
             });
             asked.push((owner, task));

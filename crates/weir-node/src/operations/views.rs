@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
-use weir_cluster::placement;
+use weir_cluster::placement::{self, Live};
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, keys};
 use weir_cluster::registry::{Listing, RegistryError};
 use weir_volume::DirVolume;
@@ -16,6 +16,7 @@ use super::{Answer, Operations, health};
 use crate::api::{ApiError, ApiErrorKind, DiskView, MediumView, NodeStatus, NodeView, RegistryView};
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
+use crate::members;
 use crate::shard::messages::DiskStatus;
 
 /// Longest wait for the registry where the last known records are sufficient.
@@ -52,7 +53,7 @@ impl Operations {
     }
 
     /// Asks the registry, and does not wait for long; not at all where it has been away for a while.
-    async fn ask_registry(&self, prefix: &str) -> Result<Listing, RegistryError> {
+    pub(super) async fn ask_registry(&self, prefix: &str) -> Result<Listing, RegistryError> {
         let away = |reason: &str| RegistryError::Unavailable { reason: reason.to_owned() };
         if *self.node.session.state().borrow() == SessionState::Unconfirmed {
             return Err(away("it does not answer"));
@@ -62,13 +63,12 @@ impl Operations {
     }
 
     fn registry(&self, error: Option<RegistryError>) -> RegistryView {
-        let age_seconds = (Nanos::now() - self.node.session.heard()).as_secs_f64();
         let (state, reason) = match error {
             None => (RegistryView::CONNECTED, String::new()),
             Some(RegistryError::Unavailable { reason }) => (RegistryView::AWAY, reason),
             Some(error) => (RegistryView::AWAY, error.to_string()),
         };
-        let age_seconds = if state == RegistryView::AWAY { age_seconds } else { 0.0 };
+        let age_seconds = if state == RegistryView::AWAY { self.registry_age() } else { 0.0 };
         RegistryView { state: state.to_owned(), reason, age_seconds }
     }
 
@@ -84,7 +84,7 @@ impl Operations {
             media: record.media.iter().map(MediumView::from).collect(),
             load: record.load,
         });
-        let mut nodes: Vec<_> = up.chain(self.members.down(&live)).collect();
+        let mut nodes: Vec<_> = up.chain(members::down(&self.node)).collect();
         nodes.sort_by(|left, right| left.name.cmp(&right.name));
         nodes
     }
@@ -101,9 +101,9 @@ impl Operations {
                     listing.entries.iter().filter_map(|entry| DiskRecord::of(entry).ok()).collect();
                 self.views(&records, statuses, None).await
             }
-            Err(error) => {
-                let age = self.registry(Some(error)).age_seconds;
-                self.views(self.node.world.disks.now().values(), statuses, Some(age)).await
+            Err(_) => {
+                let age = Some(self.registry_age());
+                self.views(self.node.world.disks.now().values(), statuses, age).await
             }
         })
     }
@@ -113,25 +113,29 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`].
     pub async fn disk(&self, name: &str) -> Answer<DiskView> {
-        let (record, age) = match tokio::time::timeout(REGISTRY, self.record(name)).await {
-            Ok(Err(error)) if error.kind != ApiErrorKind::Unavailable => return Err(error),
-            Ok(Ok(record)) => (record, None),
-            away => {
-                let Some(record) = self.node.world.disk(name) else {
-                    return Err(away.map_or_else(
-                        |_| registry_away(),
-                        |record| record.err().unwrap_or_else(registry_away),
-                    ));
-                };
-                let age = Nanos::now() - self.node.session.heard();
-                (record, Some(age.as_secs_f64()))
-            }
-        };
+        let (record, age) = self.known_record(name).await?;
         let statuses = self.node.shards.status().await;
         let allocated = self.allocated(&record, age.is_some());
         let (views, allocated) = tokio::join!(self.views([&record], statuses, age), allocated);
         let view = views.into_iter().next();
         view.map(|view| DiskView { allocated, ..view }).ok_or_else(registry_away)
+    }
+
+    /// The record of a disk. If the registry is away: the record as last read, and for how many seconds it has been away.
+    pub(super) async fn known_record(&self, name: &str) -> Answer<(DiskRecord, Option<f64>)> {
+        let error = match tokio::time::timeout(REGISTRY, self.record(name)).await {
+            Ok(Ok(record)) => return Ok((record, None)),
+            Ok(Err(error)) if error.kind != ApiErrorKind::Unavailable => return Err(error),
+            Ok(Err(error)) => error,
+            Err(_) => registry_away(),
+        };
+        let record = self.node.world.disk(name).ok_or(error)?;
+        Ok((record, Some(self.registry_age())))
+    }
+
+    /// Seconds since the registry last answered this node.
+    fn registry_age(&self) -> f64 {
+        (Nanos::now() - self.node.session.heard()).as_secs_f64()
     }
 
     /// The space of the disk in its volume; absent for a device, or if the file is not accessible from here.
@@ -199,6 +203,7 @@ impl Operations {
             owner: record.owner.as_ref().map(|owner| owner.node.clone()),
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
+            lost_replicas: lost_replicas(record, &live),
             inside: spread.inside,
             outside: spread.outside,
             follower: record.follower.as_ref().map(|follower| follower.node.clone()),
@@ -246,6 +251,15 @@ fn registry_away() -> ApiError {
         "the registry does not answer, and this node does not know the disk",
     )
     .hint("try again when the registry is back")
+}
+
+/// The replicas whose copy of the log is gone.
+fn lost_replicas(record: &DiskRecord, live: &Live) -> Vec<String> {
+    let has_copy = |replica: &&NodeRef| {
+        live.get(&replica.node).is_some_and(|now| record.counts(replica, &now.node_ref()))
+    };
+    let lost = record.replicas.iter().filter(|replica| !has_copy(replica));
+    lost.map(|replica| replica.node.clone()).collect()
 }
 
 /// A disk that its owner does not have open.

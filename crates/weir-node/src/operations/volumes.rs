@@ -1,5 +1,7 @@
 //! Volumes: made, shown, deleted.
 
+use std::collections::BTreeSet;
+
 use weir_cluster::records::{DiskRecord, Record, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::DirVolume;
@@ -12,12 +14,30 @@ use crate::control::node::{blocking, random, unavailable};
 const NAMED: usize = 5;
 
 impl Operations {
-    /// All volumes.
+    /// All volumes; while the registry is away, as last read.
     ///
     /// # Errors
     /// As [`Operations::disks`].
     pub async fn volumes(&self) -> Answer<Vec<VolumeView>> {
-        Ok(self.volume_records().await?.iter().map(|record| self.volume_view(record)).collect())
+        let (volumes, disks) = tokio::join!(self.ask_registry(keys::VOLUMES), self.ask_registry(keys::DISKS));
+        let (Ok(volumes), Ok(disks)) = (volumes, disks) else {
+            return Ok(self
+                .node
+                .world
+                .volumes
+                .now()
+                .values()
+                .map(|record| self.volume_view(record))
+                .collect());
+        };
+        let disks = disks.entries.iter().filter_map(|entry| DiskRecord::of(entry).ok());
+        let disks: Vec<_> = disks.map(|disk| disk.volume).collect();
+        let volumes = volumes.entries.iter().filter_map(|entry| VolumeRecord::of(entry).ok());
+        let view = |record: VolumeRecord| VolumeView {
+            disks: disks.iter().filter(|volume| **volume == record.name).count(),
+            ..self.volume_view(&record)
+        };
+        Ok(volumes.map(view).collect())
     }
 
     async fn volume_records(&self) -> Answer<Vec<VolumeRecord>> {
@@ -52,7 +72,7 @@ impl Operations {
             return Err(exists(&record.name));
         }
         let (path, new) = (record.path.clone(), record.id);
-        let others: Vec<_> = known.into_iter().map(|other| (other.name, other.path)).collect();
+        let others: Vec<_> = known.iter().map(|other| (other.name.clone(), other.path.clone())).collect();
         let identified = self.bounded(blocking(move || {
             let volume = DirVolume::open_new(path)?;
             for (name, path) in &others {
@@ -65,17 +85,32 @@ impl Operations {
                 .hint("the directory must exist, on this node and on every other that is to serve its disks"),
             _ => error,
         })?;
-        match self.node.registry.transact(record.create(keys::volume(&record.name))).await {
+        // The same storage under another device number: a second mount, or a mount of another node.
+        if let Some(other) = known.iter().find(|other| other.id == record.id) {
+            return Err(same_volume(&record, &other.name));
+        }
+        let id = keys::volume_id(record.id);
+        let create =
+            record.create(keys::volume(&record.name)).absent(id.clone()).put(id.clone(), &*record.name);
+        match self.node.registry.transact(create).await {
             Ok(_) => {
                 self.node.journal.tell("volume-created", &record.name, record.path.display().to_string());
                 Ok(self.volume_view(&record))
             }
-            Err(RegistryError::Conflict { .. }) => Err(exists(&record.name)),
+            Err(RegistryError::Conflict { .. }) => {
+                let other = self.node.registry.get(&id).await.map_err(unavailable)?;
+                let other = other.map(|entry| String::from_utf8_lossy(&entry.value).into_owned());
+                Err(match other.filter(|other| *other != record.name) {
+                    Some(other) => same_volume(&record, &other),
+                    None => exists(&record.name),
+                })
+            }
             Err(error) => Err(unavailable(error)),
         }
     }
 
-    /// Deletes a volume that has no disks, or says what would be deleted. Its directory stays, without the volume's mark.
+    /// Deletes a volume without disks, or reports what it would delete. Its directory stays, with the volume's mark: a volume that
+    /// is created there later takes the mark over.
     ///
     /// # Errors
     /// As [`Operations::disks`]; there are disks in it.
@@ -92,7 +127,7 @@ impl Operations {
         if !disks.is_empty() {
             let more = disks.len().saturating_sub(NAMED);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let named = disks[..disks.len().min(NAMED)].join(", ");
+            let named = disks.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
             let message = format!("volume {name} has disks in it: {named}{more}");
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete them first"));
         }
@@ -101,52 +136,181 @@ impl Operations {
         if wanted.dry_run {
             return Ok(deleted);
         }
-        let gone =
-            Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
+        // The creation of a disk rewrites the volume's record. So if one was begun since that was read, this fails.
+        let gone = Transaction::new()
+            .unchanged(entry.key.clone(), entry.mod_revision)
+            .delete(entry.key.clone())
+            .delete(keys::volume_id(record.id));
         match self.node.registry.transact(gone).await {
             Ok(_) => {}
             Err(RegistryError::Conflict { .. }) => {
-                let message = format!("volume {name} has just been changed");
+                let message = format!("volume {name} has just been changed, or a disk made in it");
                 return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
             }
             Err(error) => return Err(unavailable(error)),
-        }
-        // A disk that was begun in between: the volume stays.
-        if let Some(disk) = self.disks_in(name).await?.first() {
-            let back = self.node.registry.transact(record.create(keys::volume(name))).await;
-            back.map_err(unavailable)?;
-            let message = format!("disk {disk} has just been made in volume {name}");
-            return Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete it first"));
-        }
-        // The volume is gone whatever becomes of its mark: another volume may be made in the directory, and takes the mark over.
-        let (path, id) = (record.path.clone(), record.id);
-        let unmarked = self.bounded(blocking(move || DirVolume::open_as(path, id)?.forget_identity()));
-        if let Err(error) = unmarked.await {
-            tracing::info!(volume = name, %error, "the mark in the directory stays");
         }
         self.node.journal.tell("volume-deleted", name, format!("{} stays", record.path.display()));
         Ok(deleted)
     }
 
-    /// The disks of a volume, also those that are being made or deleted.
-    async fn disks_in(&self, volume: &str) -> Answer<Vec<String>> {
-        let disks = self.node.registry.list(keys::DISKS).await.map_err(unavailable)?;
-        let unfinished = self.node.registry.list(keys::UNFINISHED).await.map_err(unavailable)?;
-        let mut names = Vec::new();
-        for entry in disks.entries {
-            match DiskRecord::of(&entry) {
-                Ok(disk) if disk.volume == volume => names.push(disk.name),
-                Ok(_) => {}
-                // It may be in this volume.
-                Err(_) => names.push(entry.key),
+    /// The disks of a volume, also those that are being created or deleted. The creation of a disk replaces a note by a record, the
+    /// deletion a record by a note: reading the notes before and after the records misses neither.
+    async fn disks_in(&self, volume: &str) -> Answer<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        for prefix in [keys::UNFINISHED, keys::DISKS, keys::UNFINISHED] {
+            for entry in self.node.registry.list(prefix).await.map_err(unavailable)?.entries {
+                let read = match prefix {
+                    keys::DISKS => DiskRecord::of(&entry).map(|disk| (disk.volume, disk.name)),
+                    _ => UnfinishedRecord::of(&entry).map(|note| (note.volume, note.disk)),
+                };
+                match read {
+                    Ok((of, disk)) if of == volume => drop(names.insert(disk)),
+                    Ok(_) => {}
+                    // It may be in this volume.
+                    Err(_) => drop(names.insert(entry.key)),
+                }
             }
         }
-        let unfinished = unfinished.entries.iter().filter_map(|entry| UnfinishedRecord::of(entry).ok());
-        names.extend(unfinished.filter(|disk| disk.volume == volume).map(|disk| disk.disk));
         Ok(names)
     }
 }
 
+/// Two volumes must not share a directory.
+fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
+    let message = format!("{} is the directory of volume {other}", record.path.display());
+    ApiError::new(ApiErrorKind::Exists, message)
+        .hint("if it is a copy of that directory, remove the file .weir-volume from it, and try again")
+}
+
 fn exists(name: &str) -> ApiError {
     ApiError::new(ApiErrorKind::Exists, format!("there is a volume {name} already"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use weir_cluster::records::{Policy, Source, Step};
+
+    use super::*;
+    use crate::control::Node;
+    use crate::control::disk::tests::node_at;
+    use crate::control::faulty_registry::RegistryFaults;
+    use crate::control::provisioning::in_volume;
+
+    async fn operations(directory: &Path) -> (Operations, Arc<Node>, Arc<RegistryFaults>) {
+        let faults = Arc::new(RegistryFaults::default());
+        let (node, mut told) = node_at(directory, Arc::clone(&faults)).await;
+        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        (Operations::new(Arc::clone(&node), Arc::default(), Arc::default()), node, faults)
+    }
+
+    fn wanted(name: &str, path: &Path) -> CreateVolume {
+        CreateVolume { name: name.into(), kind: "dir".into(), path: path.to_owned() }
+    }
+
+    fn new_directory(parent: &Path, name: &str) -> PathBuf {
+        let path = parent.join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+
+    /// Another process creates or deletes a disk in two steps; each happens after a number of listings of the volume's deletion.
+    #[tokio::test]
+    async fn no_disk_is_ever_left_without_its_volume() {
+        const LISTINGS: usize = 3;
+        let directory = tempfile::tempdir().unwrap();
+        let (operations, node, faults) = operations(directory.path()).await;
+        let path = new_directory(directory.path(), "volume");
+        let mut outcomes = BTreeSet::new();
+        let orders = (0..=LISTINGS).flat_map(|first| (first..=LISTINGS).map(move |second| (first, second)));
+        for ((first, second), is_deletion) in orders.flat_map(|order| [(order, false), (order, true)]) {
+            operations.create_volume(wanted("v", &path)).await.unwrap();
+            let entry = node.registry.get(&keys::volume("v")).await.unwrap().unwrap();
+            let source = Source::File { name: "d".into() };
+            let disk = DiskRecord::new("d", "v", source, 4096, 512, Policy::WriteThrough);
+            let (key, note_key) = (keys::disk("d"), keys::unfinished("d"));
+            let step = if is_deletion { Step::Removing } else { Step::Making };
+            let by = node.session.node_ref();
+            let note = UnfinishedRecord { disk: "d".into(), volume: "v".into(), step, by };
+            let steps = if is_deletion {
+                node.registry.transact(disk.create(key.clone())).await.unwrap();
+                let begin = note.create(note_key.clone()).delete(key.clone());
+                [begin, Transaction::new().delete(note_key.clone())]
+            } else {
+                let begin = in_volume(&entry).absent(note_key.clone()).put(note_key.clone(), note.encode());
+                [begin, disk.create(key.clone()).delete(note_key.clone())]
+            };
+            let mut plan = vec![Vec::new(); LISTINGS + 1];
+            for (at, step) in [first, second].into_iter().zip(steps) {
+                plan[at].push(step);
+            }
+            for before in plan.remove(0) {
+                node.registry.transact(before).await.unwrap();
+            }
+            faults.after_listing.lock().unwrap().extend(plan);
+            let deleted = operations.delete_volume("v", DeleteVolume::default()).await;
+            faults.after_listing.lock().unwrap().clear();
+            let mut left = Vec::new();
+            for key in [keys::volume("v"), key, note_key] {
+                left.extend(node.registry.get(&key).await.unwrap().map(|entry| entry.key));
+            }
+            let what = format!("{is_deletion} after {first} and {second}: {deleted:?}, {left:?}");
+            assert_eq!(deleted.is_ok(), !left.contains(&keys::volume("v")), "{what}");
+            assert!(deleted.is_err() || left.is_empty(), "{what}");
+            outcomes.insert(deleted.map_or_else(|error| format!("{:?}", error.kind), |_| "deleted".into()));
+            let ids = node.registry.list(keys::VOLUME_IDS).await.unwrap();
+            assert_eq!(ids.entries.len(), usize::from(left.contains(&keys::volume("v"))), "{what}");
+            for key in left.into_iter().chain(ids.entries.into_iter().map(|id| id.key)) {
+                node.registry.transact(Transaction::new().delete(key)).await.unwrap();
+            }
+        }
+        assert_eq!(outcomes.into_iter().collect::<Vec<_>>(), ["Refused", "Unavailable", "deleted"]);
+    }
+
+    #[tokio::test]
+    async fn two_volumes_never_share_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let (operations, ..) = operations(directory.path()).await;
+        let path = new_directory(directory.path(), "volume");
+        let both = tokio::join!(
+            operations.create_volume(wanted("v1", &path)),
+            operations.create_volume(wanted("v2", &path))
+        );
+        let (created, refused) = match both {
+            (Ok(created), Err(refused)) | (Err(refused), Ok(created)) => (created, refused),
+            both => panic!("{both:?}"),
+        };
+        assert_eq!(refused.kind, ApiErrorKind::Exists, "{refused:?}");
+        assert!(refused.message.contains(&created.name), "{refused}");
+        // The same storage under another device number looks like another directory with the same mark.
+        let copy = new_directory(directory.path(), "copy");
+        std::fs::copy(path.join(".weir-volume"), copy.join(".weir-volume")).unwrap();
+        let refused = operations.create_volume(wanted("v3", &copy)).await.unwrap_err();
+        assert!(refused.message.contains(&created.name), "{refused}");
+        // The directory keeps its mark, and can be a volume again.
+        operations.delete_volume(&created.name, DeleteVolume::default()).await.unwrap();
+        assert!(path.join(".weir-volume").exists());
+        operations.create_volume(wanted("v4", &path)).await.unwrap();
+        let again = operations.create_volume(wanted("v4", &path)).await.unwrap_err();
+        assert!(again.message.contains("there is a volume v4"), "{again}");
+        std::fs::write(copy.join(".weir-volume"), "no number").unwrap();
+        let refused = operations.create_volume(wanted("v3", &copy)).await.unwrap_err();
+        assert!(refused.message.contains("is not the mark"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn volumes_are_shown_while_the_registry_is_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let (operations, node, faults) = operations(directory.path()).await;
+        let path = new_directory(directory.path(), "volume");
+        let created = operations.create_volume(wanted("v", &path)).await.unwrap();
+        let mut volumes = node.world.volumes.changes();
+        volumes.wait_for(|known| known.contains_key("v")).await.unwrap();
+        assert_eq!(operations.volumes().await.unwrap(), std::slice::from_ref(&created));
+        faults.away.store(true, Ordering::Relaxed);
+        assert_eq!(operations.volumes().await.unwrap(), [created]);
+    }
 }

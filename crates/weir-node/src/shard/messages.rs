@@ -14,7 +14,7 @@ use weir_block::{LayerMeter, Stream};
 use weir_export::Client;
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::{BackingKind, Mark, Trace};
+use weir_volume::{BackingKind, FileIdentity, Mark, Trace};
 
 /// The way in which a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,9 @@ pub struct OpenDisk {
     pub serves_until: Arc<AtomicU64>,
 }
 
+/// The outcome of opening a disk: the file of a volume that it has open, if it has one; or in words why it is not open.
+pub type Opening = Result<Option<FileIdentity>, String>;
+
 /// The medium of a disk's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogMedium {
@@ -79,7 +82,7 @@ pub enum LogMedium {
 #[expect(missing_docs, reason = "the sentence above each variant names its fields")]
 pub enum Command {
     /// Open a disk that this node has just come to own in the registry.
-    Open(Box<OpenDisk>, oneshot::Sender<Result<(), String>>),
+    Open(Box<OpenDisk>, oneshot::Sender<Opening>),
     /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
     Close { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it. Answered

@@ -138,6 +138,17 @@ pub struct FileBacking {
     lost: Option<i32>,
 }
 
+/// An open file of a volume, to be told from another one that is at its path later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// Where it was opened.
+    pub path: PathBuf,
+    /// The device of its filesystem.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
 /// An opened and examined file or block device, before it becomes a [`FileBacking`] on its shard. Opening blocks on the storage,
 /// so another thread does it.
 pub struct OpenedFile {
@@ -158,16 +169,20 @@ impl OpenedFile {
     pub fn open(path: &Path, options: &BackingOptions) -> Result<OpenedFile, VolumeError> {
         if let (Some(id), Some(directory)) = (options.volume, path.parent()) {
             DirVolume::open_as(directory, id)?;
-            // A link could lead anywhere.
-            if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
-                return Err(VolumeError::NotABacking(path.to_path_buf()));
-            }
         }
         let storage = Storage::open(path, options)?;
         let size = options.size.unwrap_or(storage.length);
         check_size(path, size, storage.logical_block)?;
         check_device(path, size, storage.kind, storage.length)?;
         Ok(OpenedFile { path: path.to_path_buf(), storage, size, options: options.clone() })
+    }
+
+    /// The file of a volume that is open; `None` for a device, or for a path outside of volumes.
+    #[must_use]
+    pub fn file(&self) -> Option<FileIdentity> {
+        let is_watchable = self.options.volume.is_some() && self.storage.kind != StorageKind::Device;
+        let (device, inode) = self.storage.identity;
+        is_watchable.then(|| FileIdentity { path: self.path.clone(), device, inode })
     }
 }
 

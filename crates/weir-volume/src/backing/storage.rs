@@ -43,22 +43,34 @@ pub(super) struct Storage {
     pub zeroes: bool,
     /// Requests can start without blocking. Otherwise each occupies a thread of the ring (FUSE, NFS).
     pub begins_at_once: bool,
+    /// Device and inode of the opened file.
+    pub identity: (u64, u64),
 }
 
 impl Storage {
     /// Blocks while the storage does not answer.
     pub fn open(path: &Path, options: &BackingOptions) -> Result<Storage, VolumeError> {
         let failed = |error| VolumeError::from_io("opening", path, error);
+        let not_a_backing = || VolumeError::NotABacking(path.to_path_buf());
+        // In a volume, a link could lead anywhere.
+        let in_volume = options.volume.is_some();
         // Check the type before opening: opening a FIFO would block, opening a tape would rewind it.
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        let device = metadata.file_type().is_block_device();
-        if !device && !metadata.is_file() {
-            return Err(VolumeError::NotABacking(path.to_path_buf()));
-        }
+        let metadata = if in_volume { std::fs::symlink_metadata(path) } else { std::fs::metadata(path) };
+        let device = is_device(&metadata.map_err(failed)?).ok_or_else(not_a_backing)?;
         if device && options.writable {
             refuse_if_claimed(path)?;
         }
-        let file = OpenOptions::new().read(true).write(options.writable).open(path).map_err(failed)?;
+        let flags = if in_volume { libc::O_NOFOLLOW } else { 0 };
+        let opened = OpenOptions::new().read(true).write(options.writable).custom_flags(flags).open(path);
+        let file = opened.map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP) => not_a_backing(),
+            _ => failed(error),
+        })?;
+        // The path may lead to something else by now.
+        let metadata = file.metadata().map_err(failed)?;
+        if is_device(&metadata) != Some(device) {
+            return Err(not_a_backing());
+        }
         // Before any request: a successor that sees no mark assumes that no request is in flight.
         if let Some(mark) = options.mark {
             mark.set(&file).map_err(|error| VolumeError::from_io("marking", path, error))?;
@@ -81,9 +93,16 @@ impl Storage {
             punches,
             zeroes,
             begins_at_once: begins_at_once(&file, kind).map_err(failed)?,
+            identity: (metadata.dev(), metadata.ino()),
             file,
         })
     }
+}
+
+/// Whether this is a block device or a regular file; `None` if it is neither.
+fn is_device(metadata: &std::fs::Metadata) -> Option<bool> {
+    let device = metadata.file_type().is_block_device();
+    (device || metadata.is_file()).then_some(device)
 }
 
 /// The length of a file or device, in bytes.

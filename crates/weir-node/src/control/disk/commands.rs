@@ -1,9 +1,12 @@
 //! Operators' commands for a disk, carried out in the disk's task.
 
+use std::sync::Arc;
+
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
+use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
 use super::record::PATIENCE;
 use super::{Came, DiskTask, Request, closed_since};
@@ -118,6 +121,7 @@ impl DiskTask {
         let result = match (&lost, accept_loss) {
             (Some(reason), false) => return Err(ApiError::new(ApiErrorKind::Refused, reason.clone())),
             (Some(_), true) => {
+                self.check_backing(record).await?;
                 self.take(&owner, |record| ownership::accept_loss(record, &me, &evidence)).await
             }
             (None, _) => self.take(&owner, |record| ownership::take_over(record, &me, &evidence)).await,
@@ -149,6 +153,27 @@ impl DiskTask {
         }
     }
 
+    /// Checks that the file or device behind a disk can be opened here. Accepting the loss of its log is final: it must not happen
+    /// for a backing that cannot be opened.
+    async fn check_backing(&mut self, record: &DiskRecord) -> Result<(), ApiError> {
+        let (node, of) = (Arc::clone(&self.node), record.clone());
+        let opened = self.storage(async move {
+            let place = node.place_of(&of).await;
+            let place = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+            let options = BackingOptions {
+                size: Some(of.size),
+                logical_block: Some(of.logical_block),
+                volume: place.volume,
+                ..BackingOptions::default()
+            };
+            blocking(move || OpenedFile::open(&place.path, &options).map(drop)).await
+        });
+        opened.await.map_err(|error| {
+            let message = format!("disk {} cannot be opened: {}", self.name, error.message);
+            ApiError::new(error.kind, message).hint("no loss has been accepted; repair the storage first")
+        })
+    }
+
     /// A claim whose disk cannot be opened is useless: without a log, giving it back loses nothing.
     async fn give_back(&mut self, record: &DiskRecord) {
         // Whatever follows, an arrival by this claim does not hold for the next one. `Closed` still does: the log is empty.
@@ -176,9 +201,12 @@ impl DiskTask {
             return Err(ApiError::new(ApiErrorKind::Invalid, message));
         }
         // The file first: a record that promises more than there is would be worse than the other way round.
-        let (volume, name) = (self.node.volume_path(&record.volume)?, self.name.clone());
-        let grow = move || weir_volume::DirVolume::open(volume)?.lengthen(&name, size);
-        self.storage(blocking(grow)).await?;
+        let (node, of, name) = (Arc::clone(&self.node), record.volume.clone(), self.name.clone());
+        let grow = async move {
+            let volume = node.volume(&of).await?;
+            blocking(move || DirVolume::open_as(volume.path, volume.id)?.lengthen(&name, size)).await
+        };
+        self.storage(grow).await?;
         let me = self.me.clone();
         let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
         if matches!(self.local, Local::Open { .. }) {

@@ -12,7 +12,7 @@ mod messages;
 mod record;
 mod requests;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 mod waiting;
 
 use std::collections::{BTreeSet, HashMap};
@@ -28,6 +28,7 @@ use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
+use weir_volume::BackingKind;
 
 use super::admission;
 use super::capacity::Role;
@@ -468,13 +469,13 @@ impl DiskTask {
         serves_until: Arc<AtomicU64>,
     ) -> Result<(), String> {
         let (node, of) = (Arc::clone(&self.node), record.clone());
-        let find = async move { node.backing(&of).await };
-        let backing = self.meanwhile(find).await.map_err(|error| error.to_string())??;
+        let find = async move { node.place_of(&of).await };
+        let place = self.meanwhile(find).await.map_err(|error| error.to_string())??;
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
-            backing,
-            volume: self.node.volume_id(record),
+            backing: BackingKind::Path(place.path),
+            volume: place.volume,
             mark: mark_of(&self.me),
             size: record.size,
             logical_block: record.logical_block,
@@ -487,13 +488,13 @@ impl DiskTask {
         self.connected.clear();
         let node = Arc::clone(&self.node);
         let reservation = admission::admit(&node, &self.name, Role::Owner).await?;
-        self.ask(|done| Command::Open(Box::new(disk), done)).await??;
+        let file = self.ask(|done| Command::Open(Box::new(disk), done)).await??;
         drop(reservation);
         (self.arrival, self.told_policy) = (None, Some(record.policy));
         self.failures.forget();
         self.formers.opened(arrival);
         self.local = Local::Open { epoch: record.epoch };
-        self.node.here.insert(record);
+        self.node.here.insert(record, file);
         self.event("open", format!("{} serves it in epoch {}", self.me.node, record.epoch));
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod arrival;
 mod doubt;
+mod opening;
 mod releasing;
 mod waiting;
 
@@ -25,9 +26,9 @@ use crate::control::{LogCapacity, Shards};
 use crate::shard::ShardQueue;
 
 /// Longer than anything here takes on any machine.
-pub(in crate::control) const SOON: Duration = Duration::from_secs(60);
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-fn record_of(name: &str) -> NodeRecord {
+pub(crate) fn record_of(name: &str) -> NodeRecord {
     NodeRecord {
         flash: None,
         name: name.into(),
@@ -43,12 +44,12 @@ fn record_of(name: &str) -> NodeRecord {
 }
 
 /// Node `a`, a registry, and the shard's commands. A check for I/O of an ended process finds some the first time.
-pub(in crate::control) async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
+pub(crate) async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Receiver<String>) {
     node_at(directory, Arc::default()).await
 }
 
 /// As [`node`], with a registry in this faults.
-async fn node_at(
+pub(crate) async fn node_at(
     directory: &std::path::Path,
     faults: Arc<RegistryFaults>,
 ) -> (Arc<Node>, mpsc::Receiver<String>) {
@@ -64,6 +65,7 @@ async fn node_at(
             let _ = told.send(format!("{command:?}")).await;
             match command {
                 Command::ReleaseDisk { done, .. } => drop(done.send(())),
+                Command::Open(_, done) => drop(done.send(Ok(None))),
                 Command::Close { done, .. } => drop(done.send(Ok(()))),
                 Command::Look { answer, .. } => {
                     let _ = answer.send(std::mem::replace(&mut seen, Trace::Gone));
@@ -94,7 +96,7 @@ async fn node_at(
 }
 
 /// A disk of `a`, after `former`, in the registry and in the node's view of it.
-pub(in crate::control) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord)) -> DiskRecord {
+pub(crate) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord)) -> DiskRecord {
     let source = Source::File { name: "d".into() };
     let mut record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
     (record.owner, record.epoch) = (Some(NodeRef::new("a", 1)), 3);

@@ -10,7 +10,7 @@ use super::Turning;
 use crate::shard::answer;
 use crate::shard::disk::Disk;
 use crate::shard::dispatch::Target;
-use crate::shard::messages::{DiskStatus, OpenDisk};
+use crate::shard::messages::{self, DiskStatus, OpenDisk};
 use crate::shard::opener::{Opened, Opener};
 
 /// After this time the opener's client gets the error that the backing does not answer. The opening goes on, and the next
@@ -26,7 +26,7 @@ pub(super) struct Opening {
     open: Box<OpenDisk>,
     since: Nanos,
     /// The client that waits for it; `None` if the disk was released meanwhile, or `PATIENCE` is over.
-    waiting: Option<oneshot::Sender<Result<(), String>>>,
+    waiting: Option<oneshot::Sender<messages::Opening>>,
 }
 
 impl Opening {
@@ -35,13 +35,14 @@ impl Opening {
     }
 
     /// The backing that was opened for `self` fits `other`. If the disk was deleted and created again meanwhile, the path
-    /// leads to another file (P4).
+    /// leads to another file (P4); and an opening that has checked another volume, or none, has not checked this one.
     fn fits(&self, other: &OpenDisk) -> bool {
-        let file = |open: &OpenDisk| (open.id, open.backing.clone(), open.size, open.logical_block);
+        let file =
+            |open: &OpenDisk| (open.id, open.backing.clone(), open.volume, open.size, open.logical_block);
         file(&self.open) == file(other)
     }
 
-    fn answer(&mut self, result: Result<(), String>) {
+    fn answer(&mut self, result: messages::Opening) {
         if let Some(waiting) = self.waiting.take() {
             answer(waiting, result);
         }
@@ -51,7 +52,7 @@ impl Opening {
 impl Turning {
     /// Has a disk's backing opened; the rest follows when that is done. The replica stays meanwhile: it may be the only copy
     /// of the log.
-    pub(super) fn open(&mut self, open: Box<OpenDisk>, done: oneshot::Sender<Result<(), String>>) {
+    pub(super) fn open(&mut self, open: Box<OpenDisk>, done: oneshot::Sender<messages::Opening>) {
         if self.stopping.is_some() {
             return answer(done, Err("the node is stopping".into()));
         }
@@ -97,7 +98,8 @@ impl Turning {
         any
     }
 
-    fn put_together(&mut self, open: &OpenDisk, backing: Box<dyn OpenedBacking>) -> Result<(), String> {
+    fn put_together(&mut self, open: &OpenDisk, backing: Box<dyn OpenedBacking>) -> messages::Opening {
+        let file = backing.file();
         let backing = backing.attach(&mut self.reactor).map_err(|error| error.to_string())?;
         let (inheritance, store) = self.inherit(open)?;
         let put_together = Disk::new(&mut self.reactor, &self.config, open, backing, inheritance, store);
@@ -114,7 +116,7 @@ impl Turning {
         self.pulse.name(slot, Some(&open.disk));
         clients.for_each(|owner| self.dispatch.set(owner, Target::Clients(slot)));
         layers.for_each(|owner| self.dispatch.set(owner, Target::Layers(slot)));
-        Ok(())
+        Ok(file)
     }
 
     /// Whether a client waits for the disk's opening.

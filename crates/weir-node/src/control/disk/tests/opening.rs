@@ -1,0 +1,108 @@
+//! Opening a disk: the volume that its file must be in, and the loss of its log, which is accepted once.
+
+use std::path::Path;
+
+use weir_cluster::records::{VolumeKind, VolumeRecord};
+use weir_cluster::view::View;
+use weir_volume::DirVolume;
+
+use super::*;
+use crate::error::ApiErrorKind;
+
+/// Volume `v` with this identity, in the registry.
+async fn volume(registry: &dyn Registry, path: &Path, id: u64) {
+    let record = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path: path.to_owned(), id };
+    registry.transact(record.create(keys::volume("v"))).await.unwrap();
+}
+
+/// P4: what the shard checks is the volume of the record from which the path came, whatever this node's view has of it.
+#[tokio::test]
+async fn the_file_must_be_in_the_volume_that_the_registry_has() {
+    let (directory, earlier) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut node, mut told) = node(directory.path()).await;
+    let record = disk_of_a(&node, |_| {}).await;
+    // Deleted, and made again: the view lags behind, and goes on doing so.
+    let before: Arc<dyn Registry> = Arc::new(FaultyRegistry::open(earlier.path(), Arc::default()));
+    volume(&*before, Path::new("/v"), 7).await;
+    volume(&*node.registry, Path::new("/w"), 8).await;
+    let view = View::start(before, keys::VOLUMES).await.unwrap();
+    Arc::get_mut(&mut node).unwrap().world.volumes = view;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.open(&record).await.unwrap();
+    let opened = loop {
+        let command = told.recv().await.unwrap();
+        if command.starts_with("Open(") {
+            break command;
+        }
+    };
+    assert!(opened.contains("\"/w/d.raw\"") && opened.contains("volume: Some(8)"), "{opened}");
+}
+
+/// The operator has accepted the loss of the log for a disk that is to be served again: not for one that cannot be.
+#[tokio::test]
+async fn a_loss_is_not_accepted_for_a_backing_that_cannot_be_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let path = directory.path().join("volume");
+    std::fs::create_dir(&path).unwrap();
+    volume(&*node.registry, &path, 7).await;
+    let gone = NodeRef::new("b", 1);
+    let record = disk_of_a(&node, |record| {
+        (record.owner, record.mode, record.policy) =
+            (Some(gone.clone()), Mode::WriteBack, Policy::WriteBack(0));
+    })
+    .await;
+    let how = StoppedHow::ProcessEnded;
+    let note = StoppedRecord { node: gone.clone(), how, time_unix_ms: 0, machine: Machine::here() };
+    let mut stopped = node.world.changes();
+    node.registry.transact(note.create(keys::stopped(&gone))).await.unwrap();
+    while !node.world.has_stopped(&gone) {
+        stopped.next().await;
+    }
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let mut export = async |accept_loss| {
+        let (done, answer) = oneshot::channel();
+        task.on_request(Request::Export { accept_loss, done }).await;
+        answer.await.unwrap()
+    };
+    let refused = export(false).await.unwrap_err();
+    assert!(refused.kind == ApiErrorKind::Refused && refused.message.contains("--accept-loss"), "{refused}");
+    let directory = DirVolume::open(&path).unwrap();
+    for (what, reason) in [("no mark", "is not volume"), ("no file", "does not exist")] {
+        let error = export(true).await.unwrap_err();
+        assert!(error.message.contains(reason) && error.hint.contains("no loss"), "{what}: {error:?}");
+        let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+        assert_eq!(now, record, "{what}: nothing has been accepted");
+        directory.identify(7).unwrap();
+    }
+    directory.create_disk("d", record.size).unwrap();
+    export(true).await.unwrap();
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert_eq!((now.owner, now.mode), (Some(NodeRef::new("a", 1)), Mode::WriteThrough));
+}
+
+/// Where the volume is not mounted, a file of the same name is another disk's.
+#[tokio::test]
+async fn a_file_grows_only_in_its_volume() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let path = directory.path().join("volume");
+    std::fs::create_dir(&path).unwrap();
+    volume(&*node.registry, &path, 7).await;
+    let record = disk_of_a(&node, |_| {}).await;
+    let mounted = DirVolume::open(&path).unwrap();
+    mounted.create_disk("d", record.size).unwrap();
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let mut resize = async || {
+        let (done, answer) = oneshot::channel();
+        task.on_request(Request::Resize { size: 2 * record.size, done }).await;
+        answer.await.unwrap()
+    };
+    let length = || std::fs::metadata(path.join("d.raw")).unwrap().len();
+    let error = resize().await.unwrap_err();
+    assert!(error.message.contains("is not volume"), "{error}");
+    assert_eq!(length(), record.size);
+    mounted.identify(7).unwrap();
+    resize().await.unwrap();
+    assert_eq!(length(), 2 * record.size);
+}
