@@ -1,4 +1,4 @@
-//! When requests are to start in an open loop: at even distances, or as a Poisson process.
+//! Start times of requests in an open loop: at even intervals, or as a Poisson process.
 //!
 //! The clock is independent of the target. A request that is late starts as soon as the queue has room, and its latency
 //! counts from its due time.
@@ -14,14 +14,14 @@ const LN_2: u64 = 2_977_044_472;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// How starts are spread over time, for a load with a rate.
+/// The distribution of starts over time, for a load with a rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrivals {
-    /// At even distances.
+    /// At even intervals.
     #[default]
     Fixed,
-    /// Independent of each other, as from many clients: exponential distances with the same mean.
+    /// Independent of each other, as from many clients: exponential intervals with the same mean.
     Poisson,
 }
 
@@ -29,11 +29,11 @@ pub enum Arrivals {
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     next: Nanos,
-    /// Mean distance: whole nanoseconds, and `rest` of `rate` of another one.
+    /// Mean interval: whole nanoseconds, and `rest` of `rate` of another one.
     interval: u64,
     rest: u64,
     rate: u64,
-    /// What the rests have added up to, below `rate`.
+    /// Sum of the remainders, below `rate`.
     carried: u64,
     exponential: Option<Exponential>,
 }
@@ -51,7 +51,7 @@ impl Pace {
         let mut pace =
             Pace { next: now, interval: mean / rate, rest: mean % rate, rate, carried: 0, exponential: None };
         match arrivals {
-            // Threads take turns: all at once would be bursts.
+            // Threads take turns: starting all at once would cause bursts.
             Arrivals::Fixed => pace.next.0 += NANOS * u64::from(thread) / rate,
             Arrivals::Poisson => {
                 pace.exponential = Some(Exponential::new(random));
@@ -61,13 +61,13 @@ impl Pace {
         pace
     }
 
-    /// When the next request is due.
+    /// Due time of the next request.
     #[inline]
     pub fn next(&self) -> Nanos {
         self.next
     }
 
-    /// The next request was made; the one after it is due later.
+    /// Advances to the next request: the current one was issued.
     #[inline]
     pub fn advance(&mut self) {
         self.carried += self.rest;
@@ -82,7 +82,7 @@ impl Pace {
         self.next = Nanos(self.next.0.saturating_add(gap));
     }
 
-    /// Requests that are due before `end` and have not been made.
+    /// Number of requests that are due before `end` and were not issued.
     pub fn due_before(mut self, end: Nanos) -> u64 {
         let mut due = 0;
         while self.next < end {
@@ -93,7 +93,7 @@ impl Pace {
     }
 }
 
-/// Exponential distances without floats for each.
+/// Exponential intervals, without floating-point operations per interval.
 ///
 /// An exponential variable is a number of halvings (zeros before the first one in random bits, each worth ln 2) plus
 /// an independent rest below ln 2. The rest's curve, `-ln(1 - u/2)`, is kept in 256 straight pieces, which are off by

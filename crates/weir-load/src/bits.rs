@@ -1,9 +1,9 @@
-//! Which blocks of a range have a request in flight.
+//! The set of blocks of a range with a request in flight.
 
-/// Draws for a clear bit before the neighbours are tried in order.
+/// Random draws for a clear bit before a linear search.
 const DRAWS: u32 = 16;
 
-/// Which blocks are in flight.
+/// The set of blocks in flight.
 #[derive(Debug)]
 pub(crate) struct BitSet {
     words: Vec<u64>,

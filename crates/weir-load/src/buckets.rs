@@ -1,4 +1,4 @@
-//! A distribution of latencies as it is written down.
+//! A distribution of latencies in its serialized form.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ impl Buckets {
         self.0.iter().map(|bucket| bucket.1).sum()
     }
 
-    /// The latency in nanoseconds that so many of a hundred requests do not exceed; 0 when nothing was counted.
+    /// The latency in nanoseconds that this percentage of the requests does not exceed; 0 when nothing was counted.
     #[must_use]
     pub fn percentile(&self, percent: f64) -> u64 {
         let wanted = ((self.count() as f64 * percent / 100.0).ceil() as u64).max(1);
@@ -99,8 +99,8 @@ impl Buckets {
         found.or(self.0.last()).map_or(0, |bucket| bucket.0)
     }
 
-    /// The same distribution in at most [`Buckets::THIN`] buckets, finer towards the slow end: neighbours are joined, so
-    /// that every latency that is left has as many requests up to it as before.
+    /// The same distribution in at most [`Buckets::THIN`] buckets, finer towards the slow end: adjacent buckets are merged, so
+    /// that the cumulative count at every remaining latency is unchanged.
     #[must_use]
     pub fn thinned(&self) -> Buckets {
         let (all, last) = (self.count() as f64, self.0.len().saturating_sub(1));
@@ -123,7 +123,7 @@ impl Buckets {
         thin
     }
 
-    /// What was counted here and there together.
+    /// The sum of both distributions.
     #[must_use]
     pub fn joined(&self, other: &Buckets) -> Buckets {
         let mut all = BTreeMap::new();
@@ -134,7 +134,7 @@ impl Buckets {
         Buckets(all.into_iter().collect())
     }
 
-    /// The standard deviation in nanoseconds, around a mean that is known better than from the buckets.
+    /// The standard deviation in nanoseconds, around a mean that is more exact than the buckets'.
     #[must_use]
     pub fn deviation(&self, mean: f64) -> f64 {
         let square = |&(latency, count): &(u64, u64)| (latency as f64 - mean).powi(2) * count as f64;

@@ -11,22 +11,22 @@ use crate::tally::IoKind;
 use crate::verify::{Atomicity, History, Initial, Layout, LayoutError, Record};
 use crate::workload::{Span, Workload};
 
-/// What stands in the slot of a flush, which has no block.
+/// The slot's content for a flush, which has no block.
 const FLUSH: (u64, u32) = (u64::MAX, 0);
 
-/// A name for the data of a run. Unique, so that data of an earlier load differs from data of this one.
+/// An identifier of a run's data. Unique, so that data of an earlier load differs from data of this one.
 pub(crate) fn new_run() -> u64 {
     spread(Nanos::now().0 ^ u64::from(std::process::id()) << 32)
 }
 
-/// The history of one thread's span, and what of it is in flight.
+/// The history of one thread's span, and its requests in flight.
 #[derive(Debug)]
 pub(crate) struct Checker {
     pub history: History,
     /// By slot: block and version (0 for a read) of the request in flight.
     slots: Vec<(u64, u32)>,
     atomicity: Atomicity,
-    /// Where the history of all threads is kept for later.
+    /// The persistent history of all threads.
     record: Option<Arc<Record>>,
     pub found: Verification,
 }
@@ -44,7 +44,7 @@ impl Checker {
         Ok(Checker { record, ..Checker::of(history, Atomicity::Block, workload.queue_depth) })
     }
 
-    /// For reads, `depth` at once, that are judged by what an earlier load has left.
+    /// For reads, `depth` at once, that are judged by the history of an earlier load.
     pub fn of(history: History, atomicity: Atomicity, depth: u32) -> Checker {
         let (slots, found) = (vec![(0, 0); depth as usize], Verification::default());
         Checker { history, slots, atomicity, record: None, found }
@@ -55,7 +55,7 @@ impl Checker {
         self.slots.len() as u32
     }
 
-    /// Before a request is submitted; `data` is what a write will carry.
+    /// Call before a request is submitted; `data` is a write's payload.
     pub fn before(&mut self, io: Io, data: &mut [u8]) {
         if io.kind == IoKind::Flush {
             self.slots[io.slot as usize] = FLUSH;
@@ -73,7 +73,7 @@ impl Checker {
         self.slots[io.slot as usize] = (block, version);
     }
 
-    /// After a request was answered with success; `data` is what a read brought.
+    /// Call after a request has succeeded; `data` is a read's result.
     pub fn after(&mut self, slot: u32, data: &[u8]) {
         let (block, version) = self.slots[slot as usize];
         match (block, version) {

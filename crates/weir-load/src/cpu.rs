@@ -14,7 +14,7 @@ pub fn of_this_process() -> Duration {
     usage(libc::RUSAGE_SELF)
 }
 
-/// CPU time of the child processes that have ended and were waited for, and of theirs.
+/// CPU time of the child processes that have ended and were waited for, and of their descendants.
 #[must_use]
 pub fn of_ended_children() -> Duration {
     usage(libc::RUSAGE_CHILDREN)

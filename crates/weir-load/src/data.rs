@@ -1,12 +1,12 @@
 //! The data of writes: random bytes with a given compressibility and share of repeated blocks.
 //!
-//! One buffer used again and again would flatter a target that compresses or deduplicates. Each write is made unique by
-//! a number in each of its pieces of 4 KiB, which costs one store and not a new buffer.
+//! Reusing one buffer would favour a target that compresses or deduplicates. A number in each 4 KiB piece of a write makes it
+//! unique, at the cost of one store instead of a new buffer.
 
 use crate::generator::spread;
 use crate::workload::Workload;
 
-/// What is unique and as compressible as asked for: the smallest block that compression and deduplication work on.
+/// The unit of uniqueness and compressibility: the smallest block that compression and deduplication work on.
 const PIECE: usize = 4096;
 
 /// The content of one thread's writes.
@@ -15,7 +15,7 @@ pub(crate) struct Data {
     random: fastrand::Rng,
     compress_percent: usize,
     repeat_percent: u8,
-    /// Different for each piece that is written.
+    /// Different for each written piece.
     number: u64,
 }
 
@@ -41,7 +41,7 @@ impl Data {
         }
     }
 
-    /// Makes a buffer different from every other one, or now and then leaves it as its last write was.
+    /// Makes a buffer unique, or, for the configured share of writes, leaves its last content.
     #[inline]
     pub fn renew(&mut self, buffer: &mut [u8]) {
         if self.repeat_percent > 0 && self.random.u8(0..100) < self.repeat_percent {

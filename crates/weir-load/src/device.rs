@@ -10,23 +10,23 @@ use weir_block::size::format_size;
 
 use crate::target::Target;
 
-/// Unit of the kernel's counters, whatever the device's own is (Documentation/block/stat.rst).
+/// Unit of the kernel's counters, regardless of the device's sector size (Documentation/block/stat.rst).
 const SECTOR: u64 = 512;
 
-/// Differences up to this share are not worth a word, nor up to [`SMALL`] bytes.
+/// Differences up to this share, or up to [`SMALL`] bytes, are not reported.
 const MARGIN_PERCENT: u64 = 5;
 const SMALL: u64 = 1 << 20;
 
-/// Bytes that a device moved while a load was counted.
+/// Bytes that a device moved during a load's measured time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceBytes {
     /// Its name in `/sys/block`, or of a partition.
     pub device: String,
-    /// Bytes read from it, for everybody.
+    /// Bytes read from it, by all users.
     pub read: u64,
-    /// Bytes written to it, for everybody.
+    /// Bytes written to it, by all users.
     pub written: u64,
-    /// In words, how that differs from what the load asked for; empty when it does not.
+    /// Differences from the bytes that the load requested, as sentences; empty when there are none.
     pub differences: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Of a device, or of the one that a file's filesystem lies on; `None` when there is no such device (the null
+    /// The counters of a device, or of the one under a file's filesystem; `None` when there is no such device (the null
     /// target, NBD, a filesystem in memory or over the network).
     pub fn of(target: &Target) -> Option<Counters> {
         let Target::Path(path) = target else { return None };
@@ -66,7 +66,7 @@ impl Counters {
 }
 
 impl DeviceBytes {
-    /// Of reads and writes, each what the device moved and what the load asked for.
+    /// For reads and writes: the bytes that the device moved, and those that the load requested.
     pub(crate) fn new(device: &str, read: (u64, u64), written: (u64, u64)) -> DeviceBytes {
         let differences = [difference("read", read.1, read.0), difference("written", written.1, written.0)];
         DeviceBytes {

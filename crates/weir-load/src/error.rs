@@ -1,4 +1,4 @@
-//! Why a load cannot start, or ends early.
+//! Reasons why a load cannot start, or ends early.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use weir_nbd::client::NbdError;
 use crate::verify::{HistoryError, LayoutError};
 use crate::workload::WorkloadError;
 
-/// Why a load could not be started or had to end.
+/// The reason why a load could not start or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The workload is not possible, or not on this target.
@@ -31,11 +31,11 @@ pub enum LoadError {
     /// A file or device could not be used.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// The operation that failed.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The ring broke.
@@ -44,51 +44,51 @@ pub enum LoadError {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// Completions that cannot be polled for.
+    /// The device does not support polling for completions.
     #[error("{} cannot be polled: {why}; leave --poll out", path.display())]
     NoPolling {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// An engine or a way of waiting that is for files and devices only.
+    /// An engine or a method of waiting that supports only files and devices.
     #[error("{what} is for files and block devices, and {target} is neither: leave it out")]
     NotAFile {
-        /// The target, as it was named.
+        /// The target, as given.
         target: String,
         /// The option.
         what: &'static str,
     },
-    /// Nothing is kept there that could be judged.
+    /// The target keeps no data to verify.
     #[error("{0} keeps nothing that could be judged: name a file, a block device or an export")]
     NothingThere(String),
     /// Neither a file nor a block device.
     #[error("{} is neither a file nor a block device", .0.display())]
     NotATarget(PathBuf),
-    /// A target that does not exist and whose size is not known.
+    /// A target that does not exist, without a size to create it.
     #[error("{} does not exist: give a size to create it", .0.display())]
     NoSize(PathBuf),
     /// The null target needs a size.
     #[error("`{0}` is not a null target: write null, or null:<size> such as null:1G")]
     Null(String),
-    /// The pass before a load failed.
+    /// The prefill failed.
     #[error("filling {target} before the load failed: {error}")]
     Prefill {
-        /// The target, as it was named.
+        /// The target, as given.
         target: String,
         /// The error of the first failed request.
         error: String,
     },
-    /// The pass before a load would be, or has become, larger than was allowed.
+    /// The prefill would exceed, or has exceeded, its limit.
     #[error(
         "{target}: {what}; name a smaller range (--size), allow more (--prefill-size, --prefill-time), or leave the filling \
          out (--no-prefill)"
     )]
     PrefillLimit {
-        /// The target, as it was named.
+        /// The target, as given.
         target: String,
-        /// What is too much.
+        /// The exceeded limit.
         what: String,
     },
     /// Writing would destroy something.
@@ -96,12 +96,12 @@ pub enum LoadError {
         "{target} holds data ({found}), and this load would overwrite it: pass --destroy if it may be lost"
     )]
     NotEmpty {
-        /// The target, as it was named.
+        /// The target, as given.
         target: String,
         /// The first data on it.
         found: String,
     },
-    /// Writing to a target that takes no writes.
+    /// Writing to a read-only target.
     #[error("{0} takes no writes")]
     ReadOnly(String),
     /// FUA on an export that has none.
@@ -115,7 +115,7 @@ pub enum LoadError {
         "{target} takes requests whose offsets and sizes are multiples of {minimum} and at most {maximum}, not {block_size} (look at alignment and offset too)"
     )]
     BlockSize {
-        /// The target, as it was named.
+        /// The target, as given.
         target: String,
         /// Smallest.
         minimum: Size,
@@ -124,18 +124,18 @@ pub enum LoadError {
         /// The workload's.
         block_size: Size,
     },
-    /// Blocks that had to be judged could not be read.
+    /// Blocks that had to be verified could not be read.
     #[error("{failed} block(s) could not be read and are not judged; the server failed the reads")]
     NotJudged {
-        /// How many.
+        /// Number of blocks.
         failed: u64,
     },
-    /// The connection to a verified export could not be made again in time.
+    /// The load could not reconnect to a verified export in time.
     #[error("no export could be reached for {waited:?} ({attempts} attempts), last: {last}")]
     Unreachable {
-        /// How long.
+        /// Time spent on reconnecting.
         waited: std::time::Duration,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u64,
         /// The last reason.
         last: String,

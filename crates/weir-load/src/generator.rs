@@ -1,9 +1,9 @@
-//! Which request comes next, and how long each one took. Does no I/O and reads no clock.
+//! Chooses requests and records their latencies. Does no I/O and reads no clock.
 //!
-//! Time is handed in: an engine's loop reads the clock once before it submits a batch and once after it has
+//! The caller passes the time: an engine's loop reads the clock once before it submits a batch and once after it has
 //! reaped one. Every request of a submitted batch has the same time of issue, and every answer of a reaped
-//! batch the same time of completion. That is exact, not a shortcut: the requests of a batch leave in one
-//! system call and the answers arrive in one, so no earlier or later time is known for any of them.
+//! batch the same time of completion. That is exact, not an approximation: one system call submits all requests of a batch and
+//! one returns all answers, so no more precise time is known for any of them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +19,7 @@ use crate::workload::{Span, Workload, WorkloadError};
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    /// With a rate when it was due, else when it was issued.
+    /// With a rate its due time, else its time of issue.
     started: Nanos,
     length: u32,
     kind: IoKind,
@@ -30,30 +30,30 @@ struct Pending {
 pub struct Generator {
     plan: Plan,
     first: u64,
-    /// Bytes that may still be asked for; `u64::MAX` when only time ends the load.
+    /// Bytes that may still be requested; `u64::MAX` when only time ends the load.
     left: u64,
     deadline: Nanos,
     flushes: Option<Flushes>,
-    /// No rate, no flushes, no verification: nothing has to be looked at for each request.
+    /// No rate, no flushes, no verification: no check per request is needed.
     is_plain: bool,
     largest: u64,
     pace: Option<Pace>,
-    /// With a rate: when the request in each slot was issued.
+    /// With a rate: time of issue of the request in each slot.
     issued: Vec<Nanos>,
     slots: Vec<Pending>,
     /// Last in, first out: the buffers used last are still in the CPU's cache.
     free: Vec<u32>,
-    /// What is in flight; kept only while verifying.
+    /// The blocks in flight; kept only while verifying.
     busy: Option<Busy>,
     tally: Tally,
 }
 
-/// When flushes come.
+/// The schedule of flushes.
 #[derive(Clone, Copy, Debug)]
 struct Flushes {
-    /// Writes between two.
+    /// Writes between two flushes.
     every: u64,
-    /// Writes that still come before the next one.
+    /// Writes left before the next flush.
     due_in: u64,
 }
 
@@ -64,12 +64,12 @@ struct Busy {
     /// By slot, as bytes from the start of the span; `None` for a flush.
     offsets: Vec<Option<u64>>,
     block_size: u64,
-    /// Whether another block will do as well.
+    /// Whether another block may take its place.
     is_random: bool,
 }
 
 impl Busy {
-    /// A block that is free from now on is taken: the one at `offset`, or for a random load the next one.
+    /// Claims a free block: the one at `offset`, or for a random load the next free one.
     fn claim(&mut self, offset: u64) -> Option<u64> {
         let block = offset / self.block_size;
         if self.is_random {
@@ -105,7 +105,7 @@ impl Generator {
             });
         }
         let depth = workload.queue_depth;
-        // Neighbouring seeds must not give related sequences: spread them over 64 bits.
+        // Adjacent seeds must not give correlated sequences: spread them over 64 bits.
         let mut random = fastrand::Rng::with_seed(spread(workload.seed ^ spread(u64::from(thread))));
         let pace = workload
             .rate
@@ -137,14 +137,14 @@ impl Generator {
         })
     }
 
-    /// Takes part in the sequence that the threads of a [`crate::Pattern::Shared`] load have in common: bytes
-    /// taken so far, 0 at the beginning. Other patterns do not need it.
+    /// Joins the common sequence of the threads of a [`crate::Pattern::Shared`] load: bytes taken so far, 0 at the beginning.
+    /// Other patterns do not need it.
     pub fn share(&mut self, common: &Arc<AtomicU64>) {
         self.plan.share(common);
     }
 
-    /// Hands everything that can be issued at `now` to `make`: [`Generator::next`] until there is none, and for a load
-    /// without rate, flushes and verification all at once.
+    /// Passes all requests that can be issued at `now` to `make`: calls [`Generator::next`] until there is none; for a load
+    /// without rate, flushes and verification, issues all at once.
     #[inline]
     pub fn issue(&mut self, now: Nanos, mut make: impl FnMut(Io)) {
         if self.is_plain {
@@ -180,8 +180,8 @@ impl Generator {
         }
     }
 
-    /// The next request, issued at `now`; `None` when the queue is full, the load is over, its next start has
-    /// not come, or (while verifying) every block that may come next is in flight.
+    /// The next request, issued at `now`; `None` when the queue is full, the load is over, its next start is not due, or (while
+    /// verifying) every candidate block is in flight.
     #[inline]
     pub fn next(&mut self, now: Nanos) -> Option<Io> {
         if self.left == 0 || now >= self.deadline || self.free.is_empty() {
@@ -219,7 +219,7 @@ impl Generator {
         Some(Io { slot, kind, offset: self.first + offset, length })
     }
 
-    /// A flush, which has no time of its own in a rate.
+    /// A flush, which has no start time of its own in a rate.
     #[cold]
     fn flush(&mut self, now: Nanos) -> Option<Io> {
         let slot = self.free.pop()?;
@@ -234,7 +234,7 @@ impl Generator {
         Some(Io { slot, kind, offset: 0, length: 0 })
     }
 
-    /// Takes back an I/O whose engine has answered it by `now`, `ok` or with an error.
+    /// Completes an I/O that its engine has answered by `now`, `ok` or with an error.
     #[inline]
     pub fn complete(&mut self, slot: u32, now: Nanos, ok: bool) {
         let Pending { started, length, kind } = self.slots[slot as usize];
@@ -256,7 +256,7 @@ impl Generator {
         }
     }
 
-    /// With a rate: requests that were due before the load's end and were never made, because the queue was full.
+    /// With a rate: requests that were due before the load's end and never issued, because the queue was full.
     #[must_use]
     pub fn never_made(&self) -> u64 {
         match &self.pace {
@@ -279,8 +279,8 @@ impl Generator {
         self.left == 0 || now >= self.deadline
     }
 
-    /// When [`Generator::next`] should be asked again although nothing was completed. Once the load is over that is
-    /// never: only answers are left to be waited for.
+    /// Time at which to call [`Generator::next`] again even without a completion. [`Nanos::NEVER`] once the load is over: only
+    /// answers are outstanding.
     #[must_use]
     pub fn wake(&self, now: Nanos) -> Nanos {
         match &self.pace {
@@ -289,23 +289,23 @@ impl Generator {
         }
     }
 
-    /// Issues nothing any more.
+    /// Stops issuing requests.
     pub fn stop(&mut self) {
         self.left = 0;
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     #[must_use]
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// Forgets what was counted so far: the end of the warm-up.
+    /// Clears the counts: the end of the warm-up.
     pub fn clear_tally(&mut self) {
         self.tally.clear();
     }
 
-    /// What was counted, when the load is over.
+    /// The counts, when the load is over.
     #[must_use]
     pub fn into_tally(self) -> Tally {
         self.tally
@@ -493,7 +493,7 @@ mod tests {
             Nanos::NEVER,
             "at the end nothing is left to wake up for"
         );
-        // The target stalls until 10 µs: what should have started at 1 µs counts from there.
+        // The target stalls until 10 µs: the latency of a request due at 1 µs counts from there.
         generator.complete(first.slot, Nanos(10_000), true);
         let late = generator.next(Nanos(10_000)).unwrap();
         generator.complete(late.slot, Nanos(10_500), true);

@@ -2,10 +2,10 @@
 
 use crate::tally::IoKind;
 
-/// One request that is to be made.
+/// One request to issue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// Names the request until it is answered: below the queue depth, and free for engines to index by.
+    /// Identifies the request until it is answered: below the queue depth, so that engines can use it as an index.
     pub slot: u32,
     /// Read, write or flush.
     pub kind: IoKind,

@@ -1,15 +1,15 @@
-//! Which system calls a load on a file or block device makes.
+//! The system calls of a load on a file or block device.
 
 use serde::{Deserialize, Serialize};
 
-/// How a load reads and writes files and block devices. Other targets have an engine of their own.
+/// The interface by which a load reads and writes files and block devices. Other targets have their own engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoEngine {
     /// A ring of its own for each thread: many requests in flight, registered file and buffers.
     #[default]
     IoUring,
-    /// preadv2(2) and pwritev2(2): one request of a thread at a time, the plainest way there is.
+    /// preadv2(2) and pwritev2(2): one request per thread at a time, the simplest interface.
     Psync,
 }
 

@@ -6,11 +6,11 @@ use crate::workload::Workload;
 /// One of several loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// For people. Of several equal jobs with a number.
+    /// The name in output. Equal jobs have a number appended.
     pub name: String,
-    /// What it is aimed at.
+    /// The target.
     pub target: Target,
-    /// What it asks for.
+    /// The workload.
     pub workload: Workload,
     /// Jobs of one group run at once, the groups one after the other; counted from 0.
     pub group: u32,

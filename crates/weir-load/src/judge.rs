@@ -1,4 +1,4 @@
-//! Reads blocks back and judges them by what was written: at the end of a verified load, and after a crash.
+//! Reads blocks back and checks them against the history of writes: at the end of a verified load, and after a crash.
 
 use std::sync::atomic::Ordering;
 
@@ -22,29 +22,29 @@ use crate::workload::{Access, Span, Workload};
 /// Reads in flight of [`judge`].
 const DEPTH: u32 = 32;
 
-/// What a target holds, by the record of the load that wrote it.
+/// The verdict on a target's content, by the record of the load that wrote it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Judgement {
-    /// The target, as it was named.
+    /// The target, as given.
     pub target: String,
-    /// Blocks that the load wrote, or was about to.
+    /// Blocks that the load wrote, or was about to write.
     pub written_blocks: u64,
-    /// Writes that it issued to them.
+    /// Number of writes issued to them.
     pub writes: u64,
-    /// Blocks whose newest write was never answered: what they hold may be older or newer.
+    /// Blocks whose newest write was never answered: their content may be older or newer.
     pub unanswered_blocks: u64,
-    /// Blocks that could not be read, and are not judged.
+    /// Blocks that could not be read, and so were not verified.
     pub unreadable: u64,
     /// The error of the first of these.
     pub first_error: Option<String>,
     /// Whether it was stopped before all blocks were judged.
     pub incomplete: bool,
-    /// What the blocks that could be read hold.
+    /// The verification of the readable blocks.
     pub verification: Verification,
 }
 
 impl Judgement {
-    /// Whether every block was judged and is as it must be.
+    /// Whether every block was verified and is correct.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.verification.mismatches == 0 && self.unreadable == 0 && !self.incomplete

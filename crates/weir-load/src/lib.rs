@@ -1,16 +1,16 @@
 //! The load generator behind `weir bench` and `weir diagnose`.
 //!
 //! A [`workload::Workload`] describes a load. A [`generator::Generator`] chooses the next request and counts
-//! completions, without any I/O. An [`engine::Engine`] moves the bytes: to nothing, to a file or
-//! device, over NBD, or ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] puts the three
-//! together and returns a [`summary::Summary`]; [`run::run_steady`] goes on until the target has settled, and
-//! [`prefill::look`] comes before. [`report`] writes summaries for other programs and compares them.
+//! completions, without any I/O. An [`engine::Engine`] moves the bytes: to the null target, to a file or device, over NBD, or
+//! ([`engine::LayerLoad`]) to a layer from within its shard. [`run::run`] combines the three and returns a [`summary::Summary`];
+//! [`run::run_steady`] continues until the target is in a steady state, and [`prefill::look`] precedes it. [`report`] writes
+//! summaries for other programs and compares them.
 //!
 //! [`submitters`] simulates several threads that issue one sequence.
 //!
 //! [`judge`] reads back the data of a verified load and reports damage. [`timeline`] has completions over time.
 //!
-//! [`verify`] makes written data verifiable. [`verifying::VerifyingLoad`] goes on over restarts of its server.
+//! [`verify`] makes written data verifiable. [`verifying::VerifyingLoad`] continues across restarts of its server.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arrivals;

@@ -18,7 +18,7 @@ impl fmt::Debug for Observer {
     }
 }
 
-/// Lets others watch a load and end it early.
+/// Lets other threads observe a load and end it early.
 #[derive(Debug, Default)]
 pub struct Monitor {
     pub(crate) stop: AtomicBool,
@@ -29,32 +29,32 @@ pub struct Monitor {
     handed_in: Mutex<Vec<Tally>>,
     /// Sees every request of all threads.
     pub(crate) observer: Option<Observer>,
-    /// Where a verifying load records what it writes.
+    /// The file in which a verifying load records its writes.
     pub(crate) record: Option<PathBuf>,
 }
 
 impl Monitor {
-    /// Nothing seen, nothing stopped.
+    /// A monitor without observer or record.
     #[must_use]
     pub fn new() -> Monitor {
         Monitor::default()
     }
 
-    /// As [`Monitor::new`], and `observer` sees every request that is made, the warm-up's included. The threads of a
+    /// As [`Monitor::new`], and `observer` sees every issued request, the warm-up's included. The threads of a
     /// load (and of others with the same observer) share its lock, so this is for loads whose rate is known.
     #[must_use]
     pub fn observed_by(observer: Arc<Mutex<dyn Observe + Send>>) -> Monitor {
         Monitor { observer: Some(Observer(observer)), ..Monitor::default() }
     }
 
-    /// As [`Monitor::new`], and a verifying load keeps its history in a new file at `path`, so that others can judge by it
-    /// what became of the data when the load, or its target, was killed. See [`crate::verify::Record`].
+    /// As [`Monitor::new`], and a verifying load keeps its history in a new file at `path`, so that another process can verify
+    /// the data by it when the load, or its target, was killed. See [`crate::verify::Record`].
     #[must_use]
     pub fn recording(path: &Path) -> Monitor {
         Monitor { record: Some(path.into()), ..Monitor::default() }
     }
 
-    /// Ends the load soon; what was counted until then is reported, and marked as incomplete.
+    /// Ends the load soon; the result has the counts until then, and is marked as incomplete.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -71,12 +71,12 @@ impl Monitor {
         self.ios.load(Ordering::Relaxed)
     }
 
-    /// Asks every thread to hand in its tally; each does when its next requests complete.
+    /// Requests every thread's tally; each submits it when its next requests complete.
     pub fn ask(&self) {
         self.asked.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The sum of the tallies that the threads handed in last. Begins anew when the warm-up ends.
+    /// The sum of the threads' last tallies. Restarts when the warm-up ends.
     #[must_use]
     pub fn tally(&self) -> Tally {
         let mut whole = Tally::default();

@@ -1,5 +1,4 @@
-//! Where requests go within the range, and how long they are: the parts of a workload that fio calls
-//! `random_distribution` and `bssplit`.
+//! Positions of requests within the range, and their lengths: fio's `random_distribution` and `bssplit`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,37 +10,37 @@ use weir_block::size::{Size, parse_size};
 /// Largest exponent of a Zipf distribution, in thousandths.
 const STEEPEST: u32 = 5_000;
 
-/// The order of offsets, within what [`crate::Access`] says.
+/// The order of offsets, within the given [`crate::Access`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Pattern {
     /// Random: every block equally likely. Sequential: one after the other, each thread in its own part.
     #[default]
     Plain,
-    /// Random: the block of rank `k` is asked for in proportion to `1 / k^theta` (Zipf). Which block has which
-    /// rank is the same for every thread and every seed; neighbouring ranks are not neighbours.
+    /// Random: the block of rank `k` is requested with a probability proportional to `1 / k^theta` (Zipf). The mapping of ranks
+    /// to blocks is the same for every thread and every seed; adjacent ranks are not adjacent blocks.
     Zipf {
         /// The exponent in thousandths, 1 to 5000.
         theta_milli: u32,
     },
-    /// Random: so many of a hundred requests go to the first part of the range, the rest to the rest.
+    /// Random: a percentage of the requests goes to the first part of the range, the others to the rest.
     Hot {
-        /// Requests to the hot part, of a hundred, 1 to 99.
+        /// Requests to the hot part, in percent, 1 to 99.
         requests: u8,
-        /// The hot part, in hundredths of the range, 1 to 99.
+        /// The hot part, in percent of the range, 1 to 99.
         range: u8,
     },
     /// Sequential: all threads take the next block of one common sequence.
     Shared,
-    /// Sequential: from one request's start to the next one's. At the end of the range it goes on one block after
-    /// where the last sweep began, so that every block is asked for once before any is asked for again.
+    /// Sequential: at a fixed distance between starts of requests. At the end of the range the next sweep begins one block after
+    /// the start of the last, so that every block is requested once before any is requested again.
     Stride {
         /// Bytes, a multiple of the block size.
         bytes: Size,
     },
 }
 
-/// Why a text is not a pattern or a mix of block sizes, and what to write.
+/// The reason why a text is not a pattern or a mix of block sizes, with the correction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// An unknown word.
@@ -49,10 +48,10 @@ pub enum PatternError {
         "unknown pattern `{0}`: use plain, zipf, zipf:<theta>, hot:<requests>/<range>, shared or stride:<size>"
     )]
     Unknown(String),
-    /// An exponent that is not possible.
+    /// An invalid exponent.
     #[error("`{0}` is not an exponent for zipf: use a number from 0.001 to 5, as in zipf:1.2")]
     Theta(String),
-    /// Percentages that are not possible.
+    /// Invalid percentages.
     #[error(
         "`{0}` does not say what is hot: use <percent of requests>/<percent of the range>, 1 to 99 each, as in hot:90/10"
     )]
@@ -71,7 +70,7 @@ pub enum PatternError {
 }
 
 impl Pattern {
-    /// Whether it orders random offsets (`Some(true)`), sequential ones (`Some(false)`) or either (`None`).
+    /// Whether it applies to random offsets (`Some(true)`), sequential ones (`Some(false)`) or both (`None`).
     #[must_use]
     pub fn needs_random(self) -> Option<bool> {
         match self {
@@ -131,7 +130,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Block sizes and how many of a hundred requests have each.
+/// Block sizes, each with its percentage of the requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct BlockMix(Vec<(Size, u8)>);

@@ -1,4 +1,4 @@
-//! What the next requests will be: offsets, lengths and kinds, planned in batches.
+//! Plans the next requests in batches: offsets, lengths and kinds.
 //!
 //! The workload is examined once per batch, not once per request: every pattern has a loop of its own, and constant
 //! fields (one block size, only reads) are filled in once, when the load begins. No
@@ -12,7 +12,7 @@ use crate::tally::IoKind;
 use crate::workload::{Span, Workload};
 use crate::zipf::Zipf;
 
-/// Requests that are planned together.
+/// Number of requests planned together.
 const BATCH: usize = 64;
 
 /// The next requests of one thread.
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     end: usize,
 }
 
-/// Where requests go: bytes from the start of the span.
+/// Positions of requests: bytes from the start of the span.
 #[derive(Debug)]
 enum Positions {
     Uniform {
@@ -41,14 +41,14 @@ enum Positions {
         table: Zipf,
         unit: u64,
     },
-    /// The first `hot` of `count` positions get `percent` of a hundred requests.
+    /// The first `hot` of `count` positions get `percent` % of the requests.
     Hot {
         percent: u8,
         hot: u64,
         count: u64,
         unit: u64,
     },
-    /// The next request's offset, and where the span ends.
+    /// The next request's offset, and the span's end.
     Sequential {
         next: u64,
         end: u64,
@@ -61,7 +61,7 @@ enum Positions {
         count: u64,
         unit: u64,
     },
-    /// What all threads have taken so far, in bytes; `passes` is false when one pass is all there is.
+    /// Bytes that all threads have taken so far; `passes` is false for a single pass.
     Shared {
         taken: Arc<AtomicU64>,
         end: u64,
@@ -70,7 +70,7 @@ enum Positions {
 }
 
 impl Plan {
-    /// For a workload that validates, on a span that holds at least one of its largest blocks.
+    /// For a valid workload, on a span that holds at least one of its largest blocks.
     pub fn new(workload: &Workload, span: Span, random: fastrand::Rng) -> Plan {
         let read_percent = workload.access.read_percent();
         Plan {
@@ -92,14 +92,14 @@ impl Plan {
         }
     }
 
-    /// Takes part in a sequence that threads have in common; nothing for other patterns.
+    /// Joins the threads' common sequence; no effect for other patterns.
     pub fn share(&mut self, common: &Arc<AtomicU64>) {
         if let Positions::Shared { taken, .. } = &mut self.positions {
             *taken = Arc::clone(common);
         }
     }
 
-    /// Offset in the span, length and kind of the next request; `None` when a common sequence has come to its end.
+    /// Offset in the span, length and kind of the next request; `None` at the end of a common sequence.
     #[inline]
     pub fn peek(&mut self) -> Option<(u64, u32, IoKind)> {
         if self.at == self.end {
@@ -108,13 +108,12 @@ impl Plan {
                 return None;
             }
         }
-        // Always below; said so that no bounds are checked three times for each request.
+        // Always below `BATCH`; the modulo lets the compiler omit three bounds checks per request.
         let at = self.at % BATCH;
         Some((self.offsets[at], self.lengths[at], self.kinds[at]))
     }
 
-    /// Offsets in the span, lengths and kinds of the next requests, as far as they are planned; none when a common
-    /// sequence has come to its end.
+    /// Offsets in the span, lengths and kinds of the planned requests; none at the end of a common sequence.
     #[inline]
     pub fn rest(&mut self) -> (&[u64], &[u32], &[IoKind]) {
         if self.at == self.end {
@@ -124,13 +123,13 @@ impl Plan {
         (&self.offsets[next.clone()], &self.lengths[next.clone()], &self.kinds[next])
     }
 
-    /// The request that was looked at is made.
+    /// Consumes one planned request.
     #[inline]
     pub fn advance(&mut self) {
         self.skip(1);
     }
 
-    /// So many requests that were looked at are made.
+    /// Consumes so many planned requests.
     #[inline]
     pub fn skip(&mut self, count: usize) {
         self.at += count;
@@ -173,7 +172,7 @@ impl Positions {
         }
         match workload.pattern {
             Pattern::Zipf { theta_milli } => Positions::Zipf { table: Zipf::new(count, theta_milli), unit },
-            // With a single position there is nothing to be cold.
+            // A single position leaves no cold part.
             Pattern::Hot { requests, range } if count > 1 => {
                 let hot = (u128::from(count) * u128::from(range) / 100) as u64;
                 Positions::Hot { percent: requests, hot: hot.max(1), count, unit }
@@ -182,7 +181,7 @@ impl Positions {
         }
     }
 
-    /// Fills in the next positions and says how many they are.
+    /// Fills in the next positions and returns their number.
     fn fill(&mut self, random: &mut fastrand::Rng, lengths: &[u32], offsets: &mut [u64; BATCH]) -> usize {
         match self {
             Positions::Uniform { count, unit } => offsets.fill_with(|| random.u64(0..*count) * *unit),
@@ -213,7 +212,7 @@ impl Positions {
                 if !*passes && position + length > *end {
                     return 0;
                 }
-                // What would lie across the end lies flush with it.
+                // A request that would cross the end is aligned with it instead.
                 offsets[0] = (position % *end).min(*end - length);
                 return 1;
             }
@@ -330,7 +329,7 @@ mod tests {
             let pattern = Pattern::Stride { bytes: Size(step * BLOCK) };
             let mut plan = plan(&Workload { access: Access::Read, pattern, ..Workload::default() }, blocks);
             let asked = offsets(&mut plan, blocks as usize * 2);
-            // The slow way: sweep after sweep, each one block further.
+            // Reference implementation: sweep after sweep, each one block further.
             let sweep = |first: u64| (first..blocks).step_by(step as usize);
             let slow: Vec<u64> = (0..step.min(blocks)).flat_map(sweep).map(|block| block * BLOCK).collect();
             prop_assert_eq!(&asked[..blocks as usize], &slow[..]);

@@ -23,30 +23,30 @@ const BLOCK: u64 = 1 << 20;
 /// Requests in flight.
 const DEPTH: u32 = 8;
 
-/// Pieces of a device or export that are looked at, and bytes of each.
+/// Number of sampled pieces of a device or export, and bytes of each.
 const SAMPLES: u64 = 64;
 const SAMPLE: u64 = 4096;
 
-/// What has to be done before a load so that it does not measure holes.
+/// The step required before a load so that it does not measure holes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prefill {
-    /// Nothing: everything had been written already.
+    /// None: the whole range is written.
     Full,
-    /// The range has to be written once.
+    /// The range must be written once.
     Needed(Fill),
-    /// There are holes, and the load may not write: what they are, in words.
+    /// There are holes, and the load may not write: a description of the holes.
     Hollow(String),
 }
 
-/// A range of a target that is to be written once, since it has parts that never were.
+/// A range of a target to write once, since parts of it were never written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fill {
     range: Span,
-    /// What shows that something was never written, in words.
+    /// The evidence of unwritten parts, as text.
     pub found: String,
 }
 
-/// How much a [`Fill`] may write, and for how long.
+/// Limits of a [`Fill`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes.
@@ -55,11 +55,11 @@ pub struct Limits {
     pub time: Duration,
 }
 
-/// Looks whether the range of `workload` has parts that were never written, and whether the load may write (it is a
-/// writing one, or `destroy` is set).
+/// Checks whether the range of `workload` has parts that were never written, and whether the load may write (it is a writing one,
+/// or `destroy` is set).
 ///
-/// Files are asked for their holes. Devices and exports cannot tell; of those some pieces are read, and one that is
-/// all zeroes counts as never written.
+/// The filesystem reports a file's holes. Devices and exports cannot; of those it reads some pieces, and a piece of zeroes counts
+/// as never written.
 ///
 /// # Errors
 /// The target cannot be read, or as [`Target::prepare`].
@@ -67,7 +67,7 @@ pub fn look(target: &Target, workload: &Workload, destroy: bool) -> Result<Prefi
     let size = target.prepare(workload, destroy)?;
     let start = workload.offset.0;
     let length = workload.size.map_or(size.saturating_sub(start), |size| size.0);
-    // Whether the range is possible is the load's to say; here it must only not be exceeded.
+    // The load validates the range; here it is only clamped to the target.
     let length = length.min(size.saturating_sub(start)) / u64::from(SECTOR) * u64::from(SECTOR);
     let range = Span { offset: start.min(size), length };
     Ok(match hollow(target, range)? {
@@ -84,7 +84,7 @@ impl Fill {
         self.range.length
     }
 
-    /// Whether the range may be written.
+    /// Checks that the range may be written.
     ///
     /// # Errors
     /// It is larger than the limit.
@@ -97,7 +97,7 @@ impl Fill {
         Err(LoadError::PrefillLimit { target: target.to_string(), what })
     }
 
-    /// Writes the range once with data of the `seed`. A `monitor` that is stopped ends it, with what was written until then.
+    /// Writes the range once with data of the `seed`. Stopping `monitor` ends it early, with the bytes written until then.
     ///
     /// # Errors
     /// The range is larger than the limit, or was not written within its time; as [`run`]; or a request failed.
@@ -143,7 +143,7 @@ impl Fill {
     }
 }
 
-/// The largest request of which the range is made, so that the pass leaves nothing out.
+/// The largest request size that divides the range, so that the pass omits nothing.
 fn block(range: Span) -> u64 {
     let common = (range.offset | range.length | BLOCK).trailing_zeros();
     1 << common
@@ -241,7 +241,7 @@ mod tests {
         assert!(data.chunks(512).all(|sector| sector.iter().any(|&byte| byte != 0)), "to the last sector");
         assert_eq!(look(&target, &writes(size), true).unwrap(), Prefill::Full);
         assert_eq!(look(&target, &Workload::default(), false).unwrap(), Prefill::Full);
-        // A hole outside the range is nobody's business.
+        // A hole outside the range is irrelevant.
         File::options().write(true).open(&path).unwrap().set_len(8 << 20).unwrap();
         assert_eq!(look(&target, &writes(size), true).unwrap(), Prefill::Full);
     }

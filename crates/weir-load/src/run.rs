@@ -26,14 +26,14 @@ use crate::timeline::Recorder;
 use crate::verify::Record;
 use crate::workload::{Span, Workload, WorkloadError};
 
-/// A load that broke off, and what it had measured until then.
+/// A load that ended early, and its measurements until then.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Broken {
-    /// Why it ended.
+    /// The reason of its end.
     #[source]
     pub error: LoadError,
-    /// What was measured, marked as incomplete; `None` when it had not begun.
+    /// The measurements, marked as incomplete; `None` when it had not begun.
     pub partial: Option<Box<Summary>>,
 }
 
@@ -57,7 +57,7 @@ pub fn run(
     run_keeping(target, workload, destroy, monitor).map_err(|broken| broken.error)
 }
 
-/// As [`run`], and when the target fails as a whole, what was measured until then comes with the error.
+/// As [`run`], and when the target fails as a whole, the error includes the measurements until then.
 ///
 /// # Errors
 /// As [`run`].
@@ -89,7 +89,7 @@ pub fn run_steady(
     let mut before_the_window = Recorder::default();
     let mut round = workload.clone();
     loop {
-        // What earlier rounds have written may be overwritten.
+        // Data of earlier rounds may be overwritten.
         let destroy = destroy || !rounds.is_empty();
         let part = measure(target, &round, destroy, monitor)?;
         rounds.push(part.tally.ios() as f64 / part.runtime.as_secs_f64().max(f64::MIN_POSITIVE));
@@ -114,7 +114,7 @@ pub fn run_steady(
             return result;
         }
         round.warmup = Duration::ZERO;
-        // The same blocks again would be those that caches have.
+        // Repeating the same blocks would hit caches.
         round.seed = round.seed.wrapping_add(1);
     }
 }
@@ -169,13 +169,13 @@ fn measure(
     Ok(whole)
 }
 
-/// The range that verifying threads share out.
+/// The range that verifying threads divide.
 fn whole(spans: &[Span]) -> Span {
     let length = spans.iter().map(|span| span.length).sum();
     Span { offset: spans.first().map_or(0, |first| first.offset), length }
 }
 
-/// What one thread measured.
+/// One thread's measurements.
 #[derive(Debug, Default)]
 struct Part {
     engine: &'static str,
@@ -185,11 +185,11 @@ struct Part {
     first_error: Option<String>,
     never_made: u64,
     verification: Option<Verification>,
-    /// When counting began; of the first thread only.
+    /// The counters at the start of counting; of the first thread only.
     device: Option<Counters>,
     /// The device, and the bytes read and written there while this was measured.
     moved: Option<(String, u64, u64)>,
-    /// Why it ended before its time.
+    /// The reason of an early end.
     failed: Option<LoadError>,
     stopped: bool,
 }
@@ -211,7 +211,7 @@ impl Part {
         }
     }
 
-    /// Adds what was measured afterwards.
+    /// Adds later measurements.
     fn follow(&mut self, later: Part) {
         let runtime = self.runtime + later.runtime;
         self.moved = match (self.moved.take(), &later.moved) {
@@ -222,7 +222,7 @@ impl Part {
         self.runtime = runtime;
     }
 
-    /// The load has ended: what the device has moved until now belongs to it.
+    /// Ends the load: attributes the bytes that the device has moved until now to it.
     fn close(&mut self) {
         self.moved = self.device.take().and_then(|before| before.moved());
     }
@@ -261,12 +261,12 @@ struct Job<'a> {
     workload: &'a Workload,
     span: Span,
     number: u32,
-    /// Whose data it is that a verifying load writes, and where its history is kept.
+    /// The run of a verifying load's data, and the file of its history.
     run: u64,
     record: Option<Arc<Record>>,
     /// Of a sequence that the threads share.
     common: Arc<AtomicU64>,
-    /// Set when a thread's target has failed: the others need not go on.
+    /// Set when a thread's target has failed: the others stop.
     halt: &'a AtomicBool,
     monitor: &'a Monitor,
 }
@@ -346,7 +346,7 @@ struct Lane<'a, E> {
 }
 
 impl<E: Engine> Lane<'_, E> {
-    /// Warm-up, load and final check. What was measured is noted also when the target fails.
+    /// Warm-up, load and final check. Keeps the measurements also when the target fails.
     fn measure(&mut self, start: Nanos, part: &mut Part) -> Result<(), LoadError> {
         let (mut counted_from, mut cpu_before) = (start, cpu::of_this_thread());
         if !self.job.workload.warmup.is_zero() {
@@ -354,7 +354,7 @@ impl<E: Engine> Lane<'_, E> {
             self.generator.clear_tally();
             (counted_from, cpu_before) = (Nanos::now(), cpu::of_this_thread());
         }
-        // Verification reads on when the load has ended.
+        // Verification continues to read after the load's end.
         if self.job.number == 0 && self.checker.is_none() {
             part.device = Counters::of(self.job.target);
         }
@@ -366,7 +366,7 @@ impl<E: Engine> Lane<'_, E> {
         Ok(())
     }
 
-    /// Goes on until the generator has no more requests and none is in flight, or `end` has passed.
+    /// Runs until the generator has no more requests and none is in flight, or `end` has passed.
     fn run_until(&mut self, end: Nanos) -> Result<(), LoadError> {
         loop {
             let now = Nanos::now();
@@ -412,7 +412,7 @@ impl<E: Engine> Lane<'_, E> {
         }
     }
 
-    /// Does what others ask of the load: stop, or tell what was counted.
+    /// Serves the monitor's requests: stop, or submit the tally.
     #[inline]
     fn heed(&mut self, now: Nanos) {
         let Job { monitor, halt, number, .. } = *self.job;
@@ -429,7 +429,7 @@ impl<E: Engine> Lane<'_, E> {
         }
     }
 
-    /// Reads every block that was written, after the load.
+    /// Reads every written block, after the load.
     fn check_all(&mut self) -> Result<Option<Verification>, LoadError> {
         let Some(checker) = self.checker.take() else { return Ok(None) };
         let blocks = 0..checker.history.layout().blocks();
@@ -562,7 +562,7 @@ mod tests {
 
     #[test]
     fn rounds_end_when_they_are_steady_or_too_many() {
-        // A rate is kept, so the null target is steady with the fifth round.
+        // The rate is constant, so the null target is steady with the fifth round.
         let round = Workload {
             rate: Some(1000),
             runtime: Some(Duration::from_millis(60)),

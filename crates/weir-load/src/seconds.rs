@@ -1,4 +1,4 @@
-//! Durations in JSON: seconds, as a number. What an earlier Weir wrote (`{"secs": 10, "nanos": 0}`) is read too.
+//! Durations in JSON: seconds, as a number. The form of earlier versions (`{"secs": 10, "nanos": 0}`) is also accepted.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ pub const EXCURSION_PERCENT: f64 = 20.0;
 /// Largest rise or fall of the line through the window, in percent of the average.
 pub const SLOPE_PERCENT: f64 = 10.0;
 
-/// How a load came to rest, or did not.
+/// The steady state of a load, reached or not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SteadyState {
     /// Whether the last five rounds are steady; the summary is of these.
@@ -59,7 +59,7 @@ fn excursion(window: &[f64]) -> f64 {
     percent(largest - smallest, average(window))
 }
 
-/// What the line of least squares rises or falls by from the first round to the last.
+/// The rise or fall of the least-squares line from the first round to the last.
 fn slope(window: &[f64]) -> f64 {
     let middle = (window.len() - 1) as f64 / 2.0;
     let (mut above, mut below) = (0.0, 0.0);
@@ -96,7 +96,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_line_is_that_of_the_normal_equations(window in prop::array::uniform5(1.0f64..1000.0)) {
-            // The slow way: solve for intercept and slope with sums, then look at both ends.
+            // Reference implementation: solve for intercept and slope with sums, then evaluate both ends.
             let n = 5.0;
             let (mut x, mut y, mut xx, mut xy) = (0.0, 0.0, 0.0, 0.0);
             for (at, value) in (1..).zip(window) {

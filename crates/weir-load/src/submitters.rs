@@ -1,21 +1,21 @@
 //! Several threads that issue one sequence, simulated in one thread: the order in which their requests arrive.
 //!
-//! Each takes the next request of the sequence and hands it on when it gets to run. Between the two lies a time that
-//! the scheduler decides; here it is drawn from an exponential distribution. So requests overtake each other as they do
-//! behind a server with several worker threads, and nothing else about them changes.
+//! Each takes the next request of the sequence and submits it when it runs. The scheduler determines the delay in between; here
+//! it is drawn from an exponential distribution. So requests overtake each other as they do behind a server with several worker
+//! threads, and are otherwise unchanged.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 use weir_block::Nanos;
 
-/// Mean time for which a submitter holds a request, unless said otherwise: waking a thread and its system call.
+/// Default mean time for which a submitter holds a request: waking a thread and its system call.
 pub const HOLD: Duration = Duration::from_micros(100);
 
-/// A hold is cut off here, in multiples of its mean.
+/// Limit of a hold, in multiples of its mean.
 const LONGEST_HOLD: f64 = 8.0;
 
-/// The submitters, and when each is free again.
+/// The submitters, and the time at which each is free again.
 #[derive(Debug)]
 pub struct Submitters {
     free: Vec<Nanos>,
@@ -30,7 +30,7 @@ impl Submitters {
         Submitters { free: vec![Nanos(0); count.max(1)], mean, rng: Rng::with_seed(seed) }
     }
 
-    /// When the request is handed on that is there at `now`: the submitter that is free first takes it.
+    /// Submission time of a request that arrives at `now`: the submitter that is free first takes it.
     pub fn passes_at(&mut self, now: Nanos) -> Nanos {
         // The inverse of the exponential distribution; 1 − f64() is in (0, 1].
         let hold = self.mean.mul_f64((-(1.0 - self.rng.f64()).ln()).min(LONGEST_HOLD));
@@ -44,7 +44,7 @@ impl Submitters {
 mod tests {
     use super::*;
 
-    /// When each of 10 000 requests is handed on, one arriving every 60 µs.
+    /// Submission times of 10 000 requests, one arriving every 60 µs.
     fn times(count: usize) -> Vec<Nanos> {
         let mut submitters = Submitters::new(count, HOLD, 5);
         (0..10_000).map(|n| submitters.passes_at(Nanos(n * 60_000))).collect()

@@ -25,7 +25,7 @@ fn schema() -> String {
 /// Of the requests that were due, more than this share was never made: it was not only the last moment's queue.
 const NOT_SUSTAINED: f64 = 0.01;
 
-/// What was written before a load. Neither its time nor its bytes are in the load's result.
+/// The prefill of a load. Neither its time nor its bytes are in the load's result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Filled {
     /// Bytes that were written.
@@ -54,46 +54,46 @@ pub struct Summary {
     /// The job's name in a job file; `None` for a load of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The target as it was named.
+    /// The target, as given.
     pub target: String,
     /// `null`, `io_uring`, `nbd` or `layer`.
     pub engine: String,
-    /// What was asked for.
+    /// The requested workload.
     pub workload: Workload,
-    /// What was written before the load, so that it does not measure holes; `None` when that was not needed.
+    /// The prefill before the load, so that it does not measure holes; `None` when none was needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<Filled>,
-    /// Seconds that were counted (without the warm-up and the prefill).
+    /// Seconds measured (without the warm-up and the prefill).
     pub runtime_seconds: f64,
     /// CPU seconds of the load's own threads in that time, user and system; `None` when they did other work too.
     pub cpu_seconds: Option<f64>,
-    /// What `latency_ns` counts from: `issue`, or with a rate `intended_start`.
+    /// Starting point of `latency_ns`: `issue`, or with a rate `intended_start`.
     #[serde(default)]
     pub latency_from: LatencyFrom,
-    /// With a rate: requests that were due before the end and never made, because the queue was full. They are in no
-    /// histogram; with any of them the latencies are those of a load that the target does not sustain.
+    /// With a rate: requests that were due before the end and never issued, because the queue was full. They are in no histogram;
+    /// if there are any, the latencies are those of a load that the target does not sustain.
     #[serde(default)]
     pub never_made: u64,
-    /// Reads, writes and flushes, as far as there were any.
+    /// Reads, writes and flushes, if there were any.
     pub kinds: Vec<KindSummary>,
     /// The error of the first failed request.
     pub first_error: Option<String>,
-    /// Why the load ended before its time, if it did: everything above is what was measured until then.
+    /// The reason of an early end, if any: all figures above are from the time until then.
     #[serde(default)]
     pub incomplete: Option<String>,
-    /// How the load came to rest, if it was to run until it does.
+    /// The steady state, if the load was to run until it is reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steady: Option<SteadyState>,
-    /// What it did over time; `None` when nothing was answered.
+    /// Completions over time; `None` when nothing was answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
-    /// What the device under the target moved in the same time; `None` when it has none that can be seen.
+    /// Bytes that the device under the target moved in the same time; `None` without a visible device.
     #[serde(default)]
     pub device: Option<DeviceBytes>,
-    /// Why the figures may not mean what they seem to, in sentences.
+    /// Reasons why the figures may be misleading, as sentences.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// What verification found; `None` when it was not asked for.
+    /// Results of verification; `None` when it was not requested.
     pub verification: Option<Verification>,
 }
 
@@ -114,26 +114,26 @@ pub struct KindSummary {
     pub mib_per_second: f64,
     /// From issue (with a rate: from the intended start) to answer, in nanoseconds.
     pub latency_ns: Latency,
-    /// With a rate: from issue to answer, in nanoseconds. It leaves out the wait for room in the queue, so it
-    /// hides stalls (coordinated omission); `None` without a rate, where `latency_ns` is that already.
+    /// With a rate: from issue to answer, in nanoseconds. It excludes the wait for room in the queue, so it hides stalls
+    /// (coordinated omission); `None` without a rate, where `latency_ns` is that already.
     #[serde(default)]
     pub issue_latency_ns: Option<Latency>,
-    /// What `latency_ns` was made of, for merging and for other percentiles.
+    /// The distribution of `latency_ns`, for merging and for other percentiles.
     #[serde(default)]
     pub buckets_ns: Buckets,
-    /// What `issue_latency_ns` was made of.
+    /// The distribution of `issue_latency_ns`.
     #[serde(default, skip_serializing_if = "Buckets::is_empty")]
     pub issue_buckets_ns: Buckets,
 }
 
-/// The moment that a latency counts from.
+/// The starting point of a latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LatencyFrom {
-    /// When the request was handed to the target.
+    /// The submission of the request to the target.
     #[default]
     Issue,
-    /// When the request was due by the rate's clock.
+    /// The request's due time by the rate's clock.
     IntendedStart,
 }
 
@@ -159,22 +159,22 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// What verification found.
+/// The results of verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verification {
-    /// Blocks that were read and judged.
+    /// Blocks read and verified.
     pub checked: u64,
-    /// How many were not what they must be.
+    /// Number of incorrect blocks.
     pub mismatches: u64,
-    /// The first of them, in words.
+    /// Descriptions of the first of them.
     pub first: Vec<String>,
-    /// How many of them there are of each kind: `lost`, `stale`, `torn`, `misplaced`, `foreign`, `corrupt`, `unissued`.
+    /// Their number by kind: `lost`, `stale`, `torn`, `misplaced`, `foreign`, `corrupt`, `unissued`.
     #[serde(default)]
     pub faults: BTreeMap<String, u64>,
 }
 
 impl Verification {
-    /// Mismatches that are described; the rest is counted.
+    /// Number of mismatches to describe; the others are only counted.
     pub(crate) const DESCRIBED: usize = 10;
 
     /// Counts one judgement.
@@ -239,7 +239,7 @@ impl KindSummary {
 }
 
 impl Summary {
-    /// Puts together what was counted in `runtime`.
+    /// Builds the summary of the counts in `runtime`.
     #[must_use]
     pub fn new(target: &str, engine: &str, workload: &Workload, tally: &Tally, runtime: Duration) -> Summary {
         let seen = |kind: &IoKind| tally.kind(*kind).ios + tally.kind(*kind).errors > 0;
@@ -272,7 +272,7 @@ impl Summary {
         }
     }
 
-    /// The part of one kind, if there was any.
+    /// The figures of one kind, if there was any.
     #[must_use]
     pub fn kind(&self, kind: IoKind) -> Option<&KindSummary> {
         self.kinds.iter().find(|summary| summary.kind == kind)
@@ -298,13 +298,13 @@ impl Summary {
         self.cpu_seconds.filter(|&seconds| seconds > 0.0).map(|seconds| ios as f64 / seconds)
     }
 
-    /// Whether every request succeeded and everything that was checked was right.
+    /// Whether every request succeeded and every verified block was correct.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.errors() == 0 && self.verification.as_ref().is_none_or(|found| found.mismatches == 0)
     }
 
-    /// Everything that has to be said beside the figures, in sentences.
+    /// All remarks on the figures, as sentences.
     pub fn remarks(&self) -> impl Iterator<Item = String> {
         let filled = self.prefill.iter().map(Filled::to_string);
         let device = self.device.iter().flat_map(|device| {

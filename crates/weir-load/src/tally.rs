@@ -10,9 +10,9 @@ use crate::timeline::Recorder;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoKind {
-    /// Bytes out of the target.
+    /// Reads from the target.
     Read,
-    /// Bytes into the target.
+    /// Writes to the target.
     Write,
     /// Makes answered writes durable; no bytes.
     Flush,
@@ -22,7 +22,7 @@ impl IoKind {
     /// All kinds, in the order of their tables.
     pub const ALL: [IoKind; 3] = [IoKind::Read, IoKind::Write, IoKind::Flush];
 
-    /// The kind of request that it is to a layer.
+    /// The corresponding kind of request to a layer.
     #[must_use]
     pub fn request(self) -> RequestKind {
         match self {
@@ -55,8 +55,8 @@ pub struct KindTally {
     /// Nanoseconds from issue (with a rate: from the intended start) to the answer of successful requests;
     /// error at most 1 %.
     pub latency: Histogram<u64>,
-    /// Nanoseconds from issue to the answer of successful requests; empty without a rate, where `latency` says it.
-    /// It is blind to what had to wait for room in the queue (coordinated omission, Tene 2013).
+    /// Nanoseconds from issue to the answer of successful requests; empty without a rate, where `latency` is the same. It
+    /// excludes the wait for room in the queue (coordinated omission, Tene 2013).
     pub service: Histogram<u64>,
 }
 
@@ -87,7 +87,7 @@ impl Tally {
         Tally { timeline: Recorder::new(begun, measured_from), ..Tally::default() }
     }
 
-    /// The part of one kind.
+    /// The counts of one kind.
     #[must_use]
     pub fn kind(&self, kind: IoKind) -> &KindTally {
         &self.kinds[kind as usize]
@@ -130,14 +130,14 @@ impl Tally {
         kind.errors += errors;
     }
 
-    /// Notes the time from issue to answer of a successful request that [`Tally::count`] has counted from its
+    /// Records the time from issue to answer of a successful request that [`Tally::count`] has counted from its
     /// intended start.
     #[inline]
     pub fn count_service(&mut self, kind: IoKind, nanoseconds: u64) {
         self.kinds[kind as usize].service.saturating_record(nanoseconds);
     }
 
-    /// Adds what another tally counted.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Tally) {
         for (mine, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
             mine.ios += theirs.ios;
@@ -151,7 +151,7 @@ impl Tally {
         self.timeline.add(&other.timeline);
     }
 
-    /// What was counted after `earlier`, a copy of this tally that was made before. The timeline stays whole.
+    /// The counts since `earlier`, an earlier copy of this tally. The timeline stays complete.
     #[must_use]
     pub fn since(&self, earlier: &Tally) -> Tally {
         let mut rest = self.clone();
@@ -168,7 +168,7 @@ impl Tally {
         rest
     }
 
-    /// Forgets everything but the timeline: the end of a warm-up.
+    /// Clears everything but the timeline: the end of a warm-up.
     pub fn clear(&mut self) {
         for kind in &mut self.kinds {
             (kind.ios, kind.bytes, kind.errors) = (0, 0, 0);

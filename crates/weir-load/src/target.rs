@@ -19,17 +19,17 @@ use crate::workload::Workload;
 /// Size of the null target when none is given.
 const NULL_SIZE: u64 = 1 << 30;
 
-/// Pieces of a target that are looked at before it is written, and bytes of each. The first and the last piece
-/// are where partition tables and filesystems have their marks.
+/// Number of pieces of a target that are sampled before it is written, and bytes of each. Partition tables and filesystems have
+/// their signatures in the first and the last piece.
 const SAMPLES: u64 = 64;
 const SAMPLE: u64 = 64 << 10;
 
-/// What a load is aimed at.
+/// The target of a load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Nothing: `null` or `null:<size>`.
     Null {
-        /// Bytes that it pretends to have.
+        /// Its nominal size, in bytes.
         size: u64,
     },
     /// A file or a block device.
@@ -69,8 +69,8 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Looks at the target: its size in bytes, and (when `workload` writes) whether it may be written. A file that
-    /// does not exist is created when the workload writes and says how large it is to be.
+    /// Checks the target: returns its size in bytes, and (when `workload` writes) checks whether it may be written. Creates a
+    /// missing file when the workload writes and gives a size.
     ///
     /// # Errors
     /// It cannot be opened, holds data and `destroy` is not set, or does not fit the workload.
@@ -167,7 +167,7 @@ impl Target {
     }
 }
 
-/// What makes a file or device not empty, if anything does.
+/// A description of the first data in a file or device, if any.
 fn data_in(file: &File, is_file: bool, size: u64) -> io::Result<Option<String>> {
     if !is_file {
         return sampled(size, |offset, piece| file.read_exact_at(piece, offset));
@@ -180,7 +180,7 @@ fn data_in(file: &File, is_file: bool, size: u64) -> io::Result<Option<String>> 
     }
 }
 
-/// Where the first byte that is not zero was found, looking at pieces spread over `size` bytes.
+/// The position of the first non-zero byte in samples spread over `size` bytes.
 fn sampled<E>(size: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) -> Result<Option<String>, E> {
     let mut piece = vec![0; SAMPLE.min(size) as usize];
     let last = size - piece.len() as u64;

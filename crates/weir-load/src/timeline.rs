@@ -1,13 +1,13 @@
 //! Completions over time, by latency, in slots of equal length.
 //!
-//! The size is bounded however long the load runs: when there are more than [`SLOTS`], every two become one that is
-//! twice as long. Slots stand on a grid of the monotonic clock, not on the load's own start, so that what
-//! several threads and rounds recorded adds up exactly.
+//! The size is bounded regardless of the load's duration: when there are more than [`SLOTS`], each two are merged into one of
+//! twice the length. Slots are aligned to a grid of the monotonic clock, not to the load's own start, so that recordings of
+//! several threads and rounds add up exactly.
 
 use serde::{Deserialize, Serialize};
 use weir_block::Nanos;
 
-/// Slots at most; a load that ran for a while has more than half as many.
+/// Maximum number of slots; a load that ran for a while has more than half as many.
 pub const SLOTS: usize = 64;
 
 /// Shortest slot: 2^20 ns, about a millisecond.
@@ -53,7 +53,7 @@ pub struct Recorder {
     /// The first slot is the one with this number on the grid.
     first: u64,
     slots: Vec<[u64; BUCKETS]>,
-    /// When the newest slot ends.
+    /// End of the newest slot.
     open_until: Nanos,
 }
 
@@ -79,7 +79,7 @@ impl Recorder {
         Recorder { begun, measured_from, ..Recorder::default() }
     }
 
-    /// Notes an answer that came at `now` after so many nanoseconds. Time does not run backwards.
+    /// Records an answer at `now` with this latency in nanoseconds. Time does not run backwards.
     #[inline]
     pub fn record(&mut self, now: Nanos, nanoseconds: u64) {
         if now >= self.open_until {
@@ -91,7 +91,7 @@ impl Recorder {
         }
     }
 
-    /// Makes the slot of `now` the newest one.
+    /// Advances the newest slot to that of `now`.
     #[cold]
     fn open(&mut self, now: Nanos) {
         if self.slots.is_empty() {
@@ -109,7 +109,7 @@ impl Recorder {
         self.open_until = Nanos((number + 1).saturating_mul(1 << self.shift));
     }
 
-    /// Every two slots become one.
+    /// Merges each two slots into one.
     fn coarsen(&mut self) {
         let old = std::mem::take(&mut self.slots);
         let first = self.first >> 1;
@@ -123,13 +123,13 @@ impl Recorder {
         (self.first, self.shift) = (first, self.shift + 1);
     }
 
-    /// Adds what another thread or round recorded. The measured time is that of both.
+    /// Adds the recording of another thread or round. The measured time is that of both.
     pub fn add(&mut self, other: &Recorder) {
         self.measured_from = self.measured_from.min(other.measured_from);
         self.join(other);
     }
 
-    /// Adds what was recorded before and is not part of the measured time.
+    /// Adds an earlier recording outside the measured time.
     pub fn add_earlier(&mut self, earlier: &Recorder) {
         self.join(earlier);
     }
@@ -168,7 +168,7 @@ impl Recorder {
         }
     }
 
-    /// What was recorded; `None` when nothing was.
+    /// The recording; `None` when it is empty.
     #[must_use]
     pub fn timeline(&self) -> Option<Timeline> {
         let slot = |counts: &[u64; BUCKETS]| {
@@ -192,17 +192,17 @@ fn add(whole: &mut [u64; BUCKETS], part: &[u64; BUCKETS]) {
     whole.iter_mut().zip(part).for_each(|(mine, more)| *mine += more);
 }
 
-/// What a load did over time: successful reads and writes by their latency, warm-up included. Times are nanoseconds
+/// A load over time: successful reads and writes by their latency, warm-up included. Times are nanoseconds
 /// from the load's start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Length of a slot.
     pub slot_ns: u64,
-    /// The first slot begins so long before the load's start.
+    /// Time from the first slot's start to the load's start.
     pub lead_ns: u64,
-    /// When counting began: the end of the warm-up, or the first round of the steady window.
+    /// Start of counting: the end of the warm-up, or the first round of the steady window.
     pub measured_from_ns: u64,
-    /// When the last answer came.
+    /// Time of the last answer.
     pub end_ns: u64,
     /// One after the other, at most [`SLOTS`].
     pub slots: Vec<Slot>,
@@ -214,7 +214,7 @@ pub struct Timeline {
 pub struct Slot(pub u32, pub Vec<u64>);
 
 impl Slot {
-    /// Buckets and the requests in them. Indexes outside the buckets, in a document from elsewhere, are left out.
+    /// Buckets and the requests in them. Skips indexes outside the buckets, which a foreign document may have.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, u64)> {
         let counts = (self.0 as usize..BUCKETS).zip(self.1.iter().copied());
         counts.filter(|(_, count)| *count > 0)
@@ -257,8 +257,8 @@ impl Timeline {
         coarse
     }
 
-    /// When a slot began and ended in nanoseconds, without what lies outside the load: the first slot and the last one are
-    /// mostly shorter than the others.
+    /// Start and end of a slot in nanoseconds, clipped to the load: the first and the last slot are usually shorter than the
+    /// others.
     #[must_use]
     pub fn span(&self, slot: usize) -> (u64, u64) {
         let at = |slot: u64| slot.saturating_mul(self.slot_ns).saturating_sub(self.lead_ns).min(self.end_ns);

@@ -1,7 +1,7 @@
 //! A load that records every write, survives broken connections, and verifies the content of the disk.
 //!
-//! Crash tests and demonstrations stand on it. Writes in flight when a connection breaks are unknown: the disk may
-//! hold the old version or the new one, and the [`History`] allows both. An acknowledged write is never given up.
+//! Crash tests and demonstrations use it. Writes in flight when a connection breaks are unknown: the disk may
+//! hold the old version or the new one, and the [`History`] allows both. An acknowledged write is always required.
 //!
 //! Before a server offers the export again after a break, no request of the old connection may still be in flight (P4).
 //! If one is, this load reports stale data.
@@ -24,19 +24,19 @@ use crate::verify::{Atomicity, History};
 /// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The protocol's `ESHUTDOWN`: the server takes leave, the request may be made again elsewhere.
+/// The protocol's `ESHUTDOWN`: the server is closing the disk, the request may be repeated elsewhere.
 const ESHUTDOWN: u32 = weir_nbd::protocol::error::ESHUTDOWN;
 
-/// How a verifying load behaves.
+/// Settings of a verifying load.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Requests in flight, 1 to 4096.
     pub depth: u32,
-    /// How many of a hundred requests are reads, 0 to 100.
+    /// Reads, in percent of the requests, 0 to 100.
     pub read_percent: u8,
-    /// How many of a hundred writes carry FUA, 0 to 100 (none when the export does not offer it).
+    /// Writes with FUA, in percent of the writes, 0 to 100 (none when the export does not offer it).
     pub fua_percent: u8,
-    /// Requests of a second, at most; `None` for as many as the export takes.
+    /// Maximum requests per second; `None` for as many as the export takes.
     pub rate: Option<u64>,
     /// Seed of the choice of blocks.
     pub seed: u64,
@@ -44,7 +44,7 @@ pub struct Settings {
     pub reconnect_for: Duration,
     /// Longest silence of a server before the connection counts as broken.
     pub timeout: Duration,
-    /// What an unanswered write may leave behind.
+    /// The allowed result of an unanswered write.
     pub atomicity: Atomicity,
 }
 
@@ -64,7 +64,7 @@ impl Default for Settings {
     }
 }
 
-/// What a verifying load has done so far, to be read from any thread.
+/// Progress of a verifying load, readable from any thread.
 #[derive(Debug, Default)]
 pub struct Progress {
     stop: AtomicBool,
@@ -95,13 +95,13 @@ impl Progress {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// Requests that the server failed.
+    /// Requests that failed at the server.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Writes whose outcome is not known: in flight when a connection broke.
+    /// Writes with an unknown outcome: in flight when a connection broke.
     #[must_use]
     pub fn unknown(&self) -> u64 {
         self.unknown.load(Ordering::Relaxed)
@@ -113,7 +113,7 @@ impl Progress {
         self.reconnects.load(Ordering::Relaxed)
     }
 
-    /// Reads that showed something that must not be.
+    /// Reads that returned incorrect data.
     #[must_use]
     pub fn mismatches(&self) -> u64 {
         self.mismatches.load(Ordering::Relaxed)
@@ -126,8 +126,8 @@ impl Progress {
     }
 }
 
-/// Says where the export is: called before every attempt to connect, with the number of the attempt since the
-/// break (from 0). `None`: no server has it at present; it is asked again.
+/// Locates the export: called before every attempt to connect, with the number of the attempt since the break (from 0). `None`:
+/// no server has it at present; the load calls it again.
 pub type Locate = Box<dyn FnMut(u64) -> Option<Uri> + Send>;
 
 /// The load. One thread, one connection at a time.
@@ -139,15 +139,15 @@ pub struct VerifyingLoad {
     random: fastrand::Rng,
     busy: BitSet,
     free: Vec<u32>,
-    /// By slot: what is in flight there.
+    /// The request in flight of each slot.
     pending: Vec<Option<Pending>>,
-    /// Blocks whose read was cut off, to be read again first.
+    /// Blocks whose read was interrupted, to be read again first.
     again: VecDeque<u64>,
     done: Vec<Done>,
     was_connected: bool,
     /// The last sign of life: an answer, or a request that found nothing in flight before it.
     last_answer: Nanos,
-    /// A break, and no answer since.
+    /// The connection has broken, and no answer has come since.
     interrupted: bool,
     found: Verification,
     tally: Tally,
@@ -193,13 +193,13 @@ impl VerifyingLoad {
         Arc::clone(&self.progress)
     }
 
-    /// The memory of all writes.
+    /// The history of all writes.
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// The memory of all writes, to be kept for another load.
+    /// The history of all writes, for another load.
     #[must_use]
     pub fn into_history(self) -> History {
         self.history
@@ -211,13 +211,13 @@ impl VerifyingLoad {
         &self.tally
     }
 
-    /// What all judged reads have shown so far, those of the mix and those of [`VerifyingLoad::check_all`].
+    /// Results of all verified reads so far, those of the mix and those of [`VerifyingLoad::check_all`].
     #[must_use]
     pub fn found(&self) -> &Verification {
         &self.found
     }
 
-    /// Reads and writes for `duration`, or until [`Progress::stop`]; then waits for what is in flight.
+    /// Reads and writes for `duration`, or until [`Progress::stop`]; then waits for the requests in flight.
     ///
     /// # Errors
     /// The export cannot be reached for longer than the settings allow.
@@ -245,8 +245,8 @@ impl VerifyingLoad {
         }
     }
 
-    /// Reads every block once and judges it. Nothing else may write to the disk meanwhile. Returns what this pass
-    /// alone has found.
+    /// Reads every block once and judges it. Nothing else may write to the disk meanwhile. Returns the results of this pass
+    /// alone.
     ///
     /// # Errors
     /// The export cannot be reached, or fails a read.
@@ -317,7 +317,7 @@ impl VerifyingLoad {
         self.pending[slot as usize] = Some(Pending { block, version, issued: now });
     }
 
-    /// Waits for answers. A connection that fails is given up here.
+    /// Waits for answers. Drops a connection that fails.
     fn pump(&mut self, until: Nanos) -> Result<(), LoadError> {
         let Some(connection) = self.connection.as_mut() else { return Ok(()) };
         let outcome = connection.pump(until, &mut self.done);
@@ -373,7 +373,7 @@ impl VerifyingLoad {
         }
     }
 
-    /// Drops the connection. Writes in flight stay issued and unanswered; reads are made again.
+    /// Drops the connection. Writes in flight stay issued and unanswered; the load repeats reads.
     fn give_up(&mut self) {
         self.connection = None;
         self.interrupted = true;
@@ -389,7 +389,7 @@ impl VerifyingLoad {
         }
     }
 
-    /// Makes sure that there is a connection; false when the load was stopped while there was none.
+    /// Ensures a connection; false when the load was stopped while there was none.
     fn connected(&mut self, stoppable: bool) -> Result<bool, LoadError> {
         let start = Nanos::now();
         let mut attempts = 0;

@@ -33,7 +33,7 @@ pub enum Access {
     Write,
     /// Sequential reads and writes, mixed.
     Rw {
-        /// How many of a hundred requests are reads, 0 to 100.
+        /// Reads, in percent of the requests, 0 to 100.
         read_percent: u8,
     },
     /// Reads at uniformly random blocks.
@@ -42,7 +42,7 @@ pub enum Access {
     RandWrite,
     /// Reads and writes at uniformly random blocks.
     RandRw {
-        /// How many of a hundred requests are reads, 0 to 100.
+        /// Reads, in percent of the requests, 0 to 100.
         read_percent: u8,
     },
 }
@@ -64,7 +64,7 @@ impl Access {
         !matches!(self, Access::Read | Access::Write | Access::Rw { .. })
     }
 
-    /// How many of a hundred requests are reads.
+    /// Reads, in percent of the requests.
     #[must_use]
     pub fn read_percent(self) -> u8 {
         match self {
@@ -134,7 +134,7 @@ impl TryFrom<String> for Access {
     }
 }
 
-/// One load: what, how deep, where and for how long.
+/// One load: requests, depth, range and duration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Workload {
@@ -144,7 +144,7 @@ pub struct Workload {
     pub pattern: Pattern,
     /// Bytes per request: a multiple of 512, at most 32 MiB. With a mix, the largest of its sizes.
     pub block_size: Size,
-    /// Several sizes, and how many requests have each; `None` when all have the same.
+    /// Several sizes, each with its share of the requests; `None` when all have the same.
     pub mix: Option<BlockMix>,
     /// Random offsets are multiples of it, a multiple of 512; `None` for the (smallest) block size.
     pub alignment: Option<Size>,
@@ -156,35 +156,35 @@ pub struct Workload {
     /// How long, in seconds; `None` means as many bytes as the range has, or as `bytes` says.
     #[serde(rename = "runtime_seconds", alias = "runtime", with = "crate::seconds::option")]
     pub runtime: Option<Duration>,
-    /// Ends the load when so many bytes were asked for, over all threads, the warm-up's included.
+    /// Ends the load when it has requested so many bytes, over all threads, the warm-up's included.
     pub bytes: Option<Size>,
-    /// Load before `runtime` that is not counted.
+    /// Warm-up: load before `runtime` that does not count.
     #[serde(rename = "warmup_seconds", alias = "warmup", with = "crate::seconds")]
     pub warmup: Duration,
     /// First byte of the range, a multiple of the block size.
     pub offset: Size,
     /// Bytes of the range; `None` means up to the end of the target.
     pub size: Option<Size>,
-    /// Requests of a second that are intended, over all threads; `None` means as many as the target takes.
+    /// Intended requests per second, over all threads; `None` means as many as the target takes.
     /// With a rate, latency counts from the intended start (an open loop: a stalled target is not spared).
     pub rate: Option<u64>,
-    /// How a rate's starts are spread over time.
+    /// The distribution of a rate's starts over time.
     pub arrivals: Arrivals,
     /// Seed of the random offsets and of the data: the same seed asks for the same blocks.
     pub seed: u64,
-    /// Writes carry stamps, reads are checked against what was written.
+    /// Writes carry stamps, and reads are checked against the history of writes.
     pub verify: bool,
     /// Each write is durable before it is answered.
     pub fua: bool,
     /// Each thread flushes after so many of its writes, at least 1; `None` for never.
     pub flush_every: Option<u64>,
-    /// How much of what is written is zeroes, in percent: what a compressing target saves, about.
+    /// Zeroes in written data, in percent: approximately the saving of a compressing target.
     pub compress_percent: u8,
     /// The system calls to use, when the target is a file or a block device.
     pub engine: IoEngine,
-    /// Completions are polled for, not waited for by interrupt; with `io_uring`, on a device that can be polled.
+    /// Poll for completions instead of waiting for interrupts; with `io_uring`, on a device that can be polled.
     pub poll: bool,
-    /// How many of a hundred writes repeat what the write before them in the same slot carried; the others are unique.
+    /// Writes that repeat the payload of the previous write in the same slot, in percent; the others are unique.
     pub repeat_percent: u8,
 }
 
@@ -218,7 +218,7 @@ impl Default for Workload {
     }
 }
 
-/// What is wrong with a workload, and what to do.
+/// The defect of a workload, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     /// An unknown word for the access pattern.
@@ -264,7 +264,7 @@ pub enum WorkloadError {
         /// As given.
         mix: BlockMix,
     },
-    /// An alignment that no offset can have, or that says nothing.
+    /// An alignment that no offset can have, or that has no effect.
     #[error("alignment {0} is not possible: it must be a multiple of 512 bytes, and needs random offsets")]
     Alignment(Size),
     /// A pattern for the other kind of access.
@@ -302,7 +302,7 @@ pub enum WorkloadError {
     /// Not a percentage.
     #[error("{0} % of the data is not possible: use 0 to 100")]
     DataPercent(u8),
-    /// Several requests at once from an engine that makes one at a time.
+    /// Several requests at once from an engine that issues one at a time.
     #[error(
         "engine psync makes one request of a thread at a time, not {0}: use queue depth 1, and more threads for more"
     )]
@@ -313,7 +313,7 @@ pub enum WorkloadError {
     /// A limit of zero bytes.
     #[error("zero bytes ask for nothing: leave the limit out, or give at least a block")]
     Bytes,
-    /// A pattern or mix that is not understood.
+    /// An invalid pattern or mix.
     #[error(transparent)]
     Text(#[from] PatternError),
     /// The range does not fit the target.
@@ -351,7 +351,7 @@ impl Workload {
     /// Checks everything that does not need the target.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first defect.
     pub fn validate(&self) -> Result<(), WorkloadError> {
         self.validate_blocks()?;
         self.validate_pattern()?;
@@ -439,14 +439,14 @@ impl Workload {
         std::iter::once(self.block_size).chain(mixed)
     }
 
-    /// What random offsets are multiples of (from the start of the range): the alignment, or the smallest block size.
+    /// The unit of random offsets (from the start of the range): the alignment, or the smallest block size.
     #[must_use]
     pub fn unit(&self) -> Size {
         let smallest = self.mix.as_ref().map_or(self.block_size, BlockMix::smallest);
         self.alignment.unwrap_or(smallest)
     }
 
-    /// Whether all requests are made of blocks of `minimum` bytes and none is larger than `maximum`.
+    /// Whether all requests are multiples of `minimum` bytes and none is larger than `maximum`.
     #[must_use]
     pub fn fits(&self, minimum: u64, maximum: u64) -> bool {
         let mut values = self.sizes().chain([self.unit(), self.offset]);
@@ -455,8 +455,8 @@ impl Workload {
 
     /// The range that each thread works on, for a target of `target` bytes.
     ///
-    /// Sequential and verifying threads share the range out; random ones, and those with one common sequence, all
-    /// work on the whole of it.
+    /// Sequential and verifying threads divide the range; random ones, and those with one common sequence, all use the whole
+    /// range.
     ///
     /// # Errors
     /// As [`Workload::validate`], and a range that does not fit the target.

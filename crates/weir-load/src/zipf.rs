@@ -103,8 +103,8 @@ fn alias(entries: &mut [Entry], weights: &[f64]) {
     }
 }
 
-/// Gives every rank a block of its own, so that neighbouring ranks do not lie side by side: multiplications and
-/// shifts that can be undone, on the next power of two, repeated until the result is in the range.
+/// Maps every rank to a block of its own, so that adjacent ranks are not adjacent blocks: invertible multiplications and shifts
+/// on the next power of two, repeated until the result is in the range.
 #[derive(Clone, Copy, Debug)]
 struct Scatter {
     count: u64,
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// How likely each rank is, read off the table.
+    /// Probability of each rank, from the table.
     fn probabilities(zipf: &Zipf, count: u64) -> Vec<f64> {
         let mut of = vec![0.0; count as usize];
         let column = 1.0 / zipf.entries.len() as f64;
@@ -155,7 +155,7 @@ mod tests {
         of
     }
 
-    /// The formula, by summing it up.
+    /// The formula, by direct summation.
     fn formula(count: u64, theta: f64) -> Vec<f64> {
         let total: f64 = (1..=count).map(|rank| (rank as f64).powf(-theta)).sum();
         (1..=count).map(|rank| (rank as f64).powf(-theta) / total).collect()

@@ -1,4 +1,4 @@
-//! Loads and their verification against real servers that lose, keep and forget.
+//! Loads and their verification against real servers that keep or lose data.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn history(run: u64) -> History {
     History::new(Layout::mixed(span, &[512, 4096, 65536], run).unwrap(), run, Initial::Zeroes)
 }
 
-/// Where the export is, to be changed by the test.
+/// The export's location, which the test can change.
 fn located(at: &Arc<Mutex<Option<Uri>>>) -> Box<dyn FnMut(u64) -> Option<Uri> + Send> {
     let at = Arc::clone(at);
     Box::new(move |_| at.lock().unwrap().clone())

@@ -1,5 +1,5 @@
-//! A load with a rate against a server that really stops: the latency from the intended start shows it, the one from
-//! the issue does not, and each is labelled as what it is.
+//! A load with a rate against a server that really stops: the latency from the intended start shows it, the one from the issue
+//! does not, and the labels distinguish them.
 
 #![allow(clippy::unwrap_used)]
 

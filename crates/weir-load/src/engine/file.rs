@@ -1,4 +1,4 @@
-//! How files and block devices are opened, whichever engine works on them.
+//! Opening of files and block devices, for every engine.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use crate::error::LoadError;
 
-/// How a file or device is opened.
+/// Options for opening a file or device.
 #[derive(Clone, Copy, Debug)]
 pub struct FileOptions {
     /// Requests in flight, 1 to 4096.
@@ -19,14 +19,14 @@ pub struct FileOptions {
     pub writes: bool,
     /// Each write is durable before it is answered (`RWF_DSYNC`).
     pub fua: bool,
-    /// Completions are looked for and not interrupted for (`IORING_SETUP_IOPOLL`); of no use to `psync`.
+    /// Poll for completions instead of waiting for interrupts (`IORING_SETUP_IOPOLL`); `psync` ignores it.
     pub poll: bool,
 }
 
-/// In place of an error number: a request moved less than asked for.
+/// In place of an error number: a short transfer.
 pub(super) const SHORT: u32 = u32::MAX;
 
-/// An error number of a file engine, in words.
+/// The text of a file engine's error number.
 pub(super) fn errno_text(errno: u32) -> String {
     match errno {
         SHORT => {
@@ -47,8 +47,8 @@ pub(super) fn open(path: &Path, writes: bool) -> Result<(File, bool), LoadError>
     opened.map_err(|source| LoadError::File { path: path.into(), what: "cannot open", source })
 }
 
-/// Makes sure that completions on `path` can be polled for: its device has queues for that. Without them some kernels
-/// fail every request and others spin until the interrupt comes, which would be measured for something else.
+/// Checks that the device of `path` has queues for polling. Without them some kernels fail every request, and others spin until
+/// the interrupt comes, so that the measurement would be misleading.
 pub(super) fn check_polling(path: &Path) -> Result<(), LoadError> {
     let refused = |why: String| Err(LoadError::NoPolling { path: path.into(), why });
     let Some(device) = device_of(path) else {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_polled_is_refused_with_the_reason() {
-        // A filesystem without a device, whatever machine this is.
+        // A filesystem without a device, on every machine.
         let said = check_polling(Path::new("/proc/self/stat")).unwrap_err().to_string();
         assert!(said.contains("/proc/self/stat") && said.contains("no block device"), "{said}");
         assert!(said.contains("--poll"), "{said}");

@@ -24,8 +24,9 @@ const LARGEST_LENT: usize = 64 << 10;
 /// A workload of several threads is issued by as many [`Submitters`]: they share its sequence, and its depth is that of
 /// all of them together.
 ///
-/// The loop calls [`LayerLoad::pump`] after the layer was advanced, with everything the layer has finished. The
-/// load takes what is its own out of that, and submits what comes next. It ends by itself. When it verifies, it judges the reads of the mix; there is no pass over everything at the end.
+/// The loop calls [`LayerLoad::pump`] after the layer was advanced, with everything the layer has finished. The load removes its
+/// own completions from that, and submits the next requests. It ends by itself. A verifying load judges the reads of the mix;
+/// there is no final pass over all blocks.
 #[derive(Debug)]
 pub struct LayerLoad {
     generator: Generator,
@@ -33,15 +34,15 @@ pub struct LayerLoad {
     name: String,
     /// By slot.
     tags: Vec<Tag>,
-    /// The same, ordered for finding the slot of a tag.
+    /// The same, sorted by tag, to find a tag's slot.
     slots: Vec<(Tag, u32)>,
-    /// What the next write carries.
+    /// Payload of the next write.
     data: Vec<u8>,
     content: Data,
-    /// Asked for by the generator, not yet taken by the layer. Waiting here counts: a layer that pushes back makes its
-    /// clients wait, and a queue that is not kept full would not be the depth that was asked for.
+    /// Requests of the generator that the layer has not accepted yet. Waiting here counts as latency: a layer that applies
+    /// backpressure makes its clients wait, and without this queue the load would not have the requested depth.
     held: VecDeque<Io>,
-    /// With several submitters: what they have taken and not handed on, and when they will.
+    /// With several submitters: the requests that they hold, and the times at which they pass them on.
     submitters: Option<Submitters>,
     taken: BinaryHeap<Reverse<(Nanos, u32)>>,
     /// By slot, while it is taken.
@@ -49,7 +50,7 @@ pub struct LayerLoad {
     checker: Option<Checker>,
     warm_until: Nanos,
     counted_from: Nanos,
-    /// When [`LayerLoad::pump`] was called last.
+    /// Time of the last call of [`LayerLoad::pump`].
     pumped: Nanos,
     ended: Option<Nanos>,
     first_error: Option<String>,
@@ -103,8 +104,8 @@ impl LayerLoad {
         })
     }
 
-    /// Takes this load's answers out of `completions`, leaves the others in their order, and submits what comes
-    /// next. The layer must be advanced afterwards.
+    /// Removes this load's answers from `completions`, leaves the others in their order, and submits the next requests. The layer
+    /// must be advanced afterwards.
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, completions: &mut Vec<Completion>) {
         let now = Nanos::now();
         self.pumped = now;
@@ -178,14 +179,14 @@ impl LayerLoad {
         true
     }
 
-    /// When [`LayerLoad::pump`] must be called even if nothing happens.
+    /// Time at which [`LayerLoad::pump`] must be called even without an event.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         let handed_on = self.taken.peek().map_or(Nanos::NEVER, |Reverse((at, _))| *at);
         self.generator.wake(self.pumped).min(handed_on)
     }
 
-    /// Generates nothing any more; what was generated is still submitted and waited for.
+    /// Stops generating; requests already generated are still submitted and completed.
     pub fn stop(&mut self) {
         self.generator.stop();
     }

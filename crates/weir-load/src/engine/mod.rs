@@ -22,30 +22,30 @@ use crate::io::Io;
 
 /// A target, open for one thread.
 pub trait Engine {
-    /// Whether the bytes of a write go anywhere; if not, they need not be made different from each other.
+    /// Whether the engine uses the bytes of a write; if not, they need not be unique.
     const CARRIES_DATA: bool = true;
 
     /// `null`, `io_uring`, `psync` or `nbd`, as in a summary.
     fn name(&self) -> &'static str;
 
-    /// The first `length` bytes of a slot's buffer: what the next write in that slot will carry. The content stays
-    /// until it is changed here or by a read.
+    /// The first `length` bytes of a slot's buffer: the payload of the next write in that slot. The content stays until the
+    /// caller or a read changes it.
     fn buffer(&mut self, slot: u32, length: u32) -> &mut [u8];
 
-    /// What a finished read in that slot brought. Only while the engine was told to keep data.
+    /// The data of a finished read in that slot. Only if the engine keeps data.
     fn data(&self, slot: u32, length: u32) -> &[u8];
 
-    /// Takes a request; it leaves with the next [`Engine::reap`].
+    /// Queues a request; the next [`Engine::reap`] submits it.
     fn queue(&mut self, io: Io);
 
-    /// Submits everything queued in one batch, waits until at least one request is answered or `until` has passed
-    /// ([`Nanos::NEVER`]: as long as it takes), and appends all that are answered.
+    /// Submits all queued requests in one batch, waits until at least one request is answered or `until` has passed
+    /// ([`Nanos::NEVER`]: without limit), and appends all answered ones.
     ///
     /// # Errors
-    /// The target is of no use any more. A single failed request is not an error: see [`Done::errno`].
+    /// The target is unusable. A single failed request is not an error: see [`Done::errno`].
     fn reap(&mut self, until: Nanos, done: &mut Vec<Done>) -> Result<(), LoadError>;
 
-    /// One of the engine's error numbers in words.
+    /// The text of one of the engine's error numbers.
     fn errno_text(&self, errno: u32) -> String {
         std::io::Error::from_raw_os_error(errno as i32).to_string()
     }

@@ -1,4 +1,4 @@
-//! Answers at once and moves nothing: shows what the generator itself costs.
+//! Answers at once and moves nothing: measures the cost of the generator itself.
 
 use weir_block::Nanos;
 
@@ -14,7 +14,7 @@ pub struct NullEngine {
 }
 
 impl NullEngine {
-    /// A null engine. All slots share one buffer, since nothing is kept in it.
+    /// A null engine. All slots share one buffer, since its content is not used.
     #[must_use]
     pub fn new() -> NullEngine {
         NullEngine::default()

@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::io::Io;
 use crate::tally::IoKind;
 
-/// A file or device that is read and written in place. Its thread sleeps in the kernel while a request is under way.
+/// A file or device that is read and written in place. Its thread sleeps in the kernel while a request is in flight.
 #[derive(Debug)]
 pub struct PsyncEngine {
     file: File,

@@ -15,9 +15,9 @@ use crate::error::LoadError;
 use crate::io::Io;
 use crate::tally::IoKind;
 
-/// After so many requests what was queued is submitted, and the rest of the batch with the wait: the device works on the
-/// first while the others are made, and the kernel still gives it several at once. Of 1, 2, 4, 8, 16 and 32, measured here at
-/// depth 32, this is the one with as many requests per second as single submission and the least CPU time for each.
+/// The engine submits after every so many requests, and the rest of the batch with the wait: the device processes the first
+/// requests while the engine prepares the others, and the kernel still submits several at once. Of 1, 2, 4, 8, 16 and 32,
+/// measured at depth 32, this number has as many requests per second as single submission and the least CPU time for each.
 const SUBMIT_AFTER: usize = 4;
 
 /// A file or device behind a ring.
@@ -70,7 +70,7 @@ impl FileEngine {
         Ok(engine)
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct
@@ -143,7 +143,7 @@ impl Engine for FileEngine {
     fn buffer(&mut self, slot: u32, length: u32) -> &mut [u8] {
         let memory = self.region.address(slot as usize * self.stride, length as usize);
         // SAFETY: the range is inside the region (checked by `address`), each slot has its own part, and the caller
-        // asks for the buffer of a slot only while nothing is in flight there; `&mut self` keeps others away.
+        // asks for the buffer of a slot only while nothing is in flight there; `&mut self` excludes other users.
         unsafe { std::slice::from_raw_parts_mut(memory, length as usize) }
     }
 
@@ -160,7 +160,7 @@ impl Engine for FileEngine {
         pushed.expect("the ring has an entry for every slot");
         self.waiting += 1;
         if self.ring.submission().len() >= SUBMIT_AFTER {
-            // What is not taken now is submitted with the wait, which also reports why.
+            // The wait submits the rest, and reports an error.
             let _ = self.ring.submit();
         }
     }
@@ -199,8 +199,8 @@ impl Drop for FileEngine {
     }
 }
 
-/// A ring whose completions are worked off in the thread that waits for them, where the kernel can do that (6.1), or at
-/// least without interrupting it (5.19), or else as rings always were.
+/// A ring whose completions are processed in the waiting thread if the kernel supports that (6.1), or at least without
+/// interrupting it (5.19), or else a plain ring.
 fn ring(entries: u32, poll: bool) -> io::Result<IoUring> {
     let builder = || {
         let mut builder = IoUring::builder();

@@ -1,17 +1,17 @@
-//! Two results side by side: differences, and figures that cannot be compared.
+//! Comparison of two results: differences, and figures that cannot be compared.
 
 use serde::Serialize;
 
 use crate::summary::{KindSummary, Summary};
 use crate::tally::IoKind;
 
-/// Differences up to this many percent are called the same: single runs repeat no better.
+/// Differences up to this many percent count as equal: single runs are not more repeatable.
 pub const MARGIN_PERCENT: f64 = 5.0;
 
-/// Fewest requests beyond a percentile that make it more than the luck of a few.
+/// Fewest requests beyond a percentile that make it significant.
 const FEWEST_BEYOND: f64 = 10.0;
 
-/// What a difference amounts to.
+/// The classification of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
@@ -38,20 +38,20 @@ pub struct Row {
     pub b: f64,
     /// From the first to the second, in percent of the first; `None` when that is zero.
     pub percent: Option<f64>,
-    /// What it amounts to.
+    /// Its classification.
     pub change: Change,
 }
 
 /// Two results of one job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What was not alike, and so is compared as well: fields of the workload, and how each run ended.
+    /// Other differences between the runs: fields of the workload, and each run's end.
     pub differences: Vec<String>,
     /// Figure by figure.
     pub rows: Vec<Row>,
 }
 
-/// Compares two results of one run each. There is no interval of confidence in that: see `weir diagnose` for one.
+/// Compares two results of one run each. This has no confidence interval: see `weir diagnose` for one.
 #[must_use]
 pub fn compare(a: &Summary, b: &Summary) -> Comparison {
     let kinds = IoKind::ALL.into_iter().filter_map(|kind| Some((a.kind(kind)?, b.kind(kind)?)));

@@ -16,7 +16,7 @@ pub const INTERVAL_SCHEMA: &str = "weir.load-interval/1";
 pub struct Interval {
     /// [`INTERVAL_SCHEMA`].
     pub schema: String,
-    /// Tells this line from the summary, which is the last line and has no type.
+    /// Distinguishes this line from the summary, which is the last line and has no type.
     pub r#type: String,
     /// The job's name, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// What `tally` counted in the last `length`, `at` after the load began.
+    /// The counts of `tally` in the last `length`, `at` after the load began.
     #[must_use]
     pub fn new(workload: &Workload, tally: &Tally, at: Duration, length: Duration) -> Interval {
         let mut kinds = Summary::new("", "", workload, tally, length).kinds;

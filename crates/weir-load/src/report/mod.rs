@@ -1,4 +1,4 @@
-//! Summaries in the forms that other programs read, and two of them side by side.
+//! Summaries in other programs' formats, and comparisons of two summaries.
 
 pub mod compare;
 mod csv;
@@ -34,16 +34,16 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of these jobs.
+    /// The report of these jobs.
     #[must_use]
     pub fn new(jobs: Vec<Summary>) -> Report {
         Report { schema: schema(), jobs }
     }
 
-    /// Reads what `weir bench --format json` wrote: a report, or a single summary; of jsonl the last line.
+    /// Reads the output of `weir bench --format json`: a report, or a single summary; of jsonl the last line.
     ///
     /// # Errors
-    /// It is neither, or of a version that is not known. The text says which.
+    /// It is neither, or of an unknown version. The error says which.
     pub fn read(text: &str) -> Result<Report, ReadError> {
         let value = serde_json::from_str(text).or_else(|error: serde_json::Error| {
             let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -65,7 +65,7 @@ impl Report {
     }
 }
 
-/// Why a text is not a result.
+/// The reason why a text is not a result.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// Not JSON, or not the fields of a result.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::summary::{KindSummary, LatencyFrom, Summary};
 
-/// A metric: name, type, help, and how its value is taken.
+/// A metric: name, type, help, and the function of its value.
 type Metric = (&'static str, &'static str, &'static str, fn(&Summary, &KindSummary) -> f64);
 
 const METRICS: [Metric; 6] = [
@@ -18,7 +18,7 @@ const METRICS: [Metric; 6] = [
     }),
 ];
 
-/// The jobs as metrics. The latency is a summary in seconds, labelled with what it counts from.
+/// The jobs as metrics. The latency is a summary in seconds, labelled with its starting point.
 #[must_use]
 pub fn to_prometheus(jobs: &[Summary]) -> String {
     let mut text = String::new();

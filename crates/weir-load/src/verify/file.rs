@@ -1,7 +1,7 @@
-//! A history in a file, so that another process can check what one has written.
+//! A history in a file, so that another process can verify the data of this one.
 //!
 //! `WEIRHIST`, format version, the layout and the run, then for each block two LEB128 numbers: the floor, and
-//! how many versions were issued above it. A CRC-32C over everything comes last. Numbers are little endian.
+//! the number of versions issued above it. A CRC-32C over everything comes last. Numbers are little endian.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,31 +14,31 @@ use crate::workload::Span;
 const MAGIC: [u8; 8] = *b"WEIRHIST";
 const FORMAT: u32 = 1;
 
-/// Why a history could not be saved or loaded.
+/// The reason why a history could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     /// The file could not be read or written.
     #[error("history file {}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The file belongs to another load.
     #[error("history file {}: {what}", path.display())]
     Taken {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Whose it is, and what to do.
+        /// The file's owner, and the remedy.
         what: &'static str,
     },
     /// The file is not a history that this version reads.
     #[error("history file {}: {what}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         what: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The versions written to every block, and whether the content of a block is one that it may have.
+//! The versions written to every block, and the check of a block's content against them.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use weir_block::size::Size;
 use super::layout::Layout;
 use super::stamp::{SECTOR, Sector, read_sector, stamp, sum_of_bodies};
 
-/// What blocks hold before they are written.
+/// The content of blocks before their first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
     /// Zeroes: a new disk. Anything else in a block that was never written is a fault.
@@ -16,20 +16,20 @@ pub enum Initial {
     Unknown,
 }
 
-/// How much of an unanswered write may be found after a fault.
+/// The part of an unanswered write that may be found after a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atomicity {
-    /// All of it or nothing: what a write log promises.
+    /// All of it or nothing: the guarantee of a write log.
     #[default]
     Block,
-    /// Any of its sectors: what a bare disk promises. Each sector must still be an allowed version.
+    /// Any of its sectors: the guarantee of a bare disk. Each sector must still be an allowed version.
     Sector,
 }
 
-/// How a block is not what it must be.
+/// The kind of incorrect content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An acknowledged write is gone: nothing in the block is of this run.
+    /// An acknowledged write is lost: the block has no data of this run.
     Lost {
         /// Version that was acknowledged or already seen.
         acknowledged: u32,
@@ -55,10 +55,10 @@ pub enum Fault {
     },
     /// Data that this run did not write.
     Foreign {
-        /// The other run, where the data says so.
+        /// The other run, if the data names it.
         run: Option<u64>,
     },
-    /// A stamp of some run that does not check.
+    /// A stamp with a wrong checksum.
     Corrupt,
     /// A version that this history never issued.
     Unissued {
@@ -85,16 +85,16 @@ impl Fault {
     }
 }
 
-/// A block that is not what it must be.
+/// A block with incorrect content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// First byte of the block on the disk.
     pub offset: u64,
     /// Bytes of the block.
     pub length: u64,
-    /// First byte of the sector on the disk that shows it.
+    /// First byte, on the disk, of the sector that shows it.
     pub sector: u64,
-    /// How.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -131,9 +131,9 @@ pub(super) struct Versions {
     pub issued: u32,
 }
 
-/// The memory of all writes to the blocks of a layout. Eight bytes per block.
+/// The history of all writes to the blocks of a layout. Eight bytes per block.
 ///
-/// The caller has no two writes to one block in flight at once, and no read beside a write.
+/// The caller never has two writes to one block in flight at once, nor a read concurrent with a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     pub(super) layout: Layout,
@@ -156,7 +156,7 @@ impl History {
         &self.layout
     }
 
-    /// The name of this history in the stamps.
+    /// This history's run number in the stamps.
     #[must_use]
     pub fn run(&self) -> u64 {
         self.run
@@ -182,10 +182,10 @@ impl History {
         *floor = version.max(*floor);
     }
 
-    /// Checks what was read from a block, and remembers an unanswered version that was seen (P7).
+    /// Checks data read from a block, and records an unanswered version that was seen (P7).
     ///
     /// # Errors
-    /// What is wrong, at the first sector that shows it.
+    /// The fault, at the first sector that shows it.
     pub fn check(&mut self, block: u64, data: &[u8], atomicity: Atomicity) -> Result<(), Mismatch> {
         let oldest = self.judge(block, data, atomicity)?;
         self.acknowledge(block, oldest);
@@ -225,7 +225,7 @@ impl History {
         if data.len() as u64 != span.length {
             return Err(at(span.offset, Fault::Corrupt));
         }
-        // What was there before the run, whatever it was.
+        // Data from before the run, of any kind.
         if self.initial == Initial::Unknown && !self.mentions_this_run(data) {
             return match versions.floor {
                 0 => Ok(0),
@@ -256,8 +256,8 @@ impl History {
         sectors.any(|sector| matches!(read_sector(sector), Sector::Stamped { run, .. } if run == self.run))
     }
 
-    /// Version and block checksum of one sector of this run and offset. Too new is found here, too old only when
-    /// all sectors are known: a mix of old and new is torn, not stale.
+    /// Version and block checksum of one sector of this run and offset. This detects a version that is too new; one that is too
+    /// old needs all sectors: a mix of old and new is torn, not stale.
     fn version_of(
         &self,
         sector: &[u8; SECTOR],
@@ -362,7 +362,7 @@ mod tests {
     fn a_sector_of_an_equal_version_with_other_content_is_corrupt() {
         let mut history = history(Initial::Zeroes);
         let data = write(&mut history, 0, true);
-        // A sector that checks by itself but was not written together with the rest.
+        // A sector with a valid checksum of its own that was not written together with the rest.
         let mut forged = data.clone();
         forged[512..1024].copy_from_slice(&{
             let mut block = vec![0; 1024];

@@ -1,4 +1,4 @@
-//! Which blocks a verified range consists of. A block keeps its offset and size for the whole history.
+//! The blocks of a verified range. A block keeps its offset and size for the whole history.
 
 use weir_block::size::Size;
 
@@ -20,7 +20,7 @@ pub struct Layout {
     first_blocks: Vec<u64>,
 }
 
-/// Why there is no such layout.
+/// The reason why there is no such layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A block size that does not fit.
@@ -106,7 +106,7 @@ impl Layout {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Where block number `block` lies.
+    /// The position of block number `block`.
     ///
     /// # Panics
     /// When there is no such block.

@@ -1,9 +1,9 @@
 //! A history on disk from the first write on, so that it outlives the process.
 //!
 //! A header of one page, then for each block two numbers of 32 bits, the newest version that was acknowledged (or seen)
-//! and the newest that was issued. The table is mapped into memory: a version is noted there before its write leaves,
-//! and its acknowledgement after the answer has come, each with one store. The kernel writes the pages to the file,
-//! even if the process is killed. After a power cut of its own host a record is not reliable.
+//! and the newest that was issued. The table is mapped into memory: the load stores a version there before it sends the write,
+//! and its acknowledgement after the answer, each with one store. The kernel writes the pages to the file, even if the process is
+//! killed. After a power cut of its own host a record is not reliable.
 //!
 //! | bytes | content (little endian) |
 //! |---|---|
@@ -32,11 +32,11 @@ use crate::workload::Span;
 const MAGIC: [u8; 8] = *b"WEIRLIVE";
 const FORMAT: u32 = 1;
 const HEADER: usize = 4096;
-/// Bytes of the header that mean something, its checksum included.
+/// Used bytes of the header, its checksum included.
 const USED: usize = 44;
 const ENTRY: usize = 8;
 
-/// The record of a load that is running. It is locked: one load writes it, and no other process reads it meanwhile.
+/// The record of a running load. It is locked: one load writes it, and no other process reads it meanwhile.
 #[derive(Debug)]
 pub struct Record {
     _file: File,
@@ -52,7 +52,7 @@ unsafe impl Send for Record {}
 unsafe impl Sync for Record {}
 
 impl Record {
-    /// Makes the file, which must not exist, for a run on the blocks of `block_size` bytes of `span`. Its size is 4 KiB and
+    /// Creates the file, which must not exist, for a run on the blocks of `block_size` bytes of `span`. Its size is 4 KiB and
     /// eight bytes for each block.
     ///
     /// # Errors
@@ -83,8 +83,8 @@ impl Record {
         Ok(Record { _file: file, map, length, first: span.offset, block_size: u64::from(block_size) })
     }
 
-    /// Notes what is known of the block at byte `offset` of the target: the newest version that was acknowledged or seen,
-    /// and the newest that was issued. Before a write leaves, and after it was answered.
+    /// Records the versions of the block at byte `offset` of the target: the newest that was acknowledged or seen, and the newest
+    /// that was issued. Call it before sending a write, and after its answer.
     ///
     /// # Panics
     /// When the run has no such block.
@@ -97,7 +97,7 @@ impl Record {
         entry.store((u64::from(issued) << 32 | u64::from(acknowledged)).to_le(), Ordering::Release);
     }
 
-    /// The history that a load has left at `path`, whether it has come to its end or was killed.
+    /// The history that a load has left at `path`, whether it completed or was killed.
     ///
     /// # Errors
     /// It cannot be read, a load is still writing it, it is damaged, or something else.

@@ -16,25 +16,25 @@ pub(super) const SECTOR: usize = 512;
 const MAGIC: [u8; 4] = *b"WeiR";
 const BODY: usize = 32;
 
-/// What one sector says about itself.
+/// The parsed stamp of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sector {
     /// All zeroes: never written, or zeroed.
     Blank,
-    /// A stamp that checks.
+    /// A stamp with a valid checksum.
     Stamped {
-        /// Whose data it is.
+        /// The run of the data.
         run: u64,
-        /// Where it belongs, in bytes from the start of the disk.
+        /// Its position, in bytes from the start of the disk.
         offset: u64,
         /// Version of the block.
         version: u32,
         /// Checksum over the bodies of the block's sectors.
         block_sum: u32,
     },
-    /// Has the magic number but does not check.
+    /// Has the magic number, but a wrong checksum.
     Corrupt,
-    /// Something else altogether.
+    /// Any other content.
     Unknown,
 }
 
