@@ -86,7 +86,7 @@ impl Fields<'_> {
         Ok(CsvRow {
             layer: needed("layer")?.to_owned(),
             instead_of: self.text("instead_of").map(str::to_owned),
-            parsed: Parsed { place: place.to_owned(), cell, measurement },
+            parsed: Parsed { place: place.to_owned(), cell, measurement, failed: None },
         })
     }
 

@@ -60,7 +60,7 @@ fn run(asked: Node<'_, '_>, measured: Node<'_, '_>) -> Result<Parsed, String> {
     let total = depth.checked_mul(threads).ok_or("too many requests in flight")?;
     let block = number(*target, "BlockSize")?.unwrap_or(64 << 10);
     let cell = cell(block, (pattern, direction), through, narrow(total)?, narrow(threads)?)?;
-    Ok(Parsed { place: String::new(), cell, measurement: measurement(measured, direction)? })
+    Ok(Parsed { place: String::new(), cell, measurement: measurement(measured, direction)?, failed: None })
 }
 
 fn measurement(span: Node<'_, '_>, direction: Direction) -> Result<Measurement, String> {

@@ -130,7 +130,10 @@ fn parse_run(global: &BTreeMap<String, String>, first: &Job, jobs: &[&Job]) -> R
     let cell = cell(block, access, sync, depth.ok_or("iodepth times numjobs is too large")?, threads)?;
     let parts = jobs.iter().map(|job| measurement(job, access.1));
     let measurement = parts.reduce(|a, b| Ok(a?.beside(&b?))).ok_or("there is no job")??;
-    Ok(Parsed { place: String::new(), cell, measurement })
+    // A number of the system's error, not of failed I/Os.
+    let error = jobs.iter().map(|job| job.error).find(|error| *error != 0);
+    let failed = error.map(|error| format!("fio's job ended with error {error}"));
+    Ok(Parsed { place: String::new(), cell, measurement, failed })
 }
 
 fn access_of(text: &str, reads: impl Fn() -> Result<u64, String>) -> Result<(Pattern, Direction), String> {
@@ -146,14 +149,12 @@ fn access_of(text: &str, reads: impl Fn() -> Result<u64, String>) -> Result<(Pat
 }
 
 fn measurement(job: &Job, direction: Direction) -> Result<Measurement, String> {
-    let errors = u64::from(job.error != 0);
-    let of = |part: &Part| Measurement { errors, ..of_part(part) };
     let measurement = match direction {
-        Direction::Read => of(&job.read),
-        Direction::Write => of(&job.write),
-        Direction::Mixed(_) => of(&job.read).beside(&of(&job.write)),
+        Direction::Read => of_part(&job.read),
+        Direction::Write => of_part(&job.write),
+        Direction::Mixed(_) => of_part(&job.read).beside(&of_part(&job.write)),
     };
-    if measurement.ios == Some(0) && errors == 0 {
+    if measurement.ios == Some(0) && job.error == 0 {
         return Err("no I/O was completed".to_owned());
     }
     Ok(measurement)

@@ -50,6 +50,8 @@ struct Parsed {
     place: String,
     cell: Cell,
     measurement: Measurement,
+    /// Why the run failed, if it did: its numbers are those of a part of it.
+    failed: Option<String>,
 }
 
 /// Files that have been read. Layers stand in the order in which they first come up, from the bottom.
@@ -120,7 +122,8 @@ impl Import {
         if self.layers.len() > MOST_LAYERS || self.rows.len() >= MOST_ROWS {
             return Err(wrong(format!("more than {MOST_LAYERS} layers or {MOST_ROWS} rows")));
         }
-        let (cell, outcome) = (parsed.cell, RunOutcome::Measured(parsed.measurement));
+        let cell = parsed.cell;
+        let outcome = parsed.failed.map_or(RunOutcome::Measured(parsed.measurement), RunOutcome::Failed);
         let repeat = self.repeats.entry((layer.to_owned(), cell)).or_insert(0);
         *repeat += 1;
         self.rows.push(Row { layer: layer.to_owned(), cell, repeat: *repeat, outcome, counters: None });

@@ -142,6 +142,18 @@ fn fio_json_with_bins_has_distributions() {
     assert!(found.iter().all(|buckets| buckets.is_empty()));
 }
 
+/// fio gives the number of an error, not how many I/Os had one.
+#[test]
+fn a_job_of_fio_that_failed_says_why() {
+    let mut document: serde_json::Value = serde_json::from_str(FIO).unwrap();
+    document["jobs"][0]["error"] = 5.into();
+    let import = Import::default().layer("ram", "a.json", &document.to_string()).unwrap();
+    let diagnosis = import.into_diagnosis("test", ["weir"]).unwrap();
+    assert_eq!(diagnosis.rows[0].outcome, RunOutcome::Failed("fio's job ended with error 5".into()));
+    let unused = find(&diagnosis).compared.unused;
+    assert_eq!((unused.len(), unused[0].reason.as_str()), (1, "failed: fio's job ended with error 5"));
+}
+
 #[test]
 fn fio_files_that_say_nothing_about_a_layer_are_refused() {
     let broken = |text: &str| Import::default().layer("a", "a.json", text).unwrap_err().to_string();
