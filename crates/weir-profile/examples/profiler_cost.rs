@@ -1,8 +1,8 @@
-//! What the profiler costs for each request, in nanoseconds of one processor:
+//! Cost of the profiler for each request, in nanoseconds of one processor:
 //! `cargo run --release -p weir-profile --example profiler_cost`.
 //!
-//! 100,000 requests a second for 30 seconds of imagined time, in four shapes; the time that making the requests takes is
-//! measured by itself and taken off. 100 ns are 1 % of a processor for 100,000 requests a second.
+//! 100,000 requests a second for 30 seconds of virtual time, in several shapes; the time of generating the requests is measured
+//! separately and subtracted. 100 ns are 1 % of a processor for 100,000 requests a second.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use weir_profile::{Profiler, Settings};
 
 const REQUESTS: u64 = 3_000_000;
 
-/// Between two requests, in nanoseconds.
+/// Interval between requests, in nanoseconds.
 const GAP: u64 = 10_000;
 
-/// A request by its number and a random one.
+/// Name, length in bytes, and a function from a request's number and a random number to its position.
 type Shape = (&'static str, u64, fn(u64, u64) -> u64);
 
-/// Name, length, and where a request goes.
+/// The measured shapes.
 const SHAPES: [Shape; 5] = [
     ("4 KiB random over 1 TiB", 4096, |_, random| random % (1 << 28)),
     ("4 KiB random over 8 MiB", 4096, |_, random| random % 2048),
@@ -33,7 +33,7 @@ const SHAPES: [Shape; 5] = [
 
 fn run(place: fn(u64, u64) -> u64, mut each: impl FnMut(Nanos, RequestKind, u64)) -> Duration {
     let mut random = fastrand::Rng::with_seed(1);
-    // Processor time: others may use the machine too.
+    // Processor time, because other processes may use the machine.
     let start = of_this_thread();
     for number in 0..REQUESTS {
         let drawn = random.u64(..);

@@ -1,4 +1,4 @@
-//! When requests come: distances between them, bursts, and the hours of the day.
+//! Arrivals of requests: intervals, bursts, and the hours of the day.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use weir_block::Nanos;
 
 use super::buckets::Scale;
 
-/// Requests are counted in stretches of this length: how unevenly they come follows from how the counts vary.
+/// Length of the slots in which requests are counted: the variance of the counts measures burstiness.
 pub const TICK: Duration = Duration::from_millis(100);
 
 /// A pause of this length ends a burst.
@@ -15,7 +15,7 @@ pub const PAUSE: Duration = Duration::from_millis(10);
 /// Hours of a day.
 pub const HOURS: usize = 24;
 
-/// Distances between requests, in nanoseconds.
+/// Intervals between requests, in nanoseconds.
 pub(super) const GAPS: Scale = Scale::new(2, 50);
 
 /// Requests of a burst.
@@ -26,24 +26,24 @@ const HOUR: u64 = 3600 * SECOND;
 const TICK_NANOS: u64 = TICK.as_nanos() as u64;
 const TICKS_OF_SECOND: u64 = SECOND / TICK_NANOS;
 
-/// What one hour of the day saw, over all days.
+/// The requests of one hour of the day, over all days.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HourCount {
-    /// Nanoseconds of it that were watched.
+    /// Nanoseconds of it under observation.
     pub watched: u64,
-    /// Seconds of it in which there was a request.
+    /// Seconds of it with a request.
     pub active_seconds: u64,
     pub reads: u64,
     pub writes: u64,
     pub bytes: u64,
 }
 
-/// Follows the times of requests.
+/// Tracks the times of requests.
 #[derive(Clone, Debug)]
 pub(super) struct Times {
     pub started: Nanos,
     pub last: Nanos,
-    /// The end of the stretch that is being counted, and what was counted in it.
+    /// The end of the current slot, and its count.
     tick_end: Nanos,
     in_tick: u64,
     ticks_of_second: u64,
@@ -93,7 +93,7 @@ impl Times {
         }
     }
 
-    /// A request arrives. Time that goes backwards stands still.
+    /// A request arrives. A time before the last one counts as the last one.
     #[inline]
     pub fn arrive(&mut self, now: Nanos) {
         if now >= self.tick_end {
@@ -129,13 +129,13 @@ impl Times {
         self.in_burst = 0;
     }
 
-    /// Closes the stretches that have ended by `now`. The cost does not depend on how many there are.
+    /// Closes the slots that have ended by `now`. The cost does not depend on their number.
     #[cold]
     pub fn roll(&mut self, now: Nanos) {
         if now < self.tick_end {
             return;
         }
-        // One stretch that may hold something; the rest of its second is empty, and so are all after it.
+        // One slot may have requests; the rest of its second, and all later slots, are empty.
         let ended = (now.0 - self.tick_end.0) / TICK_NANOS + 1;
         let closed = ended.min(TICKS_OF_SECOND - self.ticks_of_second);
         for _ in 0..closed {
@@ -167,7 +167,7 @@ impl Times {
     }
 
     fn roll_hour(&mut self, now: Nanos) {
-        // Whole days are watched evenly; the rest hour by hour.
+        // Whole days count evenly for all hours; the rest hour by hour.
         let days = (now.0 - self.hour_since.0) / (24 * HOUR);
         self.hours.iter_mut().for_each(|hour| hour.watched += days * HOUR);
         self.hour_since.0 += days * 24 * HOUR;
@@ -184,7 +184,7 @@ impl Times {
         self.hour_since = until;
     }
 
-    /// Counts everything up to `now`: for a copy that is to be shown.
+    /// Counts everything up to `now`, for a copy to show.
     pub fn settle(&mut self, now: Nanos) {
         let now = now.max(self.last);
         self.roll(now);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside counting every stretch, second and burst from a list.
+        /// Compared with counting every slot, second and burst from a list.
         #[test]
         fn counts_are_those_of_a_list(gaps in proptest::collection::vec(0u64..200, 1..200), rest in 0u64..5_000) {
             let mut times = Times::new(Nanos(7), Duration::from_secs(0));

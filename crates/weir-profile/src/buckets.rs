@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How numbers are put into buckets: `2^BITS` steps for each doubling, exact below `2^(BITS + 1)`.
+/// The mapping of numbers to buckets: `2^BITS` steps for each doubling, exact below `2^(BITS + 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
     bits: u32,
@@ -18,7 +18,7 @@ impl Scale {
         Scale { bits, top }
     }
 
-    /// How many buckets there are.
+    /// The number of buckets.
     #[must_use]
     pub const fn buckets(self) -> usize {
         (((self.top - self.bits + 1) << self.bits) + 1) as usize
@@ -48,7 +48,7 @@ impl Scale {
         (steps + bucket % steps) << shift
     }
 
-    /// The buckets that hold something, as (smallest number, amount), in order.
+    /// The non-empty buckets, as (smallest number, amount), in order.
     pub(crate) fn list<T: Copy + Into<f64>>(self, amounts: &[T]) -> Spread {
         let held = amounts
             .iter()
@@ -58,15 +58,15 @@ impl Scale {
     }
 }
 
-/// More than any disk is asked for: a million requests a second for three years.
+/// An upper bound for any disk: a million requests a second for three years.
 pub(crate) const MOST: f64 = 1e14;
 
-/// Whether a number read from outside can be an amount.
+/// Whether a number from a file is a valid amount.
 pub(crate) fn is_amount(amount: f64) -> bool {
     (0.0..=MOST).contains(&amount)
 }
 
-/// Rounded to hundredths: estimates are no better, and short numbers are read back as they were written.
+/// Rounded to hundredths: estimates are not more exact, and short numbers survive writing and reading.
 pub(crate) fn hundredths(amount: f64) -> f64 {
     (amount * 100.0).round() / 100.0
 }
@@ -78,7 +78,7 @@ pub(crate) fn hundredths(amount: f64) -> f64 {
 pub struct Spread(pub Vec<(u64, f64)>);
 
 impl Spread {
-    /// All amounts together.
+    /// The sum of all amounts.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.0.iter().map(|&(_, amount)| amount).sum()
@@ -105,7 +105,7 @@ impl Spread {
         self.0.last().map(|&(floor, _)| floor)
     }
 
-    /// Adds what another one counts.
+    /// Adds another one.
     pub fn add(&mut self, other: &Spread) {
         let mut sum = std::collections::BTreeMap::new();
         for &(floor, amount) in self.0.iter().chain(&other.0) {
@@ -114,7 +114,7 @@ impl Spread {
         self.0 = sum.into_iter().collect();
     }
 
-    /// Whether it is in order and made of amounts that can be.
+    /// Whether it is sorted and has valid amounts.
     pub(crate) fn is_sound(&self) -> bool {
         self.0.windows(2).all(|pair| pair[0].0 < pair[1].0)
             && self.0.iter().all(|&(_, amount)| is_amount(amount))

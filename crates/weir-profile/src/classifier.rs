@@ -1,31 +1,31 @@
-//! Where requests go relative to those before them: sequential, strided or random.
+//! Positions of requests relative to earlier ones: sequential, strided or random.
 
 use super::buckets::Scale;
 use super::record::Class;
 
-/// Streams that are followed at once, for reads and for writes each.
+/// Number of streams tracked at once, for reads and for writes each.
 const STREAMS: usize = 16;
 
-/// Distances that are counted at once.
+/// Number of distances counted at once.
 const STRIDES: usize = 4;
 
-/// Alignments that are told apart: 512 bytes times a power of two, up to 1 MiB.
+/// Number of distinguished alignments: 512 bytes times a power of two, up to 1 MiB.
 pub(super) const ALIGNMENTS: usize = 12;
 
 /// Lengths of sequential runs in requests: powers of two.
 pub(super) const RUNS: Scale = Scale::new(0, 20);
 
-/// Follows the requests of one direction.
+/// Classifies the requests of one direction.
 ///
 /// A request is *sequential* when it begins where one of the last streams ended, and *strided* when its distance from the
 /// request before it is that request's distance from the one before that. Everything else is *random*.
 #[derive(Clone, Debug)]
 pub(super) struct Classifier {
-    /// Where each stream ended; `u64::MAX` where there is none.
+    /// The end of each stream; `u64::MAX` for none.
     ends: [u64; STREAMS],
     /// Requests of each stream.
     lengths: [u32; STREAMS],
-    /// Streams that went on since the cursor passed them: they are not given up.
+    /// Streams that continued since the cursor passed them: they are not evicted (as in the CLOCK algorithm).
     active: u16,
     cursor: usize,
     start: u64,
@@ -74,7 +74,7 @@ impl Classifier {
         Class::Random
     }
 
-    /// A new stream, in the slot of one that has not gone on lately.
+    /// A new stream, in the slot of one that has not continued recently.
     fn begin(&mut self, end: u64) {
         while (self.active >> self.cursor) & 1 == 1 {
             self.active &= !(1 << self.cursor);
@@ -101,14 +101,14 @@ impl Classifier {
         }
     }
 
-    /// Distances in bytes with a lower bound of how often each was seen, the most frequent first.
+    /// Distances in bytes, each with a lower bound of its frequency, the most frequent first.
     pub fn strides(&self) -> Vec<(i64, u64)> {
         let mut seen: Vec<(i64, u64)> = self.strides.iter().copied().filter(|known| known.1 > 0).collect();
         seen.sort_by_key(|&(distance, count)| (std::cmp::Reverse(count), distance));
         seen
     }
 
-    /// Sequential runs by their length in requests, those under way too.
+    /// Sequential runs by their length in requests, including those in progress.
     pub fn runs(&self) -> [u64; RUNS.buckets()] {
         let mut all = self.clone();
         (0..STREAMS).for_each(|stream| all.end_run(stream));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     proptest! {
-        /// The slow way: remember the end of every stream there ever was.
+        /// Reference implementation: the ends of all streams.
         #[test]
         fn nothing_sequential_is_missed_with_few_streams(picks in proptest::collection::vec(0usize..6, 1..400)) {
             let mut classifier = Classifier::new();

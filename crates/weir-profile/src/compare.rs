@@ -1,22 +1,22 @@
-//! Two profiles side by side: the original and its replay.
+//! Comparison of two profiles: the original and its replay.
 
 use serde::Serialize;
 
 use super::record::{Class, Direction, Profile};
 
-/// Sizes of a cache, as divisors of the original's working set, at which hits are compared.
+/// Cache sizes at which hits are compared, as divisors of the original's working set.
 const CACHES: [u64; 4] = [16, 4, 2, 1];
 
 /// One figure of both.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What it is, with its unit.
+    /// Its name, with its unit.
     pub name: String,
-    /// Of the original.
+    /// The original's value.
     pub original: f64,
-    /// Of the replay.
+    /// The replay's value.
     pub replay: f64,
-    /// How much the replay differs, in percent of the original; for figures that are percentages, and for the size
+    /// Difference of the replay, in percent of the original; for figures that are percentages, and for the size
     /// histogram, in points. `None` when the original has none.
     pub difference: Option<f64>,
 }
@@ -65,8 +65,8 @@ pub fn compare(original: &Profile, replay: &Profile) -> Vec<Row> {
     rows
 }
 
-/// How many percent of the requests would have to have another size for the histograms to be equal (total variation
-/// distance); `None` when a side has no requests of that direction.
+/// Percentage of the requests that would need another size for the histograms to be equal (total variation distance); `None` when
+/// a side has no requests of that direction.
 #[must_use]
 pub fn size_distance(original: &Profile, replay: &Profile, direction: Direction) -> Option<f64> {
     let (mine, theirs) = (original.kind(direction).sizes(), replay.kind(direction).sizes());

@@ -10,8 +10,8 @@
 //! # Sampling
 //! Figures that need the history of blocks (reuse, working set, curves) come from a spatial sample: the blocks of 4 KiB whose
 //! hash lies below a threshold, and all references to them (SHARDS; Waldspurger, Park, Garthwaite and Ahmad, "Efficient
-//! MRC construction with SHARDS", FAST 2015). The sample is of fixed size: when it overflows, the threshold sinks.
-//! It also sinks while more references are sampled than the processor time allows. Counts that need no memory are exact.
+//! MRC construction with SHARDS", FAST 2015). The sample is of fixed size: when it overflows, the threshold falls. It also falls
+//! while more references are sampled than the processor time allows. Counts that need no memory are exact.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

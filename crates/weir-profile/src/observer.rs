@@ -21,13 +21,13 @@ const EXACT: usize = 256;
 
 const SECTOR: u64 = 512;
 
-/// How a profiler samples.
+/// Sampling settings of a profiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Most blocks of 4 KiB in the sample, 64 to 2^24. 8192 are enough for an error of about one point (FAST 2015,
+    /// Maximum number of 4 KiB blocks in the sample, 64 to 2^24. 8192 are enough for an error of about one point (FAST 2015,
     /// section 4).
     pub samples: usize,
-    /// References per second above which fewer blocks are sampled, as long as there are 512. Bounds the time.
+    /// Limit of sampled references per second; above it the sample shrinks, but not below 512 blocks. Bounds the processor time.
     pub sampled_per_second: u32,
     /// Length of an interval of the working set over time, at least 1 ms.
     pub interval: Duration,
@@ -82,7 +82,7 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// Watches from `now` on, which is `unix` after 1970 (for the hours of the day).
+    /// Profiles from `now` on, which is `unix` after 1970 (for the hours of the day).
     ///
     /// # Panics
     /// A setting is outside its range.
@@ -129,14 +129,14 @@ impl Profiler {
         }
     }
 
-    /// Bytes of memory that it holds, whatever it sees.
+    /// Bytes of memory in use, independent of the workload.
     #[must_use]
     pub fn memory(&self) -> usize {
         let sizes = 2 * Class::COUNT * (EXACT + SECTORS.buckets()) * size_of::<u64>();
         size_of::<Profiler>() + sizes + self.sampler.memory()
     }
 
-    /// What is known at `now`, under the name of what is watched.
+    /// The profile at `now`, under the name of its source.
     #[must_use]
     pub fn profile(&self, now: Nanos, source: &str) -> Profile {
         let mut times = self.times.clone();
@@ -192,8 +192,8 @@ impl Profiler {
         }
     }
 
-    /// First uses are counted as they are: there is one for each block of the sample. What is missing to the exact number
-    /// of references are uses of few, often used blocks that the sample has or has not, and those are re-uses.
+    /// First uses need no correction: there is one for each block of the sample. The difference to the exact number of references
+    /// consists of uses of few, frequently used blocks, which the sample may include or not, and those are re-uses.
     fn reuse(&self) -> Reuse {
         let sampler = &self.sampler;
         let missing = |direction: Direction| {

@@ -4,25 +4,25 @@ use serde::{Deserialize, Serialize};
 
 use super::buckets::{MOST, Spread, is_amount};
 
-/// Number of the layout; a reader that knows another one says so and does not guess.
+/// Version of the layout; a reader refuses any other version.
 pub const VERSION: u32 = 1;
 
 /// Bytes of a block: the unit of reuse, of the working set and of the curves.
 pub const BLOCK: u64 = 4096;
 
-/// Points of the working set over time that are kept: the last ones.
+/// Number of points of the working set over time: the last ones.
 pub(crate) const POINTS: usize = 240;
 
 /// No disk is larger, in bytes: 1 EiB.
 const LARGEST_DISK: u64 = 1 << 60;
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// Out of the disk.
+    /// From the disk.
     Read,
-    /// Into the disk.
+    /// To the disk.
     Write,
 }
 
@@ -40,20 +40,20 @@ impl Direction {
     }
 }
 
-/// Where a request goes relative to earlier ones of its direction.
+/// The position of a request relative to earlier ones of its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Neither of the others.
     Random,
-    /// Where one of the last 16 streams had ended.
+    /// At the end of one of the last 16 streams.
     Sequential,
-    /// At the same distance from the request before as that one from its predecessor.
+    /// At the same distance from the previous request as that one from its predecessor.
     Strided,
 }
 
 impl Class {
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: usize = 3;
 
     /// All of them, in the order of their numbers.
@@ -63,9 +63,9 @@ impl Class {
 /// Stack distances: for each reference to a block, how many other blocks were used since it was last used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// References as estimated from the sample. How far they are from the exact number corrects the curve.
+    /// References, estimated from the sample. Their difference from the exact number corrects the curve.
     pub weight: f64,
-    /// Of these, to blocks that had not been used before.
+    /// Of these, references to blocks not used before.
     pub cold: f64,
     /// The others by stack distance in blocks, buckets 3 % wide.
     pub distances: Spread,
@@ -109,13 +109,13 @@ impl Part {
 pub struct KindProfile {
     /// Those at random offsets.
     pub random: Part,
-    /// Those where a stream had ended.
+    /// Those at the end of a stream.
     pub sequential: Part,
     /// Those in equal steps.
     pub strided: Part,
     /// Sequential runs by their number of requests: powers of two.
     pub runs: Spread,
-    /// The most frequent steps in bytes, with a lower bound of how often they were seen. At most 4.
+    /// The most frequent steps in bytes, each with a lower bound of its frequency. At most 4.
     pub strides: Vec<(i64, u64)>,
     /// Random requests by the largest power of two, up to 1 MiB, that divides their offset in bytes.
     pub alignments: Spread,
@@ -187,31 +187,31 @@ impl KindProfile {
     }
 }
 
-/// When requests of all kinds came.
+/// Arrivals of requests of all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Arrival {
-    /// Distances between requests by nanoseconds, 25 % wide.
+    /// Intervals between requests in nanoseconds, buckets 25 % wide.
     pub gaps_ns: Spread,
     /// Bursts (ended by a pause of 10 ms) by their number of requests: powers of two.
     pub bursts: Spread,
-    /// Seconds that the bursts lasted.
+    /// Total duration of the bursts, in seconds.
     pub burst_seconds: f64,
-    /// Stretches of 100 ms that were counted.
+    /// Number of 100 ms slots.
     pub ticks: u64,
-    /// Requests in them, squared and added up.
+    /// Sum of the squares of their request counts.
     pub tick_squares: f64,
-    /// Most requests in one of them.
+    /// Largest request count of a slot.
     pub tick_peak: u64,
-    /// Seconds in which there was a request.
+    /// Seconds with a request.
     pub active_seconds: u64,
 }
 
-/// What one hour of the day (UTC) saw, over all days.
+/// The requests of one hour of the day (UTC), over all days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Hour {
-    /// Seconds of it that were watched.
+    /// Seconds of it under observation.
     pub watched_seconds: f64,
-    /// Seconds of it in which there was a request.
+    /// Seconds of it with a request.
     pub active_seconds: u64,
     /// Reads.
     pub reads: u64,
@@ -221,7 +221,7 @@ pub struct Hour {
     pub bytes: u64,
 }
 
-/// What the references to blocks found, in blocks (from the sample).
+/// References by the earlier use of their blocks, in blocks (from the sample).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reuse {
     /// Reads of blocks that had neither been read nor written.
@@ -239,44 +239,44 @@ pub struct Reuse {
 /// Distinct blocks used, in bytes (from the sample).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkingSet {
-    /// Over all the time.
+    /// Over the whole time.
     pub bytes: f64,
     /// Length of an interval in seconds.
     pub interval_seconds: f64,
-    /// Intervals before the first that is kept.
+    /// Number of intervals before the first one kept.
     pub skipped: u64,
     /// In each whole interval: the last 240.
     pub over_time: Vec<f64>,
 }
 
-/// How soon written blocks are written again (from the sample): what a write log would absorb.
+/// Distances between writes of a block (from the sample), which determine the writes that a log would absorb.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WriteBack {
-    /// Overwritten blocks by the blocks that were written since their last write, 6 % wide.
+    /// Overwritten blocks by the number of blocks written since their last write, buckets 6 % wide.
     pub after_blocks: Spread,
-    /// Overwritten blocks by the milliseconds since their last write, 6 % wide.
+    /// Overwritten blocks by the milliseconds since their last write, buckets 6 % wide.
     pub after_ms: Spread,
 }
 
-/// How the sample was at the end.
+/// The state of the sample at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// The share of all blocks that was looked at, 0 to 1.
+    /// The sampled share of all blocks, 0 to 1.
     pub rate: f64,
     /// Blocks in it.
     pub blocks: u64,
 }
 
-/// The requests to a disk in a stretch of time.
+/// The requests to a disk in a period of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// Number of this layout.
+    /// Version of this layout.
     pub version: u32,
-    /// What was watched: `disk db`, or the name of a trace.
+    /// The source: `disk db`, or the name of a trace.
     pub source: String,
-    /// Bytes of the disk; absent when unknown.
+    /// Size of the disk, in bytes; absent when unknown.
     pub disk_bytes: Option<u64>,
-    /// Seconds that were watched; 0 when the times of the requests are not known.
+    /// Length of the observation, in seconds; 0 when the times of the requests are not known.
     pub seconds: f64,
     /// Reads.
     pub read: KindProfile,
@@ -288,21 +288,21 @@ pub struct Profile {
     pub discards: u64,
     /// Flushes.
     pub flushes: u64,
-    /// When requests came.
+    /// Arrivals of requests.
     pub arrival: Arrival,
     /// By hour of the day (UTC), 24 of them; empty when the time of day is not known.
     pub hours: Vec<Hour>,
-    /// What references to blocks found.
+    /// References by the earlier use of their blocks.
     pub reuse: Reuse,
     /// Distinct blocks used.
     pub working_set: WorkingSet,
-    /// How soon written blocks are written again.
+    /// Distances between writes of a block.
     pub write_back: WriteBack,
-    /// How the sample was.
+    /// The state of the sample.
     pub sampling: Sampling,
 }
 
-/// Why a text is not a profile that can be used.
+/// The reason why a text is not a usable profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// Not JSON, or something is missing.
@@ -311,13 +311,13 @@ pub enum ProfileError {
     /// Another layout.
     #[error("it is a profile of version {0}, and this program reads version {VERSION}")]
     Version(u64),
-    /// Numbers that no profiler writes.
+    /// Invalid numbers.
     #[error("the profile's {0} cannot be: the file is damaged")]
     Unsound(&'static str),
 }
 
 impl Profile {
-    /// Reads a profile. Fields that are not known are ignored, those that are missing are an error.
+    /// Reads a profile. Ignores unknown fields; a missing field is an error.
     ///
     /// # Errors
     /// It is none, or of another version, or damaged.
@@ -412,8 +412,8 @@ impl Profile {
         }
     }
 
-    /// Adds a later stretch of time. Blocks are forgotten between stretches: first uses of each stretch are
-    /// first uses of the sum, and the curves are those of a cache that begins each stretch empty.
+    /// Adds a later period. Blocks are not tracked across periods: first uses of each period are first uses of the sum, and the
+    /// curves are those of a cache that is empty at the start of each period.
     pub fn add(&mut self, later: &Profile) {
         self.seconds += later.seconds;
         self.disk_bytes = self.disk_bytes.max(later.disk_bytes);
@@ -458,7 +458,7 @@ impl Profile {
         self.write_back.after_blocks.add(&later.write_back.after_blocks);
         self.write_back.after_ms.add(&later.write_back.after_ms);
         let (set, theirs) = (&mut self.working_set, &later.working_set);
-        // The largest stretch is a lower bound of the sum.
+        // The largest period's is a lower bound of the sum's.
         set.bytes = set.bytes.max(theirs.bytes);
         if set.interval_seconds == theirs.interval_seconds {
             set.over_time.extend(&theirs.over_time);

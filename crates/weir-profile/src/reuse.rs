@@ -1,5 +1,5 @@
-//! Figures that need the history of blocks: first uses and re-uses, the working set, the distances from which the miss-ratio
-//! curve follows, and how soon written blocks are written again. All of it from a spatial sample (SHARDS).
+//! Figures that need the history of blocks: first uses and re-uses, the working set, the distances that determine the miss-ratio
+//! curve, and the distances between writes of a block. All figures are from a spatial sample (SHARDS).
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) const WRITTEN: Scale = Scale::new(4, 40);
 /// Milliseconds since a block was written: 6 % wide.
 pub(super) const AGES: Scale = Scale::new(4, 40);
 
-/// The sample does not sink below so many blocks for the sake of processor time: too few say nothing.
+/// Limit below which processor time does not reduce the sample: fewer blocks have no statistical significance.
 const FEWEST: usize = 512;
 
 const SEEN_READ: u8 = 1;
@@ -33,11 +33,12 @@ pub(super) struct Memory {
     interval: u32,
     /// Blocks that had been written before it was last written.
     written_at: u64,
-    /// When it was last written.
+    /// Time of its last write.
     at: Nanos,
 }
 
-/// References and what they found, by class, each weighted with the number of blocks that a sampled one stands for.
+/// References by class and by the earlier use of their blocks, each weighted with the number of blocks that a sampled one
+/// represents.
 #[derive(Clone, Debug)]
 pub(super) struct Distances {
     /// Sampled references, weighted; the exact number is counted beside it.
@@ -59,11 +60,11 @@ pub(super) struct Sampler {
     stack: Stack<Memory>,
     /// Blocks whose hash is below it are sampled.
     threshold: u64,
-    /// To where the threshold is sinking.
+    /// The value to which the threshold is falling.
     target: u64,
-    /// Blocks that a sampled one stands for: 2^64 / threshold.
+    /// Number of blocks that a sampled one represents: 2^64 / threshold.
     weight: f64,
-    /// References that may be sampled in a second.
+    /// Limit of sampled references per second.
     budget: u32,
     sampled_in_second: u32,
     second_end: Nanos,
@@ -80,7 +81,7 @@ pub(super) struct Sampler {
     interval_number: u32,
     /// Weighted blocks that this interval used.
     in_interval: f64,
-    /// A ring; `points` counts all that there ever were.
+    /// A ring; `points` counts all points so far.
     ring: Box<[f64; POINTS]>,
     points: u64,
 }
@@ -113,7 +114,7 @@ impl Sampler {
         }
     }
 
-    /// Blocks in the sample, and the share of all blocks that it is taken from.
+    /// Number of blocks in the sample, and the sampled share of all blocks.
     pub fn sample(&self) -> (usize, f64) {
         (self.stack.len(), 1.0 / self.weight)
     }
@@ -188,8 +189,8 @@ impl Sampler {
         }
     }
 
-    /// The block with the largest hash, and all that would lie beyond it, are sampled no more. One block at a time, so
-    /// that no request waits for many.
+    /// Removes the block with the largest hash from the sample and lowers the threshold to it. One block at a time, so that no
+    /// request waits for many.
     fn sink(&mut self) {
         if let Some(hash) = self.stack.forget_largest() {
             self.threshold = hash;

@@ -1,12 +1,12 @@
-//! The sampled blocks in the order of their last use: how many others were used since, in logarithmic time.
+//! The sampled blocks in the order of their last use: the number of others used since, in logarithmic time.
 //!
-//! Each use takes the next *position*; a Fenwick tree (Fenwick 1994) counts the positions that still stand for a block's
-//! last use. Positions are renumbered when they run out. All memory is taken when the stack is made.
+//! Each use takes the next *position*; a Fenwick tree (Fenwick 1994) counts the positions that are still a block's last use. When
+//! positions run out, they are renumbered. All memory is allocated when the stack is created.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Positions for each block that the stack can hold: three of four uses need no renumbering.
+/// Positions per block of capacity: three of four uses need no renumbering.
 const POSITIONS: usize = 4;
 
 /// Fewest positions: below it a smaller tree is no faster.
@@ -14,8 +14,7 @@ const FEWEST: usize = 1024;
 
 const NOBODY: u32 = u32::MAX;
 
-/// Blocks are known by a hash that no two blocks share, so it is taken as it is. The table chooses by the upper bits
-/// too, which are all zero in a small sample.
+/// The keys are already unique hashes of blocks. The table also uses the upper bits, which are all zero in a small sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rotated(u64);
 
@@ -33,7 +32,7 @@ impl Hasher for Rotated {
     }
 }
 
-/// The stack. `T` is what is remembered of each block.
+/// The stack. `T` is the state of each block.
 #[derive(Debug)]
 pub(super) struct Stack<T> {
     slots: HashMap<u64, u32, BuildHasherDefault<Rotated>>,
@@ -41,7 +40,7 @@ pub(super) struct Stack<T> {
     room: usize,
     blocks: Vec<Block<T>>,
     free: Vec<u32>,
-    /// All hashes: the largest is forgotten first.
+    /// All hashes: the largest is removed first.
     largest: BinaryHeap<u64>,
     /// The slot of the block that was last used at each position.
     used: Box<[u32]>,
@@ -92,10 +91,10 @@ impl<T: Default + Copy> Stack<T> {
         self.largest.peek().copied()
     }
 
-    /// Bytes that it holds, whatever happens.
+    /// Bytes of memory, constant.
     pub fn memory(&self) -> usize {
         let entry = size_of::<(u64, u32)>() + 1;
-        // What was removed counts as neither used nor free until it is cleaned up.
+        // Removed entries count as neither used nor free until they are cleaned up.
         self.room.max(self.slots.capacity()) * 8 / 7 * entry
             + self.blocks.capacity() * size_of::<Block<T>>()
             + self.free.capacity() * 4
@@ -103,7 +102,7 @@ impl<T: Default + Copy> Stack<T> {
             + (self.used.len() + self.tree.len()) * 4
     }
 
-    /// A block is used. Returns what is remembered of it and, unless it is new, how many other blocks were used since.
+    /// A block is used. Returns its state and, unless it is new, the number of other blocks used since.
     #[inline]
     pub fn touch(&mut self, hash: u64) -> (&mut T, Option<u32>) {
         if self.next == self.limit {
@@ -144,7 +143,7 @@ impl<T: Default + Copy> Stack<T> {
         slot
     }
 
-    /// Forgets the block with the largest hash.
+    /// Removes the block with the largest hash.
     pub fn forget_largest(&mut self) -> Option<u64> {
         let hash = self.largest.pop()?;
         let slot = self.slots.remove(&hash)?;
@@ -176,7 +175,7 @@ impl<T: Default + Copy> Stack<T> {
         }
     }
 
-    /// Gives the blocks the first positions, in their order. The tree is as large as the sample needs, no larger.
+    /// Moves the blocks to the first positions, in their order. The tree is only as large as the sample needs.
     #[cold]
     fn renumber(&mut self) {
         let mut live = 0;
@@ -192,7 +191,7 @@ impl<T: Default + Copy> Stack<T> {
         self.next = live;
         self.limit = (live * POSITIONS).next_power_of_two().clamp(FEWEST, self.used.len());
         for node in 1..=self.limit {
-            // Ones below `live`: how many of them a node's range covers.
+            // Ones below `live`: the number of them in a node's range.
             let covers = node & node.wrapping_neg();
             self.tree[node] = live.saturating_sub(node - covers).min(covers) as u32;
         }
@@ -205,7 +204,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Beside a list that is searched from its end.
+        /// Compared with a list that is searched from its end.
         #[test]
         fn distances_are_those_of_a_list(
             uses in proptest::collection::vec((0u64..300, any::<bool>()), 1..3_000), capacity in 20usize..200,

@@ -6,37 +6,37 @@ use super::buckets::Spread;
 use super::record::{BLOCK, Class, Direction, KindProfile, Part, Profile};
 use super::reuse::DISTANCES;
 
-/// Hit ratios, in percent, for which a cache size is named.
+/// Hit ratios, in percent, for which a cache size is reported.
 pub const HIT_TARGETS: [u32; 3] = [80, 90, 95];
 
-/// Sizes of a write log, in bytes, for which coalescing is named.
+/// Sizes of a write log, in bytes, for which coalescing is reported.
 pub const COALESCING_BYTES: [u64; 6] = [1 << 20, 8 << 20, 64 << 20, 256 << 20, 1 << 30, 8 << 30];
 
-/// Ages of a write log's oldest record, in seconds, for which coalescing is named.
+/// Ages of a write log's oldest record, in seconds, for which coalescing is reported.
 pub const COALESCING_SECONDS: [u64; 6] = [1, 5, 15, 60, 300, 1800];
 
-/// The figures that people look at first, for JSON beside the profile.
+/// The main figures, for JSON beside the profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfileSummary {
-    /// Requests for data of a second; absent when the times are not known.
+    /// Reads and writes per second; absent when the times are not known.
     pub iops: Option<f64>,
-    /// MiB of a second; absent when the times are not known.
+    /// MiB per second; absent when the times are not known.
     pub mib_per_second: Option<f64>,
-    /// Percent of the requests that read.
+    /// Reads, in percent of the requests.
     pub read_percent: f64,
-    /// Percent of the requests that go on where a stream had ended.
+    /// Sequential requests, in percent.
     pub sequential_percent: f64,
     /// Mean bytes of a read and of a write.
     pub mean_bytes: [f64; 2],
-    /// Percent of the seconds in which there was a request; absent when the times are not known.
+    /// Seconds with a request, in percent; absent when the times are not known.
     pub duty_percent: Option<f64>,
-    /// How much more the number of requests in 100 ms varies than that of independent ones (1): variance by mean.
+    /// Index of dispersion of the number of requests in 100 ms: variance divided by mean; 1 for independent requests.
     pub dispersion: Option<f64>,
     /// Bytes of distinct blocks used.
     pub working_set_bytes: f64,
     /// (percent, bytes): the smallest LRU cache of so many hits among all references; absent where only more reuse helps.
     pub cache_for_hits: Vec<(u32, Option<u64>)>,
-    /// Percent of hits in a cache of everything.
+    /// Percent of hits in an unlimited cache.
     pub most_hits_percent: f64,
     /// (bytes, percent): written bytes that a log with the last so many written bytes would absorb.
     pub absorbed_by_bytes: Vec<(u64, f64)>,
@@ -57,18 +57,18 @@ impl Profile {
         self.read.bytes() + self.write.bytes()
     }
 
-    /// Requests of all kinds, as they are counted by arrival.
+    /// Requests of all kinds, as counted by arrival.
     fn arrivals(&self) -> u64 {
         self.requests() + self.write_zeroes + self.discards + self.flushes
     }
 
-    /// Reads and writes of a second; `None` when the times are not known.
+    /// Reads and writes per second; `None` when the times are not known.
     #[must_use]
     pub fn iops(&self) -> Option<f64> {
         (self.seconds > 0.0).then(|| self.requests() as f64 / self.seconds)
     }
 
-    /// The share of requests that read, 0 to 1; 0 when there is none.
+    /// The share of reads, 0 to 1; 0 without requests.
     #[must_use]
     pub fn read_share(&self) -> f64 {
         share(self.read.requests() as f64, self.requests() as f64)
@@ -89,8 +89,8 @@ impl Profile {
         all
     }
 
-    /// Variance by mean of the number of requests in 100 ms: 1 for independent requests (Poisson), 0 for a clock's,
-    /// more for bursts. `None` when too little was watched.
+    /// Variance divided by mean of the number of requests in 100 ms: 1 for independent requests (Poisson), 0 for regular ones,
+    /// more for bursts. `None` when the observation was too short.
     #[must_use]
     pub fn dispersion(&self) -> Option<f64> {
         let ticks = self.arrival.ticks as f64;
@@ -98,7 +98,7 @@ impl Profile {
         if ticks < 10.0 || mean <= 0.0 || !mean.is_finite() {
             return None;
         }
-        // The mean of what the stretches held, which leaves out the one under way.
+        // The mean of the completed slots, without the current one.
         let mean = mean.min((self.arrival.tick_squares / ticks).sqrt());
         Some(((self.arrival.tick_squares / ticks - mean * mean) / mean).max(0.0))
     }
@@ -110,7 +110,7 @@ impl Profile {
         hit_ratio(self.parts(of), bytes as f64 / BLOCK as f64)
     }
 
-    /// The smallest LRU cache, in bytes, with at least this share of hits; `None` when no cache has so many.
+    /// The smallest LRU cache, in bytes, with at least this share of hits; `None` when no cache reaches it.
     #[must_use]
     pub fn cache_for(&self, share: f64, of: Option<Direction>) -> Option<u64> {
         let mut all = Spread::default();
@@ -121,7 +121,7 @@ impl Profile {
         sizes.get(enough).map(|blocks| blocks * BLOCK)
     }
 
-    /// The share of hits in a cache that never forgets, 0 to 1.
+    /// The share of hits in an unlimited cache, 0 to 1.
     #[must_use]
     pub fn most_hits(&self, of: Option<Direction>) -> f64 {
         hit_ratio(self.parts(of), f64::INFINITY)
@@ -140,7 +140,7 @@ impl Profile {
         self.absorbed(&self.write_back.after_blocks, bytes / BLOCK + 1)
     }
 
-    /// The share of written blocks, 0 to 1, that a log of what was written in the last `seconds` would have absorbed.
+    /// The share of written blocks, 0 to 1, that a log of the writes of the last `seconds` would have absorbed.
     #[must_use]
     pub fn absorbed_by_seconds(&self, seconds: u64) -> f64 {
         self.absorbed(&self.write_back.after_ms, seconds.saturating_mul(1000))
@@ -151,12 +151,13 @@ impl Profile {
         if all == 0.0 {
             return 0.0;
         }
-        // Overwrites that the sample missed or has too many of are those of often written blocks: the soonest ones.
+        // Overwrites that the sample lacks, or has too many of, are those of frequently written blocks, with the shortest
+        // distances.
         let missing = self.reuse.overwrites - all;
         share(overwrites.below(below) + missing, self.write.blocks() as f64)
     }
 
-    /// The figures that people look at first.
+    /// The main figures.
     #[must_use]
     pub fn summary(&self) -> ProfileSummary {
         let timed = |value: f64| (self.seconds > 0.0).then_some(value);
@@ -194,8 +195,8 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// SHARDS with its adjustment: what the sample lacks of the exact number of references, or has too many, are references to
-/// few, often used blocks, and those hit in every cache (FAST 2015, section 3.3).
+/// SHARDS with its adjustment: the difference between the sample's and the exact number of references consists of references to
+/// few, frequently used blocks, which hit in every cache (FAST 2015, section 3.3).
 pub(crate) fn hit_ratio<'a>(parts: impl Iterator<Item = &'a Part>, blocks: f64) -> f64 {
     let (mut exact, mut hits) = (0.0, 0.0);
     for part in parts {
@@ -206,7 +207,7 @@ pub(crate) fn hit_ratio<'a>(parts: impl Iterator<Item = &'a Part>, blocks: f64) 
                 break;
             }
             let end = DISTANCES.floor(DISTANCES.bucket(floor) + 1);
-            // Within a bucket, distances are taken as evenly spread. A distance below the size is a hit.
+            // Within a bucket, distances are assumed to be uniformly distributed. A distance below the size is a hit.
             hits += amount * ((blocks - floor as f64) / end.saturating_sub(floor).max(1) as f64).min(1.0);
         }
     }

@@ -1,4 +1,4 @@
-//! The profiler beside what is obviously right: simulated caches, lists and counts of the same requests.
+//! The profiler compared with simple reference implementations: simulated caches, lists and counts of the same requests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -39,7 +39,7 @@ fn profile(settings: Settings, trace: &[Request]) -> Profile {
     profile
 }
 
-/// Hits of an LRU cache of `size` blocks, by playing it.
+/// Hits of an LRU cache of `size` blocks, by simulation.
 fn play(trace: &[Request], size: usize) -> f64 {
     let (mut used_at, mut by_age) = (HashMap::new(), BTreeMap::new());
     let (mut hits, mut all) = (0u64, 0u64);
@@ -96,7 +96,7 @@ fn trace(shape: Shape, blocks: usize, count: usize, seed: u64) -> Vec<Request> {
         let scans = match shape {
             Shape::Zipf(_) => false,
             Shape::Scan => true,
-            // Stretches of scanning between stretches of random requests.
+            // Sequential scans alternating with random requests.
             Shape::Mixed(_) => number / 4_000 % 3 == 2,
         };
         let block = if scans { scanned } else { zipf.draw(&mut random) };
@@ -127,7 +127,7 @@ fn check_curve(
         if (is - should).abs() <= 0.02 {
             continue;
         }
-        // A curve with a cliff (a loop) cannot be compared at the cliff: there, a cache a few percent smaller or larger decides.
+        // A curve with a cliff (a loop) cannot be compared at the cliff: there, a few percent of the cache's size decide.
         let (less, more) = (play(&trace, size * 95 / 100), play(&trace, size * 105 / 100));
         prop_assert!(
             less - 0.02 <= is && is <= more + 0.02,
@@ -163,7 +163,7 @@ fn each_shape_has_its_curve_also_when_the_time_for_sampling_is_bounded() {
     }
 }
 
-/// Everything that needs no sample, and all of it as long as the sample has room for every block, beside plain counts.
+/// Compares the figures that need no sample, and all figures while the sample has room for every block, with plain counts.
 fn check_counts(trace: &[Request], profile: &Profile) {
     for direction in Direction::ALL {
         let kind = if direction == Direction::Read { RequestKind::Read } else { RequestKind::Write };
@@ -253,7 +253,7 @@ fn streams_among_random_requests_are_told_apart() {
     };
     let trace: Vec<Request> = (0..20_000).map(next).collect();
     let profile = profile(UNBOUNDED, &trace);
-    // A stream that rests while some 16 others begin is given up.
+    // A stream that is idle while some 16 others begin is evicted.
     let found = profile.write.sequential.requests;
     assert!(found <= went_on && found > went_on * 99 / 100, "{found} of {went_on}");
     assert_eq!((profile.write.strided.requests, profile.read.requests()), (0, 0));

@@ -1,4 +1,4 @@
-//! A profile made into a load shows the same profile again: in imagined time, on targets that do not exist.
+//! A load made from a profile has the same profile again: in virtual time, on simulated targets.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn show(rows: &[Row], exported: &Export) -> String {
     rows.iter().map(row).chain(jobs).collect()
 }
 
-/// All figures come back within `percent`.
+/// All figures are reproduced within `percent`.
 fn comes_back(jobs: &[Job], percent: f64) -> Export {
     let original = profile(jobs);
     let exported = export(&original, &target(), None).unwrap();
@@ -169,7 +169,7 @@ fn documents_and_job_files_are_read_back() {
 
 #[test]
 fn reads_and_writes_of_different_blocks_come_back() {
-    // A cold table that is read, and a few pages that are written again and again.
+    // A cold table that is read, and a few pages that are repeatedly written.
     let table = job("randread", "8k", "plain", 900, 3);
     let mut pages = job("randwrite", "8k:60,16k:40", "hot:60/3", 600, 4);
     (pages.workload.offset, pages.workload.size) = (Size(1 << 30), Some(Size(64 << 20)));

@@ -1,4 +1,4 @@
-//! Where the random requests of a load go.
+//! The range and distribution of a load's random requests.
 
 use weir_block::size::Size;
 use weir_load::workload::{Access, LARGEST_BLOCK, SECTOR, Workload};
@@ -8,14 +8,14 @@ use super::share::Share;
 use crate::record::{BLOCK, Class, Direction, Part, Profile};
 use crate::view::hit_ratio;
 
-/// Random offsets are multiples of the largest power of two that this share of them are multiples of.
+/// The alignment of random offsets is the largest power of two that divides at least this share of them.
 const ALIGNED: f64 = 0.95;
 
-/// Sizes of a cache at which the curve is looked at, and the smallest of them in blocks.
+/// Number of cache sizes at which the curve is evaluated, and the smallest of them in blocks.
 const SIZES: u32 = 32;
 const SMALLEST: f64 = 8.0;
 
-/// A range, and how its positions are asked for.
+/// A range, and the distribution of requests over its positions.
 pub(super) struct Area {
     fit: Fit,
     unit: u64,
@@ -23,13 +23,13 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// For some of the random requests, behind the first `start` bytes.
+    /// For some of the random requests, after the first `start` bytes.
     pub fn of(profile: &Profile, random: &[&Share], start: u64) -> Area {
         let unit = random.iter().map(|share| alignment(profile, share.direction)).min().unwrap_or(BLOCK);
         Area { fit: fit(&demand(profile, random, unit)), unit, start: start.next_multiple_of(unit) }
     }
 
-    /// Every job gets the same positions, whatever its largest size: the distribution then means the same blocks.
+    /// Every job gets the same positions, regardless of its largest size: the distribution then refers to the same blocks.
     pub fn workload(&self, share: &Share, base: Workload) -> Workload {
         Workload {
             access: match share.direction {
@@ -45,7 +45,7 @@ impl Area {
     }
 }
 
-/// The largest power of two that nearly all random offsets are multiples of.
+/// The largest power of two that divides nearly all random offsets.
 fn alignment(profile: &Profile, direction: Direction) -> u64 {
     let counts = &profile.kind(direction).alignments;
     let total = counts.total();
@@ -55,8 +55,8 @@ fn alignment(profile: &Profile, direction: Direction) -> u64 {
             unit = power;
         }
     }
-    // Few positions can all be multiples of more by chance: the most frequent size says what is meant. Reuse is a matter of
-    // blocks, so no position is smaller.
+    // A few positions may all be multiples of a larger power of two by chance, so the most frequent size limits it. Reuse is
+    // counted in blocks, so no position is smaller than a block.
     let sizes = &profile.kind(direction).random.sizes.0;
     let frequent = sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(BLOCK, |&(size, _)| size);
     unit.min(1 << frequent.trailing_zeros()).max(BLOCK)

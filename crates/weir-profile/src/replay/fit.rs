@@ -1,18 +1,18 @@
-//! Which distribution of random requests has a given miss-ratio curve and working set.
+//! Fits the distribution of random requests to a given miss-ratio curve and working set.
 //!
-//! For independent references with known probabilities, Che's approximation tells the hits of an LRU cache: a block is
-//! in it if it was used within a *characteristic time* T, where T is such that the blocks used within T fill the cache
-//! (Che, Tung and Wang, "Hierarchical Web caching systems: modeling, design and experimental results", 2002). Here it is
-//! taken for a stretch of time that begins with an empty cache, so that first uses count as they did when they were
-//! watched. Each candidate gets as many positions as it needs for the working set; the one whose curve is closest wins.
+//! For independent references with known probabilities, Che's approximation gives the hits of an LRU cache: the cache has a block
+//! if it was used within the *characteristic time* T, in which the blocks used fill the cache (Che, Tung and Wang, "Hierarchical
+//! Web caching systems: modeling, design and experimental results", 2002). Here it applies to a period that begins with an empty
+//! cache, so that first uses count as in the profile. Each candidate gets as many positions as it needs for the working set; the
+//! one with the closest curve wins.
 
 use weir_load::pattern::Pattern;
 use weir_load::zipf::weight;
 
-/// Exponents that are tried, in thousandths: 50 apart.
+/// Largest exponent to try, in thousandths; steps of 50.
 const STEEPEST: u32 = 2_500;
 
-/// Percent of the requests and percent of the range that are tried as hot.
+/// Candidates for the hot part: percent of the requests and percent of the range.
 const HOT: [(u8, [u8; 7]); 12] = [
     (10, [1, 2, 3, 4, 5, 6, 8]),
     (20, [1, 2, 3, 5, 7, 10, 15]),
@@ -28,32 +28,32 @@ const HOT: [(u8, [u8; 7]); 12] = [
     (99, [1, 2, 5, 10, 20, 30, 50]),
 ];
 
-/// A candidate that is not simpler must be better by so much: a hundredth of a point.
+/// Required improvement of a candidate that is not simpler: a hundredth of a point.
 const MARGIN: f64 = 1e-4;
 
-/// Ranks that have a weight of their own; beyond, runs grow by 1/16.
+/// Number of ranks with a weight of their own; beyond, runs grow by 1/16.
 const EXACT: u64 = 64;
 
-/// What is to be reproduced: random requests, each for one of many positions.
+/// The demand to reproduce: random requests, each for one of many positions.
 #[derive(Clone, Debug)]
 pub(super) struct Demand {
     /// Requests.
     pub requests: f64,
-    /// Distinct positions that they used.
+    /// Number of distinct positions used.
     pub used: f64,
-    /// Positions that there are at most.
+    /// Maximum number of positions.
     pub most: u64,
-    /// Blocks of a position, as far as requests use them.
+    /// Blocks of a position that requests use.
     pub blocks: f64,
-    /// Positions that a request reaches over, at least 1: requests can be longer than positions are apart.
+    /// Number of positions that a request spans, at least 1: requests can be longer than the distance of positions.
     pub reach: f64,
-    /// Other blocks that come into a cache with each request.
+    /// Number of other blocks that enter a cache with each request.
     pub others: f64,
     /// (cache in blocks, share of hits), ascending.
     pub curve: Vec<(f64, f64)>,
 }
 
-/// How the positions are asked for.
+/// The fitted distribution of requests over positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Fit {
     pub pattern: Pattern,
@@ -62,7 +62,7 @@ pub(super) struct Fit {
     pub error: f64,
 }
 
-/// The distribution that comes closest; uniform if nothing is better.
+/// The closest distribution; uniform if none is better.
 pub(super) fn fit(demand: &Demand) -> Fit {
     let zipf = (1..=STEEPEST / 50).map(|step| Pattern::Zipf { theta_milli: step * 50 });
     let hot = HOT.iter().flat_map(|&(requests, ranges)| {
@@ -87,7 +87,7 @@ fn try_one(pattern: Pattern, demand: &Demand) -> Fit {
     Fit { pattern, positions, error: off / demand.curve.len().max(1) as f64 }
 }
 
-/// The number of positions of which as many are used as were.
+/// The number of positions for which the expected number of used ones equals the demand's.
 fn positions_for(pattern: Pattern, demand: &Demand) -> u64 {
     let used = |positions: u64| {
         let runs = runs(pattern, positions, demand.reach);
@@ -101,20 +101,21 @@ fn positions_for(pattern: Pattern, demand: &Demand) -> u64 {
     low
 }
 
-/// Positions that are used equally often: how many, and how likely a request uses each. Requests that reach over several
-/// positions use `reach` of them.
+/// Groups of positions with equal frequency: their number, and the probability that a request uses each. Requests that span
+/// several positions use `reach` of them.
 fn runs(pattern: Pattern, positions: u64, reach: f64) -> Vec<(f64, f64)> {
     let count = positions as f64;
     let mut runs = starts(pattern, positions);
     if !matches!(pattern, Pattern::Zipf { .. }) {
-        // Neighbours are equally likely.
+        // Adjacent positions are equally likely.
         runs.iter_mut().for_each(|run| run.1 *= reach);
         return runs;
     }
     if reach <= 1.0 {
         return runs;
     }
-    // Neighbours are not: a position is used with the most likely one of those that reach it, and with the rest evenly.
+    // Adjacent positions are not equally likely: a position is used with the most likely start that reaches it, and with the
+    // others evenly.
     let (mut room, mut rest) = (count / reach, 1.0);
     for run in &mut runs {
         let width = run.0.min(room);
@@ -127,7 +128,7 @@ fn runs(pattern: Pattern, positions: u64, reach: f64) -> Vec<(f64, f64)> {
     runs
 }
 
-/// Where requests begin: positions that are equally likely, and how likely each is.
+/// Start positions of requests: groups of equally likely positions, and the probability of each.
 fn starts(pattern: Pattern, positions: u64) -> Vec<(f64, f64)> {
     let count = positions as f64;
     match pattern {
@@ -190,7 +191,7 @@ fn at(points: &[(f64, f64)], cache: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// What a distribution would have shown.
+    /// The demand that a distribution would produce.
     fn demand(pattern: Pattern, positions: u64, requests: f64, reach: f64) -> Demand {
         let runs = runs(pattern, positions, reach);
         let used = runs.iter().map(|&(width, p)| width * -(-p * requests).exp_m1()).sum();

@@ -2,7 +2,7 @@
 //!
 //! Reads and writes, random and sequential ones, are a job each, with their own rate and mix of sizes. The random ones get
 //! the distribution whose miss-ratio curve and working set are closest: one for both, so that writes hit what reads read,
-//! or one for each, whichever is closer in a rehearsal. [`Export::notes`] lists what the load cannot reproduce.
+//! or one for each, whichever is closer in a rehearsal. [`Export::notes`] lists the features that the load cannot reproduce.
 
 mod area;
 mod fit;
@@ -26,25 +26,25 @@ use self::share::{SMALLEST_PART, Share, shares, stride};
 use crate::observer::Settings;
 use crate::record::{BLOCK, Class, Direction, Part, Profile};
 
-/// Number of the layout of [`Jobs`]. In version 1, which is read too, times were `runtime` and `warmup` in two parts.
+/// Version of the layout of [`Jobs`]. In version 1, which is read too, times were `runtime` and `warmup` in two parts.
 const JOBS_VERSION: u32 = 2;
 
-/// Requests that may wait for their answers.
+/// Maximum number of requests in flight.
 const DEPTH: u32 = 64;
 
-/// Profiles of more requests (or of so many seconds with one) are not rehearsed: it would take seconds.
+/// Limit of requests, and of seconds, of profiles that are rehearsed: more would take seconds.
 const REHEARSED: u64 = 1_000_000;
 
-/// Ranges of their own must be better than a common one by so much: half a point.
+/// Required improvement of separate ranges over a common one: half a point.
 const MARGIN: f64 = 0.005;
 
-/// Hits that are further off are worth a note.
+/// Larger deviations of hits get a note.
 const FAR: f64 = 0.05;
 
-/// Below it, requests come as if by a clock.
+/// Below it, arrivals are regular.
 const REGULAR: f64 = 0.5;
 
-/// Above it, requests come in bursts that independent arrivals do not show.
+/// Above it, requests come in bursts that independent arrivals do not have.
 const BURSTY: f64 = 3.0;
 
 /// A load made of a profile.
@@ -72,35 +72,35 @@ struct NamedWorkload {
     workload: Workload,
 }
 
-/// Why there is no load.
+/// The reason why there is no load.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Nothing was asked for.
+    /// The profile has no reads or writes.
     #[error("the profile shows neither reads nor writes: there is nothing to ask for")]
     Empty,
-    /// The disk is smaller than what was used of it.
+    /// The target is smaller than the used range.
     #[error("the target has no room for what was used: it needs at least the working set, and 32 MiB")]
     NoRoom,
-    /// A document that is none.
+    /// An invalid document.
     #[error("it is not a list of jobs that `weir profile export --format bench` wrote: {0}")]
     Json(#[from] serde_json::Error),
     /// Another layout.
     #[error("it is a list of jobs of version {0}, and this program reads versions 1 to {JOBS_VERSION}")]
     Version(u32),
-    /// A job that is not possible.
+    /// An invalid job.
     #[error("job {name}: {error}")]
     Job {
-        /// Which.
+        /// The job.
         name: String,
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
 
-/// Makes a load of `profile` for `target`, as long as was watched or for `runtime`.
+/// Makes a load of `profile` for `target`, as long as the profile's observation or for `runtime`.
 ///
 /// # Errors
-/// Nothing was asked for.
+/// The profile has no reads or writes.
 pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> Result<Export, ExportError> {
     let mut notes = Vec::new();
     if profile.requests() == 0 {
@@ -110,7 +110,7 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
     let base = base(profile, runtime, &mut notes);
     let plan = |layout| assemble(profile, target, &shares, &base, layout);
     let together = plan(Layout::Together);
-    // Writes may go where reads do, or not: what comes closer in a rehearsal is taken.
+    // Writes may share the range of reads or not: the closer alternative in a rehearsal is used.
     let off = |jobs: &[Job]| distance(profile, jobs).unwrap_or(f64::INFINITY);
     let mut jobs = together.ok_or(ExportError::NoRoom)?;
     slow_jobs(profile, &shares, &mut notes);
@@ -134,7 +134,7 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
     Ok(Export { jobs, notes })
 }
 
-/// Where random reads and writes go.
+/// Ranges of random reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// One range and one distribution for both: writes hit what reads read.
@@ -187,13 +187,13 @@ fn assemble(
     Some(jobs)
 }
 
-/// How far the hits of what `jobs` ask for, and what a log absorbs of it, are from what was watched: the mean over caches
-/// and logs of up to the working set, of all requests and of each direction, 0 to 1. `None` when the jobs are not possible.
+/// Distance of the jobs' cache hits and log absorption from the profile's: the mean over caches and logs of up to the working
+/// set, of all requests and of each direction, 0 to 1. `None` when the jobs are invalid.
 fn distance(profile: &Profile, jobs: &[Job]) -> Option<f64> {
     let end = |job: &Job| job.workload.offset.0 + job.workload.size.map_or(0, |size| size.0);
     let mut jobs = jobs.to_vec();
     if profile.seconds > 0.0 {
-        // A shorter load is compared as if it were as long.
+        // Compares a shorter load at the profile's length.
         jobs.iter_mut().for_each(|job| job.workload.runtime = Some(Duration::from_secs_f64(profile.seconds)));
     }
     let size = jobs.iter().map(end).max()?;
@@ -208,7 +208,7 @@ fn distance(profile: &Profile, jobs: &[Job]) -> Option<f64> {
     Some((off(None) + off(Some(Direction::Read)) + off(Some(Direction::Write)) + absorbed) / 4.0)
 }
 
-/// What all jobs have in common.
+/// The common part of all jobs.
 fn base(profile: &Profile, runtime: Option<Duration>, notes: &mut Vec<String>) -> Workload {
     let watched =
         (profile.seconds > 0.0).then(|| Duration::from_millis((profile.seconds * 1000.0).ceil() as u64));
@@ -233,7 +233,7 @@ fn base(profile: &Profile, runtime: Option<Duration>, notes: &mut Vec<String>) -
     Workload { queue_depth: DEPTH, runtime: runtime.or(watched), arrivals, ..Workload::default() }
 }
 
-/// As much as this part was asked for: a rate, or where times are not known, its bytes.
+/// The volume of this part: a rate, or, if times are not known, its bytes.
 fn rated(profile: &Profile, share: &Share, base: &Workload) -> Workload {
     let mut workload = base.clone();
     if profile.seconds > 0.0 {
@@ -254,7 +254,7 @@ fn rated(profile: &Profile, share: &Share, base: &Workload) -> Workload {
     workload
 }
 
-/// The sizes in whole percent, by largest remainder; what is less than half a percent goes to the others.
+/// The sizes in whole percent, by largest remainder; sizes of less than half a percent go to the others.
 fn mix(part: &Part) -> BlockMix {
     let largest = u64::from(LARGEST_BLOCK);
     let sizes: Vec<(u64, f64)> =
@@ -278,7 +278,7 @@ fn mix(part: &Part) -> BlockMix {
     text.join(",").parse().unwrap_or_else(|_| BlockMix::of(Size(BLOCK)))
 }
 
-/// One stream over as much as was used, behind the random requests if there is room; and where it ends.
+/// One stream over as many bytes as were used, after the random requests' range if there is room; also returns its end.
 fn sequential(profile: &Profile, share: &Share, base: Workload, behind: u64) -> (Workload, u64) {
     let disk = profile.disk_bytes.unwrap_or(u64::MAX);
     let smallest = base.mix.as_ref().map_or(base.block_size, BlockMix::smallest).0;
@@ -359,7 +359,7 @@ impl Export {
     }
 }
 
-/// Reads what [`Export::to_bench`] wrote.
+/// Reads the output of [`Export::to_bench`].
 ///
 /// # Errors
 /// It is something else, or a job is not possible.

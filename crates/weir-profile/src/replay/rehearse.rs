@@ -14,7 +14,7 @@ use crate::record::Profile;
 /// Time between requests of a load without a rate.
 const STEP: Duration = Duration::from_micros(1);
 
-/// Runs `jobs` at once on a target of `size` bytes that does not exist, and profiles what they ask for.
+/// Runs `jobs` at once on a simulated target of `size` bytes, and profiles their requests.
 ///
 /// # Errors
 /// A job is not possible on such a target.
@@ -36,7 +36,7 @@ pub fn rehearse(jobs: &[Job], size: u64, settings: Settings) -> Result<Profile, 
                 generator.complete(io.slot, now, true);
             }
             if !generator.exhausted(now) {
-                // Without a rate it always has a next one.
+                // Without a rate it always has a next request.
                 wake = wake.min(match generator.wake(now) {
                     Nanos::NEVER => now + STEP,
                     paced => paced.max(now),

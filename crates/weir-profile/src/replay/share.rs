@@ -2,7 +2,7 @@
 
 use crate::record::{Class, Direction, Part, Profile};
 
-/// Parts with less than this share of the requests are not worth a job; their requests are made at random offsets.
+/// Parts with less than this share of the requests get no job; their requests count as random.
 pub(super) const SMALLEST_PART: f64 = 0.005;
 
 /// The requests of one direction and class.
@@ -43,7 +43,7 @@ pub(super) fn shares(profile: &Profile) -> Vec<Share> {
     shares
 }
 
-/// The step of most strided requests, if the load can make it: forward, and a multiple of the one size.
+/// The step of most strided requests, if the load supports it: forward, and a multiple of the one size.
 pub(super) fn stride(profile: &Profile, direction: Direction) -> Option<(u64, u64)> {
     let kind = profile.kind(direction);
     let &(distance, count) = kind.strides.first()?;
