@@ -194,6 +194,13 @@ impl Socket {
         }
     }
 
+    /// Tells the other end that nothing more is sent; what it sends can still be read. A simulated connection has no such word.
+    pub fn finish(&mut self) {
+        if let Stream::Kernel(fd) = &self.stream {
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+        }
+    }
+
     /// Stops watching and shuts the connection down. Call before dropping. Only events that the last
     /// [`Reactor::wait`] has already returned can still carry this socket's token.
     pub fn close(&mut self, reactor: &mut Reactor) {

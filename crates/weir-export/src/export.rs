@@ -38,6 +38,21 @@ pub trait Export {
     /// The time at which [`pump`](Export::pump) is due even without events.
     fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos;
 
+    /// Begins to hold the clients, because the disk is about to move to another node: answers all received requests and keeps the
+    /// replies, so that clients send no more; then takes no new requests. Done when [`is_held`](Export::is_held). Ends with
+    /// [`resume`](Export::resume), [`dismiss`](Export::dismiss) or [`close`](Export::close).
+    fn hold(&mut self);
+
+    /// Whether the hold is complete: all requests taken are answered, or the time for that has passed. True without a hold.
+    fn is_held(&self) -> bool;
+
+    /// The disk stays here: sends the kept replies and serves the clients again.
+    fn resume(&mut self);
+
+    /// Another node serves the disk: sends the kept replies and disconnects the clients. As [`abort`](Export::abort) without a
+    /// hold. Done when there are no [`clients`](Export::clients).
+    fn dismiss(&mut self, reactor: &mut Reactor, workspace: &mut Workspace);
+
     /// Begins to close: takes no new requests, answers those in flight, then disconnects the clients. Done when there are no
     /// [`clients`](Export::clients).
     fn close(&mut self);

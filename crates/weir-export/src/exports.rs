@@ -109,6 +109,33 @@ impl Exports {
         deadlines.into_iter().min().unwrap_or(Nanos::NEVER)
     }
 
+    /// As [`Export::hold`], for all.
+    pub fn hold(&mut self) {
+        for export in self.all_mut() {
+            export.hold();
+        }
+    }
+
+    /// Whether the clients of all are held.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.all().into_iter().all(Export::is_held)
+    }
+
+    /// As [`Export::resume`], for all.
+    pub fn resume(&mut self) {
+        for export in self.all_mut() {
+            export.resume();
+        }
+    }
+
+    /// As [`Export::dismiss`], for all.
+    pub fn dismiss(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        for export in self.all_mut() {
+            export.dismiss(reactor, workspace);
+        }
+    }
+
     /// As [`Export::close`], for all.
     pub fn close(&mut self) {
         for export in self.all_mut() {

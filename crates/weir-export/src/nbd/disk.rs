@@ -8,6 +8,7 @@ use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, Own
 
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
 use super::edges::Edges;
+use super::hold::{Hold, Order};
 use super::listener::Client;
 use crate::workspace::{PATIENCE, Workspace};
 
@@ -20,8 +21,21 @@ const SERVED: Duration = Duration::from_secs(2);
 /// How long it goes on telling them so; who has not disconnected by then is disconnected.
 const LINGERS: Duration = Duration::from_millis(500);
 
+/// As [`LINGERS`], for a disk that another node serves by now: its destage waits for this node's release of the disk (P4).
+const LEAVES: Duration = Duration::from_millis(100);
+
 /// Between two looks at whether clients have fallen silent.
 const FAREWELL_CHECK: Duration = Duration::from_millis(2);
+
+/// The end of a disk's connections.
+#[derive(Clone, Copy, Debug)]
+struct Farewell {
+    since: Nanos,
+    /// The time for which new requests are served.
+    served: Duration,
+    /// The time for which they are refused after that. Unread replies are kept for as long again.
+    lingers: Duration,
+}
 
 /// The NBD side of one disk: its connections, and the meter `export`.
 ///
@@ -45,8 +59,10 @@ pub struct NbdDisk {
     meter: Meter,
     edges: Edges,
     next_stall_check: Nanos,
-    /// Since when it is being closed.
-    closing: Option<Nanos>,
+    /// A hold of the clients before a move.
+    hold: Option<Hold>,
+    /// It is being closed.
+    closing: Option<Farewell>,
 }
 
 impl NbdDisk {
@@ -63,6 +79,7 @@ impl NbdDisk {
             meter: Meter::new(),
             edges: Edges::default(),
             next_stall_check: Nanos::default(),
+            hold: None,
             closing: None,
         }
     }
@@ -91,7 +108,10 @@ impl NbdDisk {
         let index = u32::try_from(entry.key()).expect("the number of connections is limited");
         let token = Token { owner: self.owner, slot: index };
         let Client { stream, leftover, session } = client;
-        entry.insert(Connection::new(stream, &session, leftover, token, workspace)?);
+        let connection = entry.insert(Connection::new(stream, &session, leftover, token, workspace)?);
+        if self.hold.is_some() {
+            connection.pause();
+        }
         self.list_ready(index);
         Ok(())
     }
@@ -162,6 +182,9 @@ impl NbdDisk {
             (tag, result)
         };
         let (index, slot) = ((tag.0 >> 32) as u32, tag.0 as u32);
+        if let Some(hold) = &mut self.hold {
+            hold.on_answer(Nanos::now());
+        }
         let connection = &mut self.connections[index as usize];
         connection.complete(slot, result, &mut self.edges, &mut self.meter);
         self.list_flush(index);
@@ -171,6 +194,7 @@ impl NbdDisk {
     /// are over.
     pub fn flush(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.close_stalled(reactor, workspace);
+        self.advance_hold(reactor.now());
         self.say_goodbye(reactor, workspace);
         let mut to_flush = std::mem::take(&mut self.to_flush);
         for index in to_flush.drain(..) {
@@ -199,24 +223,89 @@ impl NbdDisk {
         // Whose turn it is changes with time, and clients that do not move are to be found.
         let somebody_waits = workspace.longest_wait().is_some();
         let goodbye = self.closing.is_some() && !self.connections.is_empty();
-        match (goodbye, somebody_waits) {
-            (true, _) => reactor.now() + FAREWELL_CHECK,
-            (false, true) => reactor.now() + PATIENCE,
+        let now = reactor.now();
+        let hold = self.hold.map_or(Nanos::NEVER, |hold| hold.deadline(now, FAREWELL_CHECK));
+        hold.min(match (goodbye, somebody_waits) {
+            (true, _) => now + FAREWELL_CHECK,
+            (false, true) => now + PATIENCE,
             (false, false) => Nanos::NEVER,
+        })
+    }
+
+    /// Begins to hold the clients before a move. As [`close`](NbdDisk::close), serves their requests and keeps the replies until
+    /// no request is unanswered. Then takes no new requests and keeps the replies until the outcome of the move is known: after a
+    /// reply, a client would send its next request into a connection that may be about to end. Clients that do not stop
+    /// sending, and layers that do not answer, delay the move for a bounded time ([`Hold`]).
+    pub fn hold(&mut self) {
+        if self.closing.is_some() || self.hold.is_some() {
+            return;
         }
+        self.hold = Some(Hold::new(Nanos::now()));
+        self.drain_all();
+    }
+
+    /// Whether the hold is complete. True without a hold.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.hold.is_none_or(|hold| hold.is_complete())
+    }
+
+    /// The disk stays: sends the kept replies and serves the clients again.
+    pub fn resume(&mut self) {
+        if self.hold.take().is_none() {
+            return;
+        }
+        for index in self.indices() {
+            self.connections[index as usize].resume();
+            self.list_ready(index);
+            self.list_flush(index);
+        }
+    }
+
+    /// Another node serves the disk: sends the kept replies and ends the connections. Without a hold, as
+    /// [`abort`](NbdDisk::abort).
+    ///
+    /// Requests that arrived after the hold, or that the layer did not answer in time, stay unanswered: a client that
+    /// reconnects sends them again to the new owner, but QEMU passes an error to its guest (P9). Only a client above
+    /// its limit of requests in flight, which QEMU never is, gets `NBD_ESHUTDOWN` for the rest.
+    pub fn dismiss(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        if self.hold.take().is_none() {
+            return self.abort(reactor, workspace);
+        }
+        self.closing = Some(Farewell { since: Nanos::now(), served: Duration::ZERO, lingers: LEAVES });
+        for index in self.indices() {
+            let connection = &mut self.connections[index as usize];
+            if connection.has_asked_too_much() {
+                connection.refuse_from_now(&mut self.meter);
+                self.list_ready(index);
+            } else {
+                connection.leave(reactor, workspace, &mut self.meter);
+            }
+            self.list_flush(index);
+        }
+        self.flush(reactor, workspace);
     }
 
     /// Begins to close. What clients have asked for is served and answered, then they are disconnected: at a moment when nothing
     /// is unanswered, so that whoever reconnects elsewhere has nothing in doubt. Of a client that never falls silent, what
     /// comes later than [`SERVED`] is refused with `NBD_ESHUTDOWN`. Done when [`is_empty`](NbdDisk::is_empty).
     pub fn close(&mut self) {
-        self.closing.get_or_insert_with(Nanos::now);
-        let indices: Vec<u32> = self.connections.iter().map(|(index, _)| index as u32).collect();
-        for index in indices {
+        self.resume();
+        let farewell = Farewell { since: Nanos::now(), served: SERVED, lingers: LINGERS };
+        self.closing.get_or_insert(farewell);
+        self.drain_all();
+    }
+
+    fn drain_all(&mut self) {
+        for index in self.indices() {
             self.connections[index as usize].drain();
             self.list_ready(index);
             self.list_flush(index);
         }
+    }
+
+    fn indices(&self) -> Vec<u32> {
+        self.connections.iter().map(|(index, _)| index as u32).collect()
     }
 
     /// Disconnects all clients now, whatever they are owed. The layer's answers are still to be taken; done when
@@ -277,16 +366,42 @@ impl NbdDisk {
         }
     }
 
+    /// Takes the next steps of a hold that are due.
+    fn advance_hold(&mut self, now: Nanos) {
+        while let Some(hold) = &mut self.hold {
+            let mut all = self.connections.iter().map(|(_, connection)| connection);
+            let takes = hold.takes();
+            let quiet = takes && all.all(|connection| !connection.takes() || connection.is_quiet(now));
+            let unanswered = !takes && all.any(Connection::is_owed_an_answer);
+            let Some(order) = hold.step(now, quiet, unanswered) else { return };
+            for (index, connection) in &mut self.connections {
+                match order {
+                    Order::Pause => connection.pause(),
+                    Order::Send => {
+                        connection.send_kept();
+                        if !connection.flush_listed {
+                            connection.flush_listed = true;
+                            self.to_flush.push(index as u32);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     /// While the disk is being closed: ends the connections on which nothing is unanswered, and those that take too long.
-    fn say_goodbye(&mut self, reactor: &Reactor, workspace: &mut Workspace) {
-        let Some(since) = self.closing else { return };
+    fn say_goodbye(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        let Some(Farewell { since, served, lingers }) = self.closing else { return };
         let now = reactor.now();
-        let indices: Vec<u32> = self.connections.iter().map(|(index, _)| index as u32).collect();
-        for index in indices {
+        let lasts = now - since;
+        for index in self.indices() {
             let connection = &mut self.connections[index as usize];
-            if connection.is_quiet(now) || now - since >= SERVED + LINGERS {
-                connection.stop_reading(workspace, &mut self.meter);
-            } else if now - since >= SERVED && connection.refuse_from_now(&mut self.meter) {
+            let does_not_read = lasts >= served + 2 * lingers && connection.does_not_take_its_replies();
+            if does_not_read || connection.has_parted(now) {
+                connection.close(reactor, workspace, &mut self.meter);
+            } else if connection.is_quiet(now) || lasts >= served + lingers {
+                connection.take_leave(workspace, &mut self.meter);
+            } else if lasts >= served && connection.refuse_from_now(&mut self.meter) {
                 self.list_ready(index);
             }
             self.list_flush(index);

@@ -39,6 +39,22 @@ impl Export for NbdDisk {
         NbdDisk::deadline(self, layer, reactor, workspace)
     }
 
+    fn hold(&mut self) {
+        NbdDisk::hold(self);
+    }
+
+    fn is_held(&self) -> bool {
+        NbdDisk::is_held(self)
+    }
+
+    fn resume(&mut self) {
+        NbdDisk::resume(self);
+    }
+
+    fn dismiss(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
+        NbdDisk::dismiss(self, reactor, workspace);
+    }
+
     fn close(&mut self) {
         NbdDisk::close(self);
     }

@@ -4,6 +4,7 @@
 
 mod bytes;
 mod extended;
+mod holding;
 mod hostile;
 mod interop;
 mod large;

@@ -42,6 +42,8 @@ pub struct Disk {
     load: Option<RunningLoad>,
     /// Who waits until the disk may be handed over.
     holding: Option<oneshot::Sender<()>>,
+    /// Waits until the clients are held.
+    holding_clients: Vec<oneshot::Sender<()>>,
     /// Something has happened to it since its last turn.
     touched: bool,
     /// When its next turn is due even if nothing happens, as of the last one.
@@ -113,6 +115,7 @@ impl Disk {
             done: Vec::new(),
             load: None,
             holding: None,
+            holding_clients: Vec::new(),
             touched: true,
             due: Nanos(0),
             activity: 0,
@@ -244,6 +247,9 @@ impl Disk {
         if self.holding.is_some() && self.top.accel().inner().may_hand_over() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
+        if self.exports.is_held() {
+            self.holding_clients.drain(..).for_each(|done| answer(done, ()));
+        }
         self.due = self.deadline_now(reactor, workspace);
     }
 
@@ -251,6 +257,17 @@ impl Disk {
     pub fn hold_destage(&mut self, done: oneshot::Sender<()>) {
         self.accel().hold_destage();
         self.holding = Some(done);
+    }
+
+    /// Answers all requests of clients and takes no new ones; `done` when that is so, or after a bounded time.
+    pub fn hold_clients(&mut self, done: oneshot::Sender<()>) {
+        self.exports.hold();
+        self.holding_clients.push(done);
+    }
+
+    /// Clients are served again.
+    pub fn resume_clients(&mut self) {
+        self.exports.resume();
     }
 
     fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
@@ -307,8 +324,8 @@ impl Disk {
         }
     }
 
-    /// Another node owns the disk: clients are disconnected (they will find the new owner), nothing more is done. The
-    /// log is what it may go on from.
+    /// Another node owns the disk: disconnects the clients (they will find the new owner; held clients get their kept replies) and
+    /// ends all I/O. Returns the log, from which the new owner may continue.
     pub fn release(
         &mut self,
         reactor: &mut Reactor,
@@ -319,7 +336,7 @@ impl Disk {
             waiting.push(done);
             return None;
         }
-        self.exports.abort(reactor, workspace);
+        self.exports.dismiss(reactor, workspace);
         self.holding = None;
         let held = self.accel().release(reactor);
         self.stop_load();

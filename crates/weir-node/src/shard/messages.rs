@@ -94,6 +94,11 @@ pub enum Command {
     HoldDestage { disk: String, done: oneshot::Sender<()> },
     /// Destage goes on.
     ResumeDestage { disk: String },
+    /// Take no new requests from clients. Answered when all requests taken are answered, or after a bounded time; the replies are
+    /// kept until `ResumeClients` or `ReleaseDisk`.
+    HoldClients { disk: String, done: oneshot::Sender<()> },
+    /// The disk stays here: serve its clients again.
+    ResumeClients { disk: String },
     /// A change that the disk (or an operator) requested is committed.
     Configured { disk: String, configuration: Configuration },
     /// A change that the disk requested is not possible now; it may ask again after a while.

@@ -306,6 +306,15 @@ impl Turning {
                 Some(one) => one.hold_destage(done),
                 None => answer(done, ()),
             },
+            Command::HoldClients { disk, done } => match self.find(&disk) {
+                Some(one) => one.hold_clients(done),
+                None => answer(done, ()),
+            },
+            Command::ResumeClients { disk } => {
+                if let Some(one) = self.find(&disk) {
+                    one.resume_clients();
+                }
+            }
             Command::PeerConnected { disk, node, stream } => {
                 if let Some(slot) = self.slot_of(&disk) {
                     self.disks[slot].accel().peer_connected(&mut self.reactor, node, stream);

@@ -28,6 +28,9 @@ impl Connection {
     /// Reads and submits what has arrived, within a turn's measure.
     pub fn pump(&mut self, turn: &mut Turn<'_>) -> Pumped {
         self.held = None;
+        if matches!(self.state, State::Parting { .. }) {
+            return self.part(turn);
+        }
         let stop = self.work(turn);
         let token = self.socket.token();
         if stop != Stop::Held || self.held.is_none_or(|need| need.memory == 0) {
@@ -38,10 +41,26 @@ impl Connection {
                 self.socket.watch_read(turn.reactor);
                 Pumped::Idle
             }
+            Stop::Paused => Pumped::Idle,
             Stop::TurnOver => Pumped::More,
             Stop::Held => Pumped::Held,
             Stop::Closing => {
                 self.stop_reading(turn.workspace, turn.meter);
+                Pumped::Closing
+            }
+        }
+    }
+
+    /// Discards received bytes until the client disconnects.
+    fn part(&mut self, turn: &mut Turn<'_>) -> Pumped {
+        match self.socket.receive(&mut turn.workspace.receive) {
+            Ok(Received::Bytes(_)) => Pumped::More,
+            Ok(Received::Nothing) => {
+                self.socket.watch_read(turn.reactor);
+                Pumped::Idle
+            }
+            Ok(Received::End) | Err(_) => {
+                self.close(turn.reactor, turn.workspace, turn.meter);
                 Pumped::Closing
             }
         }
@@ -57,6 +76,9 @@ impl Connection {
         loop {
             if matches!(self.state, State::Closing | State::Dead) {
                 return Stop::Closing;
+            }
+            if matches!(self.state, State::Paused { .. }) {
+                return Stop::Paused;
             }
             if self.stash_taken < self.stash.len() || self.incoming.is_some() || self.rest.is_some() {
                 let stash = std::mem::take(&mut self.stash);
@@ -412,6 +434,7 @@ impl Connection {
         if self.admits(need, index, room) {
             return Ok(());
         }
+        self.has_crowded |= self.in_flight.len() + self.replies.len() >= limits.requests;
         self.held = Some(need);
         // A connection that holds memory waits for itself as much as for others.
         if need.memory > 0 && self.memory_held() == 0 {

@@ -62,6 +62,8 @@ enum Stop {
     Incomplete,
     TurnOver,
     Held,
+    /// Nothing is read for the time being.
+    Paused,
     Closing,
 }
 
@@ -89,7 +91,7 @@ impl Turn<'_> {
 /// The reason why a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pumped {
-    /// Everything received is processed; the socket is being watched.
+    /// Everything received is processed and the socket is being watched; or the connection is paused.
     Idle,
     /// There is more; give others a turn first.
     More,
@@ -104,10 +106,20 @@ enum State {
     Open,
     /// The disk is being closed: new requests are still served, and the replies wait until no request is unanswered.
     Draining,
+    /// The disk is about to move to another node: no new requests are read, those at the layer are answered.
+    Paused {
+        /// The replies wait until the outcome of the move is known.
+        keeps: bool,
+    },
     /// The disk has gone on without the client: new requests are refused with `NBD_ESHUTDOWN`.
     Refusing,
     /// Nothing more is read; requests in flight are still answered.
     Closing,
+    /// All replies are sent and the connection is half-closed: received bytes are discarded until the client disconnects. With a
+    /// full close, a client that sends at that moment gets a broken pipe before it has read its replies.
+    Parting {
+        since: Nanos,
+    },
     /// The socket is closed. Requests in flight have to complete before the connection may be dropped.
     Dead,
 }
@@ -219,6 +231,10 @@ pub(super) struct Connection {
     /// The last writes did not fit the window.
     large_writes: bool,
     held: Option<Need>,
+    /// The server ends the connection: half-close it first ([`State::Parting`]).
+    takes_leave: bool,
+    /// The client has exceeded its limit of requests in flight while its replies were kept.
+    has_crowded: bool,
     /// Bytes of buffers of requests in flight and of the incoming write.
     memory: usize,
     /// The last time that bytes moved in either direction.
@@ -255,6 +271,8 @@ impl Connection {
             readable: true,
             large_writes: false,
             held: None,
+            takes_leave: false,
+            has_crowded: false,
             memory: 0,
             moved: Nanos::now(),
             listed: false,
@@ -372,7 +390,12 @@ impl Connection {
             }
         }
         if self.state == State::Closing && self.in_flight.is_empty() && self.replies.is_empty() {
-            self.close(reactor, workspace, meter);
+            if !self.takes_leave {
+                return self.close(reactor, workspace, meter);
+            }
+            self.socket.finish();
+            self.state = State::Parting { since: Nanos::now() };
+            self.socket.watch_read(reactor);
         }
     }
 
@@ -381,7 +404,7 @@ impl Connection {
     /// when it gets no replies; its requests up to then are answered together, and the end of the connection follows.
     pub fn drain(&mut self) {
         if self.state == State::Open {
-            self.state = State::Draining;
+            (self.state, self.has_crowded) = (State::Draining, false);
             // Bytes may have arrived that nothing has received yet.
             self.readable = true;
         }
@@ -391,7 +414,77 @@ impl Connection {
     /// the replies hold, or for their places.
     fn keeps_replies(&self) -> bool {
         let waits_for_itself = self.held.is_some() && self.in_flight.is_empty();
-        self.state == State::Draining && !waits_for_itself
+        match self.state {
+            State::Draining => !waits_for_itself,
+            State::Paused { keeps } => keeps,
+            State::Open | State::Refusing | State::Closing | State::Parting { .. } | State::Dead => false,
+        }
+    }
+
+    /// Whether new requests are served.
+    pub fn takes(&self) -> bool {
+        matches!(self.state, State::Open | State::Draining)
+    }
+
+    /// Stops reading and keeps the replies, until [`Connection::resume`] or the end.
+    pub fn pause(&mut self) {
+        if self.takes() {
+            self.state = State::Paused { keeps: true };
+        }
+    }
+
+    /// Sends the kept replies. The connection stays paused.
+    pub fn send_kept(&mut self) {
+        if matches!(self.state, State::Paused { .. }) {
+            self.state = State::Paused { keeps: false };
+        }
+    }
+
+    /// Undoes [`Connection::drain`] and [`Connection::pause`].
+    pub fn resume(&mut self) {
+        if matches!(self.state, State::Draining | State::Paused { .. }) {
+            (self.state, self.readable) = (State::Open, true);
+        }
+    }
+
+    /// Whether a request of a connected client is at the layer.
+    pub fn is_owed_an_answer(&self) -> bool {
+        self.state != State::Dead && !self.in_flight.is_empty()
+    }
+
+    /// Whether the client sends requests without waiting for replies, and all requests taken are answered.
+    pub fn has_asked_too_much(&self) -> bool {
+        self.has_crowded
+            && self.in_flight.is_empty()
+            && matches!(self.state, State::Draining | State::Paused { .. })
+    }
+
+    /// Whether the connection could end, but its client does not read its replies.
+    pub fn does_not_take_its_replies(&self) -> bool {
+        self.state == State::Closing && self.in_flight.is_empty() && !self.replies.is_empty()
+    }
+
+    /// Whether the client has had its time to disconnect.
+    pub fn has_parted(&self, now: Nanos) -> bool {
+        matches!(self.state, State::Parting { since } if now - since >= PARTING)
+    }
+
+    /// Takes no new requests, answers those in flight, then half-closes the connection.
+    pub fn take_leave(&mut self, workspace: &mut Workspace, meter: &mut Meter) {
+        self.takes_leave = true;
+        self.stop_reading(workspace, meter);
+    }
+
+    /// Sends the replies that are ready and half-closes the connection. With requests unanswered, it closes the connection.
+    pub fn leave(&mut self, reactor: &mut Reactor, workspace: &mut Workspace, meter: &mut Meter) {
+        if self.in_flight.is_empty() && self.incoming.is_none() && self.rest.is_none() {
+            return self.take_leave(workspace, meter);
+        }
+        if matches!(self.state, State::Draining | State::Paused { .. }) {
+            self.state = State::Closing;
+        }
+        self.flush(reactor, workspace, meter);
+        self.close(reactor, workspace, meter);
     }
 
     /// Whether every request that has come is answered, and none has come for a moment.
@@ -407,7 +500,7 @@ impl Connection {
 
     /// Serves nothing more: refuses requests that are not at the layer yet, and later ones. True when that is new.
     pub fn refuse_from_now(&mut self, meter: &mut Meter) -> bool {
-        if !matches!(self.state, State::Open | State::Draining) {
+        if !matches!(self.state, State::Open | State::Draining | State::Paused { .. }) {
             return false;
         }
         self.state = State::Refusing;
@@ -432,7 +525,7 @@ impl Connection {
 
     /// Reads nothing more; answers what is in flight.
     pub fn stop_reading(&mut self, workspace: &mut Workspace, meter: &mut Meter) {
-        if self.state != State::Dead {
+        if !matches!(self.state, State::Dead | State::Parting { .. }) {
             self.state = State::Closing;
         }
         self.forget_input(workspace, meter);
@@ -498,6 +591,9 @@ const CLOSING: &str = "the disk is closing; look up its address again";
 
 /// A client from which nothing has come for so long, and which waits for replies, has no request in flight any more.
 const QUIET: Duration = Duration::from_millis(5);
+
+/// The time for a client to disconnect after a half-close.
+const PARTING: Duration = Duration::from_millis(100);
 
 /// The error for a request that a layer answered inconsistently.
 const CONTRADICTION: &str = "internal error: a layer's answer does not fit the request";

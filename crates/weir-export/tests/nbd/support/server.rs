@@ -61,11 +61,16 @@ pub struct State {
     pub lent: usize,
     pub most_lent: usize,
     pub meter: Meter,
+    /// Whether a hold of all clients is complete, or there is none.
+    pub held: bool,
 }
 
 enum Order {
     Attach(usize, Client),
     Look(Sender<State>),
+    Hold,
+    Resume,
+    Dismiss,
     Close,
     Abort,
 }
@@ -203,6 +208,35 @@ impl Server {
         }
     }
 
+    /// Begins to hold all clients.
+    pub fn hold(&self) {
+        self.shard.shard.lock().unwrap().give(Order::Hold);
+    }
+
+    /// Begins to hold all clients and waits until they are. Returns how long that took.
+    pub fn hold_all(&self) -> std::time::Duration {
+        let start = Nanos::now();
+        self.hold();
+        self.wait_until("the clients are held", |state| state.held);
+        Nanos::now() - start
+    }
+
+    /// Serves the clients again.
+    pub fn resume(&self) {
+        self.shard.shard.lock().unwrap().give(Order::Resume);
+    }
+
+    /// Another node has all disks.
+    pub fn dismiss(&mut self) {
+        self.begin_to_dismiss();
+        self.join();
+    }
+
+    /// As [`Server::dismiss`]; the end is to be waited for with [`Server::join`].
+    pub fn begin_to_dismiss(&self) {
+        self.shard.shard.lock().unwrap().give(Order::Dismiss);
+    }
+
     /// Closes all disks: what is in flight is answered first.
     pub fn close(&mut self) {
         self.shard.shard.lock().unwrap().give(Order::Close);
@@ -218,7 +252,8 @@ impl Server {
         self.join();
     }
 
-    fn join(&mut self) {
+    /// Waits until all disks have come to their end.
+    pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("the shard does not panic");
         }
@@ -286,8 +321,15 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
                         lent: reactor.buffers().lent(),
                         most_lent,
                         meter,
+                        held: disks.iter().all(|(nbd, _)| nbd.is_held()),
                     };
                     let _ = answer.send(state);
+                }
+                Order::Hold => disks.iter_mut().for_each(|(nbd, _)| nbd.hold()),
+                Order::Resume => disks.iter_mut().for_each(|(nbd, _)| nbd.resume()),
+                Order::Dismiss => {
+                    closing = true;
+                    disks.iter_mut().for_each(|(nbd, _)| nbd.dismiss(&mut reactor, &mut workspace));
                 }
                 Order::Close => {
                     closing = true;

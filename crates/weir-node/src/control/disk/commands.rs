@@ -253,6 +253,7 @@ impl DiskTask {
         // Closed: nothing is dirty, and nothing is under way. Should the registry not answer now, that stays true.
         if let Local::Open { epoch } = std::mem::replace(&mut self.local, Local::Closed) {
             self.arrival = Some((epoch, Came::Closed));
+            self.holds_clients = false;
             self.node.here.set_unreleased(&self.name, true);
         }
         // Changes that were carried out meanwhile may have shown it again.

@@ -39,6 +39,7 @@ impl DiskTask {
             let disk = self.name.clone();
             self.send(Command::ResumeDestage { disk: disk.clone() }).await;
             self.send(Command::Successor { disk, node: None }).await;
+            self.resume_clients().await;
         }
         moved
     }
@@ -162,6 +163,7 @@ impl DiskTask {
             let message = format!("disk {} stays where it is: the registry does not answer", self.name);
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when it does"));
         }
+        self.hold_clients().await?;
         // From the moment that the change is sent, the successor may own the disk without our hearing of it (P2).
         self.node.rights.step(&self.name, Event::HandingOver);
         let changed = self.change(|record| ownership::hand_over(record, &me, record.epoch, to)).await;
@@ -181,6 +183,41 @@ impl DiskTask {
         // At once: the new owner is about to connect to what is a replica from here on.
         self.release_disk(next.epoch, Some(next)).await;
         Ok(dirty)
+    }
+}
+
+impl DiskTask {
+    /// Has the shard answer all requests and take no new ones, while this node has the right to serve: later requests could not be
+    /// answered before the outcome of the move is known. The shard bounds the time.
+    pub(super) async fn hold_clients(&mut self) -> Result<(), ApiError> {
+        self.holds_clients = true;
+        let (shards, disk) = (self.node.shards.clone(), self.name.clone());
+        let hold =
+            async move { shards.ask(&disk, |done| Command::HoldClients { disk: disk.clone(), done }).await };
+        let held = match self.meanwhile(weir_task::timeout(ANSWER, hold)).await {
+            Ok(Ok(held)) => held,
+            Ok(Err(_)) => {
+                let message = format!("disk {} stays where it is: its shard does not answer", self.name);
+                Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"))
+            }
+            Err(taken) => Err(taken.into()),
+        };
+        if held.is_err() && !self.is_taken() {
+            self.serve_clients().await;
+        }
+        held
+    }
+
+    /// Serves held clients again, unless the outcome of the move is unknown or another node owns the disk.
+    pub(super) async fn resume_clients(&mut self) {
+        if self.holds_clients && self.doubt.is_none() && !self.is_taken() {
+            self.serve_clients().await;
+        }
+    }
+
+    async fn serve_clients(&mut self) {
+        self.holds_clients = false;
+        self.send(Command::ResumeClients { disk: self.name.clone() }).await;
     }
 }
 

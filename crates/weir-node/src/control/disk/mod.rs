@@ -80,6 +80,8 @@ struct DiskTask {
     /// The outcome of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it
     /// was a move, the disk is served again only then.
     doubt: Option<u64>,
+    /// The shard holds the disk's clients for a move that has not failed so far.
+    holds_clients: bool,
     /// A change of the record is under way.
     changing: bool,
     /// A replica has refused this owner, and the registry has not been asked yet.
@@ -131,6 +133,7 @@ impl DiskTask {
             connected: HashMap::new(),
             told_policy: None,
             doubt: None,
+            holds_clients: false,
             changing: false,
             refused: false,
             sessions: node.rights.sessions(),
@@ -223,6 +226,7 @@ impl DiskTask {
                 self.settle_right().await;
             }
         }
+        self.resume_clients().await;
         let record = self.record().filter(|record| record.owner.as_ref() == Some(&self.me));
         let (Some(record), Local::Open { epoch }) = (record, self.local) else { return self.retry_at };
         if epoch < record.epoch {
@@ -258,11 +262,13 @@ impl DiskTask {
         let is_closed = record.as_ref().is_some_and(|record| self.closed_since(record).is_some());
         self.node.here.set_unreleased(&self.name, is_closed);
         self.tell_copy(record.as_ref()).await;
+        self.resume_clients().await;
         if self.retry_at.is_some_and(|at| at > now) {
             return self.retry_at;
         }
         self.retry_at = None;
         self.settle_right().await;
+        self.resume_clients().await;
         let record = self.record();
         let Ok(has_copy) = self.has_copy(record.as_ref()).await else {
             self.retry_at = Some(now + RETRY);
@@ -532,7 +538,7 @@ impl DiskTask {
         let disk = self.name.clone();
         let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
         (self.local, self.arrival) = (Local::Closed, None);
-        (self.doubt, self.refused) = (None, false);
+        (self.doubt, self.refused, self.holds_clients) = (None, false, false);
         let ended = self.ask_until(|done| Command::ReleaseDisk { disk, keep, done }, None, |_| None).await;
         // Should this node take the disk over again, the owner that was silent then has owned it since and may write (P4).
         self.formers = Formers::default();

@@ -46,6 +46,42 @@ async fn a_move_in_doubt_ends_with_any_change_that_commits_behind_it() {
     assert!(task.doubt.is_none() && serves(&until));
 }
 
+/// P9: a move that certainly failed gives its clients back at once.
+#[tokio::test]
+async fn clients_are_served_again_after_a_move_that_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    // It is no replica.
+    task.hand_over(&NodeRef::new("c", 1)).await.unwrap_err();
+    for expected in ["Status", "HoldClients"] {
+        assert!(told.recv().await.unwrap().contains(expected), "{expected}");
+    }
+    assert!(task.holds_clients && serves(&until));
+    task.resume_clients().await;
+    assert!(told.recv().await.unwrap().contains("ResumeClients"));
+    task.resume_clients().await;
+    assert!(told.try_recv().is_err() && !task.holds_clients, "once");
+}
+
+/// What is taken while a move is in doubt could not be answered: clients wait where they are, and are served when it has failed.
+#[tokio::test]
+async fn clients_are_held_until_a_move_is_certain_to_have_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    task.hold_clients().await.unwrap();
+    assert!(told.recv().await.unwrap().contains("HoldClients"));
+    move_in_doubt(&mut task).await;
+    task.resume_clients().await;
+    task.reconcile().await;
+    assert!(told.try_recv().is_err() && task.holds_clients && !serves(&until));
+    sleep_until(task.retry_at).await;
+    task.reconcile().await;
+    assert!(serves(&until) && !task.holds_clients);
+    assert!(told.recv().await.unwrap().contains("ResumeClients"));
+}
+
 /// P2: that a second move is refused says nothing about the first.
 #[tokio::test]
 async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
@@ -73,6 +109,8 @@ async fn a_move_that_commits_late_is_not_taken_for_refused() {
     task.hand_over(&NodeRef::new("b", 1)).await.unwrap_err();
     assert!(!serves(&until), "b owns it");
     assert!(task.is_taken() && task.doubt.is_none());
+    task.resume_clients().await;
+    assert!(task.holds_clients, "they get what is kept for them when the disk is let go");
 }
 
 /// P3: so has another set of replicas, which the owner asks for grants from then on.
