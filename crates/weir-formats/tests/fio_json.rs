@@ -1,4 +1,4 @@
-//! What fio makes of latencies, and what we make of the same: percentiles, and the layout of the JSON.
+//! fio's results and ours from the same latencies: percentiles, and the layout of the JSON.
 
 #![allow(clippy::unwrap_used)]
 
@@ -81,7 +81,7 @@ fn percentiles_and_layout_are_those_of_fio() {
     assert!(foreign == ["/total_err"], "we have and fio has not: {foreign:?}");
 }
 
-/// What only fio knows of its run; the top of `fio::json` says so.
+/// Figures that only fio measures; the head of `fio::json` lists them.
 fn not_measured(path: &str) -> bool {
     const OTHERS: [&str; 11] = [
         "/job options",

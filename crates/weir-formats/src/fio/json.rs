@@ -1,8 +1,8 @@
 //! The layout of `fio --output-format=json` (fio 3), for tools that read it.
 //!
-//! `clat_ns` is the time from the issue, `lat_ns` with a rate the one from the intended start. What Weir does not
-//! measure (submission latency apart, context switches, page faults, per-disk utilisation) is zero with `N` 0 where fio
-//! always has the key, and left out where it does not.
+//! `clat_ns` is the time from the issue, `lat_ns` with a rate the one from the intended start. Figures that Weir does not measure
+//! (separate submission latency, context switches, page faults, per-disk utilisation) are zero with `N` 0 where fio always has
+//! the key, and omitted otherwise.
 
 use serde_json::{Map, Value, json};
 
@@ -33,7 +33,7 @@ fn job(summary: &Summary) -> Value {
     let mut job = json!({
         "jobname": summary.name.as_deref().unwrap_or("weir"),
         "groupid": 0,
-        // fio gives the first error's number; of a load that was kept running there is none.
+        // fio gives the first error's number; a load that continued after errors has none.
         "error": u8::from(summary.incomplete.is_some()),
         "elapsed": summary.runtime_seconds.ceil() as u64,
         "job options": {
@@ -96,7 +96,7 @@ fn direction(kind: Option<&KindSummary>, milliseconds: u64) -> Value {
         "slat_ns": figures(&Latency::default(), &none),
         "clat_ns": clat,
         "lat_ns": figures(&total, buckets),
-        // No samples are taken, which fio shows in the same way.
+        // Weir takes no samples; fio has the same values then.
         "bw_min": 0, "bw_max": 0, "bw_agg": 0.0, "bw_mean": 0.0, "bw_dev": 0.0, "bw_samples": 0,
         "iops_min": 0, "iops_max": 0, "iops_mean": 0.0, "iops_stddev": 0.0, "iops_samples": 0,
     })
@@ -112,7 +112,7 @@ fn figures(latency: &Latency, buckets: &Buckets) -> Value {
     })
 }
 
-/// How many of a hundred requests lie in each bin of one unit; above a unit's last bin the next unit's begin.
+/// Percentage of the requests in each bin of one unit; the next unit's bins begin above a unit's last bin.
 fn bins(all: &[&Buckets], factor: u64, is_last: bool) -> Value {
     let total: u64 = all.iter().map(|buckets| buckets.count()).sum();
     let within = |low: u64, high: u64| {

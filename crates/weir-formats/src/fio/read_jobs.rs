@@ -1,15 +1,15 @@
-//! Job files of fio: the options that most of them have.
+//! Job files of fio: the most common options.
 //!
-//! An option that is not known, or a value that would mean something else here, is an error that names it and its
-//! line: a load that silently differs from the file would be measured for nothing. Options that ask for what is always
-//! so are taken as they are (`direct=1`, `thread`, `norandommap`, `group_reporting` …). Sizes follow fio's default
-//! `kb_base=1024`, where `4k` is 4096 and `4ki` is 4000; the latter is refused as it is hardly ever meant.
+//! An unknown option, or a value with another meaning here, is an error that names it and its line: measuring a load that
+//! silently differs from the file would be useless. The reader accepts options for Weir's fixed behaviour (`direct=1`, `thread`,
+//! `norandommap`, `group_reporting` …). Sizes follow fio's default `kb_base=1024`, where `4k` is 4096 and `4ki` is 4000; the
+//! reader refuses the latter, because it is rarely intended.
 //!
-//! Random jobs draw every block anew, as fio does with `norandommap`; without it fio asks for each block once before any is
-//! asked for again. `psync`, fio's default, and its like make one request at a time here too.
+//! Random jobs draw every block independently, as fio does with `norandommap`; without it fio requests each block once before it
+//! requests any again. `psync`, fio's default, and similar engines issue one request at a time here too.
 //!
 //! The options are those of fio 3's manual page, fio(1). Without `time_based` a job ends after `size` bytes as it does in fio;
-//! where there is no `size`, only `runtime` ends it.
+//! without `size`, only `runtime` ends it.
 
 use std::time::Duration;
 
@@ -24,35 +24,35 @@ use weir_load::workload::{Access, MOST_THREADS, Workload, WorkloadError};
 use super::size::parse_fio_size;
 use super::write_jobs::share_of;
 
-/// What is wrong with a job file.
+/// The defect of a job file.
 #[derive(Debug, thiserror::Error)]
 pub enum JobFileError {
     /// Neither a section nor an option.
     #[error("line {line}: `{text}` is neither [a section] nor an option")]
     Malformed {
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What stands there.
+        /// The line's text.
         text: String,
     },
     /// An option before the first section.
     #[error("line {line}: `{text}` stands before the first [section]")]
     NoSection {
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What stands there.
+        /// The line's text.
         text: String,
     },
-    /// A value that is not possible.
+    /// An invalid value.
     #[error("line {line}: {option}={value}: {reason}")]
     Value {
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
-        /// Which option.
+        /// The option.
         option: String,
-        /// As given.
+        /// The given value.
         value: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// Options that are not supported.
@@ -73,30 +73,30 @@ pub enum JobFileError {
          in the proportion of rwmixread={read_percent}"
     )]
     Rates {
-        /// Which.
+        /// The job.
         name: String,
         /// Reads in a hundred requests.
         read_percent: u8,
     },
-    /// A job that is not possible.
+    /// An invalid job.
     #[error("job {name}: {error}")]
     Job {
-        /// Which.
+        /// The job.
         name: String,
-        /// Why.
+        /// The reason.
         error: WorkloadError,
     },
-    /// A target that is not understood.
+    /// An invalid target.
     #[error("job {name}: {error}")]
     Target {
-        /// Which.
+        /// The job.
         name: String,
-        /// Why.
+        /// The reason.
         error: Box<weir_load::error::LoadError>,
     },
 }
 
-/// The options of a section, as far as they were read.
+/// The options of a section read so far.
 #[derive(Clone, Debug)]
 struct Section {
     workload: Workload,
@@ -106,11 +106,11 @@ struct Section {
     filename: Option<String>,
     uri: Option<String>,
     null: bool,
-    /// Of an engine that makes one request at a time, whatever the depth: fio's default.
+    /// An engine that issues one request at a time, regardless of the depth: fio's default.
     synchronous: bool,
     sizes: Option<BlockMix>,
     jobs: u32,
-    /// Of reads and of writes, each.
+    /// Rates of reads and of writes.
     rates: Option<(u64, u64)>,
     time_based: bool,
     runtime: Option<Duration>,
@@ -151,7 +151,7 @@ impl Default for Section {
 /// Reads a job file.
 ///
 /// # Errors
-/// The first thing that is malformed, or all options that are not supported.
+/// The first malformed line, or all unsupported options.
 pub fn read_jobs(text: &str) -> Result<Vec<Job>, JobFileError> {
     let mut global = Section::default();
     let mut sections: Vec<(String, Section)> = Vec::new();
@@ -202,7 +202,7 @@ pub fn read_jobs(text: &str) -> Result<Vec<Job>, JobFileError> {
     if jobs.is_empty() { Err(JobFileError::NoJob) } else { Ok(jobs) }
 }
 
-/// Why an option was not taken.
+/// The reason why the reader refuses an option.
 enum Refusal {
     Unsupported,
     Value(String),
@@ -290,7 +290,7 @@ impl Section {
             "stonewall" | "wait_for_previous" => self.stonewall = flag(value)?,
             "direct" | "randrepeat" => return always(value, true),
             "buffered" | "gtod_reduce" | "disable_lat" | "disable_clat" => return always(value, false),
-            // How fio works inside, or what is always so here.
+            // Internals of fio, or Weir's fixed behaviour.
             "thread"
             | "group_reporting"
             | "norandommap"
@@ -330,7 +330,7 @@ impl Section {
             self.workload.block_size = sizes.largest();
             self.workload.mix = (sizes.shares().len() > 1).then_some(sizes);
         }
-        // Random jobs all work on the same range: threads. Sequential ones each go over all of it: jobs.
+        // Random jobs all use the same range, so they become threads. Sequential ones each cover all of it, so they stay jobs.
         let (copies, threads) = if self.random { (1, self.jobs) } else { (self.jobs, 1) };
         let workload = &mut self.workload;
         if self.synchronous {
@@ -370,7 +370,7 @@ fn filename(text: &str) -> Result<String, Refusal> {
     }
 }
 
-/// `rate_iops`: of reads and of writes; one value is that of each of them. A third would be that of trims.
+/// `rate_iops`: rates of reads and of writes; a single value applies to each of them. A third would be that of trims.
 fn rates(text: &str) -> Result<Option<(u64, u64)>, Refusal> {
     let mut rates = text.split(',').map(str::parse::<u64>);
     let reads = rates.next().transpose()?.unwrap_or_default();
@@ -381,7 +381,8 @@ fn rates(text: &str) -> Result<Option<(u64, u64)>, Refusal> {
     Ok(Some((reads, writes)))
 }
 
-/// Both directions together, as a load here has it; `None` when a mix would be at its rates in fio, and at its percentage here.
+/// The total rate of both directions, as in a Weir load; `None` when fio would run a mix at its rates, but Weir at its
+/// percentage.
 fn total_rate((reads, writes): (u64, u64), kind: Kind, read_percent: u8) -> Option<u64> {
     match kind {
         Kind::Read => Some(reads),
@@ -393,7 +394,7 @@ fn total_rate((reads, writes): (u64, u64), kind: Kind, read_percent: u8) -> Opti
     }
 }
 
-/// Two zones that make up everything: a hot one and the rest.
+/// Two zones that cover the whole range: a hot one and the rest.
 fn hot(zones: &str) -> Option<Pattern> {
     let zone = |text: &str| {
         text.split_once('/').map(|(requests, range)| (requests.parse().ok(), range.parse().ok()))
@@ -426,7 +427,7 @@ fn flag(value: Option<&str>) -> Result<bool, Refusal> {
     }
 }
 
-/// An option that is always as `is` here.
+/// An option that is always `is` here.
 fn always(value: Option<&str>, is: bool) -> Result<(), Refusal> {
     if flag(value)? == is { Ok(()) } else { Err(Refusal::Unsupported) }
 }

@@ -1,11 +1,11 @@
-//! Sizes as fio reads them with its default `kb_base=1024`: `4k` and `4kb` are 4096, and `4ki` would be 4000.
+//! Sizes with the meaning of fio's default `kb_base=1024`: `4k` and `4kb` are 4096, and `4ki` would be 4000.
 
 use weir_block::size::{SizeError, parse_size};
 
-/// Why a text is not a size to fio, or not one to rely on.
+/// The reason why a text is not a size to fio, or an ambiguous one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FioSizeError {
-    /// `ki` and its like.
+    /// `ki` and similar units.
     #[error("by fio's default that is a multiple of 1000: write 4k for 4096")]
     Decimal,
     /// Not a size.
@@ -16,7 +16,7 @@ pub enum FioSizeError {
 /// Bytes of `text` in a job file or in fio's JSON.
 ///
 /// # Errors
-/// It is not a size, or a multiple of 1000, which is hardly ever meant.
+/// It is not a size, or a multiple of 1000, which is rarely intended.
 pub fn parse_fio_size(text: &str) -> Result<u64, FioSizeError> {
     let lower = text.to_ascii_lowercase();
     if lower.ends_with('i') || lower.ends_with("ib") {

@@ -8,7 +8,7 @@ use weir_load::pattern::Pattern;
 use weir_load::target::Target;
 use weir_load::workload::{Access, Workload};
 
-/// A target whose name no job file can have.
+/// A target whose name a job file cannot express.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no job file of fio can name {0:?}: fio ends a value at a new line, `;` or `#`, cuts off spaces around it and replaces `${{`; \
@@ -19,7 +19,7 @@ pub struct UnwritableTarget(pub String);
 /// A job file with `comments` at its head. All jobs run at once, on the target of the first.
 ///
 /// # Errors
-/// fio would read another name than the target's.
+/// fio would read a name other than the target's.
 pub fn write_jobs(jobs: &[Job], comments: &[String]) -> Result<String, UnwritableTarget> {
     let mut text = String::new();
     for comment in comments {
@@ -29,7 +29,7 @@ pub fn write_jobs(jobs: &[Job], comments: &[String]) -> Result<String, Unwritabl
     if let Some(job) = jobs.first() {
         text.push_str(&match &job.target {
             Target::Null { .. } => "ioengine=null\n".to_owned(),
-            // fio takes what is between colons for files of their own, and would write to each of them.
+            // fio treats the parts between colons as separate files, and would write to each of them.
             Target::Path(path) => {
                 let path = path.to_str().ok_or_else(|| UnwritableTarget(path.display().to_string()))?;
                 format!("ioengine=libaio\nfilename={}\n", value(path)?.replace(':', "\\:"))
@@ -63,7 +63,7 @@ fn section(text: &mut String, job: &Job) {
     let mut line = |option: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(text, "{option}={value}");
     };
-    // What fio has after a colon is a step, or how often it draws an offset: not how many of the requests are reads.
+    // In fio the number after a colon is a step, or the interval between drawn offsets, not the percentage of reads.
     let step = match pattern {
         Pattern::Stride { bytes } => format!(":{}", bytes.0 - block_size.0),
         _ => String::new(),
@@ -101,7 +101,7 @@ fn section(text: &mut String, job: &Job) {
     }
     line("iodepth", &workload.queue_depth);
     if let Some(rate) = workload.rate {
-        // One value would be that of the reads and that of the writes.
+        // A single value would apply to reads and to writes each.
         let reads = share_of(rate, access.read_percent());
         let rates = if mixed { format!("{reads},{}", rate - reads) } else { rate.to_string() };
         line("rate_iops", &rates);

@@ -7,7 +7,7 @@ use super::requests::{ImportError, Trace, Traced, wrong_line};
 
 const SECTOR: u64 = 512;
 
-/// Actions that stand for a request: queued by the block layer, before merging and splitting. This is what was asked for.
+/// The action that counts as a request: queued by the block layer, before merging and splitting.
 const QUEUED: &str = "Q";
 
 /// Whether the first line that is not empty looks like one of blkparse's.
@@ -37,7 +37,7 @@ fn fields(line: &str) -> Option<Fields<'_>> {
     Some(Fields { device, seconds, action, rwbs, rest: words.collect() })
 }
 
-/// Reads the queued requests; other lines are passed over.
+/// Reads the queued requests; skips other lines.
 pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
     let mut trace = Trace::new(true);
     for (number, line) in (1..).zip(text.lines()) {
@@ -58,7 +58,7 @@ pub(super) fn read(text: &str) -> Result<Trace, ImportError> {
     Ok(trace)
 }
 
-/// RWBS: an optional F (flush first), then R, W, D (discard) or N (nothing), then what does not matter here.
+/// RWBS: an optional F (flush first), then R, W, D (discard) or N (nothing), then flags that are irrelevant here.
 fn kind(rwbs: &str) -> Option<RequestKind> {
     match rwbs.as_bytes() {
         [b'R', ..] => Some(RequestKind::Read),

@@ -1,4 +1,4 @@
-//! The requests of a trace, whatever its format, and what is wrong with one.
+//! The requests of a trace in any format, and their defects.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ const LONGEST: u64 = 1 << 30;
 /// Latest time, in nanoseconds: 100 years. Traces count from their start or from 1970.
 const LATEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
 
-/// Devices that an error names.
+/// Maximum number of devices in an error.
 const NAMED: usize = 20;
 
-/// Lines that were not understood are named up to this length.
+/// Maximum length of an invalid line in an error.
 const SHOWN: usize = 120;
 
-/// Why a trace is not understood: where, and what was expected.
+/// The reason why a trace is invalid: position, and expectation.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
     /// None of the formats.
@@ -33,7 +33,7 @@ pub enum ImportError {
         line: usize,
         /// The line, shortened.
         text: String,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
     /// A record that is not of the format.
@@ -43,13 +43,13 @@ pub enum ImportError {
         record: u64,
         /// Bytes from the start.
         at: u64,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
-    /// Requests to several devices or files, and none was chosen.
+    /// Requests to several devices or files without a choice of one.
     #[error("the trace has requests to several devices: {}; choose one with --device", named(.0))]
     Several(Vec<String>),
-    /// Nothing of what was chosen.
+    /// No requests of the choice.
     #[error("the trace has no requests{}", .0.as_ref().map(|device| format!(" to {device}")).unwrap_or_default())]
     Empty(Option<String>),
 }
@@ -65,10 +65,10 @@ pub(super) struct Traced {
 }
 
 impl Traced {
-    /// A request as a file has it. Numbers that were multiplied into their units saturate, and are refused here.
+    /// Checks a request from a file. Numbers that saturated in the conversion of their units are refused here.
     ///
     /// # Errors
-    /// No disk can have had this request, or the profiler would not come to an end with it.
+    /// No disk can have had this request, or the profiler would not finish with it.
     pub fn new(at: u64, kind: RequestKind, offset: u64, length: u64) -> Result<Traced, &'static str> {
         if at > LATEST {
             return Err("the time is beyond 100 years");
@@ -87,7 +87,7 @@ impl Traced {
 #[derive(Debug)]
 pub(super) struct Trace {
     devices: BTreeMap<String, Vec<Traced>>,
-    /// Whether the times mean something.
+    /// Whether the times are meaningful.
     pub timed: bool,
 }
 
@@ -96,7 +96,7 @@ impl Trace {
         Trace { devices: BTreeMap::new(), timed }
     }
 
-    /// Adds a request. One of no bytes that is no flush asks for nothing, and is passed over.
+    /// Adds a request. Skips a request of no bytes, unless it is a flush.
     pub fn push(&mut self, device: &str, request: Traced) {
         if request.length == 0 && request.kind != RequestKind::Flush {
             return;
@@ -122,7 +122,7 @@ impl Trace {
     }
 }
 
-/// The first of them, and how many more there are.
+/// The first of them, and the number of the others.
 fn named(devices: &[String]) -> String {
     let first = devices[..devices.len().min(NAMED)].join(", ");
     match devices.len().saturating_sub(NAMED) {

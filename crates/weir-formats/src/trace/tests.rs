@@ -25,7 +25,8 @@ fn blkparse_is_read_at_the_queue() {
     assert_eq!((profile.write.requests(), profile.write.bytes()), (2, 8_192));
     assert_eq!((profile.flushes, profile.discards), (1, 1));
     assert_eq!(profile.seconds, 1.0);
-    // In the order of their times, the second read comes before the first, and the second write goes on where the first ended.
+    // In the order of their times, the second read comes before the first, and the second write continues at the end of the
+    // first.
     assert_eq!((profile.read.random.requests, profile.write.sequential.requests), (2, 1));
     assert!(profile.hours.is_empty() && profile.source == "trace");
 
@@ -75,7 +76,7 @@ fn logs_of_fio_are_read() {
     }
 }
 
-/// A record as the tracer writes it.
+/// A record in the tracer's format.
 fn record(version: u8, command: u16, (sector, length): (u64, u32), micros: u64) -> Vec<u8> {
     let mut record = Vec::new();
     let head = [command.to_le_bytes(), (u16::from(version) << 8).to_le_bytes()].concat();
@@ -129,7 +130,8 @@ fn other_files_are_not_guessed_at() {
     }
 }
 
-/// The profiler looks at every block of a request and counts in u64: numbers that a damaged file can have are refused first.
+/// The profiler looks at every block of a request and counts in u64: the import refuses impossible numbers of a damaged file
+/// first.
 #[test]
 fn lengths_and_times_that_no_disk_has_seen_are_refused() {
     let discard = "8,0 0 1 0.0 1 Q D 0 + 4194304 [a]\n8,0 0 1 1.0 1 Q R 0 + 2097152 [a]\n";
@@ -162,7 +164,7 @@ fn lengths_and_times_that_no_disk_has_seen_are_refused() {
     }
 }
 
-/// Numbers at which something could overflow, or take for ever.
+/// Numbers that could cause overflow or endless work.
 fn hostile() -> impl Strategy<Value = u64> {
     prop_oneof![
         0u64..100_000,

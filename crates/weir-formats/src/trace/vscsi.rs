@@ -8,7 +8,7 @@ use super::requests::{ImportError, Trace, Traced};
 
 const SECTOR: u64 = 512;
 
-/// Where the fields of a record are.
+/// Offsets of a record's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     number: u8,
