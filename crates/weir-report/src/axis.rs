@@ -1,16 +1,16 @@
-//! Axes: where a value stands, and where the ticks are.
+//! Axes: positions of values and ticks.
 //!
-//! No input makes an axis that is not drawable: ends that are no numbers, or stand in the wrong order, become some that are.
+//! Every input gives a drawable axis: ends that are not numbers, or in the wrong order, are replaced by valid ones.
 
-/// Ticks at most on a linear axis.
+/// Maximum number of ticks on a linear axis.
 const TICKS: f64 = 5.0;
 
-/// A value stands between `left` and `right`, which may be swapped, or a bottom and a top.
+/// Maps values to positions between `left` and `right`, which may be swapped, or be a bottom and a top.
 #[derive(Debug)]
 pub struct Axis {
-    /// Where the smallest value stands.
+    /// Position of the smallest value.
     pub left: f64,
-    /// Where the largest value stands.
+    /// Position of the largest value.
     pub right: f64,
     least: f64,
     most: f64,
@@ -22,7 +22,7 @@ pub struct Axis {
 enum Scale {
     Linear,
     Logarithmic,
-    /// Of shares: each nine more takes the same room.
+    /// For shares: each further nine takes the same room.
     Tail,
 }
 
@@ -61,8 +61,7 @@ impl Axis {
         Axis { left, right, least, most, scale: Scale::Logarithmic, ticks }
     }
 
-    /// Of shares from 0 to all but 10^-`nines` (1 to 9): 0, 50 %, 90 %, 99 %, 99.9 %, … so that the slow end, which is what
-    /// people wait for, has most of the room.
+    /// For shares from 0 to 1 − 10^-`nines` (1 to 9): 0, 50 %, 90 %, 99 %, 99.9 %, … so that the tail has most of the room.
     #[must_use]
     pub fn tail(left: f64, right: f64, nines: u32) -> Axis {
         let nines = nines.clamp(1, 9);
@@ -71,7 +70,7 @@ impl Axis {
         Axis { left, right, least: 0.0, most, scale: Scale::Tail, ticks: ticks.collect() }
     }
 
-    /// Where a value stands; values outside stand at the ends, and what is no number at the smaller one.
+    /// Position of a value; values outside the range are at its ends, and NaN at the smaller one.
     #[must_use]
     pub fn at(&self, value: f64) -> f64 {
         let value = if value.is_nan() { self.least } else { value.clamp(self.least, self.most) };
@@ -89,7 +88,7 @@ impl Axis {
         value > self.most * 1.000_001
     }
 
-    /// The values that are labelled.
+    /// The labelled values.
     #[must_use]
     pub fn ticks(&self) -> &[f64] {
         &self.ticks

@@ -4,17 +4,18 @@ use crate::axis::Axis;
 use crate::panel::{Panel, clipped};
 use crate::svg::{Anchor, Drawing, WIDTH};
 
-/// A bar of [`Chart::beside`] that is beyond those of [`Chart::chain`] by more than this factor is cut off and marked:
-/// the chart is about the chain.
+/// A bar of [`Chart::beside`] that exceeds those of [`Chart::chain`] by more than this factor is truncated and marked: the chain
+/// is the subject of the chart.
 const ROOM_BESIDE: f64 = 1.5;
 
-/// Characters of a name beside its numbers.
+/// Maximum length of a name beside its numbers, in characters.
 const LONGEST_NAME: usize = 28;
 
-/// An error bar is drawn where its ends are further apart than this share of the value: a shorter one says nothing.
+/// Minimum length of an error bar, as a share of the value: shorter ones are not drawn.
 pub const FAR_APART: f64 = 0.05;
 
-/// Room at the right of the longest bar, for its error bar. What is beyond it is cut off: one outlier must not shrink all bars.
+/// Room at the right of the longest bar, for its error bar. A longer error bar is truncated: one outlier must not shrink all
+/// bars.
 const ROOM_FOR_ERRORS: f64 = 1.15;
 
 const BAR: f64 = 13.0;
@@ -25,24 +26,24 @@ const THIN_ROW: f64 = 33.0;
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// At the left.
+    /// Text at the left.
     pub name: String,
     /// Its length, in the unit of the axis; 0 or more.
     pub value: f64,
     /// The value as text.
     pub label: String,
-    /// The least and the greatest value, drawn as an error bar where they are [`FAR_APART`].
+    /// Minimum and maximum, drawn as an error bar if they are [`FAR_APART`].
     pub range: Option<[f64; 2]>,
     /// The change from the bar before, in words.
     pub step: Option<Step>,
-    /// Shown when pointed at.
+    /// The tooltip.
     pub tip: String,
 }
 
 /// The change from the bar before.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// In words.
+    /// The text.
     pub text: String,
     /// Its interval, in small type; may be empty.
     pub interval: String,
@@ -53,15 +54,15 @@ pub struct Step {
 /// A chart of bars.
 #[derive(Debug)]
 pub struct Chart {
-    /// Above it.
+    /// The title above the chart.
     pub title: String,
-    /// For those who cannot see it.
+    /// Text alternative for screen readers.
     pub description: String,
     /// Bars that follow each other.
     pub chain: Vec<Bar>,
     /// Thin bars under them.
     pub beside: Vec<Bar>,
-    /// What the thin bars are.
+    /// The heading of the thin bars.
     pub beside_title: String,
     /// Each bar of the chain begins where the one before ended.
     pub waterfall: bool,
@@ -101,7 +102,7 @@ fn draw_chain(drawing: &mut Drawing, axis: &Axis, chart: &Chart) {
         }
         label(drawing, bar, top + 12.0, ["name", "value"]);
         match (before, &bar.step) {
-            // What comes from the bar before is pale, what this one adds or saves is coloured.
+            // The part from the bar before is pale, the part that this one adds or saves is coloured.
             (Some(start), Some(step)) => {
                 drawing.rect("below", 0.0, y, start.min(end), BAR);
                 let width = (end - start).abs().max(1.5);
@@ -130,7 +131,7 @@ fn draw_beside(drawing: &mut Drawing, axis: &Axis, chart: &Chart) {
         let end = axis.at(bar.value);
         drawing.rect("beside", 0.0, y, end, THIN_BAR);
         if axis.is_beyond(bar.value) {
-            // Cut off: two gaps say that the bar goes on; its number is in the label.
+            // Truncated: two gaps show that the bar continues; its value is in the label.
             drawing.rect("cut", end - 16.0, y - 1.0, 3.0, THIN_BAR + 2.0);
             drawing.rect("cut", end - 10.0, y - 1.0, 3.0, THIN_BAR + 2.0);
         } else {
@@ -157,7 +158,7 @@ fn label(drawing: &mut Drawing, bar: &Bar, baseline: f64, [name_class, value_cla
 }
 
 impl Bar {
-    /// The ends of the error bar, if it is to be drawn.
+    /// The ends of the error bar, if it is drawn.
     fn error(&self) -> Option<[f64; 2]> {
         self.range.filter(|[least, most]| most - least > FAR_APART * self.value)
     }

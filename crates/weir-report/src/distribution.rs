@@ -1,7 +1,7 @@
-//! The latency of layers as distributions: what share of the requests was answered within which time.
+//! The latency of layers as cumulative distributions: the share of requests answered within each time.
 //!
-//! All usable repeats of a layer in a cell together: histograms are added, percentiles are never averaged. The scale
-//! of shares gives each nine the same room, because the slow end is what people wait for.
+//! All usable repeats of a layer in a cell together: histograms are added, percentiles are never averaged. The scale of shares
+//! gives each nine the same room, to show the tail.
 
 use crate::axis::Axis;
 use crate::format;
@@ -11,7 +11,7 @@ use crate::svg::{Anchor, Drawing, WIDTH};
 /// A histogram of one run: the upper edge of each bucket in nanoseconds, rising, and the requests in it.
 pub type Buckets = [(u64, u64)];
 
-/// Lines in one chart; their colours and dashes can be told apart.
+/// Maximum number of lines in one chart: that of distinguishable colours and dashes.
 pub const MOST_LINES: usize = 6;
 
 const LEFT: f64 = 46.0;
@@ -19,13 +19,13 @@ const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 8.0;
 const HEIGHT: f64 = 190.0;
 
-/// The slowest share that is shown has at least so many requests: below that a line shows single requests.
+/// Minimum number of requests in the slowest share shown: with fewer, a line would show single requests.
 const FEWEST_BEYOND: f64 = 5.0;
 
 /// A name, and its latencies in nanoseconds.
 #[derive(Debug)]
 pub struct Series<'a> {
-    /// What it is of.
+    /// The subject of the line.
     pub name: &'a str,
     /// All repeats.
     pub latencies: Distribution,
@@ -39,7 +39,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of these runs. Within a bucket latencies are taken to be spread evenly.
+    /// The distribution of these runs. Within a bucket, latencies are assumed to be uniformly distributed.
     #[must_use]
     pub fn of<'a>(runs: impl Iterator<Item = &'a Buckets>) -> Distribution {
         let requests = |run: &Buckets| run.iter().map(|(_, requests)| *requests as f64).sum::<f64>();
@@ -112,7 +112,7 @@ pub fn panel(title: &str, series: &[Series<'_>]) -> Option<Panel> {
     let mut drawing = Drawing::default();
     frame(&mut drawing, &x, &y, nines);
     for (line, (one, edges)) in series.iter().zip(&edges).enumerate() {
-        // The line ends where it leaves at the top.
+        // The line ends at the top of the chart.
         let end = one.latencies.at(top).unwrap_or(most);
         let step = |latency: &f64| (x.at(*latency), y.at(one.latencies.share_within(*latency)));
         let start = edges.first().map(|first| (x.at(first * 0.99), y.at(0.0)));

@@ -1,7 +1,7 @@
 //! Numbers for people: three significant digits and a unit, the same in every table, sentence and chart.
 
-/// A value with three significant digits and no exponent. Not finite or negative numbers do not occur
-/// here; they would print as Rust prints them.
+/// A value with three significant digits and no exponent. Non-finite or negative numbers do not occur here; they would print in
+/// Rust's format.
 fn three_digits(value: f64) -> String {
     if value >= 99.95 {
         format!("{value:.0}")
@@ -48,7 +48,7 @@ pub fn count(value: f64) -> String {
     }
 }
 
-/// A rate as it is, to the unit, with commas: `17,788`. For numbers that are held against what was written down.
+/// An exact rate, with commas: `17,788`. For numbers that readers compare with recorded ones.
 #[must_use]
 pub fn whole(value: f64) -> String {
     let digits = format!("{value:.0}");

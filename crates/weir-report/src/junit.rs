@@ -1,5 +1,4 @@
-//! Test suites as JUnit XML, for pipelines that show it. The form is that of the Ant task's `junitreport`, as CI systems
-//! read it.
+//! Test suites as JUnit XML, for CI pipelines. The form is that of the Ant task's `junitreport`, which CI systems read.
 
 use askama::Template;
 
@@ -9,16 +8,16 @@ use crate::svg::is_character;
 #[derive(Debug, Template)]
 #[template(path = "junit.xml", escape = "html")]
 pub struct Document {
-    /// What made it.
+    /// The name of the generating program.
     pub name: String,
     /// Its suites.
     pub suites: Vec<Suite>,
 }
 
-/// Cases that belong together.
+/// A group of related cases.
 #[derive(Debug)]
 pub struct Suite {
-    /// What they have in common.
+    /// The group's name.
     pub name: String,
     /// The cases.
     pub cases: Vec<Case>,
@@ -27,24 +26,24 @@ pub struct Suite {
 /// One case.
 #[derive(Debug)]
 pub struct Case {
-    /// What it is of, with dots.
+    /// The class name, with dots.
     pub class: String,
-    /// What is tested.
+    /// The name of the test.
     pub name: String,
-    /// What came of it.
+    /// The result.
     pub outcome: Outcome,
-    /// What it printed; may be empty.
+    /// The output; may be empty.
     pub said: String,
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should be.
+    /// The case passed.
     Passed,
-    /// Not as it should be, and why.
+    /// The case failed, with the reason.
     Failed(String),
-    /// Not tested, and why.
+    /// The case was skipped, with the reason.
     Skipped(String),
 }
 

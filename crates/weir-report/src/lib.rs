@@ -2,12 +2,12 @@
 //!
 //! - [`mod@format`]: numbers for people.
 //! - [`page`]: an HTML page of sections: sentences, figures, tables, charts.
-//! - [`svg`], [`axis`]: what charts are drawn with.
+//! - [`svg`], [`axis`]: drawing primitives of charts.
 //! - [`bars`], [`percentiles`], [`distribution`], [`over_time`], [`rounds`]: the charts.
 //! - [`text`]: tables for a terminal.
 //! - [`junit`]: test suites for pipelines.
 //!
-//! Nothing here knows where rows come from: a caller brings names, numbers and words.
+//! Nothing here depends on the source of rows: the caller passes names, numbers and words.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -26,5 +26,5 @@ pub mod text;
 
 pub use panel::Panel;
 
-/// Why a page could not be rendered; never in practice, because it is rendered to memory.
+/// The reason why a page could not be rendered; never in practice, because it is rendered to memory.
 pub type RenderError = askama::Error;

@@ -14,15 +14,15 @@ const HEAT: f64 = 120.0;
 const RATE_TOP: f64 = TOP + HEAT + 16.0;
 const RATE: f64 = 62.0;
 
-/// From which share of a moment's answers on a place has which shade, the palest first.
+/// Lower bounds of the shades, as shares of a moment's answers, the palest first.
 const SHADES: [f64; 6] = [0.0, 0.002, 0.02, 0.1, 0.3, 0.6];
 
-/// One run. Times are in seconds from the beginning of the measured time: what came before is below zero.
+/// One run. Times are in seconds from the beginning of the measured time; earlier ones are negative.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// Where the run begins, 0 or less.
+    /// Start of the run, 0 or less.
     pub begin: f64,
-    /// Where it ends.
+    /// The end.
     pub end: f64,
     /// Its moments in order.
     pub moments: Vec<Moment>,
@@ -31,11 +31,11 @@ pub struct Run {
 /// A part of a run.
 #[derive(Clone, Debug)]
 pub struct Moment {
-    /// Where it begins.
+    /// The start.
     pub from: f64,
-    /// Where it ends.
+    /// The end.
     pub to: f64,
-    /// I/Os per second; absent where too little of it was within the load to say.
+    /// I/Os per second; absent if too little of the moment was within the load.
     pub rate: Option<f64>,
     /// Its latencies.
     pub buckets: Vec<Bucket>,
@@ -52,21 +52,20 @@ pub struct Bucket {
     pub share: f64,
 }
 
-/// One run, with the other repeats of the same beside it.
+/// One run, with the other repeats of the same cell.
 #[derive(Debug)]
 pub struct Course {
-    /// Above the picture.
+    /// The title above the picture.
     pub title: String,
-    /// The one that is shown in full.
+    /// The run shown in full.
     pub run: Run,
     /// Repeats: their rates are thin lines.
     pub others: Vec<Run>,
-    /// What the measured window is called: `measured`, `steady window`.
+    /// The label of the measured window: `measured`, `steady window`.
     pub window: &'static str,
 }
 
-/// The pictures of runs that belong together, so wide and all with the same scales; those in which nothing was answered
-/// are left out.
+/// The pictures of related runs, with this width and the same scales; omits runs without answers.
 #[must_use]
 pub fn panels(courses: &[Course], width: f64) -> Vec<Panel> {
     let is_drawable = |course: &&Course| course.run.moments.iter().any(|moment| !moment.buckets.is_empty());
@@ -83,7 +82,7 @@ pub fn panels(courses: &[Course], width: f64) -> Vec<Panel> {
         width,
         time: Axis::between(LEFT, width - MARGIN, begin, end),
         latency: Axis::logarithmic(TOP + HEAT, TOP, least, most),
-        // Repeats that leave it are broken off.
+        // Repeats beyond it are truncated.
         rate: Axis::linear(RATE_TOP + RATE, RATE_TOP, fastest * 1.15),
     };
     courses.iter().map(|course| scales.draw(course)).collect()
@@ -154,7 +153,7 @@ impl Scales {
         drawing.path(class, steps);
     }
 
-    /// What came before the measured time is veiled; a bracket stands over the rest.
+    /// The time before the measured time is dimmed; a bracket spans the rest.
     fn window(&self, drawing: &mut Drawing, course: &Course) {
         let run = &course.run;
         let (begin, from, to) = (self.time.at(run.begin), self.time.at(0.0), self.time.at(run.end));
@@ -168,7 +167,7 @@ impl Scales {
     }
 }
 
-/// Seconds without digits that say nothing.
+/// Seconds without insignificant digits.
 fn seconds(at: f64) -> String {
     let sign = if at < 0.0 { "−" } else { "" };
     format!("{sign}{} s", (at.abs() * 1000.0).round() / 1000.0)

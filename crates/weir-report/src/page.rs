@@ -1,7 +1,7 @@
 //! An HTML page of sections.
 //!
-//! It asks the network for nothing: style and drawings are inside it, there is no script, and its own content policy
-//! forbids to load anything. Every text is escaped by the template; only drawings, which escape their own, are not.
+//! It makes no network request: style and drawings are inline, there is no script, and its content security policy forbids
+//! loading anything. The template escapes every text, except drawings, which escape their own.
 
 use askama::Template;
 
@@ -13,30 +13,30 @@ use crate::panel::Panel;
 pub struct Page {
     /// The window's title.
     pub title: String,
-    /// What kind of report it is, above the heading.
+    /// The kind of report, above the heading.
     pub eyebrow: String,
     /// The heading.
     pub heading: String,
-    /// Where and when, below the heading.
+    /// Place and time, below the heading.
     pub byline: String,
-    /// After "Made by Weir".
+    /// Text after "Made by Weir".
     pub footer: String,
     /// The sections, from the top.
     pub sections: Vec<Section>,
 }
 
-/// A section: a heading, a sentence how to read it, and what it shows.
+/// A section: a heading, a sentence on how to read it, and its content.
 #[derive(Debug, Default)]
 pub struct Section {
     /// Its style: `verdict cost`, `chart`, or empty.
     pub class: String,
-    /// Above the heading; may be empty.
+    /// Text above the heading; may be empty.
     pub eyebrow: String,
     /// The heading.
     pub heading: String,
     /// Below the heading; may be empty.
     pub lead: String,
-    /// What it shows.
+    /// The content.
     pub blocks: Vec<Block>,
 }
 
@@ -55,13 +55,13 @@ pub enum Block {
     Figures(Vec<Figure>),
     /// Boxes with arrows from each to the next.
     Chain(Vec<Stop>),
-    /// Colours and what they mean.
+    /// Colours and their meanings.
     Legend(Vec<Key>),
     /// Drawings, `two` or `three` in a row where there is room.
     Panels(&'static str, Vec<Panel>),
     /// A table.
     Table(Table),
-    /// A word and what it is, line by line.
+    /// Terms and their values, line by line.
     Facts(Vec<(String, String)>),
     /// A command, to be copied.
     Command(String),
@@ -70,11 +70,11 @@ pub enum Block {
 /// A single number.
 #[derive(Debug)]
 pub struct Figure {
-    /// What it says something of.
+    /// Its subject.
     pub of: String,
     /// The number.
     pub value: String,
-    /// What it means, or where it comes from.
+    /// Its meaning, or its source.
     pub remark: String,
 }
 
@@ -83,7 +83,7 @@ pub struct Figure {
 pub struct Stop {
     /// Its name.
     pub name: String,
-    /// What can be in its position instead.
+    /// Alternatives for its position.
     pub alternatives: Vec<String>,
 }
 
@@ -92,7 +92,7 @@ pub struct Stop {
 pub struct Key {
     /// Classes of the colours, from left to right.
     pub colours: Vec<&'static str>,
-    /// What they mean.
+    /// Their meaning.
     pub meaning: String,
 }
 
@@ -112,7 +112,7 @@ pub struct Table {
     pub class: &'static str,
     /// The heading of the first column.
     pub first: String,
-    /// The other columns. Where a group has a name, there is a line of names above that of the columns.
+    /// The other columns. If a group has a name, a line of names precedes that of the columns.
     pub groups: Vec<Group>,
     /// The rows.
     pub rows: Vec<Row>,
@@ -143,13 +143,13 @@ impl Group {
 pub struct Row {
     /// `other`: set off from the rows around it. Or empty.
     pub class: &'static str,
-    /// In the first column.
+    /// The text of the first column.
     pub name: String,
     /// Below the name, in small type; may be empty.
     pub note: String,
     /// The note's colour.
     pub note_class: &'static str,
-    /// One for each other column.
+    /// The cells, one for each other column.
     pub cells: Vec<Cell>,
 }
 
@@ -160,11 +160,11 @@ pub struct Cell {
     pub lines: Vec<String>,
     /// Beside the text, in small type; may be empty.
     pub remark: String,
-    /// The class that gives it its weight or colour.
+    /// The class of its weight or colour.
     pub class: String,
-    /// Of a coloured tile: its mark, before the text.
+    /// The mark of a coloured tile, before the text.
     pub mark: Option<&'static str>,
-    /// Shown when pointed at; may be empty.
+    /// The tooltip; may be empty.
     pub tip: String,
     /// The first of its group, set off from the group before.
     pub begins: bool,
@@ -183,7 +183,7 @@ impl Table {
         self.groups.iter().any(|group| !group.name.is_empty())
     }
 
-    /// What the cells of a column are called where a narrow screen shows them under each other.
+    /// The label of a column's cells where a narrow screen shows them under each other.
     fn label(&self, column: &usize) -> String {
         let labels = self.groups.iter().flat_map(|group| {
             let name = &group.name;

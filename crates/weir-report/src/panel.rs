@@ -3,13 +3,13 @@
 /// One drawing with its title.
 #[derive(Debug)]
 pub struct Panel {
-    /// What is shown.
+    /// The title.
     pub title: String,
     /// A complete `svg` element.
     pub svg: String,
 }
 
-/// A name of at most so many characters, so that it leaves room for what stands beside it.
+/// A name truncated to this many characters, so that it leaves room for the text beside it.
 #[must_use]
 pub fn clipped(name: &str, longest: usize) -> String {
     if name.chars().count() <= longest {
@@ -18,7 +18,7 @@ pub fn clipped(name: &str, longest: usize) -> String {
     name.chars().take(longest.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A round number of nanoseconds without digits that say nothing: `0`, `50 µs`, `2.5 ms`.
+/// A round number of nanoseconds without insignificant digits: `0`, `50 µs`, `2.5 ms`.
 #[must_use]
 pub fn tick_duration(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds {

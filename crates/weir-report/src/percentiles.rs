@@ -5,7 +5,7 @@ use crate::format;
 use crate::panel::{Panel, clipped, tick_duration};
 use crate::svg::{Anchor, Drawing, WIDTH};
 
-/// Characters of a name; nothing stands beside it.
+/// Maximum length of a name, in characters; no text is beside it.
 const LONGEST_NAME: usize = 56;
 
 /// Lines with one heading.
@@ -13,7 +13,7 @@ const LONGEST_NAME: usize = 56;
 pub struct Layer {
     /// The heading.
     pub name: String,
-    /// `name`, or `other` for what is set off.
+    /// `name`, or `other` for lines that are set off.
     pub class: &'static str,
     /// The lines.
     pub lines: Vec<Line>,
@@ -22,7 +22,7 @@ pub struct Layer {
 /// Two dots.
 #[derive(Debug)]
 pub struct Line {
-    /// At the left.
+    /// Text at the left.
     pub label: String,
     /// `shallow` or `deep`.
     pub class: &'static str,
@@ -30,7 +30,7 @@ pub struct Line {
     pub median_ns: f64,
     /// 99th percentile, in nanoseconds.
     pub p99_ns: f64,
-    /// Shown when pointed at, before the numbers.
+    /// The tooltip's text before the numbers.
     pub tip: String,
 }
 
@@ -43,7 +43,7 @@ pub fn panel(title: &str, layers: &[Layer]) -> Option<Panel> {
     if !least.is_finite() {
         return None;
     }
-    // Left of the axis stand the labels; those of the dots need room on both sides.
+    // The labels are left of the axis; those of the dots need room on both sides.
     let axis = Axis::logarithmic(108.0, WIDTH - 62.0, least, most);
     let mut drawing = Drawing::default();
     for layer in layers.iter().filter(|layer| !layer.lines.is_empty()) {

@@ -1,4 +1,4 @@
-//! The rounds of a load that was to run until it is steady, and the window that was.
+//! The rounds of a load that runs until a steady state, and the steady window.
 
 use crate::axis::Axis;
 use crate::format;
@@ -10,15 +10,15 @@ const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 22.0;
 const HEIGHT: f64 = 150.0;
 
-/// Part of a round's room that its bar takes.
+/// Width of a bar, as a fraction of a round's room.
 const BAR: f64 = 0.7;
 
-/// Rounds, and what is asked of the last of them.
+/// Rounds, and the criterion for the last of them.
 #[derive(Debug)]
 pub struct Rounds<'a> {
     /// I/Os per second of each round.
     pub rates: &'a [f64],
-    /// So many rounds at the end are the window.
+    /// Number of rounds of the window, at the end.
     pub window: usize,
     /// The band around the window's average that its rounds may not leave: its whole height, as a share of the average.
     pub band: f64,
@@ -73,7 +73,7 @@ fn mark_window(drawing: &mut Drawing, y: &Axis, left: f64, state: &Rounds<'_>) {
         drawing.line("bracket", (x, above - 3.0), (x, above + 3.0));
     }
     let words = if state.reached { "steady window" } else { "last window: not steady" };
-    // Right-aligned: of few rounds the bracket is wide, of many it is short and stands at the right.
+    // Right-aligned: with few rounds the bracket is wide, with many it is short and at the right.
     drawing.text("aside", RIGHT, above - 5.0, Anchor::End, words);
 }
 

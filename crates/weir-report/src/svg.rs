@@ -1,7 +1,7 @@
-//! Just enough SVG for the report's charts: text, rectangles, lines, dots, paths, and an axis under them.
+//! The subset of SVG that the report's charts need: text, rectangles, lines, dots, paths, and an axis under them.
 //!
 //! Colours and type come from the page's style sheet by class, so that one drawing serves light, dark and
-//! paper. Every string that comes from outside passes [`escape`].
+//! paper. Every external string passes [`escape`].
 
 use std::fmt::Write;
 
@@ -33,7 +33,7 @@ pub fn escape(text: &str) -> String {
     safe
 }
 
-/// Which end of a text its position names.
+/// The anchor of a text at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// Its left end.
@@ -92,7 +92,7 @@ impl Drawing {
         self.bottom = self.bottom.max(y + 4.0);
     }
 
-    /// A rectangle; negative widths are drawn as none.
+    /// A rectangle; negative widths count as zero.
     pub fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
         let width = width.max(0.0);
         let _ = write!(
@@ -111,7 +111,7 @@ impl Drawing {
         self.bottom = self.bottom.max(y1.max(y2));
     }
 
-    /// A line through these places, broken where one is missing.
+    /// A line through these points, with gaps at missing ones.
     pub fn path(&mut self, class: &str, places: impl Iterator<Item = Option<(f64, f64)>>) {
         let (mut path, mut pen_is_down) = (String::new(), false);
         for place in places {
@@ -143,12 +143,12 @@ impl Drawing {
         self.bottom = self.bottom.max(y + radius);
     }
 
-    /// Begins a group that shows `tip` when pointed at. To be ended with [`Drawing::end_group`].
+    /// Begins a group with the tooltip `tip`. End it with [`Drawing::end_group`].
     pub fn begin_group(&mut self, tip: &str) {
         let _ = write!(self.body, "<g><title>{}</title>", escape(tip));
     }
 
-    /// Ends the group begun last.
+    /// Ends the current group.
     pub fn end_group(&mut self) {
         self.body.push_str("</g>");
     }
@@ -188,7 +188,7 @@ impl Drawing {
     }
 }
 
-/// Whether every coordinate is a number: what the charts' property tests ask.
+/// Whether every coordinate is a number; for the charts' property tests.
 #[cfg(feature = "drawable")]
 #[must_use]
 pub fn is_drawable(svg: &str) -> bool {

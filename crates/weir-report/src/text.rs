@@ -1,7 +1,6 @@
 //! Tables for a terminal: a header line, no lines between columns, and never wider than the terminal.
 //!
-//! Where there is no room for all of it, a table gives up, in this order, the columns that it was
-//! told to spare, and then the ends of its names; numbers are never cut.
+//! Without enough room, a table omits first its spare columns, then the ends of its names; it never truncates numbers.
 
 use comfy_table::{CellAlignment, ContentArrangement, Row, Table};
 
@@ -10,10 +9,10 @@ use crate::panel::clipped;
 /// A header line, nothing between lines, two spaces between columns: fits a terminal and pastes into a mail.
 const PRESET: &str = "     ──            ";
 
-/// Columns that a table should not exceed, also where the terminal is wider or is not one.
+/// Maximum width of a table, in columns, also on a wider terminal or without one.
 pub const WIDEST: usize = 100;
 
-/// A name is not cut below this many characters.
+/// Minimum length of a truncated name, in characters.
 const SHORTEST_NAME: usize = 12;
 
 /// Space between columns.
@@ -24,7 +23,7 @@ const GAP: usize = 2;
 pub struct Columns {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// Columns that may be left out, the first to go first.
+    /// Columns that may be omitted, in order of omission.
     spare: Vec<usize>,
 }
 
@@ -35,19 +34,19 @@ impl Columns {
         Columns { header, rows: Vec::new(), spare: Vec::new() }
     }
 
-    /// Another row. Cells that are missing are empty.
+    /// Adds a row. Missing cells are empty.
     pub fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 
-    /// These columns, counted from 0, may be left out where there is no room, the first to go first.
+    /// These columns, counted from 0, may be omitted without enough room, in this order.
     #[must_use]
     pub fn sparing(mut self, columns: &[usize]) -> Columns {
         self.spare.extend(columns);
         self
     }
 
-    /// Whether it fits in so many columns without leaving anything out.
+    /// Whether it fits in so many columns without omitting anything.
     #[must_use]
     pub fn fits(&self, width: usize) -> bool {
         self.width() <= width
