@@ -44,6 +44,7 @@ impl Layer for Memory {
 
     fn submit(&mut self, _reactor: &mut Reactor, request: Request<'_>) {
         let (offset, length) = request.range();
+        assert!(request.tag().0 >> 56 == 0);
         assert!(offset + length <= SIZE && offset % 512 == 0 && length % 512 == 0);
         let has_data = matches!(request, Request::Read { .. } | Request::Write { .. });
         assert!(!has_data || length <= self.info().max_transfer.into());

@@ -24,7 +24,8 @@ impl From<nbd::Client> for Client {
     }
 }
 
-/// The exports of one disk. Another protocol is another field, another [`Client`], and nothing on the shard.
+/// The exports of one disk. Another protocol is another field, another [`Client`], and nothing on the shard; the exclusion around
+/// changes of parts of blocks, which belongs to the NBD connections, then belongs here.
 pub struct Exports {
     nbd: NbdDisk,
 }

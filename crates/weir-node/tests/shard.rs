@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -326,5 +327,90 @@ async fn idle_disks_have_no_part_in_the_turns_of_a_busy_one() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let turns = rig.health().turns - before.turns;
     assert!(turns < 20, "{turns} turns in a second of nothing");
+    rig.stop().await;
+}
+
+/// A client without block sizes. Its socket, and the connection for the shard.
+fn plain_client() -> (std::os::unix::net::UnixStream, weir_export::Client) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    theirs.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let session = weir_nbd::server::Session { export: "disk".into(), ..Default::default() };
+    (theirs, weir_export::nbd::Client { stream: ours.into(), leftover: Vec::new(), session }.into())
+}
+
+/// A write across two blocks, from the middle of the first to the middle of the second; returns its error number.
+fn write_across_blocks(socket: &mut std::os::unix::net::UnixStream, cookie: u64) -> std::io::Result<u32> {
+    let mut bytes = weir_nbd::protocol::REQUEST_MAGIC.to_be_bytes().to_vec();
+    bytes.extend([0, 0, 0, 1]);
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(4090u64.to_be_bytes());
+    bytes.extend(12u32.to_be_bytes());
+    bytes.extend([7; 12]);
+    socket.write_all(&bytes)?;
+    let mut reply = [0; 16];
+    socket.read_exact(&mut reply)?;
+    Ok(u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]]))
+}
+
+/// The reads at the ends of such a write and the load's are on the same accelerator: each takes its own answers alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unaligned_write_beside_a_load_is_answered() {
+    let rig = Rig::new();
+    rig.open("disk").await;
+    let (mut socket, client) = plain_client();
+    rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
+    let workload = Box::new(Workload {
+        access: Access::RandRead,
+        queue_depth: 4,
+        rate: Some(2000),
+        runtime: Some(Duration::from_secs(2)),
+        ..Workload::default()
+    });
+    let (disk, layer) = ("disk".to_owned(), LoadLayer::Accel);
+    let load = rig.shards.ask("", |answer| Command::Load { disk, layer, workload, force: true, answer });
+    let writes = tokio::task::spawn_blocking(move || {
+        let end = Nanos::now() + Duration::from_millis(1500);
+        let mut answered = 0;
+        while Nanos::now() < end {
+            assert_eq!(write_across_blocks(&mut socket, answered).expect("the write is answered"), 0);
+            answered += 1;
+        }
+        answered
+    });
+    let (loaded, answered) = tokio::join!(load, writes);
+    assert!(loaded.unwrap().unwrap().kinds[0].ios > 500);
+    assert!(answered.unwrap() > 10);
+    rig.stop().await;
+}
+
+/// A client that comes while a load overwrites the disk would lose what it writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_writes_keeps_new_clients_out_unless_forced() {
+    let rig = Rig::new();
+    rig.open("disk").await;
+    for (force, is_served) in [(false, false), (true, true)] {
+        let workload = Box::new(Workload {
+            access: Access::RandWrite,
+            queue_depth: 1,
+            rate: Some(100),
+            runtime: Some(Duration::from_secs(1)),
+            ..Workload::default()
+        });
+        let (disk, layer) = ("disk".to_owned(), LoadLayer::Accel);
+        let load = rig.shards.ask("", |answer| Command::Load { disk, layer, workload, force, answer });
+        let client = async {
+            let (mut socket, client) = plain_client();
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
+            tokio::task::spawn_blocking(move || write_across_blocks(&mut socket, 1).is_ok()).await.unwrap()
+        };
+        let (loaded, served) = tokio::join!(load, client);
+        assert!(loaded.unwrap().unwrap().kinds[0].ios > 10);
+        assert_eq!(served, is_served, "force: {force}");
+    }
+    let (mut socket, client) = plain_client();
+    rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
+    let answered = tokio::task::spawn_blocking(move || write_across_blocks(&mut socket, 1)).await.unwrap();
+    assert_eq!(answered.unwrap(), 0, "the load is over");
     rig.stop().await;
 }

@@ -139,6 +139,7 @@ impl NbdDisk {
         let connections = &self.connections;
         let waits = |index| connections.get(index as usize).is_some_and(Connection::waits_for_edges);
         self.edges.release(waits);
+        let info = layer.info();
         let mut turn = std::mem::take(&mut self.turn);
         turn.append(&mut self.held);
         turn.append(&mut self.ready);
@@ -147,7 +148,8 @@ impl NbdDisk {
             connection.listed = false;
             let (meter, edges) = (&mut self.meter, &mut self.edges);
             let (limits, now) = (&self.limits, reactor.now());
-            let mut turn = Turn { reactor, layer, workspace, meter, edges, limits, now, index, left: TURN };
+            let mut turn =
+                Turn { reactor, layer, info, workspace, meter, edges, limits, now, index, left: TURN };
             match connection.pump(&mut turn) {
                 Pumped::Idle | Pumped::Closing => {}
                 Pumped::More => self.list_ready(index),
@@ -364,6 +366,8 @@ impl NbdDisk {
             self.ready.retain(|&other| other != index);
             self.held.retain(|&other| other != index);
         }
+        // Changes of others may wait for it, and nothing else would wake them.
+        self.edges.release(|who| who != index);
     }
 
     /// Takes the next steps of a hold that are due.

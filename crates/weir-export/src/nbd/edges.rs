@@ -167,3 +167,15 @@ impl Job {
         self.step = if at < last && *to < buffer.len() { Step::Read(last) } else { Step::Write };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::Limits;
+
+    #[test]
+    fn the_tag_of_its_reads_is_of_an_export_and_of_no_connection() {
+        assert_eq!(TAG.0 >> TAG_BITS, 0);
+        assert!((TAG.0 >> 32) as usize >= Limits::CONNECTIONS);
+    }
+}

@@ -162,3 +162,22 @@ print('fine')
 ";
     assert_eq!(python(script, &[&server.unix_uri("disk")]).trim(), "fine");
 }
+
+/// A client whose socket ends while it waits to be alone is found dead by the reply to its own last change. Nothing else wakes the
+/// shard then.
+#[test]
+fn a_client_that_is_found_dead_while_it_waits_to_be_alone_lets_the_others_go_on() {
+    let server = server(512);
+    server.knobs().frozen.store(true, Ordering::Relaxed);
+    let mut first = RawClient::enter_without_sizes(server.socket(), "disk", true);
+    let mut second = RawClient::enter(server.socket(), "disk", true);
+    first.send(&[write(1, 8192, &[1; 512]), write(2, 10, &[2; 10])].concat());
+    server.wait_until("one change is at the layer", |state| state.in_flight == 1);
+    second.send(&write(1, 4096, &[3; 512]));
+    // The request is held, which cannot be seen from outside.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    drop(first);
+    server.knobs().frozen.store(false, Ordering::Relaxed);
+    server.nudge();
+    assert_eq!(second.answer(0).error, 0);
+}

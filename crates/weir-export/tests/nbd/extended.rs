@@ -28,6 +28,11 @@ fn reply(flags: u16, kind: u16, cookie: u64, offset: u64, body: &[u8]) -> Vec<u8
 
 /// Greeting, flags, extended headers, `base:allocation`, and GO with the block sizes.
 fn enter(server: &Server) -> RawClient {
+    enter_asking(server, b"\0\x01\0\x03")
+}
+
+/// As [`enter`], with these information requests: a number, and as many items.
+fn enter_asking(server: &Server, information: &[u8]) -> RawClient {
     let mut client = RawClient::connect(server.socket());
     client.read(18);
     client.send(&[0, 0, 0, 3]);
@@ -40,7 +45,7 @@ fn enter(server: &Server) -> RawClient {
     client.send(&option_bytes(option::SET_META_CONTEXT, &context.concat()));
     assert_eq!(client.option_reply().1, option_reply::META_CONTEXT);
     assert_eq!(client.option_reply().1, option_reply::ACK);
-    client.send(&option_bytes(option::GO, b"\0\0\0\x04disk\0\x01\0\x03"));
+    client.send(&option_bytes(option::GO, &[b"\0\0\0\x04disk", information].concat()));
     let (_, _, export) = client.option_reply();
     let flags = u16::from_be_bytes([export[10], export[11]]);
     assert!(flags & transmission_flag::SEND_DF != 0, "replies are chunks");
@@ -96,6 +101,16 @@ fn a_payload_beyond_the_maximum_and_a_compact_request_end_the_connection() {
         client.send(&bytes);
         assert!(client.is_closed());
     }
+}
+
+/// "offset: MUST match the request", also when the server rounds a discard to whole blocks and sends it down in parts.
+#[test]
+fn a_rounded_discard_is_answered_with_the_offset_of_its_request() {
+    let server = Server::start(ServerConfig::one(4 << 30));
+    let mut client = enter_asking(&server, &[0, 0]);
+    client.send(&request(command::TRIM, 0, 1, 1, 3 << 30));
+    let expected = reply(1, 0, 1, 1, &[]);
+    assert_eq!(client.read(expected.len()), expected);
 }
 
 #[test]

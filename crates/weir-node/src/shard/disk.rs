@@ -190,7 +190,7 @@ impl Disk {
         if let Err(reason) = self.allows_load(layer, workload, force) {
             return answer(result, Err(reason));
         }
-        self.load = RunningLoad::start(layer, workload, self.top.accel_mut(), result);
+        self.load = RunningLoad::start(layer, workload, force, self.top.accel_mut(), result);
     }
 
     fn allows_load(&self, layer: LoadLayer, workload: &Workload, force: bool) -> Result<(), String> {
@@ -216,8 +216,12 @@ impl Disk {
         }
     }
 
-    /// Takes a client that has chosen this disk.
+    /// Takes a client that has chosen this disk. A load that overwrites the disk keeps clients out; they may try again.
     pub fn attach(&mut self, client: Client, workspace: &mut Workspace) {
+        if self.load.as_ref().is_some_and(|load| load.excludes_clients) {
+            tracing::warn!(disk = self.name, "client not taken: a load overwrites the disk");
+            return;
+        }
         if let Err(error) = self.exports.attach(client, workspace) {
             tracing::warn!(disk = self.name, %error, "client not taken");
         }

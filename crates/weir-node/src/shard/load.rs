@@ -19,15 +19,18 @@ const LOAD_TAG: u64 = 1 << 63;
 pub struct RunningLoad {
     load: LayerLoad,
     layer: LoadLayer,
+    /// No client may come while it runs: it overwrites the disk, and it was allowed only because there was none.
+    pub excludes_clients: bool,
     done: Vec<Completion>,
     result: Option<oneshot::Sender<Result<Summary, String>>>,
 }
 
 impl RunningLoad {
-    /// Begins a load. The caller has checked that it does no harm.
+    /// Begins a load. The caller has checked that it does no harm, or `force` allows it above the write log.
     pub fn start(
         layer: LoadLayer,
         workload: &Workload,
+        force: bool,
         accel: &mut DiskAccel,
         result: oneshot::Sender<Result<Summary, String>>,
     ) -> Option<RunningLoad> {
@@ -36,7 +39,10 @@ impl RunningLoad {
             LoadLayer::Backing => ("backing", accel.inner().lower().info()),
         };
         match LayerLoad::start(name, workload, &info, Nanos::now(), |slot| Tag(LOAD_TAG | u64::from(slot))) {
-            Ok(load) => Some(RunningLoad { load, layer, done: Vec::new(), result: Some(result) }),
+            Ok(load) => {
+                let excludes_clients = workload.access.writes() && (layer == LoadLayer::Backing || !force);
+                Some(RunningLoad { load, layer, excludes_clients, done: Vec::new(), result: Some(result) })
+            }
             Err(error) => {
                 answer(result, Err(error.to_string()));
                 None

@@ -1,6 +1,7 @@
 //! The way in: from the socket to the layer.
 
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::time::Duration;
 
 use weir_block::{Buffer, Nanos, Payload, Received, Request, RequestKind, Tag, Throttle};
@@ -171,7 +172,7 @@ impl Connection {
 
     /// Works off complete requests at the beginning of `bytes`; returns how many bytes they were.
     fn parse(&mut self, bytes: &[u8], turn: &mut Turn<'_>) -> (usize, Stop) {
-        let info = turn.layer.info();
+        let info = turn.info;
         let mut rest = bytes;
         let stop = loop {
             if let Some(stop) = self.feed(&mut rest, turn) {
@@ -237,7 +238,7 @@ impl Connection {
         turn: &mut Turn<'_>,
     ) -> Result<usize, Stop> {
         let length = head.length as usize;
-        let info = turn.layer.info();
+        let info = turn.info;
         let (_, blocks, _) = blocks_around(head.offset, head.length, info.logical_block);
         let whole_blocks = blocks == head.length;
         if let Some(payload) = behind.get(..length)
@@ -257,7 +258,7 @@ impl Connection {
         }
         if blocks > largest_whole(turn.reactor.buffers(), &info) {
             self.admit(Need::REPLY, turn)?;
-            self.begin_whole(head, CheckedRequest::Write { fua }, turn);
+            self.begin_whole(head, range_of(head), CheckedRequest::Write { fua }, turn);
         } else {
             self.expect_payload(head.into(), fua, turn)?;
         }
@@ -267,7 +268,7 @@ impl Connection {
 
     /// Makes room for a payload, with which [`Connection::feed`] goes on.
     pub(super) fn expect_payload(&mut self, part: Part, fua: bool, turn: &mut Turn<'_>) -> Result<(), Stop> {
-        let block = turn.layer.info().logical_block;
+        let block = turn.info.logical_block;
         let (_, length, from) = blocks_around(part.offset, part.length, block);
         let memory = length as usize;
         let buffer = self.take_buffer(Need { memory, ..Need::at_layer(RequestKind::Write, length) }, turn)?;
@@ -287,7 +288,7 @@ impl Connection {
         // Counted since it was taken; it is the request's from here on.
         self.memory -= buffer.len();
         let tag = self.begin(part, CheckedRequest::Write { fua }, buffer.len(), 0, None, turn);
-        let block = turn.layer.info().logical_block;
+        let block = turn.info.logical_block;
         let (offset, ..) = blocks_around(part.offset, part.length, block);
         if parts_of_blocks {
             turn.edges.start(Change { tag, offset, buffer, from, to, fua }, block);
@@ -306,7 +307,7 @@ impl Connection {
         command: CheckedRequest,
         turn: &mut Turn<'_>,
     ) -> Result<usize, Stop> {
-        let info = turn.layer.info();
+        let info = turn.info;
         let (start, blocks, from) = blocks_around(head.offset, head.length, info.logical_block);
         match command {
             CheckedRequest::Read if blocks > largest_whole(turn.reactor.buffers(), &info) => {
@@ -315,7 +316,7 @@ impl Connection {
                     return self.refuse(head, Refusal { error: error::EOVERFLOW, message }, turn);
                 }
                 self.admit(Need::REPLY, turn)?;
-                self.begin_whole(head, command, turn);
+                self.begin_whole(head, range_of(head), command, turn);
             }
             CheckedRequest::Read => {
                 let memory = blocks as usize;
@@ -335,7 +336,7 @@ impl Connection {
             CheckedRequest::WriteZeroes { fua, may_unmap, fast_only } => {
                 if blocks > head.length || head.length > LONGEST_RANGE {
                     self.admit(Need::REPLY, turn)?;
-                    self.begin_whole(head, command, turn);
+                    self.begin_whole(head, range_of(head), command, turn);
                     return Ok(0);
                 }
                 self.admit(Need::at_layer(RequestKind::WriteZeroes, head.length), turn)?;
@@ -366,7 +367,7 @@ impl Connection {
         command: CheckedRequest,
         turn: &mut Turn<'_>,
     ) -> Result<usize, Stop> {
-        let block = u64::from(turn.layer.info().logical_block);
+        let block = u64::from(turn.info.logical_block);
         let offset = head.offset.next_multiple_of(block);
         let end = (head.offset + head.length) / block * block;
         if end <= offset {
@@ -377,7 +378,7 @@ impl Connection {
         let length = end - offset;
         if length > LONGEST_RANGE {
             self.admit(Need::REPLY, turn)?;
-            self.begin_whole(&RequestHead { offset, length, ..*head }, command, turn);
+            self.begin_whole(head, offset..end, command, turn);
             return Ok(0);
         }
         self.admit(Need::at_layer(RequestKind::Discard, length), turn)?;
@@ -469,4 +470,9 @@ impl Connection {
         }
         layer.has_room(kind, length)
     }
+}
+
+/// The bytes of a request whose end was checked.
+fn range_of(head: &RequestHead) -> Range<u64> {
+    head.offset..head.offset + head.length
 }

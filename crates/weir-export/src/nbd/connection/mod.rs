@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use slab::Slab;
 use weir_block::{
-    Buffer, Extent, Interest, IoError, Layer, Meter, Nanos, Outcome, Reactor, RequestKind, Socket, Tag, Token,
+    Buffer, Extent, Interest, IoError, Layer, LayerInfo, Meter, Nanos, Outcome, Reactor, RequestKind, Socket,
+    Tag, Token,
 };
 use weir_nbd::protocol::error;
 use weir_nbd::server::{Asked, CheckedRequest, RequestHead, Session, Terms, describe_extents, error_number};
@@ -71,6 +72,8 @@ enum Stop {
 pub(super) struct Turn<'a> {
     pub reactor: &'a mut Reactor,
     pub layer: &'a mut dyn Layer,
+    /// Of `layer`, asked once for all requests of the turn.
+    pub info: LayerInfo,
     pub workspace: &'a mut Workspace,
     pub meter: &'a mut Meter,
     pub edges: &'a mut Edges,

@@ -3,6 +3,8 @@
 //!
 //! A connection works on one of them at a time and looks at nothing behind it until the last part is at the layer.
 
+use std::ops::Range;
+
 use weir_block::{IoError, Meter, Nanos, Outcome, Request, RequestKind};
 use weir_nbd::protocol::error;
 use weir_nbd::server::{CheckedRequest, RequestHead, error_number};
@@ -13,13 +15,17 @@ use super::{
 use crate::nbd::replies::{Counted, Form};
 use crate::workspace::part_size;
 
-/// Longest range that is zeroed or discarded with one request to the layer, in bytes: the limit of one record of a write log.
+/// Longest range that is zeroed or discarded with one request to the layer, in bytes: it bounds the room that one request needs
+/// there.
 pub(super) const LONGEST_RANGE: u64 = 1 << 30;
 
 /// A request that goes to the layer in parts.
 #[derive(Debug)]
 pub(super) struct Whole {
+    /// As the client sent it.
     head: RequestHead,
+    /// The first byte that goes to the layer.
+    start: u64,
     command: CheckedRequest,
     arrived: Nanos,
     /// Parts at the layer.
@@ -46,16 +52,22 @@ pub(super) fn blocks_around(offset: u64, length: u64, block: u32) -> (u64, u64, 
 }
 
 impl Connection {
-    /// Begins a request that goes in parts. [`Connection::feed`] does the rest.
-    pub(super) fn begin_whole(&mut self, head: &RequestHead, command: CheckedRequest, turn: &mut Turn<'_>) {
+    /// Begins a request that goes in parts, whose bytes `range` go to the layer. [`Connection::feed`] does the rest.
+    pub(super) fn begin_whole(
+        &mut self,
+        head: &RequestHead,
+        range: Range<u64>,
+        command: CheckedRequest,
+        turn: &mut Turn<'_>,
+    ) {
         if let Some(kind) = kind_of(command) {
             turn.meter.arrive(kind, turn.now);
         }
-        let (head, arrived) = (*head, turn.now);
-        let whole = Whole { head, command, arrived, under_way: 0, failed: None, begun: false };
+        let (head, start, arrived) = (*head, range.start, turn.now);
+        let whole = Whole { head, start, command, arrived, under_way: 0, failed: None, begun: false };
         let whole =
             u32::try_from(self.wholes.insert(whole)).expect("a connection has few requests in flight");
-        self.rest = Some(Rest { whole, at: head.offset, end: head.offset + head.length });
+        self.rest = Some(Rest { whole, at: range.start, end: range.end });
     }
 
     /// Goes on with the write whose payload arrives and with the request that goes in parts, for which `bytes` are next.
@@ -99,8 +111,8 @@ impl Connection {
 
     /// Submits the next part, or makes room for its payload.
     fn next_part(&mut self, rest: Rest, turn: &mut Turn<'_>) -> Result<(), Stop> {
-        let info = turn.layer.info();
-        let Whole { head, command, .. } = self.wholes[rest.whole as usize];
+        let info = turn.info;
+        let Whole { head, start, command, .. } = self.wholes[rest.whole as usize];
         let block = u64::from(info.logical_block);
         let size = part_size(turn.reactor.buffers(), &info);
         let to_block = rest.at.next_multiple_of(block).min(rest.end);
@@ -130,7 +142,7 @@ impl Connection {
             }
             _ => self.range_part(part, command, turn)?,
         }
-        if rest.at > head.offset
+        if rest.at > start
             && let Some(kind) = kind_of(command)
         {
             turn.meter.split(kind, 1);
@@ -140,7 +152,7 @@ impl Connection {
     }
 
     fn read_part(&mut self, part: Part, turn: &mut Turn<'_>) -> Result<(), Stop> {
-        let (offset, length, from) = blocks_around(part.offset, part.length, turn.layer.info().logical_block);
+        let (offset, length, from) = blocks_around(part.offset, part.length, turn.info.logical_block);
         let memory = length as usize;
         // A simple reply is one piece: its data comes in order, and nothing else in between.
         let alone = Form::from(self.terms) == Form::Simple;

@@ -146,6 +146,7 @@ impl Layer for FileLayer {
     fn submit(&mut self, _reactor: &mut Reactor, request: Request<'_>) {
         let (offset, length) = request.range();
         let block = u64::from(self.info.logical_block);
+        assert!(request.tag().0 >> 56 == 0, "the upper bits of a tag are not the export's");
         assert!(offset.is_multiple_of(block) && length.is_multiple_of(block), "the export checks alignment");
         assert!(offset + length <= self.info.size, "the export checks the range");
         assert!(length > 0 || request.kind() == RequestKind::Flush, "the export checks for emptiness");
