@@ -12,19 +12,19 @@ use crate::options::Global;
 /// The default directory of a lab.
 const DEFAULT_LAB: &str = "weir-lab";
 
-/// The directory of the lab that is meant.
+/// The directory of the selected lab.
 pub fn lab_dir(global: &Global) -> PathBuf {
     global.lab.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_LAB))
 }
 
 const ONE_SOCKET: &str = "--node chooses a node of a lab; with --api the socket says which node is asked";
 
-/// The lab that is meant.
+/// The selected lab.
 pub fn lab(global: &Global) -> Result<Lab, Failure> {
     Ok(Lab::open(&lab_dir(global))?)
 }
 
-/// Any node of the cluster that is meant.
+/// Any node of the selected cluster.
 pub fn any_node(global: &Global) -> Result<Client, Failure> {
     if let Some(socket) = &global.api {
         if global.node.is_some() {
@@ -45,7 +45,7 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
     Ok(Client::new(DEFAULT_API))
 }
 
-/// The node that owns `disk`, for what only the owner can do; otherwise any node, which then says what is wrong.
+/// The owner of `disk`, for requests that only the owner can serve; otherwise any node, which then reports the problem.
 pub fn owner_of(global: &Global, disk: &str) -> Result<Client, Failure> {
     let client = any_node(global)?;
     if global.api.is_some() || global.node.is_some() {

@@ -1,4 +1,4 @@
-//! Completion in a shell of names that only the cluster knows: disks, nodes, volumes.
+//! Shell completion of names from the cluster: disks, nodes, volumes.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use weir_node::client::Client;
 use crate::cluster::{any_node, lab};
 use crate::options::{Global, Output};
 
-/// A shell does not wait longer for an answer.
+/// Time limit of a shell's wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The names of all disks.

@@ -104,7 +104,7 @@ impl Failure {
         Failure::new(kind_of(error), message).hint(hint_of(error, is_root))
     }
 
-    /// Says what to do.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(self, hint: impl Into<String>) -> Failure {
         Failure { hint: hint.into(), ..self }
@@ -124,7 +124,7 @@ impl Failure {
     }
 }
 
-/// A file that is missing is something else than one that cannot be read.
+/// Distinguishes a missing file from an unreadable one.
 fn kind_of(error: &std::io::Error) -> FailureKind {
     match error.kind() {
         std::io::ErrorKind::NotFound => FailureKind::NotFound,

@@ -16,7 +16,7 @@ use clap_complete::CompleteEnv;
 use failure::{Failure, FailureKind};
 
 fn main() -> ExitCode {
-    // With COMPLETE set, a shell asks what could follow.
+    // With COMPLETE set, a shell requests completions.
     CompleteEnv::with_factory(cli::command).complete();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let failure = match cli::parse(&arguments) {

@@ -9,7 +9,7 @@ use weir_report::text::wrap;
 use crate::failure::Failure;
 use crate::options::Output;
 
-/// Prints `value` as JSON, or what `text` makes of it.
+/// Prints `value` as JSON, or as text by `text`.
 pub fn print<T: Serialize>(
     output: Output,
     value: &T,
@@ -30,7 +30,7 @@ struct Answer<'a, T> {
     value: &'a T,
 }
 
-/// Prints `value` as JSON of that schema, or what `text` makes of it.
+/// Prints `value` as JSON of that schema, or as text by `text`.
 pub fn print_as<T: Serialize>(
     output: Output,
     schema: &'static str,
@@ -45,12 +45,12 @@ pub fn to_line<T: Serialize>(schema: &'static str, value: &T) -> Result<String, 
     serde_json::to_string(&Answer { schema, value }).map_err(Failure::failed)
 }
 
-/// Prints a line to standard output. A reader that has gone (`| head`) is not an error worth a word.
+/// Prints a line to standard output. A closed pipe (`| head`) is not reported as an error.
 pub fn say(text: &str) -> Result<(), Failure> {
     goes_on(text).map(drop)
 }
 
-/// Prints a line of many. False when the reader has gone: there is nothing left to do.
+/// Prints one of several lines. False when the reader has closed the pipe: the caller stops.
 pub fn goes_on(text: &str) -> Result<bool, Failure> {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
@@ -60,14 +60,14 @@ pub fn goes_on(text: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Columns to print in: those of the terminal, or `COLUMNS`; `None` where lines may be of any length.
+/// Width of the output, in columns: that of the terminal, or `COLUMNS`; `None` for lines of any length.
 pub fn width() -> Option<usize> {
     let terminal = std::io::stdout().is_terminal().then(|| ratatui::crossterm::terminal::size().ok());
     let asked = || std::env::var("COLUMNS").ok()?.parse().ok();
     terminal.flatten().map(|(columns, _)| usize::from(columns)).or_else(asked).filter(|&columns| columns > 0)
 }
 
-/// Columns between two cells.
+/// Space between columns.
 const GAP: usize = 2;
 
 /// A table without lines, the columns in `right` flush right. Where it is wider than [`width`], cells of several words are wrapped.
@@ -129,7 +129,7 @@ fn shrunk(cells: &[Vec<String>], width: usize) -> Option<Vec<usize>> {
     Some(widths)
 }
 
-/// Key and value, one under the other; empty values are left out. Values are wrapped at [`width`].
+/// Keys and values, one per line; empty values are omitted. Values are wrapped at [`width`].
 pub fn list(pairs: &[(&str, String)]) -> String {
     list_within(width(), pairs)
 }

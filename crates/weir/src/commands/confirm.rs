@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use crate::failure::Failure;
 
-/// Lets the user type `name` on the terminal to confirm what `would` says.
+/// Makes the user type `name` on the terminal to confirm the action `would`.
 ///
 /// # Errors
 /// There is no terminal, and `--yes` was not given; or another name was typed.

@@ -21,7 +21,7 @@ pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
         let shutdown = shutdown()?;
         weir_node::run(config, shutdown).await.map_err(Failure::failed)
     });
-    // Work that still waits for storage that does not answer must not delay the exit of a stopped node.
+    // Work that waits for unresponsive storage must not delay the exit of a stopped node.
     runtime.shutdown_background();
     result
 }
@@ -43,14 +43,14 @@ pub fn registry(arguments: &RegistryArgs) -> Result<(), Failure> {
     })
 }
 
-/// Makes the directory that a file or a socket is to be in, for this user alone.
+/// Creates the directory of a file or a socket, for this user alone.
 fn make_room(path: &std::path::Path) -> Result<(), Failure> {
     let Some(directory) = path.parent() else { return Ok(()) };
     make_private_dir(directory)
         .map_err(|error| Failure::failed(format!("cannot make the directory of {}: {error}", path.display())))
 }
 
-/// To standard error; `WEIR_LOG` says how much.
+/// Logs to standard error; `WEIR_LOG` sets the level.
 fn log() {
     let filter = EnvFilter::try_from_env("WEIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();

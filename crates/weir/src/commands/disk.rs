@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::{list, print, table};
 
-/// Carries out a `weir disk` command.
+/// Executes a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
     match command {
         DiskCommand::Create { name, volume, size, policy, medium, block } => {

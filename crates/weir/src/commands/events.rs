@@ -10,10 +10,10 @@ use crate::failure::{Failure, FailureKind};
 use crate::options::{Global, Output};
 use crate::output::{goes_on, print, table};
 
-/// Between two looks of `--follow`.
+/// Polling interval of `--follow`.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Prints what happened lately; with `follow`, also what happens from then on, until it is interrupted.
+/// Prints recent events; with `follow`, also new ones, until interrupted.
 pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
     let events = look(global)?;
     if !follow {
@@ -63,7 +63,8 @@ fn cells(event: &EventView) -> Vec<String> {
     vec![time, node.clone(), subject.clone(), kind.clone(), text.clone()]
 }
 
-/// Tells new events from those that were seen. Events of several nodes may arrive in another order than that of their times.
+/// Distinguishes new events from those already seen. Events of several nodes may arrive in a different order from that of their
+/// times.
 #[derive(Default)]
 struct News {
     seen: HashSet<(String, String, String, String, String)>,

@@ -21,7 +21,7 @@ struct Explained {
     explanation: Explanation,
 }
 
-/// Looks at the meters of a disk twice, and says where its requests spent their time between.
+/// Samples the meters of a disk twice, and shows the layers in which its requests spent their time in between.
 pub fn run(global: &Global, name: &str, between: Period) -> Result<(), Failure> {
     let client = owner_of(global, name)?;
     let before = look(&client.meters(name)?);
@@ -84,7 +84,7 @@ fn text(explained: &Explained) -> String {
     lines.join("\n")
 }
 
-/// The state of the log: when it fills, writes are slowed to the storage's rate.
+/// The state of the log: when it fills, the owner slows writes to the storage's rate.
 fn destage(disk: &DiskView) -> Option<String> {
     let detail = disk.detail.as_ref().filter(|detail| detail.dirty_bytes > 0)?;
     let clean = detail.destage.time_to_clean_ms.map_or_else(

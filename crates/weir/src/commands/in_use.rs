@@ -31,7 +31,7 @@ pub fn refuse_beside_clients(disk: &DiskView, harm: &str) -> Result<(), Failure>
 
 /// As [`refuse_beside_clients`] for the disk that an NBD target exports.
 ///
-/// The export's name decides, whatever server the address names: one address has many spellings, and each node that follows a
+/// The export's name decides, regardless of the server's address: one address has many spellings, and each node that follows a
 /// disk exports it, too. A server outside the cluster with an export of the same name is refused as well; `--force` overrides that.
 pub fn refuse_export_beside_clients(global: &Global, target: &Target, harm: &str) -> Result<(), Failure> {
     let Target::Nbd(uri) = target else { return Ok(()) };

@@ -28,13 +28,13 @@ struct Action {
     action: &'static str,
     /// The node, or `registry`.
     process: String,
-    /// Its process id; of one that was killed, the one it had.
+    /// Its process id; for a killed process, its last one.
     pid: Option<u32>,
     /// Its present state.
     state: ProcessState,
 }
 
-/// The end of a lab with which nothing was lost.
+/// The end of a lab without data loss.
 #[derive(Serialize)]
 struct Ended {
     schema: &'static str,
@@ -44,7 +44,7 @@ struct Ended {
     nodes: Vec<String>,
 }
 
-/// Carries out a `weir lab` command.
+/// Executes a `weir lab` command.
 pub fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     match command {
         LabCommand::Up { dir, nodes, lease, log } => {
@@ -73,7 +73,7 @@ pub fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     }
 }
 
-/// Does something to one process, and says what.
+/// Performs an action on one process, and prints it.
 fn act(
     global: &Global,
     action: &'static str,

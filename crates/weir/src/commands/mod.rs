@@ -20,7 +20,7 @@ use clap_complete::env::Shells;
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 
-/// Carries out a command line.
+/// Executes a command line.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     let global = &cli.global;
     match cli.command {

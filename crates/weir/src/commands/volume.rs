@@ -20,7 +20,7 @@ struct Shown {
     disks: Vec<DiskView>,
 }
 
-/// Carries out a `weir volume` command.
+/// Executes a `weir volume` command.
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {

@@ -27,7 +27,7 @@ struct Compared {
     jobs: Vec<Named>,
 }
 
-/// Puts two results side by side.
+/// Compares two results.
 pub fn run(global: &Global, files: &CompareArgs) -> Result<(), Failure> {
     let (a, b) = (read(&files.a)?, read(&files.b)?);
     let (first, second) = (a.jobs.len(), b.jobs.len());

@@ -1,4 +1,4 @@
-//! A load on a layer of a disk, inside its node: filled first, watched through the layer's meter.
+//! A load on a layer of a disk, inside its node: prefilled, and observed through the layer's meter.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -22,7 +22,7 @@ use crate::cli::{BenchArgs, BenchFormat};
 use crate::failure::Failure;
 use crate::output::say;
 
-/// Largest request of the pass before the load, and requests in flight.
+/// Largest request of the prefill, and its requests in flight.
 const BLOCK: u64 = 256 << 10;
 const DEPTH: u32 = 8;
 
@@ -34,13 +34,13 @@ pub struct Load<'a> {
     pub disk: &'a str,
     pub layer: LoadLayer,
     pub workload: &'a Workload,
-    /// Also while clients are connected to the disk.
+    /// Run also while clients are connected to the disk.
     pub force: bool,
 }
 
 impl Load<'_> {
-    /// Fills the range when that is allowed and needed, runs the load, and shows how it goes. When it is interrupted, the
-    /// result is what the layer's meter has counted.
+    /// Fills the range if that is allowed and needed, runs the load, and shows its progress. After an interrupt, the result is
+    /// the count of the layer's meter.
     pub fn run(self, arguments: &BenchArgs, format: BenchFormat) -> Result<Outcome, Failure> {
         let interrupted = heed_interrupts()?;
         let (mut hollow, mut filled) = (None, None);
@@ -57,7 +57,7 @@ impl Load<'_> {
         Ok((vec![summary], failure))
     }
 
-    /// What shows that parts of the disk may never have been written, as a sentence.
+    /// The evidence, as a sentence, that parts of the disk may never have been written.
     fn hollow(self) -> Result<Option<String>, Failure> {
         let DiskView { size, allocated, .. } = self.client.disk(self.disk)?;
         Ok(allocated.filter(|allocated| *allocated < size).map(|allocated| {
@@ -70,7 +70,7 @@ impl Load<'_> {
         }))
     }
 
-    /// Writes the range once through the same layer, and waits until a write log has taken it to the backing.
+    /// Writes the range once through the same layer, and waits until a write log has destaged it to the backing.
     fn fill(self, limits: Limits, interrupted: &AtomicBool) -> Result<Filled, Failure> {
         let (offset, size) = (self.workload.offset, self.client.disk(self.disk)?.size);
         let length = self.workload.size.map_or(size.saturating_sub(offset.0), |size| size.0);
@@ -83,7 +83,7 @@ impl Load<'_> {
         eprintln!(
             "filling {bytes} of {name} before the load (not all of it was ever written); --no-prefill leaves that out"
         );
-        // The largest blocks of which the range is made, so that nothing is left out.
+        // The largest block size that divides the range, so that nothing is omitted.
         let block = 1 << (offset.0 | length | BLOCK).trailing_zeros();
         let pass = Workload {
             access: Access::Write,
@@ -130,7 +130,7 @@ impl Load<'_> {
         Ok(Filled { bytes: written, seconds: (Nanos::now() - start).as_secs_f64() })
     }
 
-    /// Runs the load in the node while its layer's meter is watched.
+    /// Runs the load in the node and observes its layer's meter.
     fn watched(
         self,
         format: BenchFormat,
@@ -145,7 +145,7 @@ impl Load<'_> {
         let (asked, of, load) =
             (client.clone(), disk.to_owned(), RunLoad { layer, workload: workload.clone(), force });
         std::thread::Builder::new().name("load".into()).spawn(move || {
-            // Nobody listens any more when the load was interrupted.
+            // The receiver is gone if the load was interrupted.
             let _ = sender.send(asked.load(&of, &load));
         })?;
         let (mut before, mut last) = (from.clone(), started);
@@ -184,7 +184,7 @@ impl Load<'_> {
         }
     }
 
-    /// What the layer's meter has counted since the disk was opened.
+    /// The counts of the layer's meter since the disk was opened.
     fn counted(self) -> Result<Tally, Failure> {
         let mut tally = Tally::default();
         let meters = self.client.meters(self.disk)?;
@@ -203,7 +203,7 @@ impl Load<'_> {
     }
 }
 
-/// As in the layer's meter.
+/// The layer's name in its meter.
 fn name_of(layer: LoadLayer) -> &'static str {
     match layer {
         LoadLayer::Accel => "accel",

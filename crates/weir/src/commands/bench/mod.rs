@@ -26,7 +26,7 @@ use crate::options::{Global, Output};
 
 use output::Outcome;
 
-/// Carries out `weir bench`.
+/// Executes `weir bench`.
 pub fn run(global: &Global, arguments: &BenchArgs) -> Result<(), Failure> {
     match &arguments.command {
         Some(BenchCommand::Compare(files)) => return compare::run(global, files),
@@ -112,11 +112,11 @@ fn leave_alone(
     refuse_export_beside_clients(global, target, OVERWRITES)
 }
 
-/// The target that the engine works on. Null stands in for any other of its size.
+/// The target of the engine. The null target replaces any other of the same size.
 fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -> Result<Target, Failure> {
     match (engine, &target) {
         (Some(BenchEngine::Null), _) => {
-            // Nothing is written, so nothing has to be allowed.
+            // Nothing is written, so no permission is needed.
             let reading =
                 Workload { access: Access::RandRead, flush_every: None, fua: false, ..workload.clone() };
             Ok(Target::Null { size: target.prepare(&reading, false)? })
@@ -128,7 +128,7 @@ fn driven_by(target: Target, engine: Option<BenchEngine>, workload: &Workload) -
     }
 }
 
-/// The loads of a job file: those of a group at once, the groups one after the other.
+/// The loads of a job file: those of a group concurrently, the groups in sequence.
 fn job_file(
     global: &Global,
     file: &Path,
@@ -137,7 +137,7 @@ fn job_file(
 ) -> Result<Outcome, Failure> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| Failure::unreadable(file, &error))?;
-    // What `weir profile export --format bench` wrote is JSON; no job file of fio begins like that.
+    // The output of `weir profile export --format bench` is JSON; no job file of fio begins like that.
     let jobs = match text.trim_start().starts_with('{') {
         true => parse_bench(&text).map_err(|error| Failure::usage(named(&error)))?,
         false => read_jobs(&text).map_err(|error| Failure::usage(named(&error)))?,
@@ -168,7 +168,7 @@ fn job_file(
                 all.extend(summaries);
                 return Ok((all, failure));
             }
-            // What earlier groups have measured is not lost.
+            // Keep the measurements of earlier groups.
             Err(failure) if !all.is_empty() => return Ok((all, Some(failure))),
             Err(failure) => return Err(failure),
         }

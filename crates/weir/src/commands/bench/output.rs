@@ -12,10 +12,10 @@ use crate::cli::BenchFormat;
 use crate::failure::Failure;
 use crate::output::{say, table};
 
-/// The results of all loads that ran, and the reason when some did not run to their end.
+/// The results of all loads that ran, and the reason if some did not complete.
 pub type Outcome = (Vec<Summary>, Option<Failure>);
 
-/// Prints what was measured.
+/// Prints the measurements.
 pub fn print(format: BenchFormat, summaries: &[Summary]) -> Result<(), Failure> {
     match format {
         BenchFormat::Text => {

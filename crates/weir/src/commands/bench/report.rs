@@ -8,7 +8,7 @@ use weir_load::summary::Summary;
 use crate::commands::diagnose::replace;
 use crate::failure::Failure;
 
-/// Writes what was measured, with the machine and the command that measures it again.
+/// Writes the measurements, with the machine and the command that repeats them.
 pub fn write(file: &Path, summaries: &[Summary]) -> Result<(), Failure> {
     let mut targets: Vec<&str> = summaries.iter().map(|summary| summary.target.as_str()).collect();
     targets.dedup();

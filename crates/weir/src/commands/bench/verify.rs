@@ -17,10 +17,10 @@ use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::print_as;
 
-/// Between two looks at the reads.
+/// Interval between updates of the progress.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Judges a target by the record of a load.
+/// Verifies a target by the record of a load.
 pub fn run(global: &Global, arguments: &VerifyArgs) -> Result<(), Failure> {
     let target: Target = arguments.target.parse().map_err(Failure::usage)?;
     let engine = match arguments.engine {

@@ -1,4 +1,4 @@
-//! Runs jobs side by side, shows how they go, and keeps what was measured when they are interrupted.
+//! Runs jobs concurrently, shows their progress, and keeps their measurements when they are interrupted.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -24,29 +24,29 @@ use crate::cli::BenchFormat;
 use crate::failure::Failure;
 use crate::output::say;
 
-/// Between two looks at the jobs.
+/// Interval between updates of the progress.
 pub(super) const TICK: Duration = Duration::from_millis(250);
 
 /// Length of an interval of jsonl.
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long an interrupted load may wait for its last answers. A target that does not give them is left alone.
+/// Time limit of an interrupted load for its last answers; after it, a target without answers is abandoned.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// One load.
 pub struct Job {
-    /// In a job file.
+    /// The job's name in a job file.
     pub name: Option<String>,
     pub target: Target,
     pub workload: Workload,
     pub destroy: bool,
-    /// How much may be written first where something was never written; `None` when nothing may.
+    /// Limits of the prefill of unwritten parts; `None` for no prefill.
     pub prefill: Option<Limits>,
     /// Rounds until a steady state, at most so many; `None` for one run.
     pub rounds: Option<u32>,
-    /// Told of every request.
+    /// Observes every request.
     pub profiler: Option<Arc<Mutex<Profiler>>>,
-    /// Where a verifying load records what it writes.
+    /// The file in which a verifying load records its writes.
     pub history: Option<PathBuf>,
 }
 
@@ -73,7 +73,7 @@ impl Job {
         order.filled.wait();
         let (filled, hollow) = prepared?;
         let Job { target, workload, destroy, .. } = self;
-        // What we have filled ourselves may be overwritten.
+        // Data of our own prefill may be overwritten.
         let destroy = *destroy || filled.is_some();
         let mut summary = match self.rounds {
             Some(most) => run_steady(target, workload, destroy, most, monitor)?,
@@ -84,7 +84,7 @@ impl Job {
         Ok(summary)
     }
 
-    /// Fills what was never written, if that is allowed. Returns what it filled, or else a note about holes.
+    /// Fills unwritten parts, if that is allowed. Returns the prefill, or else a note about holes.
     fn prepare(
         &self,
         filling: &Monitor,
@@ -114,29 +114,29 @@ impl Job {
     }
 }
 
-/// A job that runs, and what is known of it.
+/// A running job, and its known state.
 struct Running {
     job: Arc<Job>,
-    /// Of the pass before the load.
+    /// The monitor of the prefill.
     filling: Arc<Monitor>,
     monitor: Arc<Monitor>,
     started: Nanos,
-    /// At the last interval's end.
+    /// The tally at the last interval's end.
     before: Tally,
-    /// Whether what is shown is the load itself, not the pass before it.
+    /// Whether the display is of the load itself, not of the prefill.
     has_begun: bool,
     ended: Option<Result<Summary, Broken>>,
 }
 
-/// What the thread of a job says.
+/// A message from the thread of a job.
 enum Word {
-    /// To the user.
+    /// A note for the user.
     Note(String),
-    /// Its last.
+    /// The last message: the result.
     Ended(Box<Result<Summary, Broken>>),
 }
 
-/// Runs `jobs` at once. What they measured comes back also when some were interrupted or failed; then with the reason.
+/// Runs `jobs` concurrently. Returns their measurements also when some were interrupted or failed, then with the reason.
 /// `interrupted` is that of [`heed_interrupts`].
 pub fn run(
     jobs: Vec<Job>,
@@ -200,7 +200,7 @@ fn start(
         ended: None,
     };
     std::thread::Builder::new().name(format!("job-{number}")).spawn(move || {
-        // Nobody listens when the grace after an interrupt is over.
+        // The receiver is gone once the grace after an interrupt is over.
         let tell = |note| drop(sender.send((number, Word::Note(note))));
         let result = job.run(&order, &filling, &monitor, tell);
         let _ = sender.send((number, Word::Ended(Box::new(result))));
@@ -255,7 +255,7 @@ fn watch(
 }
 
 impl Running {
-    /// What was counted since the last call.
+    /// The counts since the last call.
     fn latest(&mut self) -> (Tally, Tally) {
         let all = self.monitor.tally();
         let latest = all.since(&self.before);
@@ -284,7 +284,7 @@ impl Running {
         line(&name, &all, &latest, length)
     }
 
-    /// The result; of a load whose target has not given its last answers in time, what was handed in before.
+    /// The result; for a load whose target has not given its last answers in time, the last submitted tally.
     fn result(self) -> Result<Summary, Broken> {
         let Running { job, monitor, started, ended, .. } = self;
         let mut summary = ended.unwrap_or_else(|| {
@@ -303,12 +303,12 @@ impl Running {
     }
 }
 
-/// Rates of the last interval, of this `length`; percentiles of all that was counted, since those need many requests.
+/// Rates of the last interval, of this `length`; percentiles over the whole load, since those need many requests.
 pub(super) fn line(name: &str, all: &Tally, latest: &Tally, length: Duration) -> String {
     let seconds = length.as_secs_f64();
     let bytes: u64 = IoKind::ALL.iter().map(|kind| latest.kind(*kind).bytes).sum();
     let (mut latency, write) = (all.kind(IoKind::Read).latency.clone(), &all.kind(IoKind::Write).latency);
-    // Both have the bounds that every tally has.
+    // Both have the bounds of every tally.
     let _ = latency.add(write);
     let at = |quantile| weir_report::format::duration(latency.value_at_quantile(quantile) as f64);
     format!(
@@ -321,7 +321,8 @@ pub(super) fn line(name: &str, all: &Tally, latest: &Tally, length: Duration) ->
     )
 }
 
-/// Ctrl-C (and SIGTERM) sets what is returned: the load ends and keeps what it has measured. The second one ends at once.
+/// Ctrl-C (and SIGTERM) sets the returned flag: the load ends and keeps its measurements. The second signal ends the process at
+/// once.
 pub fn heed_interrupts() -> Result<Arc<AtomicBool>, Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let ours = Arc::new(AtomicBool::new(false));
@@ -365,7 +366,7 @@ pub(super) fn styled_bar(total: Duration) -> ProgressBar {
     bar
 }
 
-/// Shows how far something of a known length is, on a terminal only.
+/// Shows the progress of work of a known duration, on a terminal only.
 pub fn with_progress<T>(total: Duration, what: &str, work: impl FnOnce() -> T) -> T {
     let bar = styled_bar(total).with_message(what.to_owned());
     let ticking = bar.clone();

@@ -1,4 +1,4 @@
-//! A real filesystem, made of this machine's own files, and whether it is still whole afterwards.
+//! A real filesystem, made of this machine's own files, and a check of its integrity afterwards.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// Sources of files, in order of preference.
 const SOURCES: [&str; 5] = ["/usr/share/doc", "/usr/share/man", "/usr/share/zoneinfo", "/usr/share", "/etc"];
 
-/// Bytes of files that are enough, and that fit.
+/// Minimum and maximum total size of the files, in bytes.
 const FEWEST: u64 = 4 << 20;
 const MOST: u64 = 600 << 20;
 
@@ -19,9 +19,9 @@ const MOST: u64 = 600 << 20;
 pub struct Image {
     source: PathBuf,
     bytes: u64,
-    /// As made.
+    /// The image as created.
     original: PathBuf,
-    /// As read back.
+    /// The image as read back.
     back: PathBuf,
     /// The files of `back`.
     files: PathBuf,
@@ -57,14 +57,14 @@ impl Image {
         tool(Command::new("nbdcopy").args(["--flush", "--connections=1"]).arg(&self.original).arg(uri))
     }
 
-    /// Copies it back, and lets e2fsck judge it.
+    /// Copies it back, and checks it with e2fsck.
     pub fn read_back(&self, uri: &str) -> Result<(), Failure> {
         let _ = fs::remove_file(&self.back);
         tool(Command::new("nbdcopy").args(["--connections=1"]).arg(uri).arg(&self.back))?;
         tool(Command::new("e2fsck").args(["-f", "-n"]).arg(&self.back))
     }
 
-    /// Takes the files out of what was read back and compares each with its original. Returns how many there are.
+    /// Extracts the files from the image read back and compares each with its original. Returns their number.
     pub fn compare(&self) -> Result<u64, Failure> {
         let _ = fs::remove_dir_all(&self.files);
         fs::create_dir(&self.files)?;
@@ -78,7 +78,7 @@ impl Image {
         same(&self.source, &self.files)
     }
 
-    /// Removes what was only needed for the comparison.
+    /// Removes the files that only the comparison needs.
     pub fn remove(&self) {
         for file in [&self.original, &self.back] {
             let _ = fs::remove_file(file);
@@ -116,7 +116,7 @@ fn bytes_under(path: &Path) -> u64 {
     entries.flatten().map(bytes).sum()
 }
 
-/// Whether two trees hold the same; returns the number of their entries.
+/// Checks that two trees are equal; returns the number of their entries.
 fn same(left: &Path, right: &Path) -> Result<u64, Failure> {
     let differs = |what: &str| {
         Err(Failure::failed(format!("{}: {what} is not as in {}", right.display(), left.display())))

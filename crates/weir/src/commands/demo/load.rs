@@ -1,4 +1,4 @@
-//! The load that remembers every write, on a disk whose owner is killed meanwhile.
+//! The load that records every write, on a disk whose owner is killed meanwhile.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -17,13 +17,13 @@ use super::LOAD;
 use super::steps::until;
 use crate::failure::Failure;
 
-/// Bytes of the load's disk.
+/// Size of the load's disk, in bytes.
 pub const SIZE: u64 = 256 << 20;
 
-/// Bytes of the load's blocks.
+/// Size of the load's blocks, in bytes.
 const BLOCK: u32 = 4096;
 
-/// Writes and reads of a second, at most: a busy guest, and room for the rest of the demonstration on a slow disk.
+/// Maximum reads and writes per second: a busy guest, with capacity left for the rest of the demonstration on a slow disk.
 const RATE: u64 = 4000;
 
 /// A running load.
@@ -52,7 +52,7 @@ impl Load {
         Ok(Load { thread, progress })
     }
 
-    /// Waits until the load is answered again after its connection broke at `since`. Returns how long that took.
+    /// Waits until the load is answered again after its connection broke at `since`. Returns the duration.
     pub fn answered_again(&self, since: Nanos) -> Result<Duration, Failure> {
         until(|| Ok(self.progress.reconnects()), |&reconnects| reconnects > 0)?;
         let before = self.progress.acknowledged();
@@ -74,7 +74,7 @@ impl Load {
 }
 
 impl Verdict {
-    /// Reads every block once and judges it. The load's connection ends with it.
+    /// Reads and verifies every block once. The load's connection then ends.
     pub fn of(mut load: VerifyingLoad) -> Result<Verdict, Failure> {
         load.check_all().map_err(Failure::failed)?;
         Ok(Verdict { progress: load.progress(), found: load.found().clone() })
@@ -85,7 +85,7 @@ impl Verdict {
         self.progress.acknowledged()
     }
 
-    /// Blocks that are not what an answered write has made them.
+    /// Blocks without the content of their answered writes.
     pub fn lost(&self) -> u64 {
         self.found.mismatches
     }

@@ -27,7 +27,7 @@ const LOAD: &str = "load";
 /// The node that is killed.
 const OWNER: &str = "n1";
 
-/// Carries out the demonstration. Anything that is not as it must be is a failure.
+/// Executes the demonstration. Any deviation is a failure.
 pub fn run(arguments: &DemoArgs) -> Result<(), Failure> {
     let dir = directory(arguments)?;
     end_lab_on_interrupt(&dir)?;
@@ -98,7 +98,7 @@ fn directory(arguments: &DemoArgs) -> Result<PathBuf, Failure> {
     Ok(dir)
 }
 
-/// Ctrl-C is not meant to leave nodes behind: they are in process groups of their own.
+/// Ctrl-C must not leave nodes running: they are in process groups of their own.
 fn end_lab_on_interrupt(dir: &Path) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let lab = lab_dir(dir);
@@ -143,7 +143,7 @@ fn disks_up(lab: &Lab, dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The disk as its owner shows it; nothing while it has none that lives.
+/// The owner's view of the disk; `None` while it has no live owner.
 fn seen_by_owner(lab: &Lab, disk: &str) -> Result<Option<DiskView>, Failure> {
     for report in lab.nodes() {
         if report.process_state() == weir_lab::process::ProcessState::Running {

@@ -7,7 +7,7 @@ use weir_block::Nanos;
 
 use crate::failure::Failure;
 
-/// Longest wait for anything that must come.
+/// Time limit of every wait.
 const SOON: Duration = Duration::from_secs(30);
 
 /// Numbered steps: a spinner while one runs, a line with its time when it is done.
@@ -36,7 +36,7 @@ impl Steps {
         result
     }
 
-    /// A line that belongs to the step before.
+    /// A line about the previous step.
     pub fn note(&self, text: &str) {
         println!("    {text}");
     }
@@ -48,7 +48,7 @@ impl Steps {
     }
 }
 
-/// Asks until the answer is as wanted.
+/// Polls until the answer satisfies the condition.
 pub fn until<T>(
     mut ask: impl FnMut() -> Result<T, Failure>,
     wanted: impl Fn(&T) -> bool,

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::print_as;
 
-/// What a measurement will do.
+/// The plan of a measurement.
 #[derive(Debug, Serialize)]
 struct Intent {
     cells: Vec<String>,
@@ -23,9 +23,9 @@ struct Intent {
     repeats: u32,
     runs: usize,
     extra_runs_at_most: usize,
-    /// Bytes of the disk that are filled first and then overwritten again and again; 0 when only reads are measured.
+    /// Bytes of the disk that are filled first and then overwritten repeatedly; 0 when only reads are measured.
     bytes_overwritten: u64,
-    /// Bytes of the disk that are measured on.
+    /// Size of the measured range of the disk, in bytes.
     bytes_range: u64,
     seconds_per_run: f64,
     seconds: f64,
@@ -51,7 +51,7 @@ impl Intent {
     }
 }
 
-/// Says what would be done.
+/// Prints the plan.
 pub fn dry_run(global: &Global, subject: &dyn Subject, settings: &Settings) -> Result<(), Failure> {
     let range = range(subject)?;
     let (monitor, options) = (Monitor::new(), options(settings, range, RUNTIME, 0));

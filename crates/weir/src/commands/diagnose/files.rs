@@ -1,4 +1,4 @@
-//! What is left behind: the report, the rows and findings as JSON, JUnit for pipelines.
+//! Output files: the report, the rows and findings as JSON, JUnit for pipelines.
 
 use std::path::{Path, PathBuf};
 
@@ -9,27 +9,27 @@ use weir_diagnose::{Diagnosis, Findings, Grade, Threshold, find, reliability, re
 use crate::failure::Failure;
 use crate::output::width;
 
-/// What came of a measurement or an import.
+/// The result of a measurement or an import.
 #[derive(Debug)]
 pub struct Outcome {
     /// The rows.
     pub diagnosis: Diagnosis,
-    /// What follows from them.
+    /// The findings from them.
     pub findings: Findings,
     /// The HTML file.
     pub report: PathBuf,
 }
 
-/// What programs are told; the rest is in the files.
+/// The summary for programs; the rest is in the files.
 #[derive(Serialize)]
 pub struct Summary<'a> {
     schema: &'static str,
     headline: &'a str,
     grade: Grade,
-    /// What speaks against the measurement; empty when it is reliable.
+    /// Reasons to distrust the measurement; empty when it is reliable.
     unreliable: Vec<String>,
     cause: Option<Cause>,
-    /// The layer whose doing the cause is.
+    /// The layer of the cause.
     layer: Option<&'a str>,
     report: &'a Path,
     json: PathBuf,
@@ -52,7 +52,7 @@ impl Outcome {
     /// Draws the findings and writes all files.
     pub fn write(diagnosis: Diagnosis, report: &Path, thresholds: &[Threshold]) -> Result<Outcome, Failure> {
         let findings = find(&diagnosis);
-        // The rows first: whatever fails after them, they are there.
+        // The rows first, so that they exist even if a later step fails.
         replace(&json_of(report), &report::json(&diagnosis, &findings).map_err(Failure::failed)?)?;
         replace(report, &report::html(&diagnosis, &findings).map_err(Failure::failed)?)?;
         let junit = report::junit(&diagnosis, &findings, thresholds).map_err(Failure::failed)?;
@@ -60,7 +60,7 @@ impl Outcome {
         Ok(Outcome { diagnosis, findings, report: report.to_owned() })
     }
 
-    /// For programs.
+    /// The summary for programs.
     pub fn summary(&self) -> Summary<'_> {
         Summary {
             schema: "weir.diagnosis-summary/1",
@@ -77,7 +77,7 @@ impl Outcome {
         }
     }
 
-    /// For people.
+    /// The text for people.
     pub fn text(&self) -> String {
         format!(
             "{}\nreport: {}\ndata:   {}\njunit:  {}",
@@ -95,7 +95,7 @@ fn part_of(path: &Path) -> PathBuf {
     part.into()
 }
 
-/// Whether [`replace`] will work, as far as that can be known beforehand; what is there stays.
+/// Whether [`replace`] will probably succeed; existing files are unchanged.
 pub fn check_writable(path: &Path) -> Result<(), Failure> {
     let part = part_of(path);
     std::fs::write(&part, "")
@@ -107,7 +107,7 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
     Failure::failed(format!("cannot write {}: {error}", path.display()))
 }
 
-/// Writes a file whole or not at all: a reader, or a later `--resume`, never finds half of it.
+/// Writes a file whole or not at all: a reader, or a later `--resume`, never finds a partial file.
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let part = part_of(path);
     std::fs::write(&part, text)

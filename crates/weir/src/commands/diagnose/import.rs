@@ -1,4 +1,4 @@
-//! `weir diagnose --import`: rows that others measured.
+//! `weir diagnose --import`: rows from other tools.
 
 use std::fs::File;
 use std::io::Read;

@@ -20,20 +20,20 @@ use crate::failure::Failure;
 /// The policy with the most replicas is `write-back+2`.
 const MOST_REPLICAS: usize = 2;
 
-/// Longest wait for what earlier runs left dirty, and for a policy.
+/// Time limit of the wait for dirty data of earlier runs, and for a policy.
 const SETTLE: Duration = Duration::from_secs(60);
 
 /// A disk that is open on a node.
 pub struct Disk<'a> {
     client: &'a Client,
     view: DiskView,
-    /// Other policies that are measured beside the present one.
+    /// Other policies to measure besides the present one.
     policies: Vec<String>,
     watched: Watched,
 }
 
 impl<'a> Disk<'a> {
-    /// Looks at the disk, and which other policies of those that are wanted it can have.
+    /// Opens the disk, and determines which of the requested policies it can have.
     pub fn open(client: &'a Client, disk: &str, settings: &Settings) -> Result<Disk<'a>, Failure> {
         let view = open_disk(client, disk)?;
         let policies = wanted_policies(client, &view, settings.policies.as_deref())?;
@@ -46,12 +46,12 @@ impl<'a> Disk<'a> {
         Ok(Disk { client, view, policies, watched })
     }
 
-    /// Refuses when clients load it.
+    /// Refuses if clients load it.
     pub fn is_alone(&self) -> Result<(), Failure> {
         refuse_beside_clients(&self.view, MEASURES)
     }
 
-    /// Gives it back the policy that it was found with.
+    /// Restores the original policy.
     pub fn restore(&self) -> Result<(), Failure> {
         self.client.set_policy(&self.view.name, &self.view.requested)?;
         Ok(())
@@ -89,7 +89,7 @@ impl Subject for Disk<'_> {
     }
 }
 
-/// A disk that is open on the node that is asked, and exported.
+/// A disk that is open on the asked node, and exported.
 pub fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
     let view = client.disk(disk)?;
     let Some(owner) = view.owner.clone().filter(|_| view.detail.is_some()) else {
@@ -103,7 +103,7 @@ pub fn open_disk(client: &Client, disk: &str) -> Result<DiskView, Failure> {
     Ok(view)
 }
 
-/// The exports, the first on the way, others in its place.
+/// The exports: the first on the path, the others as its alternatives.
 fn exports<'a>(
     view: &DiskView,
     options: &LoadOptions,
@@ -121,7 +121,7 @@ fn exports<'a>(
     Ok(exports)
 }
 
-/// The other policies that are to be measured: those of `wanted`, or all that the disk can have.
+/// The other policies to measure: those of `wanted`, or all that the disk can have.
 fn wanted_policies(
     client: &Client,
     view: &DiskView,
@@ -138,7 +138,7 @@ fn wanted_policies(
     }
 }
 
-/// The policies that the disk can have with the nodes that are up, other than the one that it has.
+/// The policies, other than the present one, that the disk can have with the nodes that are up.
 fn other_policies(client: &Client, view: &DiskView) -> Result<Vec<String>, Failure> {
     let peers = client.status()?.nodes.iter().filter(|node| node.state == "up").count().saturating_sub(1);
     let write_back = (0..=peers.min(MOST_REPLICAS)).map(|replicas| format!("write-back+{replicas}"));
@@ -146,7 +146,7 @@ fn other_policies(client: &Client, view: &DiskView) -> Result<Vec<String>, Failu
     Ok(all.filter(|policy| *policy != view.effective).collect())
 }
 
-/// The layers, from the bottom. Each waits, before it runs, for what an earlier one left dirty, and for its policy.
+/// The layers, from the bottom. Each waits, before it runs, for an earlier one's dirty data to be destaged, and for its policy.
 fn layers<'a>(
     client: &'a Client,
     view: &DiskView,
@@ -200,8 +200,7 @@ fn counted<'a>(
     layers.into_iter().map(one).collect()
 }
 
-/// The meters of a layer and of the one below: what comes to the second for each request of the first, the layer has made
-/// of it.
+/// The meters of a layer and of the one below; their ratio is the number of requests that the layer makes of each one.
 fn between(layer: &str) -> Option<[&'static str; 2]> {
     if layer.starts_with("nbd ") {
         Some(["export", "accel"])
@@ -220,7 +219,7 @@ struct Meters<'a> {
 }
 
 impl Meters<'_> {
-    /// What has come to each so far.
+    /// The requests to each so far.
     fn arrivals(&self) -> Option<[Arrivals; 2]> {
         let meters = self.client.meters(self.disk).ok()?;
         let of = |layer| {
@@ -236,14 +235,14 @@ impl Meters<'_> {
     }
 }
 
-/// Requests that came to a layer.
+/// Requests to a layer.
 #[derive(Clone, Copy)]
 struct Arrivals {
     reads: u64,
     writes: u64,
 }
 
-/// What came to a layer during a run, and what to the one below.
+/// Requests to a layer during a run, and to the one below.
 struct Passed {
     here: Arrivals,
     below: Arrivals,
@@ -258,8 +257,8 @@ impl Passed {
         Passed { here, below }
     }
 
-    /// [`Counters::requests_below`] and [`Counters::reads_for_writes`]. Where a log takes writes in, they come below when it
-    /// likes, joined or not.
+    /// [`Counters::requests_below`] and [`Counters::reads_for_writes`]. A log decides when its writes reach the layer below,
+    /// merged or not.
     fn counters(&self, direction: Direction, takes_writes_in: bool) -> (Option<f64>, Option<f64>) {
         let each = |below: u64, here: u64| (here > 0).then(|| below as f64 / here as f64);
         match direction {
@@ -275,7 +274,7 @@ impl Passed {
 
 /// A layer inside the owner's process.
 pub struct Inside<'a> {
-    /// Of the owner.
+    /// The owner's client.
     pub client: &'a Client,
     /// The disk.
     pub disk: String,
@@ -283,9 +282,9 @@ pub struct Inside<'a> {
     pub layer: LoadLayer,
     /// Its name in the measurement.
     pub name: String,
-    /// Where it stands.
+    /// Its position.
     pub position: Position,
-    /// What all runs have in common.
+    /// The common options of all runs.
     pub options: LoadOptions,
 }
 
@@ -308,7 +307,7 @@ impl Target for Inside<'_> {
     }
 }
 
-/// A layer that runs only when the disk has come to rest under the policy that is to be measured.
+/// A layer that runs only when the disk is idle under the measured policy.
 struct Prepared<'a> {
     client: &'a Client,
     disk: String,
@@ -334,8 +333,8 @@ impl Target for Prepared<'_> {
     }
 }
 
-/// Has the policy in effect, and waits until the log is empty and nobody is connected: no run pays for what an
-/// earlier one left.
+/// Waits until the policy is in effect, the log is empty and no client is connected: no run includes the cost of an earlier one's
+/// dirty data.
 pub fn prepare(client: &Client, disk: &str, policy: &str) -> Result<(), TargetError> {
     let failed = |error: weir_node::api::ApiError| TargetError::Failed(error.to_string());
     let deadline = Nanos::now() + SETTLE;

@@ -1,4 +1,4 @@
-//! The measurement of a disk or of a described stack: how much, how long, and that nothing of it is lost.
+//! The measurement of a disk or of a described stack: its extent, its duration, and the saving of its rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +21,13 @@ use super::subject::Subject;
 use super::trace;
 use crate::failure::Failure;
 
-/// Bytes that are measured on, at most: more than any cache of a small machine's processor, soon filled.
+/// Maximum size of the measured range, in bytes: larger than the caches of a small machine's processor, and fast to fill.
 const RANGE: u64 = 256 << 20;
 
 /// The range is a multiple of this: it is filled in such pieces.
 const FILL_BLOCK: u64 = 1 << 20;
 
-/// What was measured so far is written down at least this often.
+/// Longest interval between saves of the rows.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// A resumed measurement must have runs of the same length, within this share.
@@ -38,7 +38,7 @@ pub fn diagnose(client: &Client, disk: &str, settings: &Settings) -> Result<Outc
     let disk = Disk::open(client, disk, settings)?;
     disk.is_alone()?;
     let outcome = conduct(&disk, settings);
-    // Whatever became of it.
+    // Restore also after a failure.
     disk.restore().and(outcome)
 }
 
@@ -62,7 +62,7 @@ pub fn conduct(subject: &dyn Subject, settings: &Settings) -> Result<Outcome, Fa
     let options = options(settings, range, runtime, seed);
     announce(&plan, count, runtime);
     subject.caution(settings.destroy).into_iter().for_each(|caution| eprintln!("note: {caution}"));
-    // What cannot be written in the end is not worth the time.
+    // Fail early if the report cannot be written.
     check_writable(&settings.report)?;
     if settings.destroy {
         subject.fill(&options, &monitor)?;
@@ -104,8 +104,7 @@ fn start(subject: &dyn Subject, settings: &Settings) -> Result<Start, Failure> {
     Ok(Start::Resume(earlier))
 }
 
-/// Short runs and long ones must not end up in one measurement. The middle one counts: on a busy machine one or the other
-/// run ends late.
+/// Refuses to mix short and long runs in one measurement. Compares the median: on a busy machine a few runs end late.
 fn same_length(start: &Start, runtime: Duration) -> Result<(), Failure> {
     let Start::Resume(earlier) = start else { return Ok(()) };
     let lengths = earlier.rows.iter().filter_map(|row| match &row.outcome {
@@ -136,7 +135,7 @@ fn with_command(start: Start, seed: u64, settings: &Settings) -> Start {
     }
 }
 
-/// Where the block layer's numbers come from is part of the result.
+/// The source of the block layer's numbers is part of the result.
 fn with_source(start: Start, settings: &Settings, tracer: Option<&Tracer>) -> Start {
     let source = match (tracer, &settings.trace) {
         (Some(tracer), _) => format!("tracepoints of {}, by bpftrace", tracer.device()),
@@ -183,7 +182,7 @@ fn go(
             shown.step(done, total, "");
             if Nanos::now().since(saved) >= SAVE_EVERY {
                 saved = Nanos::now();
-                // A disk that is full now may not be in the end: the measurement goes on, and the rows are in memory.
+                // A disk that is full now may have space at the end: the measurement continues, with the rows in memory.
                 let text = so_far.to_json().map_err(Failure::failed);
                 if let Err(failure) = text.and_then(|text| replace(&json, &text)) {
                     shown.say(&format!("weir: {}", failure.message));
@@ -195,7 +194,7 @@ fn go(
     diagnosis.map_err(Failure::usage)
 }
 
-/// Ctrl-C ends the measurement after the run under way; what was measured is kept.
+/// Ctrl-C ends the measurement after the current run, and keeps the rows.
 fn interruptible<T>(stop: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let stop = Arc::clone(stop);
@@ -209,12 +208,12 @@ fn interruptible<T>(stop: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> Result<
     Ok(result)
 }
 
-/// Nothing to wait for: what the generator can do by itself.
+/// The null target: measures the generator alone.
 fn alone(size: u64) -> weir_load::Target {
     weir_load::Target::Null { size }
 }
 
-/// What all runs have in common.
+/// The common options of all runs.
 pub(super) fn options(settings: &Settings, range: u64, runtime: Duration, seed: u64) -> LoadOptions {
     let warmup = tier::warmup(runtime);
     LoadOptions { runtime, warmup, size: Some(range), seed, destroy: settings.destroy }

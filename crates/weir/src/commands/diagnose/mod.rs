@@ -1,4 +1,4 @@
-//! `weir diagnose`: the same load on every layer of a disk, or rows from elsewhere, and what follows from them. The
+//! `weir diagnose`: the same load on every layer of a disk, or imported rows, and the findings from them. The
 //! method is `weir-diagnose`'s; here are the arguments, the files and the exit code.
 
 mod dry_run;
@@ -31,7 +31,7 @@ pub use files::{Outcome, replace};
 pub use measure::diagnose;
 pub use settings::Settings;
 
-/// Carries out `weir diagnose`.
+/// Executes `weir diagnose`.
 pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
     let outcome = match (&arguments.disk, &arguments.stack, arguments.import.as_slice()) {
         (Some(disk), None, []) => of_disk(global, arguments, disk),
@@ -46,7 +46,7 @@ pub fn run(global: &Global, arguments: &DiagnoseArgs) -> Result<(), Failure> {
     judge(&outcome, &arguments.fail_on)
 }
 
-/// Nothing with a dry run.
+/// `None` for a dry run.
 fn of_disk(global: &Global, arguments: &DiagnoseArgs, disk: &str) -> Result<Option<Outcome>, Failure> {
     let client = owner_of(global, disk)?;
     let replicas = processes_of_others(global, &client)?;
@@ -58,7 +58,7 @@ fn of_disk(global: &Global, arguments: &DiagnoseArgs, disk: &str) -> Result<Opti
     measure::diagnose(&client, disk, &settings).map(Some)
 }
 
-/// Nothing with a dry run.
+/// `None` for a dry run.
 fn of_stack(global: &Global, arguments: &DiagnoseArgs, file: &Path) -> Result<Option<Outcome>, Failure> {
     let (stack, settings) = (Stack::open(global, file)?, Settings::of(arguments));
     if arguments.dry_run {
@@ -68,7 +68,7 @@ fn of_stack(global: &Global, arguments: &DiagnoseArgs, file: &Path) -> Result<Op
     measure::conduct(&stack, &settings).map(Some)
 }
 
-/// Where the disk is a lab's: the processes of its other nodes.
+/// For a lab's disk: the processes of its other nodes.
 fn processes_of_others(global: &Global, owner: &Client) -> Result<Vec<u32>, Failure> {
     let Ok(lab) = lab(global) else { return Ok(Vec::new()) };
     let owner = owner.status()?.pid;
@@ -76,7 +76,7 @@ fn processes_of_others(global: &Global, owner: &Client) -> Result<Vec<u32>, Fail
     Ok(processes.map(|process| process.pid).filter(|pid| *pid != owner).collect())
 }
 
-/// The exit code of what came out: a measurement that cannot be trusted keeps to no threshold and breaks none.
+/// The exit code of the outcome: an untrusted measurement neither meets nor violates a threshold.
 fn judge(outcome: &Outcome, thresholds: &[Threshold]) -> Result<(), Failure> {
     let (diagnosis, findings): (_, &Findings) = (&outcome.diagnosis, &outcome.findings);
     if let Some(why) = reliability::distrust(diagnosis, findings) {
@@ -94,7 +94,7 @@ fn not_trusted(message: impl std::fmt::Display) -> Failure {
     Failure::new(FailureKind::NotTrusted, message)
 }
 
-/// Here a failure on the way is no broken threshold.
+/// Distinguishes a failure of the measurement from a violated threshold.
 fn for_pipelines(failure: Failure) -> Failure {
     match failure.kind {
         FailureKind::Failed => Failure { kind: FailureKind::NotTrusted, ..failure },

@@ -1,13 +1,13 @@
-//! Layers whose runs are watched, for the counters beside each row.
+//! Layers with observed runs, for the counters of each row.
 
 use weir_block::Nanos;
 use weir_diagnose::counters::{Watch, Watched};
 use weir_diagnose::{Cell, Counters, Measurement, Position, Target, TargetError};
 
-/// What a run measured, and what was counted meanwhile.
+/// A run's measurement, and the counters of the same time.
 pub type Seen = (Result<Measurement, TargetError>, Option<Counters>);
 
-/// The same layer, with each run made by `observe`.
+/// The same layer, with each run executed by `observe`.
 pub fn observed<'a>(
     target: Box<dyn Target + 'a>,
     observe: impl FnMut(&mut (dyn Target + 'a), &Cell) -> Seen + 'a,
@@ -15,7 +15,7 @@ pub fn observed<'a>(
     Box::new(Observed { target, observe, last: None })
 }
 
-/// Runs a cell with the operating system's counters of what is watched.
+/// Runs a cell with the operating system's counters of the observed objects.
 pub fn count(
     target: &mut dyn Target,
     cell: &Cell,

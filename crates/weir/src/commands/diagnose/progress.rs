@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
 
-/// About how long, as people say it.
+/// An approximate duration, for people.
 pub fn minutes(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     if seconds < 300.0 {
@@ -18,13 +18,13 @@ pub fn minutes(time: Duration) -> String {
     }
 }
 
-/// How far the measurement is: a bar on a terminal, and a line now and then in a pipe or a file.
+/// Progress display: a bar on a terminal, occasional lines in a pipe or a file.
 pub enum Shown {
     Bar(ProgressBar),
     Lines { began: Nanos, last: Option<Nanos> },
 }
 
-/// A line in a pipe at least this often, as long as runs end.
+/// Longest interval between lines in a pipe, as long as runs end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 impl Shown {
@@ -36,7 +36,7 @@ impl Shown {
         Shown::Bar(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
     }
 
-    /// So many runs are done; `now` is what begins, or empty.
+    /// So many runs are done; `now` is the next run, or empty.
     pub fn step(&mut self, done: usize, total: usize, now: &str) {
         match self {
             Shown::Bar(bar) => {

@@ -1,4 +1,4 @@
-//! What to measure and for how long: the command line's settings, and how a budget becomes runs.
+//! Extent and duration of a measurement: the command line's settings, and the division of a budget into runs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,20 +15,20 @@ const PLANNED_SHARE: f64 = 0.75;
 /// Time for everything when neither a budget nor a run's time is given.
 const BUDGET: Duration = Duration::from_secs(600);
 
-/// What is to be measured, apart from the disk.
+/// The settings of a measurement, apart from the disk.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Writes are allowed.
     pub destroy: bool,
-    /// The cells; those that write are left out unless `destroy` is set.
+    /// The cells; those that write are omitted unless `destroy` is set.
     pub cells: Vec<Cell>,
     /// Runs of each cell on each layer.
     pub repeats: u32,
-    /// Runs for steps that cannot be told, at most; `None`: as many as fit.
+    /// Maximum number of additional runs for inconclusive steps; `None`: as many as fit.
     pub more: Option<usize>,
-    /// Whether hypotheses get the runs that they ask for.
+    /// Whether hypotheses get the runs that they request.
     pub follow_ups: bool,
-    /// Layers whose names begin like this are left out.
+    /// Omit layers whose names begin with these.
     pub without: Vec<String>,
     /// Time for each run, unless a budget shortens it.
     pub runtime: Duration,
@@ -36,22 +36,22 @@ pub struct Settings {
     pub budget: Option<Duration>,
     /// Seed of the order; `None` takes one from the clock.
     pub seed: Option<u64>,
-    /// Goes on with what is beside the report.
+    /// Continue the measurement beside the report.
     pub resume: bool,
     /// The report's HTML file; JSON and JUnit go beside it.
     pub report: PathBuf,
     /// Other policies to measure; `None`: all that the nodes allow.
     pub policies: Option<Vec<String>>,
-    /// Process ids of other nodes on this machine, whose processor time is watched.
+    /// Process ids of other nodes on this machine, whose processor time is sampled.
     pub replicas: Vec<u32>,
     /// A block device whose requests are traced, by its name in `/sys/class/block`.
     pub trace: Option<String>,
-    /// What JUnit counts as a failure.
+    /// Thresholds that count as failures in JUnit.
     pub thresholds: Vec<Threshold>,
 }
 
 impl Settings {
-    /// What the command line asks for.
+    /// The settings of the command line.
     pub fn of(arguments: &DiagnoseArgs) -> Settings {
         Settings {
             destroy: arguments.destroy,
@@ -77,13 +77,13 @@ impl Settings {
         }
     }
 
-    /// Runs for steps that cannot be told, and runs that hypotheses may ask for: half of what is left each.
+    /// Runs for inconclusive steps, and runs for hypotheses: half of the remaining runs each.
     pub fn shares(&self, left: usize) -> (usize, usize) {
         let more = (left - left / 2).min(self.more.unwrap_or(usize::MAX));
         (more, if self.follow_ups { left / 2 } else { 0 })
     }
 
-    /// The layers that are not left out.
+    /// The layers that are not omitted.
     pub fn wanted<'a>(
         &self,
         mut layers: Vec<Box<dyn Target + 'a>>,
@@ -132,7 +132,7 @@ impl Settings {
     }
 }
 
-/// A time that `--budget` reads, rounded up: `95s`, `14m`.
+/// A time in the syntax of `--budget`, rounded up: `95s`, `14m`.
 fn spelled(time: Duration) -> String {
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     if seconds < 120 { format!("{seconds}s") } else { format!("{}m", seconds.div_ceil(60)) }
@@ -143,7 +143,7 @@ fn spelled(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// The budget that a refusal names is one that is taken, and hardly more than what the runs need.
+    /// The budget named in a refusal is accepted, and hardly more than the runs need.
     #[test]
     fn the_smallest_possible_budget_is_named() {
         let cli = |line: &str| {

@@ -1,4 +1,4 @@
-//! What a measurement is of: a disk or a described stack, as layers.
+//! The subject of a measurement: a disk or a described stack, as layers.
 
 use weir_diagnose::Target;
 use weir_diagnose::load::LoadOptions;
@@ -6,7 +6,7 @@ use weir_load::run::Monitor;
 
 use crate::failure::Failure;
 
-/// What is measured: layers that lead to the same storage.
+/// A measured subject: layers that lead to the same storage.
 pub trait Subject {
     /// The disk's name, or the stack's.
     fn name(&self) -> &str;
@@ -14,10 +14,10 @@ pub trait Subject {
     /// The node that measures, or has the disk.
     fn node(&self) -> String;
 
-    /// Bytes.
+    /// Size, in bytes.
     fn size(&self) -> u64;
 
-    /// The layers, those on the way from the bottom up.
+    /// The layers, those on the path from the bottom up.
     fn layers<'a>(
         &'a self,
         options: &LoadOptions,
@@ -27,7 +27,7 @@ pub trait Subject {
     /// Writes the whole range once, so that nothing measures holes.
     fn fill(&self, options: &LoadOptions, monitor: &Monitor) -> Result<(), Failure>;
 
-    /// What is taken on trust.
+    /// An unverified assumption of the measurement.
     fn caution(&self, _destroy: bool) -> Option<&'static str> {
         None
     }

@@ -8,7 +8,7 @@ use weir_diagnose::{Counters, Target};
 
 use super::observed::observed;
 
-/// A tracer at work, or none and a note why.
+/// A running tracer; without one, prints the reason.
 pub fn start(device: &str) -> Option<Tracer> {
     match Tracer::start(device) {
         Ok(tracer) => Some(tracer),
@@ -19,7 +19,7 @@ pub fn start(device: &str) -> Option<Tracer> {
     }
 }
 
-/// The same layers, each run with what the tracer counts in it.
+/// The same layers, each run with the tracer's counts.
 pub fn traced<'a>(layers: Vec<Box<dyn Target + 'a>>, tracer: Tracer) -> Vec<Box<dyn Target + 'a>> {
     let tracer = Rc::new(RefCell::new(tracer));
     let one = |target| {

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::{print_as, say};
 
-/// A profile with the figures that follow from it.
+/// A profile with its derived figures.
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
@@ -28,7 +28,7 @@ struct Shown<'a> {
     summary: ProfileSummary,
 }
 
-/// Carries out a `weir profile` command.
+/// Executes a `weir profile` command.
 pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
     match command {
         ProfileCommand::Record { disk, length, to } => {
@@ -70,7 +70,7 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
     }
 }
 
-/// A job file of fio that says where it comes from.
+/// A job file of fio that names its source.
 fn fio_jobs(exported: &Export, source: &str) -> Result<String, Failure> {
     let mut comments = vec![format!("what `weir profile` saw of {source}")];
     comments.extend_from_slice(&exported.notes);

@@ -24,34 +24,34 @@ use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::{print_as, table};
 
-/// What a replay has shown.
+/// The result of a replay.
 #[derive(Serialize)]
 struct Replay {
     /// Figure by figure.
     rows: Vec<Row>,
-    /// What is different from what was watched, and why.
+    /// Differences from the original profile, with reasons.
     notes: Vec<String>,
-    /// The profile of what the load has made.
+    /// The profile of the load.
     replay: Profile,
-    /// How the target did.
+    /// The target's performance.
     loads: Vec<Summary>,
 }
 
-/// What a replay does to its target.
+/// A replay's use of its target.
 pub struct Use {
     /// Length of the load; `None`: that of the profile.
     pub length: Option<Duration>,
     /// The load may overwrite data.
     pub destroy: bool,
-    /// Also beside clients of the target.
+    /// Run also while clients of the target are connected.
     pub force: bool,
-    /// Limits of the prefill; `None`: nothing is filled.
+    /// Limits of the prefill; `None`: no prefill.
     pub prefill: Option<Limits>,
 }
 
-/// Runs the load, watches what it makes, and prints both profiles.
+/// Runs the load, profiles it, and prints both profiles.
 pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Use) -> Result<(), Failure> {
-    // The load has to fit where it is aimed at. A file becomes as large as it needs to be.
+    // The load has to fit its target. A file is grown as needed.
     let looking = Workload { access: Access::Read, size: None, ..Workload::default() };
     let grows = matches!(target, Target::Path(path) if path.is_file());
     if !grows && let Ok(size) = target.prepare(&looking, false) {
@@ -100,12 +100,11 @@ pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Us
 }
 
 /// Checks that the load may use the target before anything is written, then fills holes within `prefill`'s limits. The time of
-/// filling is not the load's.
-/// Returns what was filled, by the name of the job whose range it is.
+/// filling is not the load's. Returns the prefills, by the name of the job whose range it is.
 fn prepare(jobs: &[Job], allowed: &Use) -> Result<BTreeMap<String, Filled>, Failure> {
     let writes = jobs.iter().any(|job| job.workload.access.writes());
     let mut all = BTreeMap::new();
-    // The largest range first: a file that does not exist yet is made as large as the last job needs.
+    // The largest range first: a missing file is created as large as the last job needs.
     let mut order: Vec<&Job> = jobs.iter().collect();
     order.sort_by_key(|job| {
         let end = job.workload.offset.0 + job.workload.size.map_or(0, |size| size.0);

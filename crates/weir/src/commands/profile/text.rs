@@ -6,10 +6,10 @@ use weir_profile::{Class, Direction, Hour, KindProfile, Profile};
 
 use crate::output::{list, table};
 
-/// Sizes that are named; the others are summed up.
+/// Number of sizes shown; the others are summed.
 const SIZES: usize = 5;
 
-/// Sizes of a cache that are shown, as divisors of the working set.
+/// Cache sizes shown, as divisors of the working set.
 const CACHES: [u64; 5] = [32, 8, 4, 2, 1];
 
 /// Everything about a profile.
@@ -138,7 +138,7 @@ fn times(profile: &Profile) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Requests of each hour by the time of it that was watched; a dot for an hour that was not.
+/// Requests of each hour, relative to its observed time; a dot for an hour without observation.
 fn hours(hours: &[Hour]) -> String {
     let rate = |hour: &Hour| {
         (hour.watched_seconds > 0.0).then(|| (hour.reads + hour.writes) as f64 / hour.watched_seconds)
@@ -243,7 +243,7 @@ fn percent(part: f64, whole: f64) -> String {
     if whole > 0.0 { format!("{:.1} %", part / whole * 100.0) } else { "-".to_owned() }
 }
 
-/// A time with the unit that fits it.
+/// A duration with a suitable unit.
 fn duration(seconds: f64) -> String {
     match seconds {
         short if short < 1e-6 => format!("{:.0} ns", short * 1e9),

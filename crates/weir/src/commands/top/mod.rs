@@ -1,6 +1,6 @@
 //! `weir top`: live figures of every disk.
 //!
-//! On a terminal a screen that renews itself; in a pipe a table (or a line of JSON) for each interval.
+//! On a terminal a screen that updates itself; in a pipe a table (or a line of JSON) for each interval.
 
 mod screen;
 
@@ -36,20 +36,20 @@ const HEADER: [&str; 11] = [
 /// Columns that are flush right.
 const RIGHT: [usize; 6] = [4, 5, 6, 7, 9, 10];
 
-/// Columns from the most important on: where there is no room for all, the last ones are left out.
+/// Columns in order of importance: without room for all, the last ones are omitted.
 const PRIORITY: [usize; 11] = [0, 3, 4, 6, 7, 5, 9, 1, 8, 2, 10];
 
-/// Between two columns.
+/// Space between columns.
 const GAP: usize = 2;
 
-/// One disk at one look.
+/// One disk in one sample.
 struct Seen {
     disk: DiskView,
-    /// Empty when its owner cannot be asked.
+    /// Empty when its owner is unreachable.
     look: Look,
 }
 
-/// One disk between two looks.
+/// One disk between two samples.
 #[derive(Serialize)]
 struct Row {
     disk: DiskView,
@@ -57,14 +57,14 @@ struct Row {
     explanation: Explanation,
 }
 
-/// All disks between two looks.
+/// All disks between two samples.
 #[derive(Serialize)]
 struct Frame {
     #[serde(rename = "disks")]
     rows: Vec<Row>,
 }
 
-/// Looks at the cluster again and again.
+/// Samples the cluster repeatedly.
 struct Watcher<'a> {
     global: &'a Global,
     last: Vec<Seen>,
@@ -83,12 +83,12 @@ impl<'a> Watcher<'a> {
         self.at = Nanos::now();
         let before = std::mem::replace(&mut self.last, now);
         let row = |seen: &Seen| {
-            // A disk that has moved begins to count anew.
+            // The counters of a moved disk restart.
             let same =
                 |other: &&Seen| other.disk.name == seen.disk.name && other.disk.owner == seen.disk.owner;
             let nothing = Look::new();
             let earlier = before.iter().find(same);
-            // Without an earlier look everything since the disk was opened would count as this interval.
+            // Without an earlier sample, everything since the disk was opened would count as this interval.
             let (from, to) = earlier.map_or((&nothing, &nothing), |earlier| (&earlier.look, &seen.look));
             let explanation = explain(from, to, between, acknowledged(&seen.disk));
             Row { disk: seen.disk.clone(), explanation }
@@ -171,7 +171,7 @@ fn widths(lines: &[Vec<String>]) -> Vec<usize> {
     (0..HEADER.len()).map(|column| cells(column).chain([HEADER[column].len()]).max().unwrap_or(0)).collect()
 }
 
-/// The columns that fit into `width`, in their order, as many as there is room for.
+/// The columns that fit into `width`, in their order.
 fn fitting(widths: &[usize], width: usize) -> Vec<usize> {
     let mut columns: Vec<usize> = PRIORITY.to_vec();
     let taken = |columns: &[usize]| {
@@ -184,7 +184,7 @@ fn fitting(widths: &[usize], width: usize) -> Vec<usize> {
     columns
 }
 
-/// For a pipe, or a terminal that is not to be renewed.
+/// The output for a pipe, or for a terminal without screen updates.
 fn plain(frame: &Frame) -> String {
     let lines: Vec<Vec<String>> = frame.rows.iter().map(Row::cells).collect();
     let columns = fitting(&widths(&lines), width().unwrap_or(usize::MAX));

@@ -20,7 +20,7 @@ pub fn is_terminal() -> bool {
     std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
 
-/// Renews the screen until q, Esc or Ctrl-C.
+/// Updates the screen until q, Esc or Ctrl-C.
 pub fn run(watcher: &mut Watcher<'_>, every: Duration) -> Result<(), Failure> {
     let mut terminal = ratatui::try_init()?;
     let outcome = watch(&mut terminal, watcher, every);
@@ -40,7 +40,7 @@ fn watch(terminal: &mut DefaultTerminal, watcher: &mut Watcher<'_>, every: Durat
             }
         }
         next = Nanos::now() + every;
-        // The asked node may be the one that fails; the screen goes on all the same.
+        // The asked node may be the one that fails; the screen continues nevertheless.
         shown = watcher.frame();
     }
 }
@@ -99,7 +99,7 @@ fn heading(every: Duration, left_out: usize) -> String {
     format!("weir top   every {} ms   q ends{wider}", every.as_millis())
 }
 
-/// Why disks are not as requested, in lines that fit.
+/// The reasons why disks differ from their requested state, in lines that fit.
 fn reasons(frame: &Frame, width: usize) -> Vec<String> {
     let disks = frame.rows.iter().map(|row| &row.disk).filter(|disk| !disk.reason.is_empty());
     let lines = disks.map(|disk| wrap("", &format!("{}: {}", disk.name, disk.reason), width));

@@ -1,4 +1,4 @@
-//! A stack as its file describes it: layers from the bottom up, how each is reached, and what counts there.
+//! The description of a stack: layers from the bottom up, the access to each, and its counters.
 
 use std::path::Path;
 
@@ -12,19 +12,19 @@ use weir_node::shard::messages::LoadLayer;
 pub struct Described {
     /// Unique in the file.
     pub name: String,
-    /// Where it is described, from 1.
+    /// Line of its description, from 1.
     pub line: usize,
-    /// How load comes to it.
+    /// The load's access to it.
     pub reach: Reach,
-    /// A block device whose statistics are watched: its name in `/sys/class/block`.
+    /// A block device whose statistics are sampled: its name in `/sys/class/block`.
     pub device: Option<String>,
-    /// A network interface whose bytes are watched.
+    /// A network interface whose bytes are counted.
     pub interface: Option<String>,
-    /// Processes whose processor time is watched.
+    /// Processes whose processor time is sampled.
     pub pids: Vec<u32>,
 }
 
-/// How load comes to a layer.
+/// The load's access to a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// The generator opens it: a file, a block device, an NBD export.
@@ -64,7 +64,7 @@ enum At {
     Accel,
 }
 
-/// Reads a description; what is wrong with it, with the line.
+/// Reads a description; an error names the defect and its line.
 pub fn describe(file: &Path, text: &str) -> Result<Vec<Described>, String> {
     // The text of its errors has line, column and the line itself.
     let document: Document = toml::from_str(text).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -150,7 +150,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The name of something that the kernel has a directory for. `/dev/sda` is taken for `sda`.
+    /// The name of an object with a directory in the kernel's filesystem. `/dev/sda` counts as `sda`.
     fn known(&self, name: Spanned<String>, directory: &str, what: &str) -> Result<String, String> {
         let (at, name) = (name.span().start, name.into_inner());
         let name = name.strip_prefix("/dev/").map_or(name.clone(), str::to_owned);

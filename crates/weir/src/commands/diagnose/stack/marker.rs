@@ -1,4 +1,4 @@
-//! Whether layers lead to the same storage: a block that was written at the lowest one must be read at each other.
+//! Checks that layers lead to the same storage: a block written at the lowest one must be readable at each other.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,14 +9,14 @@ use rustix::fs::OFlags;
 use weir_load::target::Target;
 use weir_nbd::client::NbdClient;
 
-/// Bytes of the marker: a block of any device, and the alignment that direct I/O asks for.
+/// Size of the marker, in bytes: a block of any device, and the alignment for direct I/O.
 pub const MARKER: usize = 4096;
 
-/// A block that nobody else writes: it says what it is, and which measurement wrote it.
+/// A unique block: it identifies itself and its measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marker(Vec<u8>);
 
-/// Aligned as direct I/O wants it.
+/// Aligned for direct I/O.
 #[repr(C, align(4096))]
 struct Aligned([u8; MARKER]);
 
@@ -50,7 +50,7 @@ impl Marker {
         }
     }
 
-    /// Whether it is what is read at `offset`.
+    /// Whether a read at `offset` returns it.
     pub fn is_at(&self, target: &Target, offset: u64) -> io::Result<bool> {
         let mut block = Box::new(Aligned([0; MARKER]));
         match target {
@@ -65,7 +65,7 @@ impl Marker {
     }
 }
 
-/// Past the page cache, which may hold an older block; where the filesystem has no direct I/O there is no other copy.
+/// Bypasses the page cache, which may have an older block; a filesystem without direct I/O has no other copy.
 fn open(path: &Path, write: bool) -> io::Result<File> {
     let options = |flags: OFlags| {
         let mut options = OpenOptions::new();

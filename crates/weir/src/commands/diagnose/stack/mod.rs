@@ -1,4 +1,4 @@
-//! `weir diagnose --stack`: layers that a file describes. Anything that can be opened is a layer.
+//! `weir diagnose --stack`: layers described in a file. A layer is anything that can be opened.
 
 mod describe;
 mod marker;
@@ -34,18 +34,18 @@ pub struct Stack {
     size: u64,
 }
 
-/// A layer of the stack, and how it is opened.
+/// A layer of the stack, and the access to it.
 struct Open {
     described: Described,
-    /// What the generator opens: the target itself, or an export of the disk whose layer it is.
+    /// The generator's target: the layer itself, or an export of the disk whose layer it is.
     opened: Reached,
     size: u64,
-    /// Of a disk's layer: the node that has it, the policy to come to rest under, its process.
+    /// For a disk's layer: its node, the policy under which it becomes idle, its process.
     node: Option<(Client, String, u32)>,
 }
 
 impl Stack {
-    /// Reads the description and looks at each layer; all must have one size.
+    /// Reads the description and examines each layer; all must have the same size.
     pub fn open(global: &Global, file: &Path) -> Result<Stack, Failure> {
         let wrong = |problem: String| Failure::usage(format!("{}: {problem}", file.display()));
         let text = match std::fs::metadata(file) {
@@ -80,7 +80,7 @@ impl Stack {
     }
 }
 
-/// Refuses when clients load the layer's disk.
+/// Refuses if clients load the layer's disk.
 fn is_alone(global: &Global, layer: &Described) -> Result<(), Failure> {
     match &layer.reach {
         Reach::Target(target) => refuse_export_beside_clients(global, target, MEASURES),
@@ -165,7 +165,7 @@ impl Subject for Stack {
                 let (measured, counters) = count(target, cell, &watched);
                 let block = f64::from(cell.shape.block_bytes);
                 let only = |direction: Direction| cell.shape.direction == direction;
-                // Of writes, a filesystem adds its own and joins others: how many there are says nothing.
+                // A filesystem adds writes of its own and merges others: their number has no meaning.
                 let read_bytes =
                     counters.device_read_bytes.filter(|bytes| only(Direction::Read) && *bytes > 0.0);
                 let requests_below = read_bytes.map(|bytes| block / bytes);
@@ -176,7 +176,7 @@ impl Subject for Stack {
         Ok(self.layers.iter().map(counted).collect())
     }
 
-    /// Fills the range at the lowest layer, and finds at each other what was written there.
+    /// Fills the range at the lowest layer, and checks the written data at each other.
     fn fill(&self, options: &LoadOptions, monitor: &Monitor) -> Result<(), Failure> {
         let lowest = &self.layers[0];
         LoadTarget::new(&lowest.described.name, lowest.opened.clone(), options.clone(), monitor)
@@ -184,7 +184,7 @@ impl Subject for Stack {
             .map_err(Failure::failed)?;
         let began = weir_diagnose::Environment::here("", "", [""; 0]).started_unix;
         let (marker, below) = (Marker::new(began), &lowest.described.name);
-        // Another place each time: what a cache above holds of an earlier measurement is not taken for this one.
+        // A different position each time: a cache above may have the marker of an earlier measurement.
         let blocks = options.size.unwrap_or(self.size).min(self.size) / MARKER as u64;
         let offset = began % blocks.max(1) * MARKER as u64;
         marker
@@ -213,7 +213,7 @@ impl Subject for Stack {
     }
 }
 
-/// A disk's layer that runs when the disk has come to rest.
+/// A disk's layer that runs when the disk is idle.
 struct Rested<'a> {
     client: &'a Client,
     disk: &'a str,
