@@ -56,7 +56,7 @@ impl<T> Group<T> {
         self.waiting.drain(..)
     }
 
-    /// How many requests wait for the next or the running operation.
+    /// Number of requests that wait for the next or the running operation.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.waiting.len() + self.joined.len()

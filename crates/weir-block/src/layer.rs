@@ -43,7 +43,7 @@ pub trait Layer {
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool;
 
     /// Accepts a request. The caller has checked [`Layer::has_room`], range and alignment. A later [`Layer::advance`] completes
-    /// it exactly once, whatever happens.
+    /// it exactly once, in success or failure.
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>);
 
     /// A kernel operation of this layer, or of one below it, has ended.

@@ -206,7 +206,7 @@ impl FileOperation {
     pub fn outcome(&self, result: i32) -> Result<u64, i32> {
         match (result, self.kind) {
             (error, _) if error < 0 => Err(-error),
-            // A write of 0 bytes with bytes left would otherwise repeat for ever.
+            // A write of 0 bytes with bytes left would otherwise repeat without end.
             (0, FileKind::Write { .. }) if self.first < self.vectors.len() => Err(libc::EIO),
             _ => Ok(self.moved),
         }

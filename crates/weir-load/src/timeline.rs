@@ -348,7 +348,7 @@ mod tests {
     }
 
     proptest! {
-        /// What threads record apart adds up to what one would have recorded.
+        /// The sum of several threads' recordings equals a single recording of all.
         #[test]
         fn threads_add_up(
             answers in prop::collection::vec((0u64..5_000, 0u64..1 << 40, 0usize..3), 1..200),

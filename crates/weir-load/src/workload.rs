@@ -153,7 +153,7 @@ pub struct Workload {
     /// Threads, each with its own connection (or ring) and queue, 1 to 256. Sequential and verifying loads
     /// give each thread its own part of the range.
     pub threads: u32,
-    /// How long, in seconds; `None` means as many bytes as the range has, or as `bytes` says.
+    /// Duration, in seconds; `None` means until the load has requested `bytes`, or else as many bytes as the range has.
     #[serde(rename = "runtime_seconds", alias = "runtime", with = "crate::seconds::option")]
     pub runtime: Option<Duration>,
     /// Ends the load when it has requested so many bytes, over all threads, the warm-up's included.

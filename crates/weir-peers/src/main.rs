@@ -63,7 +63,7 @@ struct Arguments {
     part: Option<Part>,
 }
 
-/// What the suite starts itself, as processes of their own.
+/// The suite's own child processes.
 #[derive(Subcommand)]
 enum Part {
     /// The answering side of the floor.

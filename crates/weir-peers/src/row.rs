@@ -91,7 +91,7 @@ impl Metric {
         }
     }
 
-    /// How much better `ours` is: above 1 means that Weir is better, for latencies too.
+    /// Ratio of `ours` to `theirs`: above 1 means that Weir is better, for latencies too.
     pub fn ratio(self, ours: f64, theirs: f64) -> f64 {
         match self {
             Metric::P50 => theirs / ours,

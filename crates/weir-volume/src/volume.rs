@@ -106,8 +106,8 @@ impl DirVolume {
         }
     }
 
-    /// The volume's identity. If there is none, writes `new` durably into the directory. It stays there for ever: whoever makes a
-    /// volume of the directory again takes it over.
+    /// The volume's identity. If there is none, writes `new` durably into the directory. It is permanent: a volume created later
+    /// in the same directory takes it over.
     ///
     /// # Errors
     /// [`VolumeError::NotAMark`], [`VolumeError::Permission`], [`VolumeError::NoSpace`], [`VolumeError::Io`].

@@ -244,7 +244,7 @@ fn a_link_that_comes_while_a_disk_is_opened_is_not_followed() {
     });
 }
 
-/// What is open is known by itself, not by what is at its path later.
+/// An open file identifies itself, regardless of a later file at its path.
 #[test]
 fn an_opened_file_says_which_one_it_is() {
     let directory = scratch();

@@ -1,4 +1,4 @@
-//! Answers of nodes, whichever of them is asked, and while others are gone: one lab for all of it.
+//! Answers of every node, also while others are down; all tests share one lab.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ fn shown(place: &Place, disk: &str, node: &str) -> Value {
     place.json(&format!("disk show {disk} --node {node}"))
 }
 
-/// A request as no client of ours would make it: status line and body.
+/// Sends a raw request, which our clients would not make; returns status line and body.
 fn raw(place: &Place, request: &str) -> String {
     let mut stream = UnixStream::connect(place.path().join("weir-lab/n2/api.sock")).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -110,12 +110,13 @@ fn volumes_are_told_apart(place: &Place) {
     assert!(place.ok("volume delete other --dry-run").contains("would delete"));
     assert!(other.join(".weir-volume").exists());
     place.ok("volume delete other --yes");
-    // With its mark: to remove it could take it from a volume that was made of the directory meanwhile.
+    // With its mark: removing it could affect a volume created in the directory meanwhile.
     assert!(other.exists() && other.join(".weir-volume").exists());
     assert!(place.fails("volume delete other --yes", 3).contains("weir volume list"));
 }
 
-/// Keys and types of real answers, compared with `shapes.json`: whatever a program reads there stays until the schema's number grows.
+/// Keys and types of real answers, compared with `shapes.json`: fields that programs read are stable until the schema's number
+/// changes.
 fn answers_have_the_shapes_that_are_written_down(place: &Place) {
     let commands = [
         "status",
@@ -162,7 +163,7 @@ fn requests_are_limited(place: &Place) {
     assert!(place.fails(&format!("disk show {long}"), 2).contains("is not a name"));
 }
 
-/// A disk with a guest is not measured without force.
+/// A load on a disk with a guest needs force.
 fn loads_need_a_disk_of_their_own(place: &Place, uris: &str) {
     let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
     let _guest = Guest::of(place, "db", uri);
@@ -222,7 +223,7 @@ fn an_owner_stands_still(place: &Place) {
     place.ok(&format!("lab pause {owner}"));
     let (took, disk) = timed(|| shown(place, "db", other));
     assert!(took < Duration::from_secs(5), "{took:?}");
-    // It may be another's by now.
+    // Another node may own it by now.
     let silent = disk["state"] == "silent" && disk["reason"] == format!("owner {owner} does not answer");
     assert!(silent || disk["owner"] != owner || disk["state"] == "takeover", "{disk:#}");
     let (took, said) = timed(|| place.fails(&format!("disk show db --node {owner}"), 5));

@@ -1,8 +1,8 @@
-//! The structure that ARCHITECTURE.md claims: a crate uses only crates below it, and no module of a crate depends on itself
-//! through others.
+//! Checks the structure that ARCHITECTURE.md describes: a crate uses only crates below it, and no module of a crate depends on
+//! itself through others.
 //!
 //! Reads the sources as text. A module is a file; it depends on another if it names something that the other defines, whichever
-//! module re-exports the name in between. Unit tests do not count: they may use whatever they test.
+//! module re-exports the name in between. Unit tests do not count: they may use all that they test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,7 +33,7 @@ fn no_modules_of_a_crate_form_a_circle() {
     assert!(circles.is_empty(), "modules that depend on each other:\n{}", circles.join("\n"));
 }
 
-/// A test of the check: circles that it has to find, and a graph without one.
+/// A test of the check: cycles that it must find, and a graph without one.
 #[test]
 fn planted_circles_are_found() {
     let circles = |texts: &[(&str, &str)]| {
@@ -133,7 +133,7 @@ struct Source {
     file: String,
     /// Names that it defines.
     defines: BTreeSet<String>,
-    /// Names that it imports, and from where.
+    /// Names that it imports, with their sources.
     imports: BTreeMap<String, Route>,
     /// Modules from which it imports everything.
     globs: Vec<Route>,
@@ -155,7 +155,7 @@ impl Sources {
         Sources::of(files.into_iter().map(read).collect())
     }
 
-    /// Of these modules: route, file and text of each.
+    /// Builds the sources from route, file and text of each module.
     fn of(files: Vec<(Route, String, String)>) -> Sources {
         let names: BTreeSet<Route> = files.iter().map(|(route, ..)| route.clone()).collect();
         let read = |(route, file, text): (Route, String, String)| {
@@ -165,7 +165,7 @@ impl Sources {
         Sources(files.into_iter().map(read).collect())
     }
 
-    /// The module that defines what `route` names.
+    /// The module that defines the item named by `route`.
     fn definition(&self, route: &[String], depth: usize) -> Option<&Route> {
         let length = (0..=route.len()).rev().find(|length| self.0.contains_key(&route[..*length]))?;
         let (module, source) = self.0.get_key_value(&route[..length])?;
@@ -204,7 +204,7 @@ impl Sources {
         edges
     }
 
-    /// One text for each circle: the lines of the edges within.
+    /// One text for each cycle: the lines of its edges.
     fn circles(&self) -> Vec<String> {
         let edges = self.edges();
         let reachable = |start: &Route| {
@@ -232,7 +232,7 @@ impl Sources {
     }
 }
 
-/// From a module to one beside it: between which files, and by which names.
+/// From a module to a sibling: the files and the names of each edge.
 type Edges = BTreeMap<Route, BTreeMap<Route, BTreeMap<String, BTreeSet<String>>>>;
 
 /// The modules below a folder of sources. Programs in `bin` are crates of their own, as is `main.rs` beside a `lib.rs`.
@@ -416,7 +416,7 @@ fn tokens(text: &str) -> Vec<String> {
             }
             at += 1;
         } else if rest[0] == '\'' && (rest.get(1) == Some(&'\\') || rest.get(2) == Some(&'\'')) {
-            // A character; what else begins with one quote is a lifetime.
+            // A character literal; any other token after a quote is a lifetime.
             at = after(at + 3, &['\'']).max(at + 3).min(if rest.get(2) == Some(&'\'') {
                 at + 3
             } else {

@@ -1,4 +1,4 @@
-//! `weir bench` as people and programs use it: formats, comparisons, and what is kept when a load ends early.
+//! `weir bench` for people and programs: formats, comparisons, and the results of a load that ends early.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -240,7 +240,7 @@ fn engines_are_chosen_and_named() {
         assert!(said.contains(hint), "{line}: {said}");
     }
     assert!(place.fails("bench null --engine psync", 2).contains("files and block devices"));
-    // A file in memory lies on no device, so there is nothing to poll.
+    // A file in memory has no device, so there is nothing to poll.
     let memory = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     memory.as_file().set_len(1 << 20).unwrap();
     let said = place.fails(&format!("bench {} --poll", memory.path().display()), 2);

@@ -1,4 +1,4 @@
-//! `weir bench --disk`: a load on a layer inside a node is filled first, watched, and ends when it is interrupted.
+//! `weir bench --disk`: a load on a layer inside a node is prefilled, observed, and ends when it is interrupted.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -64,7 +64,7 @@ fn a_layer_is_filled_watched_and_left_alone_when_interrupted() {
     assert!(said.contains("interrupted"), "{said}");
     assert!(last["incomplete"].as_str().unwrap().contains("meter"), "{last}");
     assert!(last["kinds"][0]["ios"].as_u64().unwrap() > 100, "{last}");
-    // The node has ended the load as well, or the next one would be refused.
+    // The node has ended the load, too; otherwise it would refuse the next one.
     let mut tries = 0;
     while !place.weir(&format!("bench --disk db --layer accel {short}")).status.success() {
         tries += 1;

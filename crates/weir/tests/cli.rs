@@ -193,7 +193,7 @@ fn a_session_with_a_lab() {
     let down = place.ok("lab down");
     assert!(down.contains("has ended (n1, n2 and the registry)"), "{down}");
     assert!(!place.path().join("weir-lab/lab.json").exists());
-    // The only node that had a log was killed: that is said, although nothing is left that could tell how much it was.
+    // The only node with a log was killed: the command reports that, although the log's size is unknown.
     place.ok("lab up --nodes 1");
     place.ok("disk create scratch --volume pool --size 1MiB --policy write-back+0");
     place.ok("disk export scratch");
@@ -206,7 +206,7 @@ fn a_session_with_a_lab() {
     assert!(said.contains("disk scratch: what its log held in the memory of n1, killed before"), "{said}");
 }
 
-/// A load that would overwrite what a client has asks first, as delete and diagnose do.
+/// A load that would overwrite a client's data needs force, like delete and diagnose.
 fn loads_leave_a_disk_in_use_alone(place: &Place) {
     let uris = place.ok("disk export db");
     let uri = uris.lines().find(|line| line.starts_with("nbd+unix:")).unwrap();
@@ -218,7 +218,7 @@ fn loads_leave_a_disk_in_use_alone(place: &Place) {
         "bench --disk db --layer accel --rw randwrite --destroy --no-prefill --runtime 100ms --warmup 0s";
     place.fails(inside, 4);
     place.ok(&format!("{inside} --force"));
-    // However the address is spelled, and for every command that writes.
+    // For every spelling of the address, and for every command that writes.
     let tcp = uris.lines().find(|line| line.starts_with("nbd://127.")).unwrap();
     let tcp = tcp.replace("127.0.0.1", "localhost").replace("127.0.0.2", "localhost");
     let jobs = format!("[j]\nioengine=nbd\nuri={tcp}\nrw=randwrite\nbs=4k\nsize=1m\n");
@@ -260,7 +260,7 @@ fn names_are_completed(place: &Place) {
     assert!(offered(place, &["weir", "--lab", "none", "explain", "d"]).is_empty());
 }
 
-/// No line is wider, but for addresses and paths, which are not broken.
+/// No line is wider, except for addresses and paths, which are not wrapped.
 fn tables_fit_80_columns(place: &Place) {
     for line in [
         "status",
@@ -324,7 +324,7 @@ fn a_delete_is_confirmed_on_a_terminal(place: &Place) {
     place.fails("disk show doomed", 3);
 }
 
-/// It is killed, started, paused and resumed like a node, and every command reports the result.
+/// The commands kill, start, pause and resume it like a node, and each reports the result.
 fn the_registry_is_a_process_of_the_lab(place: &Place) {
     let killed = place.json("lab kill registry");
     assert_shape(&killed, "lab kill");
@@ -370,7 +370,7 @@ fn layers_are_measured_into_a_report() {
     place.fails("diagnose --disk db --repeats 0", 2);
     assert!(place.fails("diagnose --disk db --report none/db.html", 6).contains("cannot write none/db.html"));
 
-    // The verdict of such short runs depends on machine and moment; there always is one.
+    // The verdict of such short runs depends on the machine and its load; there is always one.
     let output =
         place.weir("diagnose --disk db --destroy --repeats 1 --runtime 50ms --seed 7 --report db.html");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -396,7 +396,7 @@ fn layers_are_measured_into_a_report() {
     refused_while_in_use(&place);
 }
 
-/// SIGINT after some runs: the result has them and is marked, and its exit code warns a pipeline.
+/// SIGINT after some runs: the result has them and is marked as incomplete, and the exit code warns a pipeline.
 fn interrupted(place: &Place) {
     let line = "diagnose --disk db --destroy --runtime 300ms --report cut.html";
     let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -423,7 +423,7 @@ fn refused_while_in_use(place: &Place) {
     assert!(said.contains("1 clients are connected"), "{said}");
 }
 
-/// Takes most rows away, as if it had been interrupted, and has the rest measured.
+/// Removes most rows, as after an interrupt, and resumes the measurement.
 fn resumed(place: &Place, mut data: Value) {
     data["rows"].as_array_mut().unwrap().truncate(43);
     data["interrupted"] = true.into();

@@ -1,4 +1,4 @@
-//! A verifying load that is killed, and what its record then says of the data: all of it there, or exactly what is not.
+//! A killed verifying load, and the verdict by its record: all data present, or exactly the missing blocks.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,7 @@ use weir_load::verify::{Sector, read_sector};
 const BLOCK: usize = 4096;
 const DEPTH: u64 = 16;
 
-/// The version of a block, if it is whole and all of one.
+/// The version of a block, if all its sectors have the same one.
 fn version(block: &[u8]) -> Option<u32> {
     let mut versions = block.as_chunks::<512>().0.iter().map(|sector| match read_sector(sector) {
         Sector::Stamped { version, .. } => Some(version),
@@ -40,7 +40,7 @@ fn killed_load(place: &Place) -> Vec<u8> {
     };
     wait_for_writes();
     assert!(signal("-STOP"));
-    // Writes that the kernel already has are on their way.
+    // Wait for writes already submitted to the kernel.
     std::thread::sleep(Duration::from_millis(100));
     let earlier = std::fs::read(place.path().join("disk")).unwrap();
     assert!(signal("-CONT"));
@@ -79,7 +79,7 @@ fn after_a_kill_everything_acknowledged_is_there_and_damage_is_told_apart() {
     let disk = place.path().join("disk");
     let good = std::fs::read(&disk).unwrap();
     let of = |block: usize| block * BLOCK..(block + 1) * BLOCK;
-    // Blocks whose earlier version is too old to be anything but stale, also if their newest write was not answered.
+    // Blocks whose earlier version must be stale, even if their newest write was not answered.
     let older = (0..good.len() / BLOCK).filter(|&block| {
         matches!((version(&earlier[of(block)]), version(&good[of(block)])), (Some(old), Some(new)) if old + 3 < new)
     });

@@ -1,4 +1,4 @@
-//! `weir profile` on a real node: a known load is found again in the disk's profile, and a replay of it is like it.
+//! `weir profile` on a real node: a known load appears in the disk's profile, and a replay of the profile resembles it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{Place, assert_shape};
 use serde_json::Value;
 
-/// A place with one node and a disk `d`; and where the disk is exported.
+/// A place with one node and a disk `d`, and the disk's export.
 fn with_disk() -> (Place, String) {
     let place = Place::new();
     place.ok("lab up --nodes 1");
@@ -51,7 +51,7 @@ fn a_known_load_is_found_and_comes_back() {
     let working_set = number(&summary["working_set_bytes"]);
     assert!((1e6..64e6).contains(&working_set) && number(&summary["most_hits_percent"]) > 50.0, "{summary}");
 
-    // What was kept is what was printed, and the disk's own profile has seen more.
+    // The saved profile is the printed one, and the disk's own profile includes more requests.
     let kept = place.json("profile show --from d.json");
     assert_eq!(kept["summary"], recorded["summary"]);
     let all = place.json("profile show d");

@@ -1,4 +1,4 @@
-//! `weir diagnose --stack`: layers that a file describes.
+//! `weir diagnose --stack`: layers described in a file.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
@@ -53,7 +53,7 @@ fn two_ways_to_the_same_file_are_measured() {
     let rows = report["rows"].as_array().unwrap();
     assert!(rows.len() >= 12 && rows.iter().all(|row| row["counters"].is_object()), "{rows:#?}");
 
-    // Without --destroy nothing is written, and the same storage is taken on trust.
+    // Without --destroy nothing is written, and the measurement assumes that all layers lead to the same storage.
     let before = fs::read(place.path().join("low")).unwrap();
     measured(&place, "diagnose --stack stack.toml --report s.html");
     assert!(fs::read(place.path().join("low")).unwrap() == before);

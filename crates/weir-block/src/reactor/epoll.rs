@@ -35,7 +35,7 @@ pub(super) struct Epoll {
     results: Arc<Results>,
     /// Calls whose results were not collected yet.
     in_flight: usize,
-    /// When a result was last collected, or a call started while none ran.
+    /// Time at which a result was last collected, or a call started while none ran.
     moved: Nanos,
 }
 

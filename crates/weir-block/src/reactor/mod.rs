@@ -74,11 +74,11 @@ impl WriteSource {
 pub struct Event {
     /// Recipient and operation.
     pub token: Token,
-    /// What happened.
+    /// The event's kind and result.
     pub action: Action,
 }
 
-/// What happened.
+/// The event's kind and result.
 #[derive(Debug)]
 pub enum Action {
     /// A watched descriptor is ready. The watch has ended.

@@ -38,7 +38,7 @@ const SECTOR: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId(usize);
 
-/// How a process ends.
+/// The manner of a process's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
     /// It is killed: its kernel closes its connections, and submitted operations may still land.

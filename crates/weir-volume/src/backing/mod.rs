@@ -138,10 +138,10 @@ pub struct FileBacking {
     lost: Option<i32>,
 }
 
-/// An open file of a volume, to be told from another one that is at its path later.
+/// Identifies an open file of a volume, to distinguish it from a later file at the same path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
-    /// Where it was opened.
+    /// The path at which it was opened.
     pub path: PathBuf,
     /// The device of its filesystem.
     pub device: u64,

@@ -1,4 +1,4 @@
-//! A place to run the command line in.
+//! A working environment for the command line.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use weir_block::Nanos;
 
 const WEIR: &str = env!("CARGO_BIN_EXE_weir");
 
-/// A directory to work in, and the lab that a test may have started there.
+/// A working directory, and the lab that a test may have started there.
 pub struct Place {
     directory: tempfile::TempDir,
 }
@@ -49,7 +49,7 @@ impl Place {
         serde_json::from_str(&self.ok(&format!("{line} --output json"))).unwrap()
     }
 
-    /// The JSON that a command prints by itself.
+    /// The JSON output of a command line as given.
     pub fn parsed(&self, line: &str) -> Value {
         serde_json::from_str(&self.ok(line)).unwrap()
     }
@@ -76,13 +76,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.path().join("weir-lab/lab.json").exists() {
-            // Not without force: a test that failed may have left a backing that does not answer.
+            // With force: a failed test may have left a backing that does not answer.
             self.weir("lab down --force");
         }
     }
 }
 
-/// Longest wait for anything that must come.
+/// Time limit of every wait.
 pub const SOON: Duration = Duration::from_secs(40);
 
 pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -124,7 +124,7 @@ pub struct Nbdkit(pub Child);
 
 impl Nbdkit {
     pub fn start(socket: &Path, arguments: &[&str]) -> Nbdkit {
-        // A killed one leaves its socket behind.
+        // A killed server leaves its socket behind.
         let _ = std::fs::remove_file(socket);
         let mut command = Command::new("nbdkit");
         command.args(["-f", "-U"]).arg(socket).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
@@ -150,7 +150,7 @@ impl Drop for Nbdkit {
     }
 }
 
-/// Keys and types of an answer are those that `shapes.json` has for its schema.
+/// Asserts that keys and types of an answer are those of its schema in `shapes.json`.
 pub fn assert_shape(answer: &Value, at: &str) {
     let written: Value = serde_json::from_str(include_str!("../shapes.json")).unwrap();
     let schema = answer["schema"].as_str().unwrap_or_else(|| panic!("{at} has no schema: {answer}"));
