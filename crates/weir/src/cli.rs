@@ -111,7 +111,7 @@ pub enum Command {
     Node(NodeArgs),
     /// Run the registry of a single machine's cluster.
     ///
-    /// The nodes agree there on who owns which disk. Stop it after the nodes. While it is away, disks are served as long as
+    /// It records the owner of each disk. Stop it after the nodes. While it is away, disks are served as long as
     /// nothing has to change.
     Registry(RegistryArgs),
     /// A cluster on this machine, for tests: several nodes that can be killed, paused and resumed.
@@ -130,9 +130,9 @@ pub enum Command {
         /// The node.
         node: String,
     },
-    /// What happened lately: takeovers, configurations, refusals.
+    /// Recent events: takeovers, configurations, refusals.
     Events {
-        /// Print what happens from now on, too, until Ctrl-C; with --output json a line for each event.
+        /// Keep printing new events until Ctrl-C; with --output json a line for each event.
         #[arg(long)]
         follow: bool,
     },
@@ -151,7 +151,7 @@ pub enum Command {
         /// Length of an interval, such as 500ms or 5s.
         #[arg(long, default_value = "1s", value_name = "TIME")]
         every: Period,
-        /// End after so many intervals.
+        /// End after this number of intervals.
         #[arg(long)]
         count: Option<u64>,
     },
@@ -181,7 +181,7 @@ pub enum Command {
         after_long_help = "Examples:\n  weir completions bash > /etc/bash_completion.d/weir\n  weir completions fish > ~/.config/fish/completions/weir.fish"
     )]
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
     /// Three nodes, a killed owner, nothing lost: what `make demo` runs.
@@ -204,7 +204,7 @@ pub struct RegistryArgs {
     /// Unix socket to serve at, mode 0600.
     #[arg(long, value_name = "PATH", default_value = "/run/weir/registry.sock")]
     pub socket: PathBuf,
-    /// File that holds everything; made when missing.
+    /// The registry's file; created if missing.
     #[arg(long, value_name = "FILE", default_value = "/var/lib/weir/registry.db")]
     pub file: PathBuf,
 }
@@ -213,10 +213,10 @@ pub struct RegistryArgs {
 pub enum LabCommand {
     /// Start a registry and some nodes on 127.0.0.1, 127.0.0.2, ….
     Up {
-        /// Where state, sockets and logs go.
+        /// Directory of the state, sockets and logs.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
-        /// How many nodes, 1 to 16. They are called n1, n2, ….
+        /// Number of nodes, 1 to 16. Their names are n1, n2, ….
         #[arg(long, default_value_t = 3)]
         nodes: usize,
         /// A node that the registry has not heard from for this long counts as down.
@@ -226,7 +226,7 @@ pub enum LabCommand {
         #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_size_above_zero)]
         log: Size,
     },
-    /// What each node and the registry is doing.
+    /// State of each node and of the registry.
     Status,
     /// Destage everything and end the lab; its disks stay.
     ///
@@ -294,7 +294,7 @@ pub enum VolumeCommand {
         /// Only say what would be deleted.
         #[arg(long)]
         dry_run: bool,
-        /// Yes, delete it.
+        /// Delete without asking.
         #[arg(long)]
         yes: bool,
     },

@@ -117,7 +117,7 @@ pub struct BenchArgs {
     /// A disk of the cluster instead: the load runs inside its owner, straight on a layer.
     #[arg(long, value_name = "NAME", requires = "layer", add = completion::disks())]
     pub disk: Option<String>,
-    /// Which layer of the disk.
+    /// The layer.
     #[arg(long, value_enum)]
     pub layer: Option<Layer>,
     /// A job file of fio instead, or jobs of `weir profile export`. An option that is not supported is an error that names it.
@@ -146,7 +146,7 @@ pub struct BenchArgs {
     /// Requests in flight per thread, 1 to 4096; default: 32, with engine psync 1.
     #[arg(long = "qd", value_name = "DEPTH")]
     pub depth: Option<u32>,
-    /// How a file or block device is read and written; default: io_uring.
+    /// I/O engine for a file or block device; default: io_uring.
     #[arg(long, value_enum, conflicts_with = "disk")]
     pub engine: Option<BenchEngine>,
     /// Poll the device for completions, without interrupts (io_uring on a device with queues for polling). Costs a processor.
@@ -174,7 +174,7 @@ pub struct BenchArgs {
     /// Bytes of the range; default: up to the end.
     #[arg(long, value_parser = parse_size_above_zero)]
     pub size: Option<Size>,
-    /// End when so many bytes were asked for, if that is before the runtime's end.
+    /// End after this number of bytes, if that is before the end of the runtime.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero)]
     pub bytes: Option<Size>,
     /// Requests per second over all threads, with an open-loop clock: a late request counts from when it was due. Default: as
@@ -197,13 +197,13 @@ pub struct BenchArgs {
     /// Each write is durable before it is answered.
     #[arg(long)]
     pub fua: bool,
-    /// Flush after so many writes of a thread.
+    /// Flush after this number of writes of a thread.
     #[arg(long, value_name = "WRITES")]
     pub flush_every: Option<u64>,
-    /// So many percent of the written data are zeroes.
+    /// Percentage of the written data that is zeroes.
     #[arg(long, value_name = "PERCENT", default_value_t = 0)]
     pub compress: u8,
-    /// So many percent of the writes repeat earlier data; the others are unique.
+    /// Percentage of writes that repeat earlier data; the others are unique.
     #[arg(long, value_name = "PERCENT", default_value_t = 0)]
     pub repeat_data: u8,
     /// Overwrite what the target holds.

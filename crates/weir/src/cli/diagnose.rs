@@ -60,7 +60,7 @@ Examples:
   weir diagnose --import lab-book.csv
   weir diagnose --import disk=local.json share=share.json guest=guest.xml";
 
-/// How much is measured.
+/// Number of cells to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Tier {
     /// 6 cells, for a first look: with --runtime '200 ms' and --repeats 2, a few seconds for a layer.
@@ -104,7 +104,7 @@ pub struct DiagnoseArgs {
     /// Allow overwriting the disk's data. Without it only reads are measured.
     #[arg(long)]
     pub destroy: bool,
-    /// How much is measured.
+    /// Number of cells to measure.
     #[arg(long, value_enum, default_value = "quick")]
     pub tier: Tier,
     /// Time for everything; runs become shorter to fit. Default: 10m, unless --runtime is given.

@@ -111,7 +111,7 @@ pub enum DiskCommand {
         /// Only say what would be deleted.
         #[arg(long)]
         dry_run: bool,
-        /// Do not ask.
+        /// Delete without asking.
         #[arg(long)]
         yes: bool,
         /// Also while clients are connected, or when its owner is gone.

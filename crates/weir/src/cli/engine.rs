@@ -10,6 +10,6 @@ pub enum BenchEngine {
     IoUring,
     /// preadv2 and pwritev2: one request of a thread at a time.
     Psync,
-    /// Nothing is read or written: what the generator itself costs, on a target of that size.
+    /// No I/O: the cost of the generator itself, on a target of that size.
     Null,
 }

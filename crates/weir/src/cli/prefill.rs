@@ -8,7 +8,7 @@ use weir_node::units::Period;
 /// Whether, and how much, a command may fill before the load.
 #[derive(Debug, Args)]
 pub struct PrefillArgs {
-    /// Leave what was never written as it is. Otherwise a load that may write (a writing one, or with --destroy) first fills the
+    /// Do not fill blocks that were never written. Otherwise a load that may write (a writing one, or with --destroy) first fills the
     /// range when it finds a hole, so that holes are not measured as speed; it says so, and the result counts that apart. A disk's
     /// layer is filled when less of the disk is allocated than its size.
     #[arg(long)]
@@ -16,7 +16,7 @@ pub struct PrefillArgs {
     /// Refuse to fill more than this.
     #[arg(long, value_name = "SIZE", default_value = "64GiB", conflicts_with = "no_prefill")]
     prefill_size: Size,
-    /// Give up when filling takes longer.
+    /// Longest time for filling.
     #[arg(long, value_name = "TIME", default_value = "10m", conflicts_with = "no_prefill", value_parser = above_zero)]
     prefill_time: Period,
 }

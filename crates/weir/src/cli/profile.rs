@@ -29,51 +29,51 @@ Examples:
 /// What can be done with profiles.
 #[derive(Debug, Subcommand)]
 pub enum ProfileCommand {
-    /// Watch a disk for a time, from now on, and keep its profile in a file.
+    /// Record the profile of a disk for a time, from now on, in a file.
     Record {
         /// The disk.
         #[arg(add = completion::disks())]
         disk: String,
-        /// How long, such as 10m: 100 ms to 7 days.
+        /// Length, such as 10m: 100 ms to 7 days.
         #[arg(long = "for", value_name = "TIME", default_value = "1 min")]
         length: Period,
-        /// Where it is kept; default: DISK.profile.json.
+        /// File for the profile; default: DISK.profile.json.
         #[arg(long, value_name = "FILE")]
         to: Option<PathBuf>,
     },
-    /// Print what a disk was asked for since it was opened, or what a file keeps.
+    /// Print the profile of a disk since it was opened, or a recorded profile.
     Show {
         #[command(flatten)]
         source: ProfileSource,
     },
-    /// Print a load that asks for about the same.
+    /// Print a load that resembles the profile.
     ///
     /// Reads and writes, random and sequential ones, become a job each, with their rates and sizes. The random ones get the
     /// distribution (uniform, Zipf, or hot and cold) whose miss-ratio curve and working set are closest.
     Export {
         #[command(flatten)]
         source: ProfileSource,
-        /// For which program.
+        /// Format of the load.
         #[arg(long, value_enum, default_value = "bench")]
         format: ExportFormat,
-        /// What the load is for: a file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
+        /// The target: a file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
         #[arg(long)]
         target: String,
-        /// How long it runs; default: as long as was watched.
+        /// Length of the load; default: the length of the profile.
         #[arg(long = "for", value_name = "TIME")]
         length: Option<Period>,
     },
-    /// Run the load that asks for about the same, and print both profiles side by side.
+    /// Run a load that resembles the profile, and print both profiles side by side.
     ///
     /// Differences are in percent of the original; those of percentages are in points. Hits are those of caches that are
     /// simulated, with the requests that the load has made.
     Replay {
         #[command(flatten)]
         source: ProfileSource,
-        /// What it is aimed at: a file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
+        /// The target: a file, a block device, nbd://HOST:PORT/DISK, nbd+unix:///DISK?socket=PATH, or null.
         #[arg(long)]
         target: String,
-        /// How long it runs; default: as long as was watched.
+        /// Length of the load; default: the length of the profile.
         #[arg(long = "for", value_name = "TIME")]
         length: Option<Period>,
         /// Overwrite what the target holds.
@@ -92,7 +92,7 @@ pub enum ProfileCommand {
         /// Which device (blkparse: MAJOR,MINOR) or file (fio), when the trace has several.
         #[arg(long, value_name = "NAME")]
         device: Option<String>,
-        /// Where the profile is kept; default: TRACE.profile.json.
+        /// File for the profile; default: TRACE.profile.json.
         #[arg(long, value_name = "FILE")]
         to: Option<PathBuf>,
     },
@@ -101,10 +101,10 @@ pub enum ProfileCommand {
 /// Where a profile comes from.
 #[derive(Debug, Args)]
 pub struct ProfileSource {
-    /// The disk, as it was watched since it was opened.
+    /// The disk; its profile since it was opened.
     #[arg(required_unless_present = "from", conflicts_with = "from", add = completion::disks())]
     pub disk: Option<String>,
-    /// A profile that was kept instead; several, of one stretch of time each, are added up.
+    /// A recorded profile instead; several, of one period each, are added up.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub from: Vec<PathBuf>,
 }

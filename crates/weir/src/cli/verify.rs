@@ -42,7 +42,7 @@ pub struct VerifyArgs {
     /// or nothing.
     #[arg(long)]
     pub torn_in_flight: bool,
-    /// Who reads a file or block device; default: io_uring.
+    /// I/O engine for a file or block device; default: io_uring.
     #[arg(long, value_enum)]
     pub engine: Option<BenchEngine>,
 }
