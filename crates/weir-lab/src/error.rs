@@ -58,8 +58,8 @@ pub enum LabError {
     },
     /// To end now would lose acknowledged writes.
     #[error(
-        "the lab goes on: acknowledged writes are in memory only and do not reach the storage: {}; repair the storage, wait for it \
-         with --wait, or lose them with --force",
+        "the lab goes on: acknowledged writes would be lost, because they do not reach the storage: {}; repair the storage, wait \
+         for it with --wait, or lose them with --force",
         .0.join(", ")
     )]
     WouldLose(Vec<String>),

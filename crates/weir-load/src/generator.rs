@@ -256,12 +256,13 @@ impl Generator {
         }
     }
 
-    /// With a rate: requests that were due before the load's end and never issued, because the queue was full.
+    /// With a rate: requests that were due before the load's end and never issued, because the queue was full. `now` is the end of a
+    /// load that ended early: later ones were never due.
     #[must_use]
-    pub fn never_made(&self) -> u64 {
+    pub fn never_made(&self, now: Nanos) -> u64 {
         match &self.pace {
             Some(pace) if self.left > 0 && self.deadline != Nanos::NEVER => {
-                pace.clone().due_before(self.deadline)
+                pace.clone().due_before(self.deadline.min(now))
             }
             _ => 0,
         }
@@ -372,6 +373,20 @@ mod tests {
         generator.complete(slots[1], Nanos(99), true);
         assert!(generator.next(Nanos(100)).is_none(), "the time is up");
         assert_eq!(generator.in_flight(), 2);
+    }
+
+    #[test]
+    fn a_load_that_ends_early_owes_only_what_was_due_until_then() {
+        let workload = Workload {
+            runtime: Some(Duration::from_secs(1)),
+            rate: Some(1000),
+            queue_depth: 1,
+            ..workload(Access::RandRead)
+        };
+        let mut generator = generator(&workload, 10);
+        assert!(generator.next(Nanos(1_000_000)).is_some() && generator.next(Nanos(5_000_000)).is_none());
+        assert!((98..=100).contains(&generator.never_made(Nanos(100_000_000))), "of a tenth of the time");
+        assert!((998..=1000).contains(&generator.never_made(Nanos(3_000_000_000))), "of all of it");
     }
 
     #[test]

@@ -324,7 +324,7 @@ impl Job<'_> {
         part.failed = failed;
         part.first_error = lane.first_error;
         part.stopped = lane.stopped;
-        part.never_made = lane.generator.never_made();
+        part.never_made = lane.generator.never_made(Nanos::now());
         part.tally = lane.generator.into_tally();
         Ok(part)
     }
@@ -582,7 +582,8 @@ mod tests {
         let short = run_steady(&null, &round, false, 3, &Monitor::new()).unwrap();
         assert!(!short.steady.as_ref().unwrap().reached);
         let said: Vec<String> = short.remarks().collect();
-        assert!(said[0].contains("NOT steady after 3 rounds: too few"), "{said:?}");
+        // A busy machine adds a remark about late requests.
+        assert!(said.iter().any(|said| said.contains("NOT steady after 3 rounds: too few")), "{said:?}");
         let endless = Workload { runtime: None, ..round };
         let error = run_steady(&null, &endless, false, 3, &Monitor::new()).unwrap_err().to_string();
         assert!(error.contains("need a runtime"), "{error}");

@@ -2,8 +2,6 @@
 
 mod relay;
 
-pub(crate) use relay::NO_PLACE;
-
 use std::sync::Arc;
 
 use weir_block::LayerInfo;

@@ -27,6 +27,7 @@ pub mod plane;
 mod run;
 pub mod shard;
 mod stop;
+mod throttles;
 pub mod timestamps;
 pub mod units;
 

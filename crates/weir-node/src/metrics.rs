@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use weir_block::Throttle;
-
 use crate::api::ShardView;
+use crate::throttles;
 
 /// The content type of [`to_prometheus`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -30,17 +29,6 @@ const METRICS: [Metric; 7] = [
     }),
 ];
 
-/// Log lines that any client can cause are limited; these count the suppressed ones.
-fn throttles() -> [&'static Throttle; 5] {
-    [
-        &crate::peer::TURNED_AWAY,
-        &crate::shard::opener::LOOKS,
-        &crate::exports::NO_PLACE,
-        &crate::control::supervisor::NOT_JOINED,
-        &weir_export::nbd::BAD_REQUESTS,
-    ]
-}
-
 /// The shards of `node`, and its suppressed log lines, as metrics.
 #[must_use]
 pub fn to_prometheus(node: &str, shards: &[ShardView]) -> String {
@@ -54,7 +42,7 @@ pub fn to_prometheus(node: &str, shards: &[ShardView]) -> String {
     }
     let name = "weir_log_lines_suppressed_total";
     let _ = writeln!(text, "# HELP {name} Log lines left out, by cause\n# TYPE {name} counter");
-    for throttle in throttles() {
+    for throttle in throttles::all() {
         let (what, count) = (throttle.name(), throttle.suppressed());
         let _ = writeln!(text, "{name}{{node=\"{node}\",what=\"{what}\"}} {count}");
     }

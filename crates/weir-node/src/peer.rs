@@ -24,15 +24,11 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use weir_block::{Stream, Throttle};
+use weir_block::Stream;
 use weir_cluster::records::{MAX_NAME, NodeRef, check_name};
-
-/// One line a second about peers that are turned away.
-pub(crate) static TURNED_AWAY: Throttle = Throttle::new("peer-turned-away", Duration::from_secs(1));
 
 const MAGIC: &[u8; 8] = b"WEIRPEER";
 const VERSION: u16 = 1;

@@ -30,12 +30,13 @@ use crate::exports::Exports;
 use crate::http;
 use crate::members;
 use crate::operations::Operations;
-use crate::peer::{TURNED_AWAY, Tcp};
+use crate::peer::Tcp;
 use crate::plane::{self, Parts, Plane};
 use crate::shard::opener::Threads;
 use crate::shard::stack::{Plain, Wrap};
 use crate::shard::{Shard, ShardConfig};
 use crate::stop::{self, Left};
+use crate::throttles::PEER_REFUSED;
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
@@ -368,7 +369,7 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
                         Ok(Err(reason)) => reason,
                         Err(_) => "it did not greet in time".to_owned(),
                     };
-                    if let Some(left_out) = TURNED_AWAY.pass(Nanos::now()) {
+                    if let Some(left_out) = PEER_REFUSED.pass(Nanos::now()) {
                         tracing::warn!(%from, reason, left_out, "a peer was turned away");
                     }
                 });

@@ -154,7 +154,7 @@ impl Profile {
         // Overwrites that the sample lacks, or has too many of, are those of frequently written blocks, with the shortest
         // distances.
         let missing = self.reuse.overwrites - all;
-        share(overwrites.below(below) + missing, self.write.blocks() as f64)
+        share((overwrites.below(below) + missing).max(0.0), self.write.blocks() as f64)
     }
 
     /// The main figures.

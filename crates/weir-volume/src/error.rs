@@ -47,6 +47,19 @@ pub enum VolumeError {
     /// A disk's path is neither a regular file nor a block device.
     #[error("{} is neither a regular file nor a block device", .0.display())]
     NotABacking(PathBuf),
+    /// A disk's file lacks its end.
+    #[error(
+        "{} has {length} bytes, and its disk has {size}: the file was truncated or replaced; put the disk's own file back",
+        .path.display()
+    )]
+    TooShort {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: u64,
+        /// The disk's size in bytes.
+        size: u64,
+    },
     /// A disk of that name already exists.
     #[error("disk {name} already exists ({})", .path.display())]
     Exists {

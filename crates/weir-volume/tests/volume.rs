@@ -190,6 +190,27 @@ fn another_directory_is_not_taken_for_the_volume() {
     }
 }
 
+#[test]
+fn a_file_that_lacks_its_end_is_not_opened() {
+    let directory = scratch();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.identify(7).unwrap();
+    volume.create_disk("disk", MIB).unwrap();
+    let path = directory.path().join("disk.raw");
+    let open = |size| {
+        let options = BackingOptions { volume: Some(7), size: Some(size), ..BackingOptions::default() };
+        OpenedFile::open(&path, &options).map(|_| ())
+    };
+    open(MIB).unwrap();
+    open(MIB / 2).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(MIB - 4096).unwrap();
+    let error = open(MIB).unwrap_err();
+    assert!(
+        matches!(error, VolumeError::TooShort { length, size, .. } if (length, size) == (MIB - 4096, MIB))
+    );
+    assert!(error.to_string().contains("was truncated or replaced"), "{error}");
+}
+
 /// A mark that cannot be read is not taken for another volume's, and nothing else there is waited for or followed.
 #[test]
 fn what_is_no_mark_is_told() {

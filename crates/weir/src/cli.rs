@@ -12,6 +12,7 @@ use std::any::TypeId;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::units::Period;
@@ -98,7 +99,22 @@ pub fn command() -> clap::Command {
 pub fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(words)?;
-    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    // The command line overrides the environment, which README sets for a whole session.
+    match (&cli.global.api, &cli.global.lab, matches.value_source("api"), matches.value_source("lab")) {
+        (Some(_), Some(_), Some(ValueSource::CommandLine), Some(ValueSource::EnvVariable)) => {
+            cli.global.lab = None;
+        }
+        (Some(_), Some(_), Some(ValueSource::EnvVariable), Some(ValueSource::CommandLine)) => {
+            cli.global.api = None;
+        }
+        (Some(_), Some(_), ..) => {
+            let message = "--api (WEIR_API) and --lab (WEIR_LAB) name two clusters: give one of them";
+            return Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
+        }
+        _ => {}
+    }
+    Ok(cli)
 }
 
 /// What `weir` can do.

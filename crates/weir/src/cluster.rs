@@ -40,7 +40,9 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
         });
     }
     if global.node.is_some() {
-        return Err(Failure::usage(ONE_SOCKET));
+        return Err(Failure::usage(
+            "--node chooses a node of a lab, and there is none here; --lab names one",
+        ));
     }
     Ok(Client::new(DEFAULT_API))
 }

@@ -14,14 +14,7 @@ pub struct Global {
     #[arg(long, global = true, env = "WEIR_LAB", value_name = "DIR", help_heading = "Global options")]
     pub lab: Option<PathBuf>,
     /// Ask the node whose API is at this Unix socket.
-    #[arg(
-        long,
-        global = true,
-        env = "WEIR_API",
-        value_name = "SOCKET",
-        help_heading = "Global options",
-        conflicts_with = "lab"
-    )]
+    #[arg(long, global = true, env = "WEIR_API", value_name = "SOCKET", help_heading = "Global options")]
     pub api: Option<PathBuf>,
     /// Ask this node of the lab; default: the first that runs, or the one that owns the disk.
     #[arg(id = "ask", long = "node", global = true, value_name = "NAME", help_heading = "Global options")]

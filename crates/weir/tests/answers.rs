@@ -182,6 +182,13 @@ fn a_backing_file_is_deleted(place: &Place) {
     let said = seen["health"]["reasons"][0].as_str().unwrap();
     assert!(said.contains("disk db") && said.contains("db.raw was deleted or moved"), "{said}");
     assert!(place.ok("events").contains("backing-gone"));
+    // Only this process has the file: neither a move nor the end of the lab may close it.
+    let owner = shown(place, "db", "n3")["owner"].as_str().unwrap().to_owned();
+    let other = ["n1", "n2", "n3"].into_iter().find(|node| *node != owner).unwrap();
+    let said = place.fails(&format!("disk move db --to {other}"), 4);
+    assert!(said.contains("db.raw was deleted or moved") && said.contains("export"), "{said}");
+    let said = place.fails("lab down", 4);
+    assert!(said.contains("the lab goes on") && said.contains("db.raw was deleted or moved"), "{said}");
     std::fs::rename(&kept, &file).unwrap();
     await_some("it is back", || (status(place, "n3")["health"]["level"] == "ok").then_some(()));
 }

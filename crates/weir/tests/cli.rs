@@ -121,6 +121,16 @@ fn every_command_ends_with_the_documented_code() {
         let all = format!("{message} {}", error["error"]["hint"]);
         assert!(all.contains(word) && !message.contains("Usage:"), "weir {line}: {error}");
     }
+    for (line, code, word) in [
+        ("status --api none.sock", 5, "none.sock"),
+        ("status --api none.sock --lab nowhere", 2, "two clusters"),
+        ("status --lab nowhere", 3, "nowhere"),
+    ] {
+        let output = place.command(line).env("WEIR_LAB", "of-the-session").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "weir {line}: {said}");
+        assert!(said.contains(word) && !said.contains("of-the-session"), "weir {line}: {said}");
+    }
     let asked: Value =
         serde_json::from_str(&place.fails("bench data --rw randwrite --format json", 4)).unwrap();
     assert_eq!(asked["error"]["kind"], "refused");

@@ -65,8 +65,10 @@ impl Lab {
         // A refusal leaves the lab running, so that its user can end it another way.
         self.ends_with_us = false;
         let paused = self.resume_paused(&mut tell)?;
-        let mut clean = Vec::new();
-        if ending != Ending::Force {
+        let (mut clean, mut gone) = (Vec::new(), Vec::new());
+        if ending == Ending::Force {
+            gone = awaited::gone(&self.report());
+        } else {
             clean = self.await_destage(ending, &mut tell).inspect_err(|_| {
                 for process in paused {
                     // As it was found.
@@ -90,7 +92,7 @@ impl Lab {
             }
             _ => {}
         }
-        let lost: Vec<String> = killed.into_iter().chain(lost.sentences()).collect();
+        let lost: Vec<String> = killed.into_iter().chain(gone).chain(lost.sentences()).collect();
         if lost.is_empty() { Ok(()) } else { Err(LabError::Lost(lost)) }
     }
 
@@ -116,7 +118,12 @@ impl Lab {
         let mut progress = Progress::new(Nanos::now());
         loop {
             let (now, reports) = (Nanos::now(), self.report());
-            let waits = awaited.look(&reports, ending, now);
+            let gone = awaited::gone(&reports);
+            if ending == Ending::Refuse && !gone.is_empty() {
+                return Err(LabError::WouldLose(gone));
+            }
+            let mut waits = awaited.look(&reports, ending, now);
+            waits.extend(gone.into_iter().map(|gone| (now, gone)));
             if waits.is_empty() && now - *empty_since.get_or_insert(now) >= CALM {
                 return Ok(awaited::clean(&reports));
             }

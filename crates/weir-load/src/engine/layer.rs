@@ -194,10 +194,11 @@ impl LayerLoad {
     /// The result, once the load has ended.
     #[must_use]
     pub fn finished(&self) -> Option<Summary> {
-        let runtime = self.ended? - self.counted_from;
+        let ended = self.ended?;
+        let runtime = ended - self.counted_from;
         let mut summary = Summary::new(&self.name, "layer", &self.workload, self.generator.tally(), runtime);
         summary.first_error = self.first_error.clone();
-        summary.never_made = self.generator.never_made();
+        summary.never_made = self.generator.never_made(ended);
         summary.verification = self.checker.as_ref().map(|checker| checker.found.clone());
         Some(summary)
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use weir_block::{Nanos, Throttle};
+use weir_block::Nanos;
 use weir_cluster::housekeeping::prune_notes;
 use weir_cluster::membership::SessionState;
 
@@ -13,12 +13,10 @@ use super::disk::{self, Inbox, Message, Request};
 use super::node::Node;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Notice;
+use crate::throttles::JOIN_FAILED;
 
 /// Pause between two attempts to join again.
 const JOIN_AGAIN: Duration = Duration::from_millis(200);
-
-/// Limits the log to one failed attempt in ten seconds.
-pub(crate) static NOT_JOINED: Throttle = Throttle::new("not-joined-again", Duration::from_secs(10));
 
 /// Pause between two rounds of taking away what no record asks for any more.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
@@ -149,7 +147,7 @@ async fn keep_membership(node: Arc<Node>) {
                 format!("the registry has not heard {me} in time; joining again"),
             );
             while let Err(error) = node.session.register_again().await {
-                if let Some(left_out) = NOT_JOINED.pass(Nanos::now()) {
+                if let Some(left_out) = JOIN_FAILED.pass(Nanos::now()) {
                     tracing::warn!(%error, left_out, "cannot join again yet");
                 }
                 weir_task::sleep(JOIN_AGAIN).await;

@@ -16,7 +16,7 @@ use rustix::net::AddressFamily;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
-use weir_block::{Nanos, Throttle};
+use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_export::nbd::Client;
 use weir_nbd::protocol::{
@@ -30,12 +30,10 @@ use crate::api::Move;
 use crate::control::Node;
 use crate::operations::Operations;
 use crate::peer::{self, Greeting, Purpose};
+use crate::throttles::FOLLOWER_REFUSED;
 
 /// Clients that wait for their disk on one node; further ones are turned away (P10).
 const MOST_RELAYS: usize = 256;
-
-/// Limits the log to one refused client a second.
-pub(crate) static NO_PLACE: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
 
 /// Replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
 const MOST_REPLIES: usize = 4;
@@ -73,7 +71,7 @@ pub fn may_follow(record: &DiskRecord, me: &NodeRef) -> bool {
 /// Serves a client until its disk is here, then hands it to the disk's shard.
 pub fn start(node: Arc<Node>, operations: Operations, relays: &Arc<Relays>, client: Client) {
     let Ok(place) = Arc::clone(&relays.clients).try_acquire_owned() else {
-        if let Some(left_out) = NO_PLACE.pass(Nanos::now()) {
+        if let Some(left_out) = FOLLOWER_REFUSED.pass(Nanos::now()) {
             let disk = client.session.export;
             tracing::warn!(disk, left_out, "too many clients wait for disks of other nodes");
         }

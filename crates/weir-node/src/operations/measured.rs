@@ -90,10 +90,7 @@ impl Operations {
         let force = wanted.force;
         let load = |answer| Command::Load { disk, layer, workload, force, answer };
         let result = self.node.shards.ask(name, load).await?;
-        result.map_err(|reason| {
-            ApiError::new(ApiErrorKind::Refused, format!("disk {name}: {reason}"))
-                .hint("disconnect them; --force runs the load beside theirs, above the write log")
-        })
+        result.map_err(|reason| ApiError::new(ApiErrorKind::Refused, format!("disk {name}: {reason}")))
     }
 }
 

@@ -209,9 +209,11 @@ impl Disk {
         match self.exports.clients() {
             0 => Ok(()),
             clients if layer == LoadLayer::Backing && workload.access.writes() => Err(format!(
-                "{clients} clients are connected: writing below the accelerator would go behind their back"
+                "{clients} clients are connected: writing below the accelerator would go behind their back; disconnect them"
             )),
-            clients if !force => Err(format!("{clients} clients are connected to it")),
+            clients if !force => Err(format!(
+                "{clients} clients are connected to it; disconnect them, or --force runs the load beside theirs"
+            )),
             _ => Ok(()),
         }
     }

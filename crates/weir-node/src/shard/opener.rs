@@ -5,17 +5,15 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
-use weir_block::{Nanos, Throttle, Waker};
+use weir_block::{Nanos, Waker};
 use weir_volume::{BackingKind, BackingOptions, Mark, OpenedBacking, Trace};
+
+use crate::throttles::LOOK_FAILED;
 
 /// Most backings of a shard that are being opened at once, those that hang included (P10).
 const MOST: usize = 64;
-
-/// A look that fails is made again five times a second; one line in ten seconds says so.
-pub(crate) static LOOKS: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
 /// The distinct failures since the last log line, which contains all of them: so no disk's failure is suppressed.
 static FAILED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -69,7 +67,7 @@ impl Storage for Threads {
                 if failed.len() < MOST {
                     failed.insert(error.to_string());
                 }
-                if let Some(left_out) = LOOKS.pass(Nanos::now()) {
+                if let Some(left_out) = LOOK_FAILED.pass(Nanos::now()) {
                     let errors: Vec<_> = std::mem::take(&mut *failed).into_iter().collect();
                     drop(failed);
                     let errors = errors.join("; ");

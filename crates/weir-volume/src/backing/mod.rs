@@ -174,6 +174,7 @@ impl OpenedFile {
         let size = options.size.unwrap_or(storage.length);
         check_size(path, size, storage.logical_block)?;
         check_device(path, size, storage.kind, storage.length)?;
+        check_file(path, size, &storage, options)?;
         Ok(OpenedFile { path: path.to_path_buf(), storage, size, options: options.clone() })
     }
 
@@ -605,6 +606,21 @@ fn check_device(path: &Path, size: u64, storage_kind: StorageKind, length: u64) 
     if storage_kind == StorageKind::Device && size > length {
         let reason = "is larger than the device";
         return Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason });
+    }
+    Ok(())
+}
+
+/// A volume's file is made, and lengthened, before the disk's record says its size.
+fn check_file(
+    path: &Path,
+    size: u64,
+    storage: &Storage,
+    options: &BackingOptions,
+) -> Result<(), VolumeError> {
+    let is_of_volume = options.volume.is_some() && storage.kind != StorageKind::Device;
+    if is_of_volume && storage.length < size {
+        let (path, length) = (path.to_path_buf(), storage.length);
+        return Err(VolumeError::TooShort { path, length, size });
     }
     Ok(())
 }

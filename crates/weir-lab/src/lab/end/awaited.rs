@@ -149,6 +149,16 @@ fn may_hold(report: &NodeReport, disk: &DiskView) -> bool {
     lags || hangs || copies.any(|copy| copy.dirty_bytes > 0 || !copy.is_current())
 }
 
+/// The disks whose backing files are gone, as sentences: their data is lost with the process that has the file open.
+pub(super) fn gone(reports: &[NodeReport]) -> Vec<String> {
+    let of_node = |status: &NodeStatus| {
+        let own = status.disks.iter().filter(|disk| disk.owner.as_ref() == Some(&status.node));
+        let faults = own.filter_map(|disk| Some((disk, disk.detail.as_ref()?.faults.first()?)));
+        faults.map(|(disk, fault)| format!("disk {}: {fault}", disk.name)).collect::<Vec<_>>()
+    };
+    statuses(reports).flat_map(of_node).collect()
+}
+
 /// A disk of which a node has a complete copy with nothing dirty.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CleanCopy {

@@ -1,0 +1,22 @@
+//! Limits of log lines that others can cause; the node's metrics count the suppressed ones.
+
+use std::time::Duration;
+
+use weir_block::Throttle;
+
+/// A peer is turned away.
+pub(crate) static PEER_REFUSED: Throttle = Throttle::new("peer-turned-away", Duration::from_secs(1));
+
+/// A client of a disk that follows its guest is turned away.
+pub(crate) static FOLLOWER_REFUSED: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
+
+/// An attempt to join the cluster again fails.
+pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Duration::from_secs(10));
+
+/// A look at a backing that is being opened fails; it is repeated five times a second.
+pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
+
+/// All limits of this process.
+pub(crate) fn all() -> [&'static Throttle; 5] {
+    [&PEER_REFUSED, &LOOK_FAILED, &FOLLOWER_REFUSED, &JOIN_FAILED, &weir_export::nbd::BAD_REQUESTS]
+}
