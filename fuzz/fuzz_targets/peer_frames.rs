@@ -12,9 +12,9 @@ use std::rc::Rc;
 
 use libfuzzer_sys::fuzz_target;
 use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse};
-use weir_accel::{Accel, AccelConfig, Configuration, Inheritance, Log, Record, RecordKind, ReplicaHost};
+use weir_accel::{Accel, AccelConfig, Configuration, Former, Inheritance, Log, Record, RecordKind, ReplicaHost};
 use weir_block::{
-    Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Metered, Nanos, Outcome, OwnerId, Payload,
+    Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Metered, Nanos, Outcome, Payload,
     Reactor, ReactorConfig, Region, Request, RequestKind, Tag,
 };
 use weir_net::frame;
@@ -191,7 +191,7 @@ fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
         match source.byte() % 8 {
             0 => {
                 let (peer, fd) = Peer::new();
-                host.attach(reactor, "adversary".into(), fd).expect("a socket");
+                host.attach(reactor, "adversary".into(), source.number(), fd.into()).expect("a socket");
                 peers.push(peer);
             }
             1 => drop(peers.pop()),
@@ -208,7 +208,7 @@ fn replica(source: &mut Source<'_>, reactor: &mut Reactor) {
         }
         for event in events(reactor) {
             if event.token.owner == id {
-                host.on_event(event);
+                host.on_event(reactor, event);
             }
         }
         while host.advance(reactor) {}
@@ -287,7 +287,6 @@ impl Destage for Nothing {
 
 /// The adversary is the replica of a disk in `write-back+1`.
 fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
-    let id: OwnerId = reactor.new_owner();
     let configuration = Configuration {
         epoch: 5,
         replicas: vec!["b".into()],
@@ -298,7 +297,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
     };
     let lower = Metered::new("backing", Nothing::default());
     let config = AccelConfig::standalone(LOG);
-    let mut accel = Accel::new(config, configuration, Inheritance::Nothing, true, lower, id, None).expect("memory");
+    let mut accel = Accel::new(reactor, config, configuration, Inheritance::Nothing, Former::Stopped, lower, None).expect("memory");
     let (mut peers, mut done, mut confirmed): (Vec<Peer>, Vec<Completion>, bool) = Default::default();
     let mut next = 0;
     for _ in 0..STEPS {
@@ -308,7 +307,8 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
         match source.byte() % 8 {
             0 => {
                 let (peer, fd) = Peer::new();
-                accel.peer_connected(reactor, if source.byte() % 4 > 0 { "b" } else { "c" }.into(), fd);
+                let node = if source.byte() % 4 > 0 { "b" } else { "c" };
+                accel.peer_connected(reactor, node.into(), fd.into());
                 peers.push(peer);
             }
             1 => drop(peers.pop()),
@@ -340,9 +340,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
             }
         }
         for event in events(reactor) {
-            if event.token.owner == id {
-                accel.on_event(reactor, event);
-            }
+            accel.on_event(reactor, event);
         }
         accel.advance(reactor, &mut done);
         let mut notices = Vec::new();
@@ -350,7 +348,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
         assert!(done.is_empty() || confirmed, "acknowledged without a confirmation");
         assert!(accel.in_flight() <= STEPS);
     }
-    accel.let_go(reactor);
+    drop(accel.release(reactor));
     accel.advance(reactor, &mut done);
     assert!(accel.is_quiet() && accel.in_flight() == 0 && done.len() == next as usize);
 }
