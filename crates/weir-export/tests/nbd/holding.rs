@@ -67,7 +67,7 @@ fn who_waits_for_replies_gets_all_of_them_and_then_the_end() {
     thread::sleep(Duration::from_millis(50));
     let took = server.hold_all();
     assert!(took < BOUND, "{took:?}");
-    // What reached the layer from here on would be seen.
+    // The test would see any request that reaches the layer from here on.
     server.knobs().failing.store(libc::EIO as usize, Ordering::Relaxed);
     thread::sleep(Duration::from_millis(50));
     server.dismiss();

@@ -26,7 +26,7 @@ Examples:
   weir profile replay --from db.profile.json --target scratch.img --for 1m
   blkparse -i sda | weir profile import - --to sda.profile.json";
 
-/// What can be done with profiles.
+/// Commands for profiles.
 #[derive(Debug, Subcommand)]
 pub enum ProfileCommand {
     /// Record the profile of a disk for a time, from now on, in a file.

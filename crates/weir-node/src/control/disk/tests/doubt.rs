@@ -64,7 +64,7 @@ async fn clients_are_served_again_after_a_move_that_is_refused() {
     assert!(told.try_recv().is_err() && !task.holds_clients, "once");
 }
 
-/// What is taken while a move is in doubt could not be answered: clients wait where they are, and are served when it has failed.
+/// The owner cannot answer requests while a move is in doubt: it takes none, and serves its clients again if the move has failed.
 #[tokio::test]
 async fn clients_are_held_until_a_move_is_certain_to_have_failed() {
     let directory = tempfile::tempdir().unwrap();
