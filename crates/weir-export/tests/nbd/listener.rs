@@ -1,4 +1,4 @@
-//! Listeners: permissions, and files in the way of a socket.
+//! Listeners: permissions, and existing files at a socket's path.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;

@@ -181,12 +181,10 @@ impl Cluster {
                 return self.damage_flash(node, fault);
             }
             Fault::FlashFailure => return self.fail_flash(node),
+            Fault::BackingPowerCut if !self.durable_writes => return false,
             _ => {
                 let Some((medium, most)) = backing_fault(fault, medium) else { return false };
                 if fault == Fault::BackingPowerCut {
-                    if !self.durable_writes {
-                        return false;
-                    }
                     self.cut_backing_power();
                 }
                 self.bad_backing(medium, most);

@@ -144,12 +144,10 @@ impl Cluster {
                 let to = self.rng.usize(..NODES);
                 return self.order(node, Order::Move(to));
             }
+            Fault::BackingPowerCut if !self.durable_writes => return false,
             _ => {
                 let Some((medium, most)) = backing_fault(fault, medium) else { return false };
                 if fault == Fault::BackingPowerCut {
-                    if !self.durable_writes {
-                        return false;
-                    }
                     self.cut_backing_power();
                 }
                 self.bad_backing(medium, most);

@@ -10,21 +10,41 @@ use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
 
-/// A load overwrites the data of a disk's clients.
-pub const OVERWRITES: &str = "this load would overwrite their data";
-/// A measurement includes the load of a disk's clients.
-pub const MEASURES: &str = "their load would be measured with ours";
+/// The harm of a load beside a disk's clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Harm {
+    /// It overwrites their data. Every command that does so has `--force`.
+    Overwrites,
+    /// It includes their load.
+    Measures,
+}
+
+impl Harm {
+    fn words(self) -> &'static str {
+        match self {
+            Harm::Overwrites => "this load would overwrite their data",
+            Harm::Measures => "their load would be measured with ours",
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Harm::Overwrites => "disconnect them; --force overrides this check",
+            Harm::Measures => "disconnect them",
+        }
+    }
+}
 
 /// Longest wait for a node's answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Refuses when clients are connected to the disk; `harm` completes the sentence.
-pub fn refuse_beside_clients(disk: &DiskView, harm: &str) -> Result<(), Failure> {
+/// Refuses when clients are connected to the disk.
+pub fn refuse_beside_clients(disk: &DiskView, harm: Harm) -> Result<(), Failure> {
     match disk.detail.as_ref().map_or(0, |detail| detail.clients) {
         0 => Ok(()),
         clients => {
-            let message = format!("{clients} clients are connected to disk {}; {harm}", disk.name);
-            Err(Failure::refused(message).hint("disconnect them"))
+            let message = format!("{clients} clients are connected to disk {}; {}", disk.name, harm.words());
+            Err(Failure::refused(message).hint(harm.remedy()))
         }
     }
 }
@@ -32,13 +52,12 @@ pub fn refuse_beside_clients(disk: &DiskView, harm: &str) -> Result<(), Failure>
 /// As [`refuse_beside_clients`] for the disk that an NBD target exports.
 ///
 /// The export's name decides, regardless of the server's address: one address has many spellings, and each node that follows a
-/// disk exports it, too. A server outside the cluster with an export of the same name is refused as well; `--force` overrides that.
-pub fn refuse_export_beside_clients(global: &Global, target: &Target, harm: &str) -> Result<(), Failure> {
+/// disk exports it, too. A server outside the cluster with an export of the same name is refused as well.
+pub fn refuse_export_beside_clients(global: &Global, target: &Target, harm: Harm) -> Result<(), Failure> {
     let Target::Nbd(uri) = target else { return Ok(()) };
     // Without a cluster no disk is in use.
     let Some(disk) = exported(global, uri) else { return Ok(()) };
     refuse_beside_clients(&disk, harm)
-        .map_err(|refusal| refusal.hint("disconnect them; --force overrides this check"))
 }
 
 fn exported(global: &Global, uri: &Uri) -> Option<DiskView> {

@@ -20,7 +20,7 @@ use weir_profile::replay::parse_bench;
 
 use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat};
 use crate::cluster::owner_of;
-use crate::commands::in_use::{OVERWRITES, refuse_export_beside_clients};
+use crate::commands::in_use::{Harm, refuse_export_beside_clients};
 use crate::failure::Failure;
 use crate::options::{Global, Output};
 
@@ -109,7 +109,7 @@ fn leave_alone(
     if arguments.force || !(workload.access.writes() || arguments.destroy) {
         return Ok(());
     }
-    refuse_export_beside_clients(global, target, OVERWRITES)
+    refuse_export_beside_clients(global, target, Harm::Overwrites)
 }
 
 /// The target of the engine. The null target replaces any other of the same size.

@@ -14,7 +14,7 @@ use weir_node::shard::messages::LoadLayer;
 use super::observed::{count, observed};
 use super::settings::Settings;
 use super::subject::Subject;
-use crate::commands::in_use::{MEASURES, refuse_beside_clients};
+use crate::commands::in_use::{Harm, refuse_beside_clients};
 use crate::failure::Failure;
 
 /// The policy with the most replicas is `write-back+2`.
@@ -48,7 +48,7 @@ impl<'a> Disk<'a> {
 
     /// Refuses if clients load it.
     pub fn is_alone(&self) -> Result<(), Failure> {
-        refuse_beside_clients(&self.view, MEASURES)
+        refuse_beside_clients(&self.view, Harm::Measures)
     }
 
     /// Restores the original policy.

@@ -19,7 +19,7 @@ use weir_profile::{Profile, Profiler, Settings};
 
 use crate::cli::BenchFormat;
 use crate::commands::bench::watch;
-use crate::commands::in_use::{OVERWRITES, refuse_export_beside_clients};
+use crate::commands::in_use::{Harm, refuse_export_beside_clients};
 use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::{print_as, table};
@@ -60,7 +60,7 @@ pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Us
     let Export { jobs, mut notes } = export(&original, target, allowed.length).map_err(Failure::refused)?;
     let writes = jobs.iter().any(|job| job.workload.access.writes());
     if !allowed.force && (allowed.destroy || writes) {
-        refuse_export_beside_clients(global, target, OVERWRITES)?;
+        refuse_export_beside_clients(global, target, Harm::Overwrites)?;
     }
     let mut filled = prepare(&jobs, allowed)?;
     let interrupted = watch::heed_interrupts()?;

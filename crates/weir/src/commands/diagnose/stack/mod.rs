@@ -18,7 +18,7 @@ use super::layers::{Inside, prepare};
 use super::observed::{count, observed};
 use super::subject::Subject;
 use crate::cluster::owner_of;
-use crate::commands::in_use::{MEASURES, refuse_beside_clients, refuse_export_beside_clients};
+use crate::commands::in_use::{Harm, refuse_beside_clients, refuse_export_beside_clients};
 use crate::failure::Failure;
 use crate::options::Global;
 use describe::{Described, Reach, describe};
@@ -83,8 +83,10 @@ impl Stack {
 /// Refuses if clients load the layer's disk.
 fn is_alone(global: &Global, layer: &Described) -> Result<(), Failure> {
     match &layer.reach {
-        Reach::Target(target) => refuse_export_beside_clients(global, target, MEASURES),
-        Reach::Disk { disk, .. } => refuse_beside_clients(&owner_of(global, disk)?.disk(disk)?, MEASURES),
+        Reach::Target(target) => refuse_export_beside_clients(global, target, Harm::Measures),
+        Reach::Disk { disk, .. } => {
+            refuse_beside_clients(&owner_of(global, disk)?.disk(disk)?, Harm::Measures)
+        }
     }
 }
 
