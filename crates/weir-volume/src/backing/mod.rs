@@ -1,11 +1,15 @@
 //! A file or a block device as the lowest layer.
 
+mod bus_error;
 mod engine_sync;
 mod engine_uring;
 mod extents;
 mod filesystem;
 mod lookups;
+mod mapping;
 mod marker;
+mod opened;
+mod options;
 mod storage;
 mod zeroing;
 
@@ -21,12 +25,13 @@ use weir_block::{
 };
 
 use crate::error::VolumeError;
-use crate::volume::DirVolume;
 use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
 use lookups::{Lookup, Lookups};
 pub use marker::{Mark, Trace};
-use storage::Storage;
+pub use opened::{FileIdentity, OpenedFile};
+use opened::{check_device, check_size};
+pub use options::{BackingOptions, EngineChoice};
 pub use storage::StorageKind;
 use zeroing::{Method, Methods, ZeroJob};
 
@@ -36,53 +41,6 @@ const SYNC: u32 = u32::MAX;
 /// Maximum number of requests in flight to storage whose requests each occupy a thread of the ring: hung storage must leave
 /// threads for the shard's other disks (P10).
 const MOST_WAITING: usize = 64;
-
-/// The execution of operations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// Synchronous for files in memory, the reactor for everything else.
-    #[default]
-    Auto,
-    /// Always the reactor.
-    Reactor,
-    /// Always synchronous, with the page cache. Blocks the shard: only for storage that never blocks.
-    Inline,
-}
-
-/// Options for opening a backing.
-#[derive(Clone, Debug)]
-pub struct BackingOptions {
-    /// Opens for writing.
-    pub writable: bool,
-    /// Size of the disk in bytes, from its record; without it, the size of the file or device. A shorter file reads as zeroes
-    /// after its end.
-    pub size: Option<u64>,
-    /// 512 or 4096 bytes, from the disk's record; without it, 512 if the storage supports it, otherwise 4096.
-    pub logical_block: Option<u32>,
-    /// Maximum number of requests in flight (1 or more).
-    pub depth: usize,
-    /// The execution of operations.
-    pub engine: EngineChoice,
-    /// Shows a successor whether requests of this process are still in flight after its end.
-    pub mark: Option<Mark>,
-    /// Required identity of the file's directory as a volume ([`DirVolume::identify`](crate::DirVolume::identify)): if a
-    /// different filesystem, or none, is mounted there, a file of the same name belongs to another disk.
-    pub volume: Option<u64>,
-}
-
-impl Default for BackingOptions {
-    fn default() -> BackingOptions {
-        BackingOptions {
-            writable: true,
-            size: None,
-            logical_block: None,
-            depth: 256,
-            engine: EngineChoice::Auto,
-            mark: None,
-            volume: None,
-        }
-    }
-}
 
 enum Engine {
     Uring(UringEngine),
@@ -138,55 +96,6 @@ pub struct FileBacking {
     lost: Option<i32>,
 }
 
-/// Identifies an open file of a volume, to distinguish it from a later file at the same path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileIdentity {
-    /// The path at which it was opened.
-    pub path: PathBuf,
-    /// The device of its filesystem.
-    pub device: u64,
-    /// Its inode.
-    pub inode: u64,
-}
-
-/// An opened and examined file or block device, before it becomes a [`FileBacking`] on its shard. Opening blocks on the storage,
-/// so another thread does it.
-pub struct OpenedFile {
-    path: PathBuf,
-    storage: Storage,
-    size: u64,
-    options: BackingOptions,
-}
-
-impl OpenedFile {
-    /// Opens the file or block device at `path`. Blocks while the storage does not answer, so a shard never calls it. Dropping
-    /// closes the file and may block, too.
-    ///
-    /// # Errors
-    /// [`VolumeError::NotFound`], [`VolumeError::NotABacking`], [`VolumeError::Busy`] (a device that this host uses
-    /// otherwise), [`VolumeError::InvalidSize`], [`VolumeError::LogicalBlock`], [`VolumeError::Permission`],
-    /// [`VolumeError::NotTheVolume`].
-    pub fn open(path: &Path, options: &BackingOptions) -> Result<OpenedFile, VolumeError> {
-        if let (Some(id), Some(directory)) = (options.volume, path.parent()) {
-            DirVolume::open_as(directory, id)?;
-        }
-        let storage = Storage::open(path, options)?;
-        let size = options.size.unwrap_or(storage.length);
-        check_size(path, size, storage.logical_block)?;
-        check_device(path, size, storage.kind, storage.length)?;
-        check_file(path, size, &storage, options)?;
-        Ok(OpenedFile { path: path.to_path_buf(), storage, size, options: options.clone() })
-    }
-
-    /// The file of a volume that is open; `None` for a device, or for a path outside of volumes.
-    #[must_use]
-    pub fn file(&self) -> Option<FileIdentity> {
-        let is_watchable = self.options.volume.is_some() && self.storage.kind != StorageKind::Device;
-        let (device, inode) = self.storage.identity;
-        is_watchable.then(|| FileIdentity { path: self.path.clone(), device, inode })
-    }
-}
-
 impl FileBacking {
     /// Opens the file or block device at `path` for the shard of `reactor`. Blocks on the storage.
     ///
@@ -220,7 +129,11 @@ impl FileBacking {
             EngineChoice::Inline => true,
         };
         let engine = if inline {
-            Engine::Sync(SyncEngine::new(file.clone()))
+            let mut engine = SyncEngine::new(file.clone());
+            if storage.kind == StorageKind::Memory {
+                engine.map(size);
+            }
+            Engine::Sync(engine)
         } else {
             Engine::Uring(UringEngine::new(file.clone(), owner))
         };
@@ -294,6 +207,9 @@ impl FileBacking {
             check_device(&self.path, size, self.storage_kind, length)?;
         }
         self.info.size = size;
+        if let (Engine::Sync(engine), StorageKind::Memory) = (&mut self.engine, self.storage_kind) {
+            engine.map(size);
+        }
         Ok(())
     }
 
@@ -600,38 +516,4 @@ fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: boo
         fua,
         method: Method::Write,
     }
-}
-
-fn check_device(path: &Path, size: u64, storage_kind: StorageKind, length: u64) -> Result<(), VolumeError> {
-    if storage_kind == StorageKind::Device && size > length {
-        let reason = "is larger than the device";
-        return Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason });
-    }
-    Ok(())
-}
-
-/// A volume's file is made, and lengthened, before the disk's record says its size.
-fn check_file(
-    path: &Path,
-    size: u64,
-    storage: &Storage,
-    options: &BackingOptions,
-) -> Result<(), VolumeError> {
-    let is_of_volume = options.volume.is_some() && storage.kind != StorageKind::Device;
-    if is_of_volume && storage.length < size {
-        let (path, length) = (path.to_path_buf(), storage.length);
-        return Err(VolumeError::TooShort { path, length, size });
-    }
-    Ok(())
-}
-
-fn check_size(path: &Path, size: u64, logical_block: u32) -> Result<(), VolumeError> {
-    let reason = if size == 0 {
-        "is not a disk"
-    } else if !size.is_multiple_of(u64::from(logical_block)) {
-        "is not a multiple of the logical block (512 or 4096); lengthen the file"
-    } else {
-        return Ok(());
-    };
-    Err(VolumeError::InvalidSize { path: path.to_path_buf(), size, reason })
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::filesystem::Filesystem;
-use super::{BackingOptions, EngineChoice};
+use super::options::{BackingOptions, EngineChoice};
 use crate::error::VolumeError;
 
 /// Memory alignment that every gathered piece has (see `weir_block::Destage`), in bytes.
