@@ -92,11 +92,15 @@ impl RegistryError {
         }
     }
 
-    pub(crate) fn unavailable(reason: impl Into<String>) -> RegistryError {
+    /// [`RegistryError::Unavailable`] for an observed cause.
+    #[must_use]
+    pub fn unavailable(reason: impl Into<String>) -> RegistryError {
         RegistryError::Unavailable { reason: reason.into() }
     }
 
-    pub(crate) fn malformed(reason: impl Into<String>) -> RegistryError {
+    /// [`RegistryError::Malformed`] for a rule or limit.
+    #[must_use]
+    pub fn malformed(reason: impl Into<String>) -> RegistryError {
         RegistryError::Malformed { reason: reason.into() }
     }
 }

@@ -12,15 +12,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use error::{RegistryError, RegistryErrorKind};
-pub(crate) use watch::{Batch, Delivery, WatchSink};
-pub use watch::{Change, Watch, WatchEvent};
+pub use watch::{Batch, Change, Delivery, Watch, WatchEvent, WatchSink};
 
 /// Longest key, in bytes.
 pub const MAX_KEY: usize = 1 << 10;
 /// Longest value, in bytes.
 pub const MAX_VALUE: usize = 1 << 20;
-/// Maximum number of operations, and of comparisons, in one transaction.
-pub const MAX_TRANSACTION: usize = 128;
+/// Maximum number of operations, and of comparisons, in one transaction: etcd's 128, less one for a comparison of its own.
+pub const MAX_TRANSACTION: usize = 127;
 /// Maximum size of keys and values in one transaction, in bytes.
 pub const MAX_TRANSACTION_BYTES: usize = 2 << 20;
 /// Shortest time to live of a lease.
@@ -172,7 +171,10 @@ impl Transaction {
     }
 
     /// Checks the limits, before the transaction is sent.
-    pub(crate) fn check(&self) -> Result<(), RegistryError> {
+    ///
+    /// # Errors
+    /// [`RegistryError::Malformed`] names the limit.
+    pub fn check(&self) -> Result<(), RegistryError> {
         let malformed = |reason: String| Err(RegistryError::Malformed { reason });
         if self.compares.len() > MAX_TRANSACTION || self.ops.len() > MAX_TRANSACTION {
             return malformed(format!(
@@ -211,7 +213,10 @@ impl Transaction {
 }
 
 /// A key is not empty and not too long.
-pub(crate) fn check_key(key: &str) -> Result<(), RegistryError> {
+///
+/// # Errors
+/// [`RegistryError::Malformed`] names the limit.
+pub fn check_key(key: &str) -> Result<(), RegistryError> {
     if key.is_empty() || key.len() > MAX_KEY {
         let reason = format!("a key has 1 to {MAX_KEY} bytes, not {}", key.len());
         return Err(RegistryError::Malformed { reason });
@@ -220,7 +225,10 @@ pub(crate) fn check_key(key: &str) -> Result<(), RegistryError> {
 }
 
 /// A prefix may be empty (everything) and is not longer than a key.
-pub(crate) fn check_prefix(prefix: &str) -> Result<(), RegistryError> {
+///
+/// # Errors
+/// [`RegistryError::Malformed`] names the limit.
+pub fn check_prefix(prefix: &str) -> Result<(), RegistryError> {
     if prefix.len() > MAX_KEY {
         let reason = format!("a prefix has at most {MAX_KEY} bytes, not {}", prefix.len());
         return Err(RegistryError::Malformed { reason });

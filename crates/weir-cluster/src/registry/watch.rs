@@ -44,13 +44,16 @@ pub struct WatchEvent {
 /// The changes of one revision. Kept together so that a resumed watch never repeats or loses a part of a transaction. An empty
 /// batch means no changes up to `revision`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Batch {
+pub struct Batch {
+    /// The registry's revision of all these changes.
     pub revision: u64,
+    /// In the order of the transaction's operations.
     pub changes: Vec<Change>,
 }
 
 impl Batch {
     /// The part of the batch under `prefix`.
+    #[must_use]
     pub fn under(&self, prefix: &str) -> Batch {
         let changes =
             self.changes.iter().filter(|change| change.key().starts_with(prefix)).cloned().collect();
@@ -104,7 +107,7 @@ impl Watch {
 
 /// The result of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivery {
+pub enum Delivery {
     /// It is in the watcher's queue.
     Queued,
     /// The watcher has ended, or is too slow and was cut off. Drop it.
@@ -113,13 +116,14 @@ pub(crate) enum Delivery {
 
 /// The delivering end of a watch.
 #[derive(Debug)]
-pub(crate) struct WatchSink {
+pub struct WatchSink {
     batches: mpsc::Sender<Batch>,
     end: Arc<OnceLock<RegistryError>>,
 }
 
 impl WatchSink {
     /// Both ends, with room for [`WATCH_QUEUE`] transactions and those of `past`.
+    #[must_use]
     pub fn open(past: Vec<Batch>) -> (WatchSink, Watch) {
         let (sender, batches) = mpsc::channel(WATCH_QUEUE + past.len());
         for batch in past {
@@ -151,7 +155,13 @@ impl WatchSink {
     }
 
     /// Whether the receiver was dropped.
+    #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.batches.is_closed()
+    }
+
+    /// Returns when the receiver is dropped.
+    pub async fn abandoned(&self) {
+        self.batches.closed().await;
     }
 }

@@ -1,0 +1,175 @@
+//! One connection for each endpoint, and the choice among them.
+//!
+//! etcd-client's own balancing goes on choosing a dead endpoint. Here all calls and watches use one endpoint until it fails; then
+//! they move to the next.
+
+use std::time::Duration;
+
+use etcd_client::{Channel, Client, ConnectOptions};
+use tokio::sync::{Mutex, watch};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use weir_cluster::RegistryError;
+
+use crate::config::{EtcdConfig, Secrets};
+use crate::failure::{Failure, of_connecting};
+
+/// Largest answer to a call: 128 entries with the largest value.
+const MAX_ANSWER: usize = 136 << 20;
+/// Largest part of a watch's answer; etcd splits them at 2 MiB.
+const MAX_WATCH_ANSWER: usize = 64 << 20;
+/// Interval of pings on a connection. By default etcd ends connections that ping more often than every 5 s.
+const PING_INTERVAL: Duration = Duration::from_secs(6);
+/// After this long without an answer to a ping a connection has ended.
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
+/// Received bytes that may wait to be read, per stream and per connection. A watch that nobody reads must not hold up others.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+
+/// The endpoints.
+pub(crate) struct Links {
+    config: EtcdConfig,
+    links: Vec<Mutex<State>>,
+    /// The endpoint in use.
+    current: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct State {
+    client: Option<Client>,
+    /// Number of the connection.
+    made: u64,
+}
+
+/// A connection to one endpoint.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub client: Client,
+    pub endpoint: usize,
+    made: u64,
+}
+
+impl Links {
+    pub fn new(config: &EtcdConfig) -> Links {
+        let links = config.endpoints.iter().map(|_| Mutex::default()).collect();
+        Links { config: config.clone(), links, current: watch::Sender::new(0) }
+    }
+
+    pub fn count(&self) -> usize {
+        self.links.len()
+    }
+
+    pub fn name(&self, endpoint: usize) -> &str {
+        &self.config.endpoints[endpoint]
+    }
+
+    /// The endpoint in use.
+    pub fn current(&self) -> watch::Receiver<usize> {
+        self.current.subscribe()
+    }
+
+    /// Moves all calls and watches from `endpoint` to the next one, unless they have moved already.
+    pub fn leave(&self, endpoint: usize, reason: &str) {
+        let next = (endpoint + 1) % self.links.len();
+        let moved = self.current.send_if_modified(|current| {
+            let here = *current == endpoint && next != endpoint;
+            if here {
+                *current = next;
+            }
+            here
+        });
+        if moved {
+            tracing::debug!(
+                from = self.name(endpoint),
+                to = self.name(next),
+                reason,
+                "etcd: changing the endpoint"
+            );
+        }
+    }
+
+    /// The connection to `endpoint`; makes it, and signs in, if there is none.
+    pub async fn link(&self, endpoint: usize) -> Result<Link, Failure> {
+        let mut state = self.links[endpoint].lock().await;
+        if state.client.is_none() {
+            let secrets = self.config.read().map_err(|error| setup(error.to_string()))?;
+            state.client = Some(connect(self.name(endpoint), &self.config, &secrets).await?);
+            state.made += 1;
+        }
+        match &state.client {
+            Some(client) => Ok(Link { client: client.clone(), endpoint, made: state.made }),
+            None => Err(setup("no connection was made".to_owned())),
+        }
+    }
+
+    /// Drops a connection that has failed; the next call makes another one.
+    pub async fn drop_link(&self, endpoint: usize, link: Option<&Link>) {
+        let mut state = self.links[endpoint].lock().await;
+        if link.is_none_or(|link| link.made == state.made) {
+            state.client = None;
+        }
+    }
+}
+
+fn setup(reason: String) -> Failure {
+    RegistryError::Setup { reason }.into()
+}
+
+/// Checks URLs and certificates without connecting.
+pub(crate) fn check(config: &EtcdConfig, secrets: &Secrets) -> Result<(), RegistryError> {
+    for url in &config.endpoints {
+        endpoint(url, config, secrets)?;
+    }
+    Ok(())
+}
+
+fn endpoint(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Endpoint, RegistryError> {
+    let bad = |error: tonic::transport::Error| {
+        let source =
+            std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        let reason = format!(
+            "{url}: {error}{source}; check registry.etcd and the files registry.ca, registry.certificate and registry.key"
+        );
+        RegistryError::Setup { reason }
+    };
+    let mut endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(bad)?
+        .connect_timeout(config.attempt_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(false)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    if let Some(ca) = &secrets.ca {
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
+        if let Some((certificate, key)) = &secrets.identity {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        endpoint = endpoint.tls_config(tls).map_err(bad)?;
+    }
+    Ok(endpoint)
+}
+
+async fn connect(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Client, Failure> {
+    let channel = endpoint(url, config, secrets)?.connect().await.map_err(|error| of_connecting(&error))?;
+    // Without a leader etcd then refuses calls at once and ends watches, which would otherwise be silent.
+    let mut options = ConnectOptions::new().with_require_leader(true);
+    if let Some((name, password)) = &secrets.user {
+        options = options.with_user(name, password).with_auto_token_refresh(true);
+    }
+    Ok(Client::from_channel(Channel::Tonic(channel), Some(options)).await?)
+}
+
+impl Link {
+    pub fn kv(&self) -> etcd_client::KvClient {
+        self.client.kv_client().max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub fn lease(&self) -> etcd_client::LeaseClient {
+        self.client.lease_client()
+    }
+
+    pub fn watch(&self) -> etcd_client::WatchClient {
+        self.client.watch_client().max_decoding_message_size(MAX_WATCH_ANSWER)
+    }
+}
