@@ -6,11 +6,8 @@ use std::time::Duration;
 use weir_block::{BufferPool, LayerInfo, Nanos, Token};
 use weir_nbd::server::RequestHead;
 
-/// Most bytes taken from a socket in one call: a turn's requests of 4 KiB with their headers.
-pub(crate) const WINDOW: usize = 132 << 10;
-
-/// A client whose writes are larger sends little behind a payload: see `HEADER_HUNT`.
-pub(crate) const LARGE_WRITE: usize = 64 << 10;
+/// Most bytes taken from a socket in one call.
+pub(crate) const WINDOW: usize = 64 << 10;
 
 /// A write of at least this many bytes, of which not all have arrived, is received into a buffer of its own.
 pub(crate) const DIRECT: usize = 32 << 10;
@@ -46,7 +43,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// A workspace for one shard, about 200 KiB.
+    /// A workspace for one shard, about 300 KiB.
     #[must_use]
     pub fn new() -> Workspace {
         Workspace {

@@ -1,7 +1,7 @@
 //! The engine for files in this host's memory: synchronous system calls.
 //!
 //! A call on tmpfs never waits for a device, so a synchronous call costs only the copy. With io_uring the kernel would pass it to
-//! a worker thread, which takes longer than the copy. Reads of allocated pages need no call: see [`Mapping`].
+//! a worker thread, which takes longer than the copy.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -9,13 +9,10 @@ use std::os::fd::RawFd;
 use weir_block::{Buffer, SharedFile, WriteSource};
 
 use super::Finished;
-use super::mapping::{self, Mapping};
 
 /// Executes operations synchronously and keeps their results for the next `advance`.
 pub(super) struct SyncEngine {
     file: SharedFile,
-    /// The file's pages; none for files that are not in memory, and after a page was missing.
-    mapping: Option<Mapping>,
     pub finished: Vec<Finished>,
     /// The vectors of the current write; empty between calls, kept to reuse the memory.
     vectors: Vec<libc::iovec>,
@@ -23,47 +20,19 @@ pub(super) struct SyncEngine {
 
 impl SyncEngine {
     pub fn new(file: SharedFile) -> SyncEngine {
-        SyncEngine { file, mapping: None, finished: Vec::new(), vectors: Vec::new() }
-    }
-
-    /// Reads the first `size` bytes of the file, which is in memory, through a mapping from now on. Without one, reads are only
-    /// slower.
-    pub fn map(&mut self, size: u64) {
-        self.mapping = None;
-        if size <= mapping::LARGEST {
-            self.mapping = Mapping::new(self.file.as_raw_fd(), size).ok();
-        }
+        SyncEngine { file, finished: Vec::new(), vectors: Vec::new() }
     }
 
     pub fn read(&mut self, slot: u32, offset: u64, mut buffer: Buffer) {
-        let result = if self.read_mapped(offset, buffer.bytes_mut()) {
-            Ok(buffer.len() as u64)
-        } else {
-            read_all(self.file.as_raw_fd(), buffer.bytes_mut(), offset)
-        };
+        let result = read_all(self.file.as_raw_fd(), buffer.bytes_mut(), offset);
         self.finished.push(Finished { slot, result, buffer: Some(buffer) });
-    }
-
-    /// False: only a system call can tell what is there.
-    fn read_mapped(&mut self, offset: u64, target: &mut [u8]) -> bool {
-        let fd = self.file.as_raw_fd();
-        let Some(mapping) = &mut self.mapping else { return false };
-        if !mapping.holds(fd, offset, target.len() as u64) {
-            return false;
-        }
-        let copied = mapping.copy(offset, target);
-        if !copied {
-            // Somebody truncated the file.
-            self.mapping = None;
-        }
-        copied
     }
 
     pub fn write(&mut self, slot: u32, offset: u64, source: &WriteSource) {
         self.vectors.clear();
         self.vectors.extend(source.vectors());
         let result = write_all(self.file.as_raw_fd(), &mut self.vectors, offset, false);
-        self.wrote(slot, offset, result);
+        self.finished.push(Finished { slot, result, buffer: None });
     }
 
     /// As [`SyncEngine::write`], from borrowed bytes: nothing outlives the call. `durable`: durable when it completes.
@@ -78,13 +47,6 @@ impl SyncEngine {
                 written.map(|written| moved as u64 + written)
             }
         };
-        self.wrote(slot, offset, result);
-    }
-
-    fn wrote(&mut self, slot: u32, offset: u64, result: Result<u64, i32>) {
-        if let (Some(mapping), Ok(length)) = (&mut self.mapping, result) {
-            mapping.written(offset, length);
-        }
         self.finished.push(Finished { slot, result, buffer: None });
     }
 
@@ -96,9 +58,6 @@ impl SyncEngine {
     }
 
     pub fn allocate(&mut self, slot: u32, mode: i32, offset: u64, length: u64) {
-        if let Some(mapping) = &mut self.mapping {
-            mapping.forget(offset, length);
-        }
         // SAFETY: no pointers.
         let result = unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset as i64, length as i64) };
         let result = if result < 0 { Err(last_errno()) } else { Ok(0) };
@@ -128,7 +87,7 @@ fn read_all(fd: RawFd, target: &mut [u8], offset: u64) -> Result<u64, i32> {
     Ok(moved as u64)
 }
 
-/// One call without vectors, which the kernel would have to copy first: 5 % of a write of 4 KiB. Returns the bytes written, 0 after
+/// One call without vectors, whose copy takes the kernel 4 % of a write of 4 KiB, by a profile. Returns the bytes written, 0 after
 /// an error: `write_all` meets it again and reports it.
 fn write_once(fd: RawFd, bytes: &[u8], offset: u64, durable: bool) -> usize {
     if durable {

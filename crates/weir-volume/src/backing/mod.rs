@@ -1,12 +1,10 @@
 //! A file or a block device as the lowest layer.
 
-mod bus_error;
 mod engine_sync;
 mod engine_uring;
 mod extents;
 mod filesystem;
 mod lookups;
-mod mapping;
 mod marker;
 mod opened;
 mod options;
@@ -129,11 +127,7 @@ impl FileBacking {
             EngineChoice::Inline => true,
         };
         let engine = if inline {
-            let mut engine = SyncEngine::new(file.clone());
-            if storage.kind == StorageKind::Memory {
-                engine.map(size);
-            }
-            Engine::Sync(engine)
+            Engine::Sync(SyncEngine::new(file.clone()))
         } else {
             Engine::Uring(UringEngine::new(file.clone(), owner))
         };
@@ -207,9 +201,6 @@ impl FileBacking {
             check_device(&self.path, size, self.storage_kind, length)?;
         }
         self.info.size = size;
-        if let (Engine::Sync(engine), StorageKind::Memory) = (&mut self.engine, self.storage_kind) {
-            engine.map(size);
-        }
         Ok(())
     }
 

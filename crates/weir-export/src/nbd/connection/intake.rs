@@ -13,7 +13,7 @@ use weir_nbd::server::{
 use super::parts::{LONGEST_RANGE, blocks_around};
 use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, State, Stop, Turn, kind_of};
 use crate::nbd::edges::Change;
-use crate::workspace::{LARGE_WRITE, WINDOW, Workspace, fair, largest_whole};
+use crate::workspace::{WINDOW, Workspace, fair, largest_whole};
 
 /// Bytes received behind the rest of a large payload while writes are so large that they never fit the window: just
 /// enough for the next header, so that little is copied.
@@ -250,7 +250,7 @@ impl Connection {
             let offset = head.offset;
             turn.layer
                 .submit(turn.reactor, Request::Write { tag, offset, payload: Payload::Lent(payload), fua });
-            self.large_writes &= length > LARGE_WRITE;
+            self.large_writes &= length > WINDOW;
             return Ok(length);
         }
         if behind.len() < length && length < turn.workspace.direct() {
@@ -262,7 +262,7 @@ impl Connection {
         } else {
             self.expect_payload(head.into(), fua, turn)?;
         }
-        self.large_writes = length > LARGE_WRITE;
+        self.large_writes = length > WINDOW;
         Ok(0)
     }
 

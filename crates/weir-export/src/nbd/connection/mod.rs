@@ -20,10 +20,10 @@ use crate::workspace::Workspace;
 pub use intake::BAD_REQUESTS;
 use parts::{Rest, Whole};
 
-/// Requests processed in one turn; then the connection sends the answers, and other connections have their turn. One turn
-/// takes in what a client of common depth has sent: with 16, which let such a client process the first answers earlier, twice
-/// the system calls and wake-ups cost 15 % of the throughput.
-pub(super) const TURN: usize = 32;
+/// Requests processed in one turn; then the connection sends the answers, and other connections have their turn. A small
+/// number, so that a client with a deep queue processes the first answers and sends new requests while the server processes
+/// the rest.
+pub(super) const TURN: usize = 16;
 
 /// Limits of the connections of one disk (P10).
 #[derive(Clone, Copy, Debug)]
@@ -231,7 +231,7 @@ pub(super) struct Connection {
     broken: bool,
     /// There may be something to receive.
     readable: bool,
-    /// The last writes were larger than [`LARGE_WRITE`](crate::workspace::LARGE_WRITE).
+    /// The last writes did not fit the window.
     large_writes: bool,
     held: Option<Need>,
     /// The server ends the connection: half-close it first ([`State::Parting`]).
