@@ -470,7 +470,7 @@ pub struct Delete {
     /// The disk's name again, so that a request meant for another disk does no harm; not needed with `force` or `dry_run`.
     #[serde(default)]
     pub name: String,
-    /// Also when clients are connected, or its owner is gone.
+    /// Also when clients are connected, when its owner is gone, or cannot open it.
     #[serde(default)]
     pub force: bool,
     /// Only say what would be deleted.
@@ -489,6 +489,9 @@ pub struct Deleted {
     /// Bytes that the file occupies.
     #[serde(rename = "allocated_bytes")]
     pub allocated: u64,
+    /// What is lost apart from the file, and the reason: acknowledged writes of a disk that its owner cannot open. Empty otherwise.
+    #[serde(default)]
+    pub lost: String,
     /// False for a dry run.
     pub done: bool,
 }

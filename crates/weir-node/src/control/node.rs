@@ -184,6 +184,8 @@ pub struct Here {
     disks: Mutex<BTreeMap<String, Open>>,
     /// Disks that were closed with nothing dirty, and that the registry still has as this process's.
     unreleased: Mutex<BTreeSet<String>>,
+    /// Disks that this process owns and cannot open, and the reason.
+    unopened: Mutex<BTreeMap<String, String>>,
     /// The node stops: closed disks are not opened again.
     is_stopping: AtomicBool,
 }
@@ -261,6 +263,21 @@ impl Here {
     #[must_use]
     pub fn unreleased(&self) -> BTreeSet<String> {
         self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// This process owns a disk and could not open it for this reason; or that is over.
+    pub fn set_unopened(&self, disk: &str, reason: Option<&str>) {
+        let mut all = self.unopened.lock().unwrap_or_else(PoisonError::into_inner);
+        match reason {
+            Some(reason) => drop(all.insert(disk.to_owned(), reason.to_owned())),
+            None => drop(all.remove(disk)),
+        }
+    }
+
+    /// The reason for which a disk of this process is not open here, after an attempt to open it.
+    #[must_use]
+    pub fn unopened(&self, disk: &str) -> Option<String> {
+        self.unopened.lock().unwrap_or_else(PoisonError::into_inner).get(disk).cloned()
     }
 
     /// One disk, when it is open.

@@ -1,5 +1,6 @@
 //! The operations of the API: all that an operator can request of a node.
 
+mod delete;
 pub mod health;
 mod measured;
 mod owners;
@@ -18,8 +19,8 @@ use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, NodeRef, Policy, Record, Source, check_name, keys};
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, Delete, Deleted, DiskView, EventView, Export, Follow, Move, Moved,
-    NodeView, Resize, SetPolicy, ShardView,
+    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, NodeView, Resize,
+    SetPolicy, ShardView,
 };
 use crate::backings::Backings;
 use crate::client::{self, Other};
@@ -303,82 +304,6 @@ impl Operations {
         let size = wanted.size;
         self.ask(name, |done| Request::Resize { size, done }).await?;
         self.disk(name).await
-    }
-
-    /// Deletes a disk and its data, or says what would be deleted.
-    ///
-    /// # Errors
-    /// As [`Operations::disks`].
-    pub async fn delete(&self, name: &str, wanted: Delete) -> Answer<Deleted> {
-        check_named(name)?;
-        if wanted.name != name && !wanted.force && !wanted.dry_run {
-            let message = match wanted.name.as_str() {
-                "" => format!("the request to delete disk {name} does not repeat its name"),
-                other => format!("the request to delete disk {name} names disk {other:?}"),
-            };
-            return Err(ApiError::new(ApiErrorKind::Invalid, message)
-                .hint("set \"name\" to the disk's name, or \"force\" to true"));
-        }
-        let record = match self.record(name).await {
-            Err(error) if error.kind == ApiErrorKind::NotFound && !wanted.dry_run => {
-                return self.delete_leftover(name).await?.ok_or(error);
-            }
-            record => record?,
-        };
-        if let Some(owner) = self.owner_elsewhere(name).await? {
-            return self.forward(&owner, name, "delete", &wanted).await;
-        }
-        let place = self.node.place_of(&record).await;
-        let path = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?.path;
-        let allocated = self.allocated(&record, false).await.unwrap_or(0);
-        self.check_deletable(&record, wanted.force).await?;
-        let deleted = Deleted { disk: name.to_owned(), path, allocated, done: !wanted.dry_run };
-        if wanted.dry_run {
-            return Ok(deleted);
-        }
-        if record.owner.as_ref() == Some(&self.me()) {
-            self.ask(name, |done| Request::Release { done }).await?;
-        }
-        self.remove(name, wanted.force).await?;
-        self.node.journal.tell("disk-deleted", name, format!("{} is gone", deleted.path.display()));
-        Ok(deleted)
-    }
-
-    /// Removes the remains of a disk without a record that a process has left when it ended.
-    async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
-        let path = provisioning::finish_others(&self.node, name).await?;
-        Ok(path.map(|path| Deleted { disk: name.to_owned(), path, allocated: 0, done: true }))
-    }
-
-    async fn check_deletable(&self, record: &DiskRecord, force: bool) -> Answer<()> {
-        if force {
-            return Ok(());
-        }
-        let refuse = |reason: String| {
-            Err(ApiError::new(ApiErrorKind::Refused, format!("disk {}: {reason}", record.name))
-                .hint("--force deletes it all the same"))
-        };
-        let mine = record.owner.as_ref() == Some(&self.me());
-        let statuses = self.node.shards.status().await;
-        let clients = statuses.iter().find(|status| status.disk == record.name && status.role == "owner");
-        match (&record.owner, clients.map_or(0, |status| status.clients)) {
-            (Some(_), clients @ 1..) if mine => refuse(format!("{clients} clients are connected to it")),
-            (Some(owner), _) if !mine => {
-                refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Only while it has no owner: a node may have opened it since the check.
-    async fn remove(&self, name: &str, force: bool) -> Answer<()> {
-        let (entry, record) = read(&*self.node.registry, name).await?;
-        let owner_lives =
-            record.owner.as_ref().is_some_and(|owner| is_live(&self.node.world.nodes.now(), owner));
-        if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
-            return Err(ownership_error(ownership::Refusal::Owned { owner }));
-        }
-        self.bounded(provisioning::remove(&self.node, &entry, &record)).await
     }
 
     /// Recent events.

@@ -114,7 +114,8 @@ pub enum DiskCommand {
         /// Delete without asking.
         #[arg(long)]
         yes: bool,
-        /// Also while clients are connected, or when its owner is gone.
+        /// Also while clients are connected, when its owner is gone, or cannot open it because its backing is gone. Writes that only
+        /// the write log has are lost then.
         #[arg(long)]
         force: bool,
     },

@@ -76,7 +76,13 @@ fn moved(moved: &Moved) -> String {
 
 fn sentence(deleted: &Deleted) -> String {
     let verb = if deleted.done { "deleted" } else { "would delete" };
-    format!("{verb} disk {}: {}, {} in use", deleted.disk, deleted.path.display(), about(deleted.allocated))
+    let lost = match (deleted.lost.as_str(), deleted.done) {
+        ("", _) => String::new(),
+        (lost, true) => format!("\nlost: {lost}"),
+        (lost, false) => format!("\nthis would lose {lost}"),
+    };
+    let (path, allocated) = (deleted.path.display(), about(deleted.allocated));
+    format!("{verb} disk {}: {path}, {allocated} in use{lost}", deleted.disk)
 }
 
 /// One line for each disk.

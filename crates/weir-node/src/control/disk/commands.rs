@@ -9,10 +9,11 @@ use weir_cluster::view::Seen;
 use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
 use super::record::PATIENCE;
-use super::{Came, DiskTask, Request, closed_since};
-use crate::control::change::ChangeError;
+use super::{Came, DiskTask, RETRY, Request, closed_since};
+use crate::control::change::{self, ChangeError};
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
 use crate::control::node::blocking;
+use crate::control::provisioning;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Command;
 
@@ -31,6 +32,9 @@ impl DiskTask {
             }
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
+            }
+            Request::DeleteUnopened { done } => {
+                let _ = done.send(self.delete_unopened().await);
             }
             Request::Follow { to, done } => {
                 let _ = done.send(self.follow(to.as_ref()).await);
@@ -240,6 +244,24 @@ impl DiskTask {
         self.arrival = None;
         self.node.here.set_unreleased(&self.name, false);
         self.event("closed", format!("{} has destaged and closed it", me.node));
+        Ok(())
+    }
+
+    /// Deletes the disk without opening it. In this task, so that no attempt to open it runs beside that: the copy of the log
+    /// is here, and [`DiskTask::tell_copy`] gives it up on every node once the record is gone.
+    async fn delete_unopened(&mut self) -> Result<(), ApiError> {
+        let (node, name) = (Arc::clone(&self.node), self.name.clone());
+        let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });
+        let (entry, record) = read.await??;
+        if self.local != Local::Closed || record.owner.as_ref() != Some(&self.me) {
+            let message = format!("disk {} has just been opened", self.name);
+            return Err(ApiError::new(ApiErrorKind::Refused, message).hint("try again"));
+        }
+        let node = Arc::clone(&self.node);
+        self.storage(async move { provisioning::remove(&node, &entry, &record).await }).await?;
+        self.node.here.set_unopened(&self.name, None);
+        // The view may show the record for a moment still.
+        (self.arrival, self.retry_at) = (None, Some(Nanos::now() + RETRY));
         Ok(())
     }
 

@@ -69,6 +69,11 @@ pub enum Request {
         /// Answered when no node owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
+    /// Delete the disk, which this process owns and cannot open. What only its log has is lost.
+    DeleteUnopened {
+        /// Answered when its record and its file are gone.
+        done: oneshot::Sender<Result<(), ApiError>>,
+    },
     /// Let clients on another node use the disk; their first write moves it there. Or end that.
     Follow {
         /// The process that is to own it.

@@ -261,6 +261,9 @@ impl DiskTask {
         let record = self.record();
         let is_closed = record.as_ref().is_some_and(|record| self.closed_since(record).is_some());
         self.node.here.set_unreleased(&self.name, is_closed);
+        if record.as_ref().is_none_or(|record| record.owner.as_ref() != Some(&self.me)) {
+            self.node.here.set_unopened(&self.name, None);
+        }
         self.tell_copy(record.as_ref()).await;
         self.resume_clients().await;
         if self.retry_at.is_some_and(|at| at > now) {
@@ -350,6 +353,7 @@ impl DiskTask {
             (Decision::Open, Some(record)) => {
                 if let Err(error) = self.open(&record).await {
                     let (pause, news) = self.failures.failed(&error);
+                    self.node.here.set_unopened(&self.name, Some(&error));
                     if news {
                         self.event("open-failed", error);
                     }
@@ -498,6 +502,7 @@ impl DiskTask {
         drop(reservation);
         (self.arrival, self.told_policy) = (None, Some(record.policy));
         self.failures.forget();
+        self.node.here.set_unopened(&self.name, None);
         self.formers.opened(arrival);
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record, file);

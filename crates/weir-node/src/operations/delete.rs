@@ -1,0 +1,126 @@
+//! Deletion of disks.
+
+use weir_cluster::ownership;
+use weir_cluster::records::{DiskRecord, Mode};
+
+use super::{Answer, Operations, check_named, ownership_error};
+use crate::api::{ApiError, ApiErrorKind, Delete, Deleted};
+use crate::control::change::read;
+use crate::control::decide::is_live;
+use crate::control::disk::Request;
+use crate::control::provisioning;
+use crate::units::about;
+
+impl Operations {
+    /// Deletes a disk and its data, or says what would be deleted.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`].
+    pub async fn delete(&self, name: &str, wanted: Delete) -> Answer<Deleted> {
+        check_named(name)?;
+        if wanted.name != name && !wanted.force && !wanted.dry_run {
+            let message = match wanted.name.as_str() {
+                "" => format!("the request to delete disk {name} does not repeat its name"),
+                other => format!("the request to delete disk {name} names disk {other:?}"),
+            };
+            return Err(ApiError::new(ApiErrorKind::Invalid, message)
+                .hint("set \"name\" to the disk's name, or \"force\" to true"));
+        }
+        let record = match self.record(name).await {
+            Err(error) if error.kind == ApiErrorKind::NotFound && !wanted.dry_run => {
+                return self.delete_leftover(name).await?.ok_or(error);
+            }
+            record => record?,
+        };
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "delete", &wanted).await;
+        }
+        let place = self.node.place_of(&record).await;
+        let path = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?.path;
+        let allocated = self.allocated(&record, false).await.unwrap_or(0);
+        let lost = self.lost_with(&record).await;
+        self.check_deletable(&record, lost.as_deref(), wanted.force).await?;
+        let lost_text = lost.clone().unwrap_or_default();
+        let deleted =
+            Deleted { disk: name.to_owned(), path, allocated, lost: lost_text, done: !wanted.dry_run };
+        if wanted.dry_run {
+            return Ok(deleted);
+        }
+        let mut event = format!("{} is gone", deleted.path.display());
+        if let Some(lost) = lost {
+            self.ask(name, |done| Request::DeleteUnopened { done }).await?;
+            event = format!("{event}; lost: {lost}");
+        } else {
+            if record.owner.as_ref() == Some(&self.me()) {
+                self.ask(name, |done| Request::Release { done }).await?;
+            }
+            self.remove(name, wanted.force).await?;
+        }
+        self.node.journal.tell("disk-deleted", name, event);
+        Ok(deleted)
+    }
+
+    /// Removes the remains of a disk without a record that a process has left when it ended.
+    async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
+        let path = provisioning::finish_others(&self.node, name).await?;
+        let deleted =
+            |path| Deleted { disk: name.to_owned(), path, allocated: 0, lost: String::new(), done: true };
+        Ok(path.map(deleted))
+    }
+
+    /// What a deletion loses apart from the disk's file: this process owns the disk, cannot open its backing, and so cannot
+    /// destage its log.
+    async fn lost_with(&self, record: &DiskRecord) -> Option<String> {
+        if record.owner.as_ref() != Some(&self.me()) {
+            return None;
+        }
+        let reason = self.node.here.unopened(&record.name)?;
+        let statuses = self.node.shards.status().await;
+        let copy = statuses.iter().find(|status| status.disk == record.name && status.role == "replica");
+        let lost = match (record.mode, copy) {
+            (Mode::WriteThrough, _) => "what its backing still holds".to_owned(),
+            (Mode::WriteBack, Some(copy)) => {
+                let dirty = about(copy.dirty_bytes);
+                format!(
+                    "{dirty} of acknowledged writes, which only its write log has and no storage can take"
+                )
+            }
+            (Mode::WriteBack, None) => "the acknowledged writes that only its write log has".to_owned(),
+        };
+        Some(format!("{lost}: {reason}"))
+    }
+
+    async fn check_deletable(&self, record: &DiskRecord, lost: Option<&str>, force: bool) -> Answer<()> {
+        if force {
+            return Ok(());
+        }
+        let refuse = |reason: String| {
+            Err(ApiError::new(ApiErrorKind::Refused, format!("disk {}: {reason}", record.name))
+                .hint("--force deletes it all the same"))
+        };
+        if let Some(lost) = lost {
+            return refuse(format!("it cannot be opened, and a deletion loses {lost}"));
+        }
+        let mine = record.owner.as_ref() == Some(&self.me());
+        let statuses = self.node.shards.status().await;
+        let clients = statuses.iter().find(|status| status.disk == record.name && status.role == "owner");
+        match (&record.owner, clients.map_or(0, |status| status.clients)) {
+            (Some(_), clients @ 1..) if mine => refuse(format!("{clients} clients are connected to it")),
+            (Some(owner), _) if !mine => {
+                refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Only while it has no owner: a node may have opened it since the check.
+    async fn remove(&self, name: &str, force: bool) -> Answer<()> {
+        let (entry, record) = read(&*self.node.registry, name).await?;
+        let owner_lives =
+            record.owner.as_ref().is_some_and(|owner| is_live(&self.node.world.nodes.now(), owner));
+        if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
+            return Err(ownership_error(ownership::Refusal::Owned { owner }));
+        }
+        self.bounded(provisioning::remove(&self.node, &entry, &record)).await
+    }
+}
