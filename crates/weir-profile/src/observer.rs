@@ -8,8 +8,8 @@ use super::arrivals::{BURSTS, GAPS, Times};
 use super::buckets::{Scale, Spread, hundredths};
 use super::classifier::{ALIGNMENTS, Classifier, RUNS};
 use super::record::{
-    Arrival, BLOCK, Class, Curve, Direction, Hour, KindProfile, Part, Profile, Reuse, Sampling, VERSION,
-    WorkingSet, WriteBack,
+    Arrival, BLOCK, Class, Curve, Direction, Hour, KindProfile, LARGEST_DISK, Part, Profile, Reuse, Sampling,
+    VERSION, WorkingSet, WriteBack,
 };
 use super::reuse::{AGES, DISTANCES, Distances, Sampler, WRITTEN};
 
@@ -75,6 +75,8 @@ pub struct Profiler {
     kinds: [Kind; 2],
     sampler: Sampler,
     blocks_written: u64,
+    /// The end of the last block that was used.
+    end: u64,
     write_zeroes: u64,
     discards: u64,
     flushes: u64,
@@ -96,6 +98,7 @@ impl Profiler {
             kinds: [Kind::new(), Kind::new()],
             sampler: Sampler::new(now, samples, sampled_per_second, interval),
             blocks_written: 0,
+            end: 0,
             write_zeroes: 0,
             discards: 0,
             flushes: 0,
@@ -114,6 +117,7 @@ impl Profiler {
         let class = kind.classifier.classify(offset, length);
         let first = offset / BLOCK;
         let blocks = (offset.saturating_add(length - 1)) / BLOCK - first + 1;
+        self.end = self.end.max((first + blocks).saturating_mul(BLOCK));
         let counts = &mut kind.counts[class as usize];
         counts.requests += 1;
         counts.bytes += length;
@@ -145,6 +149,7 @@ impl Profiler {
             version: VERSION,
             source: source.to_owned(),
             disk_bytes: None,
+            end_bytes: self.end.min(LARGEST_DISK),
             seconds: (now.max(times.last) - times.started).as_micros() as f64 / 1e6,
             write_zeroes: self.write_zeroes,
             discards: self.discards,
@@ -245,8 +250,13 @@ fn sizes(exact: &[u64], large: &[u64]) -> Spread {
 }
 
 fn curve(distances: &Distances) -> Curve {
-    let (weight, cold) = (hundredths(distances.weight), hundredths(distances.cold));
-    Curve { weight, cold, distances: DISTANCES.list(&distances.at) }
+    Curve {
+        weight: hundredths(distances.weight),
+        cold: hundredths(distances.cold),
+        new_to_class: hundredths(distances.new_to_class),
+        new_to_part: hundredths(distances.new_to_part),
+        distances: DISTANCES.list(&distances.at),
+    }
 }
 
 fn alignments(counts: &[u64; ALIGNMENTS]) -> Spread {

@@ -14,7 +14,7 @@ pub const BLOCK: u64 = 4096;
 pub(crate) const POINTS: usize = 240;
 
 /// No disk is larger, in bytes: 1 EiB.
-const LARGEST_DISK: u64 = 1 << 60;
+pub(crate) const LARGEST_DISK: u64 = 1 << 60;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,14 +67,35 @@ pub struct Curve {
     pub weight: f64,
     /// Of these, references to blocks not used before.
     pub cold: f64,
-    /// The others by stack distance in blocks, buckets 3 % wide.
+    /// References to blocks that requests of the same class had not used before, in either direction; another class may have.
+    /// 0 in profiles of former versions of Weir.
+    #[serde(default)]
+    pub new_to_class: f64,
+    /// References to blocks that requests of the same class and direction had not used before. 0 in profiles of former versions.
+    #[serde(default)]
+    pub new_to_part: f64,
+    /// Those to blocks used before, by stack distance in blocks, buckets 3 % wide.
     pub distances: Spread,
 }
 
 impl Curve {
+    /// Blocks that requests of this class have used, without those of other parts of the class that were there before.
+    #[must_use]
+    pub fn used_by_class(&self) -> f64 {
+        self.cold.max(self.new_to_class)
+    }
+
+    /// Blocks that requests of this class and direction have used.
+    #[must_use]
+    pub fn used_by_part(&self) -> f64 {
+        self.used_by_class().max(self.new_to_part)
+    }
+
     fn add(&mut self, other: &Curve) {
         self.weight += other.weight;
         self.cold += other.cold;
+        self.new_to_class += other.new_to_class;
+        self.new_to_part += other.new_to_part;
         self.distances.add(&other.distances);
     }
 }
@@ -276,6 +297,9 @@ pub struct Profile {
     pub source: String,
     /// Size of the disk, in bytes; absent when unknown.
     pub disk_bytes: Option<u64>,
+    /// End of the last block that was read or written, in bytes, at most 1 EiB; 0 in profiles of former versions of Weir.
+    #[serde(default)]
+    pub end_bytes: u64,
     /// Length of the observation, in seconds; 0 when the times of the requests are not known.
     pub seconds: f64,
     /// Reads.
@@ -369,7 +393,8 @@ impl Profile {
                 if counts.iter().any(|&count| count > MOST as u64) {
                     return Err(ProfileError::Unsound("requests"));
                 }
-                if !is_amount(part.curve.weight) || !is_amount(part.curve.cold) {
+                let Curve { weight, cold, new_to_class, new_to_part, .. } = part.curve;
+                if ![weight, cold, new_to_class, new_to_part].into_iter().all(is_amount) {
                     return Err(ProfileError::Unsound("references"));
                 }
                 if part.sizes.0.iter().any(|&(size, _)| size == 0 || size % 512 != 0) {
@@ -403,7 +428,7 @@ impl Profile {
         if !self.hours.iter().all(is_sound) {
             return Err(ProfileError::Unsound("hours"));
         }
-        if self.disk_bytes.is_some_and(|bytes| bytes > LARGEST_DISK) {
+        if self.disk_bytes.is_some_and(|bytes| bytes > LARGEST_DISK) || self.end_bytes > LARGEST_DISK {
             return Err(ProfileError::Unsound("size of the disk"));
         }
         match self.hours.len() {
@@ -417,6 +442,7 @@ impl Profile {
     pub fn add(&mut self, later: &Profile) {
         self.seconds += later.seconds;
         self.disk_bytes = self.disk_bytes.max(later.disk_bytes);
+        self.end_bytes = self.end_bytes.max(later.end_bytes);
         if self.source != later.source {
             self.source = format!("{}, {}", self.source, later.source);
         }

@@ -25,10 +25,17 @@ const SEEN_READ: u8 = 1;
 const SEEN_WRITTEN: u8 = 2;
 const LAST_WRITTEN: u8 = 4;
 
+/// The bit of [`Memory::users`] for a direction and class.
+fn user(direction: Direction, class: Class) -> u8 {
+    1 << (direction as usize * Class::COUNT + class as usize)
+}
+
 /// The state kept for a sampled block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
     flags: u8,
+    /// The directions and classes of the requests that have used it.
+    users: u8,
     /// Number of the interval in which it was last used, from 1; 0 for none.
     interval: u32,
     /// Blocks that had been written before it was last written.
@@ -45,12 +52,17 @@ pub(super) struct Distances {
     pub weight: f64,
     /// Those to blocks that were never used before.
     pub cold: f64,
+    /// Those to blocks that their class had never used, in either direction.
+    pub new_to_class: f64,
+    /// Those to blocks that their class had never used in their direction.
+    pub new_to_part: f64,
     pub at: Box<[f64]>,
 }
 
 impl Distances {
     fn new() -> Distances {
-        Distances { weight: 0.0, cold: 0.0, at: vec![0.0; DISTANCES.buckets()].into() }
+        let at = vec![0.0; DISTANCES.buckets()].into();
+        Distances { weight: 0.0, cold: 0.0, new_to_class: 0.0, new_to_part: 0.0, at }
     }
 }
 
@@ -150,6 +162,10 @@ impl Sampler {
         let weight = self.weight;
         let (memory, distance) = self.stack.touch(hash);
         let before = memory.flags;
+        let class_users = Direction::ALL.map(|direction| user(direction, class));
+        let new_to_part = memory.users & user(direction, class) == 0;
+        let new_to_class = memory.users & (class_users[0] | class_users[1]) == 0;
+        memory.users |= user(direction, class);
         if memory.interval != self.interval_number {
             memory.interval = self.interval_number;
             self.in_interval += weight;
@@ -178,6 +194,12 @@ impl Sampler {
         }
         let distances = &mut self.distances[direction as usize][class as usize];
         distances.weight += weight;
+        if new_to_part {
+            distances.new_to_part += weight;
+        }
+        if new_to_class {
+            distances.new_to_class += weight;
+        }
         match distance {
             None => distances.cold += weight,
             Some(others) => {

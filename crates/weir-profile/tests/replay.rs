@@ -201,3 +201,102 @@ fn damaged_numbers_and_slow_disks_make_no_harm() {
     odd.disk_bytes = Some(0);
     let _ = export(&odd, &target(), None);
 }
+
+/// A disk that was filled in order before the requests of `random`, which get the time and the number of a request and return
+/// its kind and block.
+fn filled_first(bytes: u64, requests: u64, mut random: impl FnMut(u64) -> (RequestKind, u64)) -> Profile {
+    const FILL: u64 = 1 << 20;
+    let settings = Settings { sampled_per_second: u32::MAX, ..Settings::default() };
+    let mut profiler = Profiler::new(settings, Nanos(0), Duration::ZERO);
+    for block in 0..bytes / FILL {
+        profiler.observe(Nanos(block * 1_000_000), RequestKind::Write, block * FILL, FILL);
+    }
+    let start = Nanos(bytes / FILL * 1_000_000);
+    for request in 0..requests {
+        let (kind, block) = random(request);
+        profiler.observe(start + Duration::from_micros(request * 200), kind, block * 4096, 4096);
+    }
+    let profile = profiler.profile(start + Duration::from_micros(requests * 200), "filled");
+    Profile { disk_bytes: Some(bytes), ..profile }
+}
+
+/// The jobs by name, with the start, length and pattern of each.
+fn ranges(exported: &Export) -> Vec<(&str, u64, u64, String)> {
+    let range = |job: &'_ Job| (job.workload.offset.0, job.workload.size.unwrap().0);
+    let jobs = exported.jobs.iter();
+    jobs.map(|job| (&*job.name, range(job).0, range(job).1, job.workload.pattern.to_string())).collect()
+}
+
+/// `weir bench` fills a disk before it measures. Nothing after that is the first use of a block, and the load's ranges are
+/// what each kind of request has used all the same.
+#[test]
+fn a_disk_that_was_filled_before_comes_back() {
+    const DISK: u64 = 256 << 20;
+    let mut random = fastrand::Rng::with_seed(8);
+    for (blocks, least, most) in [(65_536, 200 << 20, 256 << 20), (16_384, 60 << 20, 68 << 20)] {
+        let profile = filled_first(DISK, 150_000, |request| {
+            let kind = if request % 4 == 0 { RequestKind::Write } else { RequestKind::Read };
+            (kind, random.u64(0..blocks))
+        });
+        let exported = export(&profile, &target(), None).unwrap();
+        let ranges = ranges(&exported);
+        let names: Vec<&str> = ranges.iter().map(|range| range.0).collect();
+        assert_eq!(
+            names,
+            ["random-read", "random-write"],
+            "the filling is less than a hundredth: {ranges:?}"
+        );
+        for (name, start, length, pattern) in ranges {
+            assert_eq!((start, &*pattern), (0, "plain"), "{name}");
+            assert!((least..=most).contains(&length), "{name}: {length} of {blocks} blocks");
+        }
+    }
+    // Few requests after it: the filling is a job, over all of the disk; what reads it in order afterwards reads the same range.
+    let profile = filled_first(DISK, 20_000, |_| (RequestKind::Read, random.u64(0..65_536)));
+    let exported = export(&profile, &target(), None).unwrap();
+    let [(first, _, used, _), (second, at, filled, _)] = &ranges(&exported)[..] else {
+        panic!("{:?}", exported.jobs)
+    };
+    assert_eq!((*first, *second, *at), ("random-read", "sequential-write", 0));
+    // The first request of a stream is not yet at its end.
+    assert!((DISK - (1 << 20)..=DISK).contains(filled), "{filled}");
+    assert!(*used > 150 << 20, "{used}");
+    let profile = filled_first(DISK, 65_536, |request| (RequestKind::Read, request));
+    let exported = export(&profile, &target(), None).unwrap();
+    let [(name, at, length, _)] = &ranges(&exported)[..] else { panic!("{:?}", exported.jobs) };
+    assert_eq!((*name, *at), ("sequential-read", 0));
+    assert!(*length > 250 << 20, "{length}");
+}
+
+/// A trace tells where its requests went, and nothing of the size of the disk. Without reuse, no range is too large for the
+/// requests; the load stays within the trace's.
+#[test]
+fn a_trace_without_reuse_gets_its_own_range() {
+    const END: u64 = 1 << 30;
+    let trace = |blocks: &[u64]| {
+        let mut profiler = Profiler::new(Settings::default(), Nanos(0), Duration::ZERO);
+        for (request, block) in (0..20_000).zip(blocks) {
+            profiler.observe(Nanos(request * 1_000_000), RequestKind::Read, block * 4096, 4096);
+        }
+        profiler.profile(Nanos(20_000_000_000), "trace")
+    };
+    let mut blocks: Vec<u64> = (0..END / 4096).collect();
+    fastrand::Rng::with_seed(9).shuffle(&mut blocks);
+    let profile = trace(&blocks);
+    assert_eq!(profile.disk_bytes, None);
+    let exported = export(&profile, &target(), None).unwrap();
+    let [(_, 0, length, _)] = ranges(&exported)[..] else { panic!("{:?}", exported.jobs) };
+    assert!((END / 2..=END).contains(&length), "{length}");
+    // A profile of a former version does not have the range.
+    let former = Profile { end_bytes: 0, ..profile };
+    let exported = export(&former, &target(), None).unwrap();
+    let [(_, 0, length, _)] = ranges(&exported)[..] else { panic!("{:?}", exported.jobs) };
+    assert!(length <= 100 * 20_000 * 4096, "{length}");
+    // Equal steps that begin again at the start of the disk: the number of blocks and 7919 have no common divisor.
+    let steps: Vec<u64> = (0..20_000).map(|request| request * 7_919 % (END / 4096)).collect();
+    let exported = export(&trace(&steps), &target(), None).unwrap();
+    assert!(exported.jobs.iter().any(|job| job.name == "strided-read"), "{:?}", exported.jobs);
+    for (name, start, length, _) in ranges(&exported) {
+        assert!(start + length <= END, "{name}: {start} + {length}");
+    }
+}

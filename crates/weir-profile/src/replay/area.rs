@@ -15,6 +15,9 @@ const ALIGNED: f64 = 0.95;
 const SIZES: u32 = 32;
 const SMALLEST: f64 = 8.0;
 
+/// So many positions for each used one make reuse by chance rare: half a percent of evenly distributed requests.
+const SPARSE: f64 = 100.0;
+
 /// A range, and the distribution of requests over its positions.
 pub(super) struct Area {
     fit: Fit,
@@ -74,17 +77,36 @@ fn demand(profile: &Profile, random: &[&Share], unit: u64) -> Demand {
         .iter()
         .flat_map(|&class| Direction::ALL.map(|direction| profile.kind(direction).part(class).curve.cold))
         .sum();
-    let used = sum(|part| part.curve.cold);
-    let disk = profile.disk_bytes.unwrap_or(1 << 50);
+    let cold = sum(|part| part.curve.cold);
+    // Reads and writes in one range use the blocks of both.
+    let used = match random {
+        [alone] => alone.part.curve.used_by_part(),
+        _ => sum(|part| part.curve.used_by_class()),
+    };
+    let warm = if used > 0.0 { 1.0 - cold / used } else { 0.0 };
+    let positions = (used / blocks).clamp(1.0, requests * reach);
     let cache =
         |step: u32| SMALLEST * (all.max(SMALLEST * 2.0) / SMALLEST).powf(f64::from(step) / f64::from(SIZES));
     Demand {
         requests,
-        used: (used / blocks).clamp(1.0, requests * reach),
-        most: (disk / unit).saturating_sub(u64::from(LARGEST_BLOCK) / unit).max(1),
+        used: positions,
+        most: most(profile, unit, positions),
         blocks,
         reach,
-        others: (all - used).max(0.0) / requests,
+        warm,
+        // As far as others had used the range before, they used their other blocks before, too.
+        others: (all - cold).max(0.0) * (1.0 - warm) / requests,
         curve: (0..=SIZES).map(cache).map(|blocks| (blocks, hit_ratio(parts(), blocks))).collect(),
     }
+}
+
+/// The number of positions for which there is room on the disk. If its size is not known, the requests' own range counts; if
+/// that is not known either (a profile of a former version), so many that hardly one is used twice by chance.
+fn most(profile: &Profile, unit: u64, used: f64) -> u64 {
+    let known = match (profile.disk_bytes, profile.end_bytes) {
+        (Some(disk), _) => (disk / unit).saturating_sub(u64::from(LARGEST_BLOCK) / unit),
+        (None, 0) => (used * SPARSE).ceil() as u64,
+        (None, end) => (end / unit).max(used.ceil() as u64),
+    };
+    known.max(1)
 }

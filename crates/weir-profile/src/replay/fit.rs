@@ -49,6 +49,8 @@ pub(super) struct Demand {
     pub reach: f64,
     /// Number of other blocks that enter a cache with each request.
     pub others: f64,
+    /// The share of the used positions, 0 to 1, that other requests had used before: a cache has them from the beginning.
+    pub warm: f64,
     /// (cache in blocks, share of hits), ascending.
     pub curve: Vec<(f64, f64)>,
 }
@@ -169,7 +171,9 @@ fn point(runs: &[(f64, f64)], time: f64, demand: &Demand) -> (f64, f64) {
         cache += width * within;
         // The mean over t: up to T from the integral of 1 - exp(-p t), after it constant.
         let growing = (time - within / p).max(0.0);
-        hits += width * p * (growing + (demand.requests - time).max(0.0) * within) / demand.requests;
+        let from_empty = growing + (demand.requests - time).max(0.0) * within;
+        let share = from_empty * (1.0 - demand.warm) / demand.requests + within * demand.warm;
+        hits += width * p * share;
     }
     hits /= demand.reach;
     (cache * demand.blocks + time * demand.others, hits)
@@ -202,6 +206,7 @@ mod tests {
             blocks: 2.0,
             reach,
             others: 0.1,
+            warm: 0.0,
             curve: Vec::new(),
         };
         demand.curve = characteristic(requests).skip(8).map(|time| point(&runs, time, &demand)).collect();
@@ -263,6 +268,7 @@ mod tests {
             blocks: 1.0,
             reach: 1.0,
             others: 0.0,
+            warm: 0.0,
             curve: Vec::new(),
         };
         assert_eq!((fit(&empty).pattern, fit(&empty).positions), (Pattern::Plain, 1));

@@ -38,6 +38,9 @@ const REHEARSED: u64 = 1_000_000;
 /// Required improvement of separate ranges over a common one: half a point.
 const MARGIN: f64 = 0.005;
 
+/// Reads and writes with at least this share of distinct blocks have separate ranges.
+const DIFFERENT: f64 = 0.95;
+
 /// Larger deviations of hits get a note.
 const FAR: f64 = 0.05;
 
@@ -114,7 +117,17 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
     let off = |jobs: &[Job]| distance(profile, jobs).unwrap_or(f64::INFINITY);
     let mut jobs = together.ok_or(ExportError::NoRoom)?;
     slow_jobs(profile, &shares, &mut notes);
-    if profile.requests() <= REHEARSED && profile.seconds <= REHEARSED as f64 {
+    if is_filled_first(&shares) {
+        if are_apart(&shares)
+            && let Some(apart) = plan(Layout::Apart)
+        {
+            jobs = apart;
+        }
+        notes.push(
+            "other requests had used most blocks of the random ones before these (as a fill of the disk does): in the load, the              first use of a block is a miss, so its hits are fewer"
+                .into(),
+        );
+    } else if profile.requests() <= REHEARSED && profile.seconds <= REHEARSED as f64 {
         let mut least = off(&jobs);
         if let Some(apart) = plan(Layout::Apart) {
             let other = off(&apart);
@@ -132,6 +145,25 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
     }
     what_is_missing(profile, &mut notes);
     Ok(Export { jobs, notes })
+}
+
+/// Whether other requests had used most blocks of the random ones before these. A rehearsal, which begins with an empty cache,
+/// then compares nothing.
+fn is_filled_first(shares: &[Share]) -> bool {
+    let (cold, used) = random_use(shares, |part| (part.curve.cold, part.curve.used_by_class()));
+    cold < used / 2.0
+}
+
+/// Whether random reads and writes used different blocks.
+fn are_apart(shares: &[Share]) -> bool {
+    let (of_both, of_each) =
+        random_use(shares, |part| (part.curve.used_by_class(), part.curve.used_by_part()));
+    of_both > of_each * DIFFERENT
+}
+
+fn random_use(shares: &[Share], of: impl Fn(&Part) -> (f64, f64)) -> (f64, f64) {
+    let random = shares.iter().filter(|share| share.class == Class::Random);
+    random.map(|share| of(&share.part)).fold((0.0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1))
 }
 
 /// Ranges of random reads and writes.
@@ -176,10 +208,22 @@ fn assemble(
     if profile.disk_bytes.is_some_and(|disk| end > disk) {
         return None;
     }
-    for share in of(Class::Sequential) {
+    // A stream over blocks that others have used (it reads what was written) shares their range.
+    let (second, first): (Vec<&Share>, Vec<&Share>) =
+        of(Class::Sequential).partition(|share| is_shared(share));
+    let mut shared = None;
+    for share in first {
         let (workload, after) = sequential(profile, share, rated(profile, share, base), end);
         end = after;
+        shared = shared.or(Some(workload.offset.0));
         add("sequential", share, workload);
+    }
+    for share in second {
+        add(
+            "sequential",
+            share,
+            sequential(profile, share, rated(profile, share, base), shared.unwrap_or(0)).0,
+        );
     }
     for share in of(Class::Strided) {
         add("strided", share, strided(profile, share, rated(profile, share, base)));
@@ -278,12 +322,17 @@ fn mix(part: &Part) -> BlockMix {
     text.join(",").parse().unwrap_or_else(|_| BlockMix::of(Size(BLOCK)))
 }
 
+/// Whether others had used most of its blocks before.
+fn is_shared(share: &Share) -> bool {
+    share.part.curve.cold < share.part.curve.used_by_part() / 2.0
+}
+
 /// One stream over as many bytes as were used, after the random requests' range if there is room; also returns its end.
 fn sequential(profile: &Profile, share: &Share, base: Workload, behind: u64) -> (Workload, u64) {
     let disk = profile.disk_bytes.unwrap_or(u64::MAX);
     let smallest = base.mix.as_ref().map_or(base.block_size, BlockMix::smallest).0;
     let (Part { blocks, curve, .. }, largest) = (&share.part, base.block_size.0);
-    let used = curve.cold * BLOCK as f64 * (*blocks as f64 / curve.weight.max(1.0)).min(1.0);
+    let used = curve.used_by_part() * BLOCK as f64 * (*blocks as f64 / curve.weight.max(1.0)).min(1.0);
     let length = (used as u64).max(largest * 16).min(disk) / largest * largest;
     let behind = behind.div_ceil(smallest) * smallest;
     let fits = behind.checked_add(length).is_some_and(|end| end <= disk);
@@ -298,9 +347,12 @@ fn sequential(profile: &Profile, share: &Share, base: Workload, behind: u64) -> 
 
 fn strided(profile: &Profile, share: &Share, base: Workload) -> Workload {
     let (distance, size) = stride(profile, share.direction).unwrap_or((BLOCK, BLOCK));
-    let used = (share.part.curve.cold * BLOCK as f64) as u64 / size;
+    let used = (share.part.curve.used_by_part() * BLOCK as f64) as u64 / size;
     let used = used.saturating_mul(distance);
-    let length = used.max(distance.saturating_mul(16)).min(profile.disk_bytes.unwrap_or(u64::MAX));
+    // The steps of a trace that wrapped around stay within its range.
+    let end = (profile.end_bytes > 0).then_some(profile.end_bytes);
+    let room = profile.disk_bytes.or(end).unwrap_or(u64::MAX);
+    let length = used.max(distance.saturating_mul(16)).min(room);
     Workload {
         access: match share.direction {
             Direction::Read => Access::Read,
