@@ -13,7 +13,7 @@ ONLY ?=
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 .PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak histories heal join fill-picture neighbours \
-  power-soak fuzz deny clean clean-room
+  power-soak fuzz fuzz-check deny clean clean-room
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ release: ## optimised build of the `weir` binary
 demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
 	$(TARGET)/release/weir demo
 
-test: setup fmt clippy doc unit ## all checks that a change must pass
+test: setup fmt clippy doc fuzz-check unit ## all checks that a change must pass
 
 fmt: ## formatting
 	$(CARGO) fmt --all --check
@@ -41,6 +41,10 @@ clippy: ## lints, as errors
 # Documents private items, too, so that links to them resolve.
 doc: ## documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
+
+# A workspace of its own, which nothing else compiles. In the same directory, so that libraries of both are checked once.
+fuzz-check: ## the fuzz targets compile (stable Rust, no C++ compiler)
+	$(CARGO) check --manifest-path fuzz/Cargo.toml --locked --no-default-features --target-dir $(TARGET)
 
 # The tests of the lab run the `weir` that this build made; each of them alone would build it again with other features.
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
