@@ -33,6 +33,9 @@ const LOOK: Duration = Duration::from_secs(3);
 const UNDER_WAY: Duration = Duration::from_secs(3);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
+/// Longest wait for the storage to remove a file (P10). A large sparse file can take longer, and its removal goes on.
+const REMOVED: Duration = Duration::from_secs(10);
+
 /// A note of this process, under way while the value lives.
 struct Note<'a> {
     node: &'a Node,
@@ -158,22 +161,58 @@ async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
     }
 }
 
-/// Removes a disk's record, which is `entry`, and then its file; also if its waiter has gone.
+/// Removes a disk's record, which is `entry`, and then its file; also if its waiter has gone. Then an event says so, with what
+/// was `lost` apart from the file.
 ///
 /// # Errors
-/// [`ApiErrorKind::Refused`]: the record has changed. Or the file cannot be removed now: that is tried again.
-pub async fn remove(node: &Arc<Node>, entry: &Entry, record: &DiskRecord) -> Result<(), ApiError> {
-    let (node, entry, record) = (Arc::clone(node), entry.clone(), record.clone());
-    to_its_end(async move { remove_here(&node, &entry, &record).await }).await
+/// [`ApiErrorKind::Refused`]: the record has changed. Or the file cannot be removed now: that is tried again. Or the storage has
+/// not answered for 10 s.
+pub async fn remove(
+    node: &Arc<Node>,
+    entry: &Entry,
+    record: &DiskRecord,
+    lost: String,
+) -> Result<(), ApiError> {
+    let work = {
+        let (node, entry, record) = (Arc::clone(node), entry.clone(), record.clone());
+        to_its_end(async move { remove_here(&node, &entry, &record, &lost).await })
+    };
+    match weir_task::timeout(REMOVED, work).await {
+        Ok(removed) => removed,
+        Err(_) => Err(late(node, record).await),
+    }
 }
 
-async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord) -> Result<(), ApiError> {
+/// The storage has not answered in time. What is certain by now, and how to see the end.
+async fn late(node: &Node, record: &DiskRecord) -> ApiError {
+    let (name, seconds) = (&record.name, REMOVED.as_secs());
+    let (message, remedy) = match node.registry.get(&keys::disk(name)).await {
+        Ok(None) => (
+            format!("disk {name} is deleted, but the storage has not removed its file for {seconds} s"),
+            format!("the removal goes on; the event `disk-deleted` of {name} in `weir events` tells its end"),
+        ),
+        _ => (
+            format!("the storage has not answered for {seconds} s; disk {name} is still there"),
+            "check the volume's storage; the deletion goes on when it answers, and `weir events` then has the event \
+             `disk-deleted`"
+                .to_owned(),
+        ),
+    };
+    ApiError::new(ApiErrorKind::Unavailable, message).hint(remedy)
+}
+
+async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str) -> Result<(), ApiError> {
     // Without the mount, no file would be found, and none removed.
     let volume = node.volume(&record.volume).await?;
     blocking(move || open(&volume).map(drop)).await?;
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
     match Note::write(node, record, Step::Removing, gone).await {
-        Ok(note) => note.finish().await.map(drop),
+        Ok(note) => {
+            let path = note.finish().await?;
+            let lost = if lost.is_empty() { String::new() } else { format!("; lost: {lost}") };
+            node.journal.tell("disk-deleted", &record.name, format!("{} is gone{lost}", path.display()));
+            Ok(())
+        }
         Err(RegistryError::Conflict { .. }) => {
             let message = format!("disk {} has just been opened", record.name);
             Err(ApiError::new(ApiErrorKind::Refused, message))
@@ -377,5 +416,21 @@ mod tests {
         undone.await.unwrap();
         assert!(!volume.disk_path("d").unwrap().exists(), "nobody else would remove it");
         assert!(node.registry.get(&key).await.unwrap().is_none(), "and its note is struck off");
+    }
+
+    /// A large file can take longer to remove than a request waits: the record is gone by then.
+    #[tokio::test]
+    async fn a_slow_removal_says_how_to_see_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let source = Source::File { name: "d".into() };
+        let record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+        let after = late(&node, &record).await;
+        assert!(after.message.contains("disk d is deleted"), "{after}");
+        assert!(after.hint.contains("goes on") && after.hint.contains("weir events"), "{}", after.hint);
+        node.registry.transact(record.create(keys::disk("d"))).await.unwrap();
+        let before = late(&node, &record).await;
+        assert!(before.message.contains("still there"), "{before}");
+        assert_eq!(before.kind, ApiErrorKind::Unavailable);
     }
 }

@@ -46,17 +46,14 @@ impl Operations {
         if wanted.dry_run {
             return Ok(deleted);
         }
-        let mut event = format!("{} is gone", deleted.path.display());
         if let Some(lost) = lost {
-            self.ask(name, |done| Request::DeleteUnopened { done }).await?;
-            event = format!("{event}; lost: {lost}");
+            self.ask(name, |done| Request::DeleteUnopened { lost, done }).await?;
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
                 self.ask(name, |done| Request::Release { done }).await?;
             }
             self.remove(name, wanted.force).await?;
         }
-        self.node.journal.tell("disk-deleted", name, event);
         Ok(deleted)
     }
 
@@ -121,6 +118,6 @@ impl Operations {
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
-        self.bounded(provisioning::remove(&self.node, &entry, &record)).await
+        provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
 }

@@ -33,8 +33,8 @@ impl DiskTask {
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
             }
-            Request::DeleteUnopened { done } => {
-                let _ = done.send(self.delete_unopened().await);
+            Request::DeleteUnopened { lost, done } => {
+                let _ = done.send(self.delete_unopened(lost).await);
             }
             Request::Follow { to, done } => {
                 let _ = done.send(self.follow(to.as_ref()).await);
@@ -202,7 +202,7 @@ impl DiskTask {
         if size < record.size {
             let message =
                 format!("disk {} has {} bytes; shrinking it would cut off data", self.name, record.size);
-            return Err(ApiError::new(ApiErrorKind::Invalid, message));
+            return Err(ApiError::new(ApiErrorKind::Refused, message));
         }
         // The file first: a record that promises more than there is would be worse than the other way round.
         let (node, of, name) = (Arc::clone(&self.node), record.volume.clone(), self.name.clone());
@@ -249,7 +249,7 @@ impl DiskTask {
 
     /// Deletes the disk without opening it. In this task, so that no attempt to open it runs beside that: the copy of the log
     /// is here, and [`DiskTask::tell_copy`] gives it up on every node once the record is gone.
-    async fn delete_unopened(&mut self) -> Result<(), ApiError> {
+    async fn delete_unopened(&mut self, lost: String) -> Result<(), ApiError> {
         let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });
         let (entry, record) = read.await??;
@@ -258,11 +258,11 @@ impl DiskTask {
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint("try again"));
         }
         let node = Arc::clone(&self.node);
-        self.storage(async move { provisioning::remove(&node, &entry, &record).await }).await?;
-        self.node.here.set_unopened(&self.name, None);
+        let remove = async move { provisioning::remove(&node, &entry, &record, lost).await };
+        let removed = self.meanwhile(remove).await?;
         // The view may show the record for a moment still.
         (self.arrival, self.retry_at) = (None, Some(Nanos::now() + RETRY));
-        Ok(())
+        removed
     }
 
     async fn close(&mut self) -> Result<(), ApiError> {

@@ -71,6 +71,8 @@ pub enum Request {
     },
     /// Delete the disk, which this process owns and cannot open. What only its log has is lost.
     DeleteUnopened {
+        /// What is lost, for the event.
+        lost: String,
         /// Answered when its record and its file are gone.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
