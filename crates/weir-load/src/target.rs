@@ -89,6 +89,35 @@ impl Target {
         }
     }
 
+    /// Checks, without a change of anything, that the target has no data that a writing load would overwrite. A missing file has
+    /// none.
+    ///
+    /// # Errors
+    /// [`LoadError::NotEmpty`]; or the target cannot be read.
+    pub fn refuse_data(&self) -> Result<(), LoadError> {
+        let found = match self {
+            Target::Null { .. } => None,
+            Target::Nbd(uri) => {
+                let mut client = NbdClient::connect(uri)?;
+                let found = data_in_export(&mut client)?;
+                client.disconnect();
+                found
+            }
+            Target::Path(path) => {
+                let failed =
+                    |what: &'static str| move |source| LoadError::File { path: path.into(), what, source };
+                let file = match File::open(path) {
+                    Ok(file) => file,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                    Err(error) => return Err(failed("cannot open")(error)),
+                };
+                let (is_file, size) = examine(path, &file)?;
+                data_in(&file, is_file, size).map_err(failed("cannot examine"))?
+            }
+        };
+        found.map_or(Ok(()), |found| Err(LoadError::NotEmpty { target: self.to_string(), found }))
+    }
+
     fn prepare_path(&self, path: &Path, workload: &Workload, destroy: bool) -> Result<u64, LoadError> {
         let failed = |what: &'static str| move |source| LoadError::File { path: path.into(), what, source };
         let writes = workload.access.writes();
@@ -108,22 +137,15 @@ impl Target {
             }
             Err(error) => return Err(failed("cannot open")(error)),
         };
-        let kind = file.metadata().map_err(failed("cannot examine"))?;
-        let size = match kind.file_type() {
-            kind if kind.is_block_device() => size_of_device(&file).map_err(failed("cannot examine"))?,
-            kind if kind.is_file() => file.metadata().map_err(failed("cannot examine"))?.len(),
-            _ => return Err(LoadError::NotATarget(path.into())),
-        };
+        let (is_file, size) = examine(path, &file)?;
         if !writes {
             return Ok(size);
         }
-        if !destroy
-            && let Some(found) = data_in(&file, kind.is_file(), size).map_err(failed("cannot examine"))?
-        {
+        if !destroy && let Some(found) = data_in(&file, is_file, size).map_err(failed("cannot examine"))? {
             return Err(LoadError::NotEmpty { target: self.to_string(), found });
         }
         match wanted {
-            Some(wanted) if kind.is_file() && wanted > size => {
+            Some(wanted) if is_file && wanted > size => {
                 file.set_len(wanted).map_err(failed("cannot extend"))?;
                 Ok(wanted)
             }
@@ -154,17 +176,32 @@ impl Target {
             if workload.flush_every.is_some() && !export.can_flush() {
                 return Err(LoadError::NoFlush(target));
             }
-            if !destroy {
-                let alignment = minimum.max(512);
-                let read = |offset, piece: &mut [u8]| client.read(offset, piece).map_err(LoadError::from);
-                if let Some(found) = sampled(export.size / alignment * alignment, read)? {
-                    return Err(LoadError::NotEmpty { target, found });
-                }
+            if !destroy && let Some(found) = data_in_export(&mut client)? {
+                return Err(LoadError::NotEmpty { target, found });
             }
         }
         client.disconnect();
         Ok(export.size)
     }
+}
+
+/// Whether an open target is a file (else it is a device), and its size in bytes.
+fn examine(path: &Path, file: &File) -> Result<(bool, u64), LoadError> {
+    let failed = |source| LoadError::File { path: path.into(), what: "cannot examine", source };
+    let kind = file.metadata().map_err(failed)?;
+    match kind.file_type() {
+        kind if kind.is_block_device() => Ok((false, size_of_device(file).map_err(failed)?)),
+        file_type if file_type.is_file() => Ok((true, kind.len())),
+        _ => Err(LoadError::NotATarget(path.into())),
+    }
+}
+
+/// A description of the first data in samples of an export, if any.
+fn data_in_export(client: &mut NbdClient) -> Result<Option<String>, LoadError> {
+    let export = client.export();
+    let alignment = u64::from(export.minimum_block).max(512);
+    let size = export.size / alignment * alignment;
+    sampled(size, |offset, piece| client.read(offset, piece).map_err(LoadError::from))
 }
 
 /// A description of the first data in a file or device, if any.

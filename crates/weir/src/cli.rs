@@ -48,6 +48,7 @@ Exit codes:
 With --output json an error is JSON too, on standard error:
   {"schema":"weir.error/1",
    "error":{"kind":"not-found","message":"…","hint":"…","exit_code":3}}
+and so are notes before it: {"schema":"weir.note/1","note":"…"}
 
 Examples:
   weir lab up                          three nodes on this machine, for tests

@@ -110,6 +110,12 @@ impl Failure {
         Failure { hint: hint.into(), ..self }
     }
 
+    /// The same kind of failure, in other words.
+    #[must_use]
+    pub fn said(self, message: impl std::fmt::Display) -> Failure {
+        Failure { message: message.to_string(), ..self }
+    }
+
     /// For people: the message, and the hint on a line of its own.
     pub fn to_text(&self) -> String {
         let hint = if self.hint.is_empty() { String::new() } else { format!("\n  {}", self.hint) };

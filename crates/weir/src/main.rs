@@ -19,6 +19,10 @@ fn main() -> ExitCode {
     // With COMPLETE set, a shell requests completions.
     CompleteEnv::with_factory(cli::command).complete();
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    let as_json = asks_for_json(&arguments);
+    if as_json {
+        output::notes_as_json();
+    }
     let failure = match cli::parse(&arguments) {
         Ok(cli) => match commands::run(cli) {
             Ok(()) => return ExitCode::SUCCESS,
@@ -29,14 +33,14 @@ fn main() -> ExitCode {
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
-        Err(error) if asks_for_json(&arguments) => Failure::usage(first_paragraph(&error)),
+        Err(error) if as_json => Failure::usage(first_paragraph(&error)),
         Err(error) => {
             // With its colours.
             let _ = error.print();
             return ExitCode::from(FailureKind::Usage.exit_code());
         }
     };
-    match asks_for_json(&arguments) {
+    match as_json {
         true => eprintln!("{}", failure.to_json()),
         false => eprintln!("{}", failure.to_text()),
     }

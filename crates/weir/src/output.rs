@@ -1,6 +1,7 @@
 //! Tables and sentences for people, JSON for programs.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
@@ -8,6 +9,29 @@ use weir_report::text::wrap;
 
 use crate::failure::Failure;
 use crate::options::Output;
+
+/// Whether notes are JSON, as the command line asks for results and errors; see [`notes_as_json`].
+static NOTES_ARE_JSON: AtomicBool = AtomicBool::new(false);
+
+/// A remark of [`note`] for a program.
+#[derive(Serialize)]
+struct Note<'a> {
+    note: &'a str,
+}
+
+/// From now on, every line on standard error is JSON: a reader need not separate notes from the error.
+pub fn notes_as_json() {
+    NOTES_ARE_JSON.store(true, Ordering::Relaxed);
+}
+
+/// Prints a remark beside the result to standard error: text, or `{"schema":"weir.note/1","note":…}`.
+pub fn note(text: &str) {
+    let json = NOTES_ARE_JSON.load(Ordering::Relaxed).then(|| to_line("weir.note/1", &Note { note: text }));
+    match json {
+        Some(Ok(line)) => eprintln!("{line}"),
+        _ => eprintln!("{text}"),
+    }
+}
 
 /// Prints `value` as JSON, or as text by `text`.
 pub fn print<T: Serialize>(

@@ -59,7 +59,7 @@ fn a_disk_whose_backing_is_gone_is_deleted_by_force_only() {
     let would = place.ok("disk delete db --force --dry-run --node n3");
     assert!(would.contains("this would lose") && would.contains("of acknowledged writes"), "{would}");
     assert!(!would.contains("lose 0 B"), "it was written until its owner was killed: {would}");
-    let said = place.fails("disk delete db --force --node n2", 2);
+    let said = place.fails("disk delete db --force --node n2", 4);
     assert!(said.contains("this would lose") && said.contains("--yes"), "{said}");
     place.json("disk show db --node n2");
 

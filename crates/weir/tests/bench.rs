@@ -192,6 +192,45 @@ fn jobs_of_a_group_fill_a_target_once_before_any_of_them_begins() {
 }
 
 #[test]
+fn a_job_that_would_overwrite_data_is_refused_before_any_job_runs() {
+    let place = Place::new();
+    let data = vec![1; 1 << 20];
+    std::fs::write(place.path().join("data"), &data).unwrap();
+    let jobs =
+        "[global]\nfilename=data\nbs=4k\nsize=1m\n[look]\nrw=randread\n[spoil]\nstonewall\nrw=randwrite\n";
+    std::fs::write(place.path().join("jobs.fio"), jobs).unwrap();
+    let output = place.weir("bench --jobs jobs.fio");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(output.stdout.is_empty(), "a job has run");
+    for word in ["job spoil", "data from byte 0", "no job has run", "--destroy"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!(std::fs::read(place.path().join("data")).unwrap(), data);
+    assert_eq!(place.parsed("bench --jobs jobs.fio --destroy --format json")["jobs"][1]["name"], "spoil");
+    // What the jobs themselves have written is no one else's data.
+    let jobs = "[global]\nfilename=new\nbs=4k\nsize=1m\n[one]\nrw=write\n[two]\nstonewall\nrw=randwrite\n";
+    std::fs::write(place.path().join("own.fio"), jobs).unwrap();
+    let report = place.parsed("bench --jobs own.fio --format json");
+    assert_eq!(report["jobs"].as_array().unwrap().len(), 2, "{report}");
+    assert!(place.fails("bench --jobs own.fio", 4).contains("job one"), "now the file has data");
+}
+
+/// A program that asked for JSON reads nothing else on standard error.
+#[test]
+fn notes_are_json_where_errors_are() {
+    let place = Place::new();
+    std::fs::File::create(place.path().join("disk")).unwrap().set_len(256 << 20).unwrap();
+    let output = place.weir("bench disk --rw randwrite --destroy --prefill-time 1ms --output json");
+    let said = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let schemas: Vec<&str> = lines.iter().map(|line| line["schema"].as_str().unwrap()).collect();
+    assert_eq!(schemas, ["weir.note/1", "weir.error/1"], "{said}");
+    assert!(lines[0]["note"].as_str().unwrap().contains("filling 256MiB"), "{said}");
+    lines.iter().for_each(|line| assert_shape(line, "bench"));
+}
+
+#[test]
 fn a_job_file_of_fio_is_run() {
     let place = Place::new();
     let file = "[global]\nioengine=null\nbs=4k\nsize=4m\n[first]\nrw=randread\niodepth=8\nnumjobs=2\n[second]\nrw=write\n\

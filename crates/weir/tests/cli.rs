@@ -176,6 +176,7 @@ fn a_session_with_a_lab() {
     let policy = place.json("disk policy db write-through --node n2");
     assert_eq!(policy["requested"], "write-through");
     assert_eq!(place.json("disk resize db 128MiB")["size_bytes"], 128 << 20);
+    assert!(place.fails("disk resize db 64MiB", 4).contains("shrinking it would cut off data"));
 
     let bench =
         place.json("bench --disk db --layer accel --rw randwrite --destroy --runtime 200ms --warmup 0s");
@@ -190,7 +191,7 @@ fn a_session_with_a_lab() {
     names_are_completed(&place);
     tables_fit_80_columns(&place);
     events_are_followed(&place);
-    assert!(place.fails("disk delete db", 2).contains("--yes"));
+    assert!(place.fails("disk delete db", 4).contains("--yes"));
     a_delete_is_confirmed_on_a_terminal(&place);
     assert!(place.ok("disk delete db --dry-run").contains("would delete"));
     place.ok("disk delete db --yes");

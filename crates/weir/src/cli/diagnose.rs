@@ -51,6 +51,9 @@ Exit codes:
   6  measured, but not to be trusted: interrupted, generator-limited, most rows
      unusable, or it failed on the way
 
+The JUnit file follows the same rule: a test fails where a threshold of --fail-on is broken (code 1) or the measurement is not to \
+be trusted (code 6). A difference without a threshold passes; inconclusive steps and unusable rows are skipped.
+
 Examples:
   weir diagnose --disk scratch --destroy --dry-run
   weir diagnose --disk scratch --destroy --budget 10m
@@ -148,7 +151,7 @@ pub struct DiagnoseArgs {
     /// Exit with code 1 when this holds; several, separated by commas. See below.
     #[arg(long, value_name = "THRESHOLD", value_delimiter = ',')]
     pub fail_on: Vec<weir_diagnose::Threshold>,
-    /// The report: one HTML file; JSON and JUnit go beside it.
+    /// The report: one HTML file; JSON and JUnit go beside it. JUnit fails where the exit code does.
     #[arg(long, value_name = "FILE", default_value = "weir-diagnose.html")]
     pub report: PathBuf,
 }

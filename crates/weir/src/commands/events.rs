@@ -8,7 +8,7 @@ use weir_node::api::{ApiError, EventList, EventView};
 use crate::cluster::any_node;
 use crate::failure::{Failure, FailureKind};
 use crate::options::{Global, Output};
-use crate::output::{goes_on, print, table};
+use crate::output::{goes_on, note, print, table};
 
 /// Polling interval of `--follow`.
 const LOOK: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
             // The asked node may be the subject of an event.
             Err(failure) if failure.kind == FailureKind::Unavailable => {
                 if !std::mem::replace(&mut silent, true) {
-                    eprintln!("{}; still trying", failure.message);
+                    note(&format!("{}; still trying", failure.message));
                 }
                 Vec::new()
             }

@@ -10,7 +10,7 @@ use crate::cli::LabCommand;
 use crate::cluster::{lab, lab_dir};
 use crate::failure::Failure;
 use crate::options::{Global, Output};
-use crate::output::{print, say, table};
+use crate::output::{note, print, say, table};
 
 #[derive(Serialize)]
 struct Report {
@@ -100,7 +100,7 @@ fn act(
 
 fn down(global: &Global, lab: Lab, ending: Ending) -> Result<(), Failure> {
     let (dir, nodes) = (lab.dir().to_owned(), lab.nodes().iter().map(|node| node.name.clone()).collect());
-    lab.down_as(ending, |line| eprintln!("{line}"))?;
+    lab.down_as(ending, note)?;
     let ended = Ended { schema: "weir.lab-action/1", action: "down", dir, nodes };
     print(global.output, &ended, |ended| {
         format!(

@@ -10,6 +10,7 @@ mod events;
 mod explain;
 mod in_use;
 mod lab;
+mod moved;
 pub mod profile;
 mod status;
 mod top;

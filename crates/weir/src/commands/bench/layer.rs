@@ -20,7 +20,7 @@ use super::output::Outcome;
 use super::watch::{INTERVAL, TICK, heed_interrupts, line, styled_bar};
 use crate::cli::{BenchArgs, BenchFormat};
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{note, say};
 
 /// Largest request of the prefill, and its requests in flight.
 const BLOCK: u64 = 256 << 10;
@@ -80,9 +80,9 @@ impl Load<'_> {
             let most = format_size(limits.bytes);
             return Err(limit(format!("{bytes} would be filled before the load, and {most} are allowed")));
         }
-        eprintln!(
+        note(&format!(
             "filling {bytes} of {name} before the load (not all of it was ever written); --no-prefill leaves that out"
-        );
+        ));
         // The largest block size that divides the range, so that nothing is omitted.
         let block = 1 << (offset.0 | length | BLOCK).trailing_zeros();
         let pass = Workload {

@@ -9,6 +9,7 @@ pub mod watch;
 
 pub use watch::with_progress;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use weir_formats::fio::read_jobs;
@@ -21,6 +22,7 @@ use weir_profile::replay::parse_bench;
 use crate::cli::{BenchArgs, BenchCommand, BenchEngine, BenchFormat};
 use crate::cluster::owner_of;
 use crate::commands::in_use::{Harm, refuse_export_beside_clients};
+use crate::commands::moved::Whereabouts;
 use crate::failure::Failure;
 use crate::options::{Global, Output};
 
@@ -83,6 +85,7 @@ fn one(global: &Global, arguments: &BenchArgs, format: BenchFormat) -> Result<Ou
             watch::run(
                 vec![watch::Job {
                     name: None,
+                    whereabouts: Whereabouts::of(global, &target),
                     target,
                     workload,
                     destroy: arguments.destroy,
@@ -142,14 +145,17 @@ fn job_file(
         true => parse_bench(&text).map_err(|error| Failure::usage(named(&error)))?,
         false => read_jobs(&text).map_err(|error| Failure::usage(named(&error)))?,
     };
+    let shared = if arguments.destroy { BTreeSet::new() } else { refuse_data(&jobs)? };
     let mut groups: Vec<Vec<watch::Job>> = Vec::new();
     for job in jobs {
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let Job { name, target, workload, group } = job;
         leave_alone(global, arguments, &target, &workload)?;
-        let (destroy, prefill) = (arguments.destroy, arguments.prefill.limits());
+        let destroy = arguments.destroy || (workload.access.writes() && shared.contains(&target.to_string()));
+        let prefill = arguments.prefill.limits();
         groups[group as usize].push(watch::Job {
             name: Some(name),
+            whereabouts: Whereabouts::of(global, &target),
             target,
             workload,
             destroy,
@@ -174,6 +180,23 @@ fn job_file(
         }
     }
     Ok((all, None))
+}
+
+/// Before any job runs: refuses a job that would overwrite data. Returns the targets that several jobs write: what is in them
+/// later is the jobs' own.
+fn refuse_data(jobs: &[Job]) -> Result<BTreeSet<String>, Failure> {
+    let (mut written, mut shared) = (BTreeSet::new(), BTreeSet::new());
+    for Job { name, target, .. } in jobs.iter().filter(|job| job.workload.access.writes()) {
+        if !written.insert(target.to_string()) {
+            shared.insert(target.to_string());
+            continue;
+        }
+        target.refuse_data().map_err(|error| {
+            let message = format!("job {name}: {error}; no job has run");
+            Failure::from(error).said(message)
+        })?;
+    }
+    Ok(shared)
 }
 
 fn workload(arguments: &BenchArgs) -> Workload {

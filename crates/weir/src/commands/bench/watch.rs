@@ -21,8 +21,9 @@ use weir_load::workload::Workload;
 use weir_profile::Profiler;
 
 use crate::cli::BenchFormat;
+use crate::commands::moved::Whereabouts;
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{note, say};
 
 /// Interval between updates of the progress.
 pub(super) const TICK: Duration = Duration::from_millis(250);
@@ -48,6 +49,8 @@ pub struct Job {
     pub profiler: Option<Arc<Mutex<Profiler>>>,
     /// The file in which a verifying load records its writes.
     pub history: Option<PathBuf>,
+    /// The node of the target's disk before the load, if it is one of the cluster's.
+    pub whereabouts: Option<Whereabouts>,
 }
 
 /// Order among the jobs of a group: all targets are filled, one after the other, before the first load begins. A job must not
@@ -58,6 +61,13 @@ struct Order {
 }
 
 impl Job {
+    fn failure(&self, error: LoadError) -> Failure {
+        match &self.whereabouts {
+            Some(whereabouts) => whereabouts.failure(error),
+            None => error.into(),
+        }
+    }
+
     fn run(
         &self,
         order: &Order,
@@ -158,18 +168,20 @@ pub fn run(
         .then(|| Failure::failed("interrupted: the results cover the time until then"));
     let mut summaries = Vec::new();
     for running in running {
-        match running.result() {
-            Ok(summary) => summaries.push(summary),
-            Err(Broken { error, partial: Some(partial) }) => {
-                summaries.push(*partial);
-                failure.get_or_insert(error.into());
+        let job = Arc::clone(&running.job);
+        let (error, partial) = match running.result() {
+            Ok(summary) => {
+                summaries.push(summary);
+                continue;
             }
-            Err(Broken { error, partial: None }) if summaries.is_empty() => {
-                return Err(error.into());
-            }
-            Err(Broken { error, partial: None }) => {
-                failure.get_or_insert(error.into());
-            }
+            Err(Broken { error, partial }) => (error, partial),
+        };
+        summaries.extend(partial.map(|partial| *partial));
+        if summaries.is_empty() {
+            return Err(job.failure(error));
+        }
+        if failure.is_none() {
+            failure = Some(job.failure(error));
         }
     }
     Ok((summaries, failure))
@@ -218,8 +230,7 @@ fn watch(
     let (mut last_interval, mut give_up) = (Nanos::now(), None);
     loop {
         match words.recv_timeout(TICK) {
-            Ok((_, Word::Note(note))) if bar.is_hidden() => eprintln!("{note}"),
-            Ok((_, Word::Note(note))) => bar.println(note),
+            Ok((_, Word::Note(text))) => bar.suspend(|| note(&text)),
             Ok((number, Word::Ended(result))) => running[number].ended = Some(*result),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}

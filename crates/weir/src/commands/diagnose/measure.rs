@@ -20,6 +20,7 @@ use super::settings::Settings;
 use super::subject::Subject;
 use super::trace;
 use crate::failure::Failure;
+use crate::output::note;
 
 /// Maximum size of the measured range, in bytes: larger than the caches of a small machine's processor, and fast to fill.
 const RANGE: u64 = 256 << 20;
@@ -61,12 +62,12 @@ pub fn conduct(subject: &dyn Subject, settings: &Settings) -> Result<Outcome, Fa
     let plan = Plan { cells: settings.cells(), repeats: settings.repeats, extra_runs, follow_ups, seed };
     let options = options(settings, range, runtime, seed);
     announce(&plan, count, runtime);
-    subject.caution(settings.destroy).into_iter().for_each(|caution| eprintln!("note: {caution}"));
+    subject.caution(settings.destroy).into_iter().for_each(|caution| note(&format!("note: {caution}")));
     // Fail early if the report cannot be written.
     check_writable(&settings.report)?;
     if settings.destroy {
         subject.fill(&options, &monitor)?;
-        eprintln!("filled {} before the measurement", about(range));
+        note(&format!("filled {} before the measurement", about(range)));
     }
     let mut targets = settings.wanted(subject.layers(&options, &monitor)?)?;
     let tracer = settings.trace.as_deref().and_then(trace::start);
@@ -153,7 +154,7 @@ fn with_source(start: Start, settings: &Settings, tracer: Option<&Tracer>) -> St
 
 fn announce(plan: &Plan, layers: usize, runtime: Duration) {
     let runs = plan.cells.len() * layers * plan.repeats as usize;
-    eprintln!(
+    note(&format!(
         "{} cells × {layers} layers × {} repeats: {runs} runs of {:.1} s, {}, {} at most; seed {}",
         plan.cells.len(),
         plan.repeats,
@@ -161,7 +162,7 @@ fn announce(plan: &Plan, layers: usize, runtime: Duration) {
         minutes(tier::time_of(runs, runtime)),
         minutes(tier::time_of(runs + plan.extra_runs + plan.follow_ups, runtime)),
         plan.seed
-    );
+    ));
 }
 
 fn go(

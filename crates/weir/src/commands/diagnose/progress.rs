@@ -6,6 +6,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use weir_block::Nanos;
 
+use crate::output::note;
+
 /// An approximate duration, for people.
 pub fn minutes(time: Duration) -> String {
     let seconds = time.as_secs_f64();
@@ -49,7 +51,7 @@ impl Shown {
                 let first_or_last = last.is_none() || done == total;
                 if first_or_last || last.is_some_and(|last| time.since(last) >= LINE_EVERY) {
                     *last = Some(time);
-                    eprintln!("{}", line(done, total, time.since(*began), now));
+                    note(&line(done, total, time.since(*began), now));
                 }
             }
         }
@@ -57,8 +59,8 @@ impl Shown {
 
     pub fn say(&self, text: &str) {
         match self {
-            Shown::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
-            Shown::Lines { .. } => eprintln!("{text}"),
+            Shown::Bar(bar) => bar.suspend(|| note(text)),
+            Shown::Lines { .. } => note(text),
         }
     }
 }

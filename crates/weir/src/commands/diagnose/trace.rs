@@ -7,13 +7,14 @@ use weir_diagnose::counters::Tracer;
 use weir_diagnose::{Counters, Target};
 
 use super::observed::observed;
+use crate::output::note;
 
 /// A running tracer; without one, prints the reason.
 pub fn start(device: &str) -> Option<Tracer> {
     match Tracer::start(device) {
         Ok(tracer) => Some(tracer),
         Err(error) => {
-            eprintln!("note: {error}; /proc/diskstats alone is used");
+            note(&format!("note: {error}; /proc/diskstats alone is used"));
             None
         }
     }

@@ -18,7 +18,7 @@ use crate::cli::{ExportFormat, ProfileCommand, ProfileSource};
 use crate::cluster::owner_of;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print_as, say};
+use crate::output::{note, print_as, say};
 
 /// A profile with its derived figures.
 #[derive(Serialize)]
@@ -45,7 +45,7 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
                 export(&profile, &target, length.map(|length| length.0)).map_err(Failure::refused)?;
             match format {
                 ExportFormat::Bench => {
-                    exported.notes.iter().for_each(|note| eprintln!("note: {note}"));
+                    exported.notes.iter().for_each(|text| note(&format!("note: {text}")));
                     say(&exported.to_bench())
                 }
                 ExportFormat::Fio => say(fio_jobs(&exported, &profile.source)?.trim_end()),
@@ -107,7 +107,7 @@ fn keep(profile: &Profile, file: &Path) -> Result<(), Failure> {
     let wrong = |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", file.display()));
     let text = serde_json::to_string(profile).map_err(|error| wrong(&error))?;
     std::fs::write(file, text + "\n").map_err(|error| wrong(&error))?;
-    eprintln!("kept in {}", file.display());
+    note(&format!("kept in {}", file.display()));
     Ok(())
 }
 

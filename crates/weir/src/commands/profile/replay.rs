@@ -20,9 +20,10 @@ use weir_profile::{Profile, Profiler, Settings};
 use crate::cli::BenchFormat;
 use crate::commands::bench::watch;
 use crate::commands::in_use::{Harm, refuse_export_beside_clients};
+use crate::commands::moved::Whereabouts;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print_as, table};
+use crate::output::{note, print_as, table};
 
 /// The result of a replay.
 #[derive(Serialize)]
@@ -70,6 +71,7 @@ pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Us
     let profiler = Arc::new(Mutex::new(Profiler::new(settings, start, Duration::ZERO)));
     let watched = jobs.into_iter().map(|Job { name, target, workload, .. }| watch::Job {
         name: Some(name),
+        whereabouts: Whereabouts::of(global, &target),
         target,
         workload,
         destroy: true,
@@ -117,14 +119,10 @@ fn prepare(jobs: &[Job], allowed: &Use) -> Result<BTreeMap<String, Filled>, Fail
     for job in &order {
         let destroy = allowed.destroy || writes;
         if let Prefill::Needed(fill) = look(&job.target, &job.workload, destroy)? {
-            eprintln!(
-                "filling {} of {} before the load ({})",
-                format_size(fill.bytes()),
-                job.target,
-                fill.found
-            );
+            let bytes = format_size(fill.bytes());
+            note(&format!("filling {bytes} of {} before the load ({})", job.target, fill.found));
             let filled = fill.run(&job.target, job.workload.seed, destroy, limits, &Monitor::new())?;
-            eprintln!("{filled}");
+            note(&filled.to_string());
             all.insert(job.name.clone(), filled);
         }
     }
