@@ -15,11 +15,11 @@ const _: () = assert!(Limits::CONNECTIONS < 1 << (TAG_BITS - 32));
 #[derive(Debug)]
 pub enum Client {
     /// After an NBD handshake.
-    Nbd(nbd::Client),
+    Nbd(nbd::AcceptedClient),
 }
 
-impl From<nbd::Client> for Client {
-    fn from(client: nbd::Client) -> Client {
+impl From<nbd::AcceptedClient> for Client {
+    fn from(client: nbd::AcceptedClient) -> Client {
         Client::Nbd(client)
     }
 }

@@ -292,7 +292,7 @@ pub struct DiskView {
     /// The node whose clients may use it already, and whose first write moves it there.
     #[serde(default)]
     pub follower: Option<String>,
-    /// `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `letting-go`, `silent` (its owner, or the shard there, does
+    /// `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `releasing`, `silent` (its owner, or the shard there, does
     /// not answer), `takeover` (its owner is gone, and another node takes over), or `unavailable` (no copy of its log is left).
     pub state: String,
     /// Why it is not simply serving; empty otherwise.

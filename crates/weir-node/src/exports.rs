@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use weir_block::LayerInfo;
 use weir_cluster::view::Seen;
-use weir_export::nbd::{Attach, Client};
+use weir_export::nbd::{AcceptedClient, Attach};
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use crate::control::Node;
@@ -31,19 +31,19 @@ impl Exports {
 
     /// A disk that another node owns, and whose clients may come here already.
     fn followed(&self, name: &str) -> Option<LayerInfo> {
-        let record = self.node.world.disk(name)?;
+        let record = self.node.records.disk(name)?;
         may_follow(&record, &self.node.session.node_ref()).then(|| self.node.here.describe(&record))
     }
 
     /// The reason why a disk is not available here, and the remedy.
     fn elsewhere(&self, name: &str) -> NotServed {
         let me = &self.node.config.name;
-        let lives = |owner| is_live(&self.node.world.nodes.now(), owner);
-        if let Seen::Unreadable { error, .. } = self.node.world.seen(name) {
+        let lives = |owner| is_live(&self.node.records.nodes.now(), owner);
+        if let Seen::Unreadable { error, .. } = self.node.records.seen(name) {
             let reason = format!("the record of disk {name} cannot be read on {me}: {error}");
             return NotServed::Unavailable(reason);
         }
-        let Some(record) = self.node.world.disk(name) else {
+        let Some(record) = self.node.records.disk(name) else {
             let reason = format!("there is no disk {name:?}; `weir disk list` shows those that there are");
             return NotServed::Unknown(reason);
         };
@@ -99,7 +99,7 @@ impl Directory for Exports {
 }
 
 impl Attach for Exports {
-    fn attach(&self, client: Client) {
+    fn attach(&self, client: AcceptedClient) {
         if self.node.here.get(&client.session.export).is_some() {
             attach(&self.node, client);
         } else {
@@ -109,7 +109,7 @@ impl Attach for Exports {
 }
 
 /// Hands a client to the shard of its disk, which is open here.
-pub fn attach(node: &Node, client: Client) {
+pub fn attach(node: &Node, client: AcceptedClient) {
     let disk = client.session.export.clone();
     let command = Command::Attach { disk: disk.clone(), client: Box::new(client.into()) };
     // A shard that is so far behind would not serve one client more; dropping it disconnects it.

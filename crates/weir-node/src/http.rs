@@ -286,7 +286,7 @@ mod tests {
         let record = NodeRecord { api: socket.to_owned(), ..tests::record_of("b") };
         let b =
             NodeSession::start(Arc::clone(&node.registry), record, SessionConfig::default()).await.unwrap();
-        let mut nodes = node.world.nodes.changes();
+        let mut nodes = node.records.nodes.changes();
         nodes.wait_for(|live| live.contains_key("b")).await.unwrap();
         tests::disk_of_a(&node, |record| record.owner = Some(b.node_ref())).await;
         (Operations::new(node, Arc::default(), Arc::default()), b)

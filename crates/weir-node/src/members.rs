@@ -19,14 +19,14 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// Those that do not live.
 pub fn down(node: &Node) -> Vec<NodeView> {
-    let (all, live) = (node.world.members.now(), node.world.nodes.now());
+    let (all, live) = (node.records.members.now(), node.records.nodes.now());
     let down = all.values().filter(|member| !live.contains_key(&member.name));
     down.map(view).collect()
 }
 
 /// Keeps the list true until the node stops.
 pub async fn keep(node: Arc<Node>) {
-    let (mut nodes, mut members) = (node.world.nodes.changes(), node.world.members.changes());
+    let (mut nodes, mut members) = (node.records.nodes.changes(), node.records.members.changes());
     loop {
         let live = nodes.borrow_and_update().clone();
         let known = members.borrow_and_update().clone();
@@ -54,7 +54,7 @@ pub async fn keep(node: Arc<Node>) {
 /// Replaces the known record. The second of two writers finds it changed, and reads again.
 async fn write(node: &Node, record: &MemberRecord) {
     let key = keys::member(&record.name);
-    let known = node.world.members.now().seen(&record.name).revision();
+    let known = node.records.members.now().seen(&record.name).revision();
     let change = match known {
         Some(revision) => Transaction::new().unchanged(key.clone(), revision),
         None => Transaction::new().absent(key.clone()),
@@ -70,15 +70,15 @@ async fn write(node: &Node, record: &MemberRecord) {
 /// There is no such node, it is up, or a disk counts on it.
 pub async fn forget(node: &Node, name: &str) -> Result<NodeView, ApiError> {
     let refused = |message: String| ApiError::new(ApiErrorKind::Refused, message);
-    if node.world.nodes.now().contains_key(name) {
+    if node.records.nodes.now().contains_key(name) {
         return Err(refused(format!("node {name} is up")).hint("stop it first"));
     }
-    let known = node.world.members.now();
+    let known = node.records.members.now();
     let Some(member) = known.get(name) else {
         return Err(ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}"))
             .hint("`weir status` shows the nodes"));
     };
-    let disks = node.world.disks.now();
+    let disks = node.records.disks.now();
     let needs = disks.values().find(|disk| {
         let mut holders = disk.owner.iter().chain(&disk.replicas);
         holders.any(|holder| holder.node == name)

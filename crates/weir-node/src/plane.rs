@@ -11,7 +11,7 @@ use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
-use weir_export::nbd::Client;
+use weir_export::nbd::AcceptedClient;
 use weir_nbd::server::{BASE_ALLOCATION_ID, Session};
 use weir_task::JoinHandle;
 
@@ -19,8 +19,8 @@ use crate::config::Config;
 use crate::control::disk::log_medium;
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
+use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
-use crate::control::world::World;
 use crate::control::{
     LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, provisioning, supervisor,
     watchdog,
@@ -127,7 +127,7 @@ impl Plane {
         let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
         let rights = Rights::new(times, *session.leased().borrow(), started);
         let node = Arc::new(Node {
-            world: World::start(&registry).await?,
+            records: RegistryCopy::start(&registry).await?,
             journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
             registry,
             network,
@@ -195,15 +195,15 @@ pub async fn welcome(
             base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
             flags: 0,
         };
-        return serve_follower(node, &owner, Client { stream, leftover: Vec::new(), session });
+        return serve_follower(node, &owner, AcceptedClient { stream, leftover: Vec::new(), session });
     }
     replicate(node, disk, owner, stream).await
 }
 
 /// Takes requests that clients on another node make of a disk which is about to move there.
-fn serve_follower(node: &Node, from: &str, client: Client) -> Result<(), String> {
+fn serve_follower(node: &Node, from: &str, client: AcceptedClient) -> Result<(), String> {
     let disk = &client.session.export;
-    let follower = node.world.disk(disk).and_then(|record| record.follower);
+    let follower = node.records.disk(disk).and_then(|record| record.follower);
     if follower.is_none_or(|follower| follower.node != from) || node.here.get(disk).is_none() {
         return Err(format!("{from} does not follow disk {disk}, or it is not open here"));
     }
@@ -213,7 +213,7 @@ fn serve_follower(node: &Node, from: &str, client: Client) -> Result<(), String>
 
 /// The owner of a disk, on another node, has connected to have its log replicated here.
 async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream) -> Result<(), String> {
-    let record = match node.world.disk(&disk) {
+    let record = match node.records.disk(&disk) {
         Some(record) => record,
         None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
     };

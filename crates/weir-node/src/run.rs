@@ -20,7 +20,7 @@ use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
-use weir_export::nbd::{Address, ListenError, Listener, ListenerConfig};
+use weir_export::nbd::{ListenAddress, ListenError, Listener, ListenerConfig};
 
 use crate::backings::Backings;
 use crate::config::Config;
@@ -321,9 +321,9 @@ fn is_taken(error: &io::Error) -> bool {
 }
 
 async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
-    let unix = config.nbd_socket().map(Address::Unix);
+    let unix = config.nbd_socket().map(ListenAddress::Unix);
     // An operator who writes an address that other hosts reach into the configuration has read the warning there.
-    let tcp = config.nbd.tcp.iter().map(|&address| Address::Tcp { address, beyond_loopback: true });
+    let tcp = config.nbd.tcp.iter().map(|&address| ListenAddress::Tcp { address, beyond_loopback: true });
     let mut listeners = Vec::new();
     for address in unix.into_iter().chain(tcp) {
         listeners.push(Listener::bind(&address, ListenerConfig::default()).await?);

@@ -131,10 +131,10 @@ async fn look(node: &Node) -> Look {
         _ => None,
     };
     let me = node.session.node_ref();
-    let disks = node.world.disks.now();
+    let disks = node.records.disks.now();
     let is_silent = |disk: &str| silent.contains(&node.shards.number_of(disk));
     statuses.extend(unspoken(disks.values(), &statuses, &me, is_silent));
-    let others = Others { live: &node.world.nodes.now(), stopping: stopping.as_ref() };
+    let others = Others { live: &node.records.nodes.now(), stopping: stopping.as_ref() };
     let unreleased = node.here.unreleased();
     let is_lost = |status: &DiskStatus| match disks.seen(&status.disk) {
         // A closed disk holds nothing.

@@ -335,7 +335,7 @@ fn plain_client() -> (std::os::unix::net::UnixStream, weir_export::Client) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let session = weir_nbd::server::Session { export: "disk".into(), ..Default::default() };
-    (theirs, weir_export::nbd::Client { stream: ours.into(), leftover: Vec::new(), session }.into())
+    (theirs, weir_export::nbd::AcceptedClient { stream: ours.into(), leftover: Vec::new(), session }.into())
 }
 
 /// A write across two blocks, from the middle of the first to the middle of the second; returns its error number.

@@ -9,7 +9,7 @@ use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, Own
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
 use super::edges::Edges;
 use super::hold::{Hold, Order};
-use super::listener::Client;
+use super::listener::AcceptedClient;
 use crate::workspace::{PATIENCE, Workspace};
 
 /// How long somebody must have waited for memory before clients that do not move are looked for, and how often then.
@@ -96,7 +96,7 @@ impl NbdDisk {
     /// # Errors
     /// The disk is being closed or has as many connections as it may, or the socket is unusable; the client is
     /// disconnected.
-    pub fn attach(&mut self, client: Client, workspace: &mut Workspace) -> io::Result<()> {
+    pub fn attach(&mut self, client: AcceptedClient, workspace: &mut Workspace) -> io::Result<()> {
         if self.closing.is_some() {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the disk is being closed"));
         }
@@ -107,7 +107,7 @@ impl NbdDisk {
         let entry = self.connections.vacant_entry();
         let index = u32::try_from(entry.key()).expect("the number of connections is limited");
         let token = Token { owner: self.owner, slot: index };
-        let Client { stream, leftover, session } = client;
+        let AcceptedClient { stream, leftover, session } = client;
         let connection = entry.insert(Connection::new(stream, &session, leftover, token, workspace)?);
         if self.hold.is_some() {
             connection.pause();

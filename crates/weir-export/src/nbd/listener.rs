@@ -25,7 +25,7 @@ const BREATHER: Duration = Duration::from_millis(100);
 
 /// The address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum ListenAddress {
     /// A Unix socket, reachable for its owner only (mode 0600).
     Unix(PathBuf),
     /// TCP.
@@ -37,11 +37,11 @@ pub enum Address {
     },
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Unix(path) => write!(f, "nbd+unix:///?socket={}", path.display()),
-            Address::Tcp { address, .. } => write!(f, "nbd://{address}"),
+            ListenAddress::Unix(path) => write!(f, "nbd+unix:///?socket={}", path.display()),
+            ListenAddress::Tcp { address, .. } => write!(f, "nbd://{address}"),
         }
     }
 }
@@ -80,7 +80,7 @@ pub enum ListenError {
     #[error("{address}: cannot {doing}: {source}")]
     Io {
         /// Where.
-        address: Address,
+        address: ListenAddress,
         /// At what.
         doing: &'static str,
         /// Its reason.
@@ -90,7 +90,7 @@ pub enum ListenError {
 
 /// A client that has chosen an export.
 #[derive(Debug)]
-pub struct Client {
+pub struct AcceptedClient {
     /// Its socket, non-blocking.
     pub stream: weir_block::Stream,
     /// Bytes that the client sent ahead of the transmission phase.
@@ -102,7 +102,7 @@ pub struct Client {
 /// Brings a client to the shard that owns its disk.
 pub trait Attach: Send + Sync {
     /// Called on the control plane; must not block. Dropping the client disconnects it.
-    fn attach(&self, client: Client);
+    fn attach(&self, client: AcceptedClient);
 }
 
 #[derive(Debug)]
@@ -123,15 +123,15 @@ impl Listener {
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub async fn bind(address: &Address, config: ListenerConfig) -> Result<Listener, ListenError> {
+    pub async fn bind(address: &ListenAddress, config: ListenerConfig) -> Result<Listener, ListenError> {
         let failed = |doing| move |source| ListenError::Io { address: address.clone(), doing, source };
         let socket = match address {
-            Address::Unix(path) => {
+            ListenAddress::Unix(path) => {
                 clear_path(path).await?;
                 let listener = bind_unix(path).map_err(failed("create the socket"))?;
                 Socket::Unix { listener, path: path.clone() }
             }
-            Address::Tcp { address, beyond_loopback } => {
+            ListenAddress::Tcp { address, beyond_loopback } => {
                 if !address.ip().is_loopback() && !beyond_loopback {
                     return Err(ListenError::BeyondLoopback(*address));
                 }
@@ -201,7 +201,7 @@ impl Drop for Listener {
 
 /// Removes a socket that a process left behind. One that answers, or anything else, stays.
 async fn clear_path(path: &Path) -> Result<(), ListenError> {
-    let address = || Address::Unix(path.to_owned());
+    let address = || ListenAddress::Unix(path.to_owned());
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(source) => return Err(ListenError::Io { address: address(), doing: "look at the path", source }),
@@ -247,15 +247,15 @@ enum Stream {
 }
 
 impl Stream {
-    async fn shake_hands(self, directory: &dyn Directory) -> Result<Client, End> {
+    async fn shake_hands(self, directory: &dyn Directory) -> Result<AcceptedClient, End> {
         match self {
             Stream::Unix(mut stream) => {
                 let (session, leftover) = shake_hands(&mut stream, directory).await?;
-                Ok(Client { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
+                Ok(AcceptedClient { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
             }
             Stream::Tcp(mut stream) => {
                 let (session, leftover) = shake_hands(&mut stream, directory).await?;
-                Ok(Client { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
+                Ok(AcceptedClient { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
             }
         }
     }

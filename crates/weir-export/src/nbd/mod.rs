@@ -18,4 +18,4 @@ mod replies;
 
 pub use connection::{BAD_REQUESTS, Limits};
 pub use disk::NbdDisk;
-pub use listener::{Address, Attach, Client, ListenError, Listener, ListenerConfig};
+pub use listener::{AcceptedClient, Attach, ListenAddress, ListenError, Listener, ListenerConfig};

@@ -138,7 +138,7 @@ pub fn refused(bench: &mut Bench, former: &str) {
     let error = client.export(DISK, &here).unwrap_err();
     assert!(error.message.contains("is owned by"), "{error:?}");
     let let_go =
-        client.events().unwrap().into_iter().any(|event| event.node == former && event.kind == "let-go");
+        client.events().unwrap().into_iter().any(|event| event.node == former && event.kind == "released");
     assert!(let_go, "no event tells of it{}", bench.logs());
     bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.reason.is_empty()));
 }

@@ -37,7 +37,7 @@ pub async fn admit(node: &Node, disk: &str, role: Role) -> Result<Reservation, S
     let logs = node.shards.status().await;
     // A node that does not see the disk's record yet finds out when it does; a log is in memory unless the record names
     // another medium.
-    let medium = node.world.disk(disk).map_or_else(Medium::default, |record| record.medium);
+    let medium = node.records.disk(disk).map_or_else(Medium::default, |record| record.medium);
     let is_here = |disk: &str| logs.iter().any(|log| log.disk == disk && log.log_bytes > 0);
     if !is_here(disk) {
         let reserved = before.iter().filter(|other| *other != disk && !is_here(other)).count();

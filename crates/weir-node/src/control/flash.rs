@@ -26,7 +26,7 @@ pub async fn recover(flash: Option<&FlashDevice>, shards: &Shards) -> Vec<(Strin
 /// that there are, and whose record does not count on this node any more, are given up by their tasks.)
 pub async fn forget_strangers(node: &Node) {
     for (disk, id) in node.flash.as_ref().map(|flash| flash.disks()).unwrap_or_default() {
-        let is_strange = match node.world.seen(&disk) {
+        let is_strange = match node.records.seen(&disk) {
             Seen::Nothing => true,
             Seen::Record { record, .. } => record.id != id,
             Seen::Unreadable { .. } => false,

@@ -31,7 +31,7 @@ const RENEWALS: u32 = 5;
 /// Keeps the rights of the disks that this node owns alive, and ends those of disks that the registry gives to others.
 pub async fn run(node: Arc<Node>) {
     let mut session = node.session.leased();
-    let mut disks = node.world.disks.changes();
+    let mut disks = node.records.disks.changes();
     let mut askers: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
     loop {
         node.rights.on_session(*session.borrow_and_update());
@@ -48,7 +48,7 @@ pub async fn run(node: Arc<Node>) {
             changed = disks.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
             () = weir_task::sleep(node.rights.times().length / RENEWALS) => {
-                let known = node.world.disks.now();
+                let known = node.records.disks.now();
                 let kept: BTreeSet<String> = known.values().map(key).collect();
                 let is_unreadable = |key: &str| known.is_unreadable(key.rsplit_once('/').unwrap_or((key, "")).0);
                 node.rights.forget(|key| kept.contains(key) || is_unreadable(key));
@@ -60,7 +60,7 @@ pub async fn run(node: Arc<Node>) {
 /// A disk that the registry gives to another process ends here at once, whatever its task is waiting for (P2).
 fn end_taken(node: &Node) {
     let me = node.session.node_ref();
-    let records = node.world.disks.now();
+    let records = node.records.disks.now();
     for (disk, since) in node.rights.tenures() {
         // A view from before this node's tenure shows the owner of that time.
         let taken = records.get(&disk).filter(|record| record.epoch >= since);
@@ -147,7 +147,7 @@ struct Connection {
 
 impl Connection {
     async fn open(node: &Node, member: &str) -> Result<Connection, FrameError> {
-        let record = node.world.nodes.now().get(member).cloned();
+        let record = node.records.nodes.now().get(member).cloned();
         let record = record.ok_or_else(|| io::Error::other("the member is not in the cluster"))?;
         let greeting = Greeting {
             disk: String::new(),
@@ -222,7 +222,7 @@ impl Records<'_> {
     /// listing. If the question is ahead of the view, the registry is asked. `None`: the sender is not certain to be the
     /// owner.
     async fn known(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<(String, u64)> {
-        match self.node.world.seen(disk) {
+        match self.node.records.seen(disk) {
             Seen::Record { record: seen, .. } => {
                 let lead = if ask == Ask::Seal { 0 } else { EPOCH_LEAD };
                 let near = self.names_owner(&seen) && epoch <= seen.epoch.saturating_add(lead);

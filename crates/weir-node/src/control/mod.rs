@@ -1,6 +1,6 @@
 //! The control plane of a node: it reconciles the node with the registry.
 //!
-//! - [`world`]: copies of the registry's records, kept up to date;
+//! - [`registry_copy`]: copies of the registry's records, kept up to date;
 //! - [`decide`]: the next step for one disk, as a pure function;
 //! - [`change`]: compare-and-swap on a disk's record;
 //! - [`disk`]: the task that does it, one per disk;
@@ -27,11 +27,11 @@ pub mod grants;
 pub mod intents;
 pub mod node;
 pub mod provisioning;
+pub mod registry_copy;
 pub mod rights;
 pub mod shards;
 pub mod supervisor;
 pub mod watchdog;
-pub mod world;
 
 pub use capacity::LogCapacity;
 pub use node::Node;

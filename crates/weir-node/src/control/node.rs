@@ -16,9 +16,9 @@ use weir_volume::{DirVolume, FileIdentity, VolumeError};
 
 use super::capacity::LogCapacity;
 use super::intents::Intents;
+use super::registry_copy::RegistryCopy;
 use super::rights::Rights;
 use super::shards::Shards;
-use super::world::World;
 use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
 
@@ -39,8 +39,8 @@ pub struct Node {
     pub session: NodeSession,
     /// The rights of the disks that it owns, and its grants to others.
     pub rights: Rights,
-    /// The view of the registry.
-    pub world: World,
+    /// The records of the registry, as last read.
+    pub records: RegistryCopy,
     /// The way to the shards.
     pub shards: Shards,
     /// The event journal.
@@ -67,7 +67,7 @@ impl Node {
     /// # Errors
     /// There is no such volume.
     pub fn volume_path(&self, volume: &str) -> Result<PathBuf, ApiError> {
-        self.world.volumes.now().get(volume).map(|record| record.path.clone()).ok_or_else(|| {
+        self.records.volumes.now().get(volume).map(|record| record.path.clone()).ok_or_else(|| {
             ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {volume}"))
                 .hint("`weir volume list` shows those that there are")
         })
@@ -115,7 +115,7 @@ impl Node {
     /// The export addresses of a disk on a node.
     #[must_use]
     pub fn uris_on(&self, node: &str, disk: &str) -> Vec<String> {
-        let nodes = self.world.nodes.now();
+        let nodes = self.records.nodes.now();
         let Some(record) = nodes.get(node) else { return Vec::new() };
         let mut uris = Vec::new();
         if !record.nbd_unix.as_os_str().is_empty() {

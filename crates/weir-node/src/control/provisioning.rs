@@ -247,7 +247,7 @@ pub async fn finish_others(node: &Arc<Node>, disk: &str) -> Result<Option<PathBu
 
 /// Finishes what others have left, from time to time.
 pub async fn keep_finished(node: Arc<Node>) {
-    let mut nodes = node.world.nodes.changes();
+    let mut nodes = node.records.nodes.changes();
     loop {
         if let Ok(listing) = node.registry.list(keys::UNFINISHED).await {
             for entry in listing.entries {
@@ -305,11 +305,11 @@ fn is_over(node: &Node, record: &UnfinishedRecord) -> Result<(), String> {
         return if under_way { Err(String::new()) } else { Ok(()) };
     }
     let grace = node.config.lease.fence_grace;
-    let is_live = is_live(&node.world.nodes.now(), by);
+    let is_live = is_live(&node.records.nodes.now(), by);
     let Some(since) = node.intents.gone_since(by, is_live, Nanos::now()) else {
         return Err(String::new());
     };
-    if node.world.has_stopped(by) || Nanos::now() >= since + grace.0 {
+    if node.records.has_stopped(by) || Nanos::now() >= since + grace.0 {
         return Ok(());
     }
     Err(format!("; it is taken to have ended {grace} after that"))

@@ -12,7 +12,7 @@ use weir_cluster::view::{Records, Seen, View};
 
 /// Copies of everything that decisions rest on, kept up to date.
 #[derive(Debug)]
-pub struct World {
+pub struct RegistryCopy {
     /// All disks.
     pub disks: View<DiskRecord>,
     /// All volumes.
@@ -29,13 +29,13 @@ pub struct World {
     machine: Option<Machine>,
 }
 
-impl World {
+impl RegistryCopy {
     /// Lists and follows.
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn start(registry: &Arc<dyn Registry>) -> Result<World, RegistryError> {
-        Ok(World {
+    pub async fn start(registry: &Arc<dyn Registry>) -> Result<RegistryCopy, RegistryError> {
+        Ok(RegistryCopy {
             disks: View::start(Arc::clone(registry), keys::DISKS).await?,
             volumes: View::start(Arc::clone(registry), keys::VOLUMES).await?,
             nodes: View::start(Arc::clone(registry), keys::NODES).await?,
@@ -103,7 +103,7 @@ fn fresh<R: Record>(mut receiver: Receiver<R>) -> Receiver<R> {
     receiver
 }
 
-/// Wakes tasks that depend on any part of the [`World`].
+/// Wakes tasks that depend on any part of the [`RegistryCopy`].
 #[derive(Debug)]
 pub struct Changes {
     disks: Receiver<DiskRecord>,

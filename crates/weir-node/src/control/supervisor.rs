@@ -95,7 +95,7 @@ impl Tasks {
 
 /// Runs until the node stops.
 pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver<Notice>) {
-    let mut disks = node.world.disks.changes();
+    let mut disks = node.records.disks.changes();
     weir_task::spawn(keep_membership(Arc::clone(&node)));
     weir_task::spawn(keep_house(Arc::clone(&node)));
     loop {
@@ -174,7 +174,7 @@ mod tests {
         let mut other = disk_of_a(&node, |_| {}).await;
         other.name = "e".into();
         node.registry.transact(other.create(keys::disk("e"))).await.expect("there is none");
-        let mut disks = node.world.disks.changes();
+        let mut disks = node.records.disks.changes();
         disks.wait_for(|known| known.contains_key("e")).await.expect("the view goes on");
         let tasks = Arc::new(Tasks::default());
         let (hung, _full) = mpsc::channel(1);

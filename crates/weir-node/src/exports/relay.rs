@@ -18,7 +18,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, NodeRef};
-use weir_export::nbd::Client;
+use weir_export::nbd::AcceptedClient;
 use weir_nbd::protocol::{
     ChunkHeader, EXTENDED_REPLY_MAGIC, ExtendedReply, LARGEST_PAYLOAD, SIMPLE_REPLY_MAGIC,
     STRUCTURED_REPLY_MAGIC, SimpleReply, command, reply_flag,
@@ -69,7 +69,7 @@ pub fn may_follow(record: &DiskRecord, me: &NodeRef) -> bool {
 }
 
 /// Serves a client until its disk is here, then hands it to the disk's shard.
-pub fn start(node: Arc<Node>, operations: Operations, relays: &Arc<Relays>, client: Client) {
+pub fn start(node: Arc<Node>, operations: Operations, relays: &Arc<Relays>, client: AcceptedClient) {
     let Ok(place) = Arc::clone(&relays.clients).try_acquire_owned() else {
         if let Some(left_out) = FOLLOWER_REFUSED.pass(Nanos::now()) {
             let disk = client.session.export;
@@ -124,8 +124,8 @@ enum Next {
 }
 
 impl Relay {
-    fn new(node: Arc<Node>, operations: Operations, client: Client) -> io::Result<Relay> {
-        let Client { stream, leftover, session } = client;
+    fn new(node: Arc<Node>, operations: Operations, client: AcceptedClient) -> io::Result<Relay> {
+        let AcceptedClient { stream, leftover, session } = client;
         let (me, stream) = (node.session.node_ref(), Stream::new(stream.into_fd()?)?);
         Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
     }
@@ -135,7 +135,10 @@ impl Relay {
             Next::End => {}
             Next::Here => {
                 let (stream, leftover) = (self.stream.into_fd()?, self.received);
-                super::attach(&self.node, Client { stream: stream.into(), leftover, session: self.session });
+                super::attach(
+                    &self.node,
+                    AcceptedClient { stream: stream.into(), leftover, session: self.session },
+                );
             }
         }
         Ok(())
@@ -193,7 +196,9 @@ impl Relay {
         if self.is_here() {
             return Whereabouts::Here;
         }
-        let Some(record) = self.node.world.disk(&self.session.export) else { return Whereabouts::Elsewhere };
+        let Some(record) = self.node.records.disk(&self.session.export) else {
+            return Whereabouts::Elsewhere;
+        };
         let follows = may_follow(&record, &self.me);
         match record.owner {
             Some(owner) if follows => Whereabouts::Followed(owner),
@@ -204,7 +209,7 @@ impl Relay {
 
     /// Waits while the disk is on its way, but not for one that was closed instead.
     async fn settled(&self) -> Whereabouts {
-        let mut changes = self.node.world.changes();
+        let mut changes = self.node.records.changes();
         let deadline = tokio::time::Instant::now() + ON_ITS_WAY;
         loop {
             match self.whereabouts() {
@@ -244,7 +249,7 @@ impl Relay {
                 Whereabouts::Elsewhere | Whereabouts::OnItsWay => return Err(Next::End),
                 Whereabouts::Followed(owner) => owner,
             };
-            let mut changes = self.node.world.changes();
+            let mut changes = self.node.records.changes();
             let answered = tokio::select! {
                 answered = self.exchange(&owner, header) => answered,
                 // The disk may have another owner by now, and the former one may never answer.
@@ -273,7 +278,7 @@ impl Relay {
     }
 
     async fn connect(&self, owner: &NodeRef) -> io::Result<TcpStream> {
-        let address = self.node.world.nodes.now().get(&owner.node).map(|record| record.peer_address);
+        let address = self.node.records.nodes.now().get(&owner.node).map(|record| record.peer_address);
         let address = address.ok_or_else(|| io::Error::other("the owner is gone"))?;
         let greeting = Greeting {
             disk: self.session.export.clone(),

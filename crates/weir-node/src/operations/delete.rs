@@ -114,7 +114,7 @@ impl Operations {
     async fn remove(&self, name: &str, force: bool) -> Answer<()> {
         let (entry, record) = read(&*self.node.registry, name).await?;
         let owner_lives =
-            record.owner.as_ref().is_some_and(|owner| is_live(&self.node.world.nodes.now(), owner));
+            record.owner.as_ref().is_some_and(|owner| is_live(&self.node.records.nodes.now(), owner));
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }

@@ -80,7 +80,7 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
 /// The part of the requested policy that a disk lacks.
 fn degraded(disk: &DiskView) -> Option<String> {
     let name = &disk.name;
-    let quiet = ["serving", "closed", "closing", DiskStatus::LETTING_GO, DiskView::UNAVAILABLE];
+    let quiet = ["serving", "closed", "closing", DiskStatus::RELEASING, DiskView::UNAVAILABLE];
     let below = !disk.effective.is_empty() && disk.effective != disk.requested;
     let reason = match (disk.warnings.first(), disk.reason.as_str()) {
         (Some(warning), _) => warning.clone(),

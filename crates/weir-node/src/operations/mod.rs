@@ -167,7 +167,7 @@ impl Operations {
 
     /// A disk on a medium that no node has could never be opened.
     fn check_medium(&self, medium: Medium) -> Answer<()> {
-        if self.node.world.nodes.now().values().any(|node| node.offers(medium)) {
+        if self.node.records.nodes.now().values().any(|node| node.offers(medium)) {
             return Ok(());
         }
         let message = format!("no node that is up keeps write logs on {medium}");
@@ -286,7 +286,7 @@ impl Operations {
     }
 
     fn live_node(&self, name: &str) -> Answer<NodeRef> {
-        let known = self.node.world.nodes.now().get(name).map(|record| record.node_ref());
+        let known = self.node.records.nodes.now().get(name).map(|record| record.node_ref());
         known.ok_or_else(|| {
             ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}, or it is down"))
                 .hint("`weir status` shows the nodes")
@@ -329,7 +329,7 @@ impl Operations {
         name: &str,
         request: impl FnOnce(oneshot::Sender<Answer<T>>) -> Request,
     ) -> Answer<T> {
-        let mut disks = self.node.world.disks.changes();
+        let mut disks = self.node.records.disks.changes();
         let seen = disks.wait_for(|known| known.contains_key(name));
         // Gone again, or the registry is slow to tell: the task says which.
         let _ = tokio::time::timeout(VIEW_LAG, seen).await;
@@ -343,7 +343,7 @@ impl Operations {
 
     fn lives_elsewhere(&self, record: &DiskRecord) -> Option<NodeRef> {
         let owner = record.owner.clone().filter(|owner| *owner != self.me())?;
-        is_live(&self.node.world.nodes.now(), &owner).then_some(owner)
+        is_live(&self.node.records.nodes.now(), &owner).then_some(owner)
     }
 
     /// Asks the API of the node that it concerns.
@@ -374,7 +374,7 @@ impl Operations {
             ))
             .map_err(|error| error.hint("try again when the disk has stopped moving"));
         }
-        let nodes = self.node.world.nodes.now();
+        let nodes = self.node.records.nodes.now();
         let Some(record) = nodes.get(&to.node).filter(|record| record.node_ref() == *to) else {
             return unavailable(format!("node {} has just gone", to.node));
         };

@@ -92,7 +92,7 @@ impl Operations {
     /// Asks the owners that live, all at once; none of them for longer than half a second.
     pub(super) async fn ask_owners(&self, owners: BTreeSet<NodeRef>, own: Owned) -> Said {
         let me = self.me();
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         let mut said = BTreeMap::from([(me.clone(), Some(own))]);
         let mut asked = Vec::new();
         for owner in owners.into_iter().filter(|owner| *owner != me && is_live(&live, owner)) {

@@ -32,7 +32,7 @@ impl Operations {
         let me = self.me();
         let registry = self.registry(self.ask_registry(keys::NODES).await.err());
         let age = (registry.state == RegistryView::AWAY).then_some(registry.age_seconds);
-        let known = self.node.world.disks.now();
+        let known = self.node.records.disks.now();
         let disks = self.views(known.values(), statuses.clone(), age).await;
         let mut status = NodeStatus {
             node: me.node.clone(),
@@ -74,7 +74,7 @@ impl Operations {
 
     /// The nodes of the cluster, by name.
     pub(super) fn nodes(&self) -> Vec<NodeView> {
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         let up = live.values().map(|record| NodeView {
             name: record.name.clone(),
             fault_domain: record.fault_domain.clone(),
@@ -103,7 +103,7 @@ impl Operations {
             }
             Err(_) => {
                 let age = Some(self.registry_age());
-                self.views(self.node.world.disks.now().values(), statuses, age).await
+                self.views(self.node.records.disks.now().values(), statuses, age).await
             }
         })
     }
@@ -129,7 +129,7 @@ impl Operations {
             Ok(Err(error)) => error,
             Err(_) => registry_away(),
         };
-        let record = self.node.world.disk(name).ok_or(error)?;
+        let record = self.node.records.disk(name).ok_or(error)?;
         Ok((record, Some(self.registry_age())))
     }
 
@@ -165,7 +165,7 @@ impl Operations {
     }
 
     fn view(&self, record: &DiskRecord, said: &Said) -> DiskView {
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         let me = self.me();
         let (state, reason, detail) = match &record.owner {
             None => ("closed".to_owned(), String::new(), None),
@@ -222,7 +222,7 @@ impl Operations {
         record: &DiskRecord,
         owner: &NodeRef,
     ) -> (String, String, Option<DiskStatus>) {
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         let me = self.me();
         let situation = Situation {
             me: &me,
@@ -230,7 +230,7 @@ impl Operations {
             local: Local::Closed,
             // Only its node knows, and says so when it does not.
             has_copy: true,
-            owner_stopped: self.node.world.has_stopped(owner),
+            owner_stopped: self.node.records.has_stopped(owner),
             owner_gone_since: None,
             now: Nanos::now(),
             fence_grace: self.node.config.lease.fence_grace.0,

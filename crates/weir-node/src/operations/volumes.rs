@@ -23,7 +23,7 @@ impl Operations {
         let (Ok(volumes), Ok(disks)) = (volumes, disks) else {
             return Ok(self
                 .node
-                .world
+                .records
                 .volumes
                 .now()
                 .values()
@@ -50,7 +50,7 @@ impl Operations {
             name: record.name.clone(),
             kind: "dir".to_owned(),
             path: record.path.clone(),
-            disks: self.node.world.disks.now().values().filter(|disk| disk.volume == record.name).count(),
+            disks: self.node.records.disks.now().values().filter(|disk| disk.volume == record.name).count(),
         }
     }
 
@@ -307,7 +307,7 @@ mod tests {
         let (operations, node, faults) = operations(directory.path()).await;
         let path = new_directory(directory.path(), "volume");
         let created = operations.create_volume(wanted("v", &path)).await.unwrap();
-        let mut volumes = node.world.volumes.changes();
+        let mut volumes = node.records.volumes.changes();
         volumes.wait_for(|known| known.contains_key("v")).await.unwrap();
         assert_eq!(operations.volumes().await.unwrap(), std::slice::from_ref(&created));
         faults.away.store(true, Ordering::Relaxed);

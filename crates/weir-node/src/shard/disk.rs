@@ -423,7 +423,7 @@ impl Disk {
             Life::Serving if status.reason.is_empty() => "serving",
             Life::Serving => DiskStatus::DEGRADED,
             Life::Closing(_) => "closing",
-            Life::Releasing(_) => DiskStatus::LETTING_GO,
+            Life::Releasing(_) => DiskStatus::RELEASING,
         };
         DiskStatus {
             disk: self.name.clone(),

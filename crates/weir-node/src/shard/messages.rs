@@ -182,7 +182,7 @@ pub struct DiskStatus {
     pub disk: String,
     /// `owner` or `replica`.
     pub role: String,
-    /// `opening`, `serving`, `degraded` (with the reason), `closing`, `letting-go`, or for a replica `complete`, `filling`; `silent` when the shard
+    /// `opening`, `serving`, `degraded` (with the reason), `closing`, `releasing`, or for a replica `complete`, `filling`; `silent` when the shard
     /// does not answer.
     pub state: String,
     /// Why it is not simply serving; empty otherwise.
@@ -231,7 +231,7 @@ impl DiskStatus {
     pub const FILLING: &str = "filling";
 
     /// The state of a disk that belongs to another node, or will be opened anew here. Its numbers are those of its former log.
-    pub const LETTING_GO: &str = "letting-go";
+    pub const RELEASING: &str = "releasing";
 
     /// The state of a disk whose shard does not answer. Its numbers are those of its last answer.
     pub const SILENT: &str = "silent";
@@ -239,6 +239,6 @@ impl DiskStatus {
     /// Whether the numbers are those of the disk's log now.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        ![DiskStatus::OPENING, DiskStatus::LETTING_GO, DiskStatus::SILENT].contains(&&*self.state)
+        ![DiskStatus::OPENING, DiskStatus::RELEASING, DiskStatus::SILENT].contains(&&*self.state)
     }
 }

@@ -11,7 +11,7 @@ use weir_block::size::Size;
 use weir_block::{Engine, Nanos, Reactor, ReactorConfig, Waker};
 use weir_cluster::records::{NodeRecord, NodeRef, Policy};
 use weir_cluster::registry::Registry;
-use weir_export::nbd::Client;
+use weir_export::nbd::AcceptedClient;
 use weir_nbd::server::Session;
 use weir_node::config::{Config, LeaseConfig, NbdConfig, PeersConfig, ResourcesConfig};
 use weir_node::control::disk::Request;
@@ -204,7 +204,7 @@ async fn live(life: Life) -> Result<(), String> {
                 if plane.node.here.get(DISK).is_some() {
                     let session =
                         Session { export: DISK.into(), block_sizes: true, ..Session::default() };
-                    exports::attach(&plane.node, Client { stream: end.into(), leftover: Vec::new(), session });
+                    exports::attach(&plane.node, AcceptedClient { stream: end.into(), leftover: Vec::new(), session });
                 }
             }
             Some(order) = orders.recv() => {
@@ -231,7 +231,7 @@ async fn carry_out(node: &Arc<Node>, tasks: &Tasks, order: Order) -> String {
             tasks.ask(DISK, node, |done| Request::SetPolicy { policy, done }).await.map(|()| 0)
         }
         Order::Move(to) => {
-            let to: Option<NodeRef> = node.world.nodes.now().get(&name(to)).map(|to| to.node_ref());
+            let to: Option<NodeRef> = node.records.nodes.now().get(&name(to)).map(|to| to.node_ref());
             match to.filter(|to| *to != node.session.node_ref()) {
                 Some(to) => tasks.ask(DISK, node, |done| Request::Move { to, done }).await,
                 None => return "there is no such node".into(),

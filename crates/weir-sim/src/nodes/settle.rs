@@ -50,9 +50,9 @@ impl Cluster {
             let (alive, paused, due) = (node.alive, node.paused, node.due(&self.world));
             let known = node.shared.lock().node.clone();
             let joined = known.as_ref().map(|node| {
-                let owner = node.world.disk(DISK).map(|record| (record.epoch, record.owner));
+                let owner = node.records.disk(DISK).map(|record| (record.epoch, record.owner));
                 let live: Vec<_> =
-                    node.world.nodes.now().values().map(|node| node.node_ref().to_string()).collect();
+                    node.records.nodes.now().values().map(|node| node.node_ref().to_string()).collect();
                 format!("sees {owner:?} and {live:?}")
             });
             let session = self.registry.has_session(&name(number), node.incarnation);

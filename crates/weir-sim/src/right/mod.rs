@@ -8,14 +8,14 @@ mod clock;
 mod many;
 pub mod planted;
 mod registry;
-mod world;
+mod simulation;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 pub use many::{Finding, Summary, find, many};
 pub use planted::Bug;
-use world::World;
+use simulation::Simulation;
 
 /// Least time to live of a session.
 const TTL: Duration = Duration::from_secs(1);
@@ -124,13 +124,13 @@ pub struct Run {
 /// Runs a seed to its end, or to the first violation; with a rule disabled if a bug is given.
 #[must_use]
 pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
-    let mut world = World::new(seed, bug, traced);
-    let end = world.now + LENGTH;
-    let ran = catch_unwind(AssertUnwindSafe(|| world.run(end)));
+    let mut simulation = Simulation::new(seed, bug, traced);
+    let end = simulation.now + LENGTH;
+    let ran = catch_unwind(AssertUnwindSafe(|| simulation.run(end)));
     if ran.is_err() {
-        world.checks.broken(|| "a panic".into());
+        simulation.checks.broken(|| "a panic".into());
     }
-    let at = world.now.0 as f64 / 1e9 - 1.0;
-    let violation = world.checks.violation.take().map(|violation| format!("{at:.6} {violation}"));
-    Run { counts: world.counts, violation, trace: world.trace.unwrap_or_default() }
+    let at = simulation.now.0 as f64 / 1e9 - 1.0;
+    let violation = simulation.checks.violation.take().map(|violation| format!("{at:.6} {violation}"));
+    Run { counts: simulation.counts, violation, trace: simulation.trace.unwrap_or_default() }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use weir_block::{Completion, Layer, LayerInfo, Nanos, Reactor, ReactorConfig};
 use weir_export::Workspace;
-use weir_export::nbd::{Client, Limits, NbdDisk};
+use weir_export::nbd::{AcceptedClient, Limits, NbdDisk};
 use weir_nbd::server::Session;
 
 use super::layer::{FileLayer, Knobs};
@@ -45,7 +45,7 @@ impl Bench {
             base_allocation: agreed.structured_replies.then_some(1),
             ..agreed
         };
-        let client = Client { stream: ours.into(), leftover: leftover.to_vec(), session };
+        let client = AcceptedClient { stream: ours.into(), leftover: leftover.to_vec(), session };
         self.nbd.attach(client, &mut self.workspace).unwrap();
         theirs
     }

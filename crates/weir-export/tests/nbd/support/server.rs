@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::Workspace;
-use weir_export::nbd::{Address, Attach, Client, Limits, Listener, ListenerConfig, NbdDisk};
+use weir_export::nbd::{AcceptedClient, Attach, Limits, ListenAddress, Listener, ListenerConfig, NbdDisk};
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use super::layer::{FileLayer, Knobs};
@@ -66,7 +66,7 @@ pub struct State {
 }
 
 enum Order {
-    Attach(usize, Client),
+    Attach(usize, AcceptedClient),
     Look(Sender<State>),
     Hold,
     Resume,
@@ -112,7 +112,7 @@ impl Directory for Exports {
 }
 
 impl Attach for Exports {
-    fn attach(&self, client: Client) {
+    fn attach(&self, client: AcceptedClient) {
         let index = self.by_name[&client.session.export];
         self.shard.lock().unwrap().give(Order::Attach(index, client));
     }
@@ -150,8 +150,8 @@ impl Server {
         let shard = Arc::new(Exports { infos, by_name, shard: Mutex::new(Shard { orders, waker }) });
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let unix = Address::Unix(socket.clone());
-        let tcp = Address::Tcp { address: "127.0.0.1:0".parse().unwrap(), beyond_loopback: false };
+        let unix = ListenAddress::Unix(socket.clone());
+        let tcp = ListenAddress::Tcp { address: "127.0.0.1:0".parse().unwrap(), beyond_loopback: false };
         let unix = runtime.block_on(Listener::bind(&unix, listener)).unwrap();
         let tcp = runtime.block_on(Listener::bind(&tcp, listener)).unwrap();
         let port = tcp.local_address().unwrap();

@@ -364,8 +364,8 @@ mod tests {
                 true => [successor(detail), former()],
             };
             assert!(waits(&reports(Some(log("serving", 3)))) && !waits(&reports(Some(log("serving", 0)))));
-            let letting_go = Some(log(DiskStatus::LETTING_GO, 0));
-            assert!(waits(&reports(letting_go)), "the log that it goes on from is not open yet");
+            let releasing = Some(log(DiskStatus::RELEASING, 0));
+            assert!(waits(&reports(releasing)), "the log that it goes on from is not open yet");
         }
         // It has committed the takeover, and shows its older view.
         let lags = answers("n2", disk(4, "n1", None), None);

@@ -68,7 +68,7 @@ impl DiskTask {
                 }
                 record.clone()
             }
-            Some(owner) if is_live(&self.node.world.nodes.now(), owner) => {
+            Some(owner) if is_live(&self.node.records.nodes.now(), owner) => {
                 let uris = self.node.uris_on(&owner.node, &self.name).join("\n  ");
                 let message =
                     format!("disk {} is owned by {}, which exports it at\n  {uris}", self.name, owner.node);
@@ -97,7 +97,7 @@ impl DiskTask {
     /// The owner is gone: take over as far as the evidence goes.
     async fn succeed(&mut self, record: &DiskRecord, accept_loss: bool) -> Result<DiskRecord, ApiError> {
         let me = self.me.clone();
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         let Some(owner) = record.owner.clone() else { return Err(ChangedMeanwhile.into()) };
         let has_copy = self.has_copy(Some(record)).await?;
         let situation = Situation {
@@ -105,7 +105,7 @@ impl DiskTask {
             live: &live,
             local: self.local,
             has_copy,
-            owner_stopped: self.node.world.has_stopped(&owner),
+            owner_stopped: self.node.records.has_stopped(&owner),
             owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
             now: Nanos::now(),
             fence_grace: self.node.config.lease.fence_grace.0,

@@ -110,15 +110,15 @@ impl DiskTask {
     }
 
     fn evidence(&self, former: &FormerOwner) -> Evidence {
-        if self.node.world.has_released(&self.name, former.epoch, &former.node) {
+        if self.node.records.has_released(&self.name, former.epoch, &former.node) {
             Evidence::Released
-        } else if self.node.world.has_stopped_here(&former.node) {
+        } else if self.node.records.has_stopped_here(&former.node) {
             match self.formers.traces.get(&former.node) {
                 Some(Trace::Gone) => Evidence::Ended,
                 Some(Trace::Unknown) => Evidence::Declared,
                 Some(Trace::InFlight) | None => Evidence::UnderWay,
             }
-        } else if self.node.world.has_stopped(&former.node) {
+        } else if self.node.records.has_stopped(&former.node) {
             Evidence::Declared
         } else {
             Evidence::None
@@ -298,7 +298,7 @@ impl DiskTask {
         if !open || record.owner.as_ref() != Some(&self.me) || !record.replicas.is_empty() {
             return;
         }
-        let guards = placement::choose_guards(record, &self.me.node, &self.node.world.nodes.now());
+        let guards = placement::choose_guards(record, &self.me.node, &self.node.records.nodes.now());
         if guards == record.guards {
             return;
         }

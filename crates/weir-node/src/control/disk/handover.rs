@@ -80,7 +80,7 @@ impl DiskTask {
     pub(super) async fn settle_follower(&mut self, record: &DiskRecord) {
         let open = matches!(self.local, Local::Open { .. });
         let Some(follower) = record.follower.clone().filter(|_| open) else { return };
-        if !is_live(&self.node.world.nodes.now(), &follower)
+        if !is_live(&self.node.records.nodes.now(), &follower)
             && let Err(error) = self.follow(None).await
         {
             tracing::debug!(disk = self.name, %error, "the follower is struck off later");
@@ -111,7 +111,7 @@ impl DiskTask {
                 let message = format!("another node owns disk {disk} by now");
                 return Err(ApiError::new(ApiErrorKind::Unavailable, message));
             }
-            let gone = !is_live(&self.node.world.nodes.now(), to);
+            let gone = !is_live(&self.node.records.nodes.now(), to);
             if gone || Nanos::now() >= deadline {
                 let reason = if gone {
                     "it is gone".into()

@@ -152,7 +152,7 @@ impl DiskTask {
     }
 
     async fn run(mut self) {
-        let mut changes = self.node.world.changes();
+        let mut changes = self.node.records.changes();
         loop {
             let again = [self.reconcile().await, self.note_at].into_iter().flatten().min();
             if self.catch_up().await {
@@ -197,7 +197,7 @@ impl DiskTask {
         over: impl Fn(&mut DiskTask) -> Option<String>,
     ) -> Result<T, String> {
         let (answer, mut answered) = oneshot::channel();
-        let mut changes = self.node.world.changes();
+        let mut changes = self.node.records.changes();
         self.node.shards.send(&self.name, command(answer)).await;
         let mut again = Some(Nanos::now());
         loop {
@@ -242,7 +242,7 @@ impl DiskTask {
     /// error is no answer: taking it for a "no" would remove a good copy from the record.
     async fn has_copy(&self, record: Option<&DiskRecord>) -> Result<bool, ApiError> {
         let Some(record) = record.filter(|record| record.medium == Medium::Flash) else { return Ok(false) };
-        let gone = record.owner.as_ref().is_some_and(|owner| !is_live(&self.node.world.nodes.now(), owner));
+        let gone = record.owner.as_ref().is_some_and(|owner| !is_live(&self.node.records.nodes.now(), owner));
         let counted = record.is_replica(&self.me) || record.has_owners_copy(&self.me);
         if !gone || !counted {
             return Ok(false);
@@ -278,7 +278,7 @@ impl DiskTask {
             return self.retry_at;
         };
         let decision = {
-            let live = self.node.world.nodes.now();
+            let live = self.node.records.nodes.now();
             self.track_owner(record.as_ref(), now);
             let owner = record.as_ref().and_then(|record| record.owner.as_ref());
             decide(
@@ -288,7 +288,7 @@ impl DiskTask {
                     live: &live,
                     local: self.local,
                     has_copy,
-                    owner_stopped: owner.is_some_and(|owner| self.node.world.has_stopped(owner)),
+                    owner_stopped: owner.is_some_and(|owner| self.node.records.has_stopped(owner)),
                     owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
                     now,
                     fence_grace: self.node.config.lease.fence_grace.0,
@@ -383,7 +383,7 @@ impl DiskTask {
     fn track_owner(&mut self, record: Option<&DiskRecord>, now: Nanos) {
         let gone = record
             .and_then(|record| record.owner.as_ref())
-            .filter(|owner| !is_live(&self.node.world.nodes.now(), owner));
+            .filter(|owner| !is_live(&self.node.records.nodes.now(), owner));
         match (gone, &self.owner_gone) {
             (Some(owner), Some((known, _))) if owner == known => {}
             (Some(owner), _) => self.owner_gone = Some((owner.clone(), now)),
@@ -397,7 +397,7 @@ impl DiskTask {
             self.unavailable = false;
             return;
         };
-        let first = self.node.world.nodes.now().keys().next() == Some(&self.me.node);
+        let first = self.node.records.nodes.now().keys().next() == Some(&self.me.node);
         if !std::mem::replace(&mut self.unavailable, true) && first {
             self.event("unavailable", reason.clone());
         }
@@ -524,7 +524,7 @@ impl DiskTask {
 
     /// The record's configuration, as the shard needs it.
     fn configuration(&self, record: &DiskRecord) -> Configuration {
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         let misplaced = placement::misplaced(record.policy, &self.me.node, &record.replicas, &live);
         Configuration {
             epoch: record.epoch,
@@ -550,7 +550,7 @@ impl DiskTask {
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
         self.event(
-            "let-go",
+            "released",
             format!("{} is no longer its owner, {owner} is, in epoch {epoch}", self.me.node),
         );
         if ended.is_ok() {

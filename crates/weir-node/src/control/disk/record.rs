@@ -25,7 +25,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 impl DiskTask {
     /// The latest known record: the later one of the view's and the registry's last answer to this task.
     pub(super) fn seen(&mut self) -> Seen<DiskRecord> {
-        let seen = self.node.world.seen(&self.name);
+        let seen = self.node.records.seen(&self.name);
         if let Some((record, revision)) = &self.committed
             && seen.revision().is_some_and(|seen| seen < *revision)
         {
@@ -167,7 +167,7 @@ impl DiskTask {
         compute: C,
     ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> + use<C> {
         let (node, me, name) = (Arc::clone(&self.node), self.me.clone(), self.name.clone());
-        let live = node.world.nodes.now();
+        let live = node.records.nodes.now();
         move |record| {
             let mut next = compute(record)?;
             if next.owner.as_ref() == Some(&me) {

@@ -76,7 +76,7 @@ impl DiskTask {
     }
 
     async fn want_peer(&mut self, node: Option<String>, connected: &[String], exclude: &[String]) {
-        let live = self.node.world.nodes.now();
+        let live = self.node.records.nodes.now();
         match answer(self.record().as_ref(), &self.me, node, connected, exclude, &live) {
             Err((node, reason)) => {
                 self.send(Command::PeerUnavailable { disk: self.name.clone(), node, reason }).await;

@@ -20,8 +20,8 @@ use crate::config::Config;
 use crate::control::change;
 use crate::control::faulty_registry::{FaultyRegistry, RegistryFaults};
 use crate::control::node::{Here, Journal};
+use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
-use crate::control::world::World;
 use crate::control::{LogCapacity, Shards};
 use crate::shard::ShardQueue;
 
@@ -84,7 +84,7 @@ pub(crate) async fn node_at(
         flash: None,
         rights,
         config: Config::parse("name = \"a\"", std::path::Path::new("weir.toml")).unwrap(),
-        world: World::start(&registry).await.unwrap(),
+        records: RegistryCopy::start(&registry).await.unwrap(),
         journal: Journal::start(Events::new(registry.clone(), session.node_ref())),
         registry,
         session,
@@ -103,7 +103,7 @@ pub(crate) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord))
     (record.owner, record.epoch) = (Some(NodeRef::new("a", 1)), 3);
     change(&mut record);
     node.registry.transact(record.create(keys::disk("d"))).await.unwrap();
-    let mut disks = node.world.disks.changes();
+    let mut disks = node.records.disks.changes();
     disks.wait_for(|known| known.contains_key("d")).await.unwrap();
     record
 }
@@ -219,12 +219,12 @@ async fn an_ended_owner_is_waited_for_until_its_requests_have_come_back() {
     let (node, _told) = node(directory.path()).await;
     let [here, elsewhere] = ["c", "d"].map(|name| FormerOwner::silent(NodeRef::new(name, 1), 2));
     let record = disk_of_a(&node, |record| record.former = vec![here.clone()]).await;
-    let mut stopped = node.world.changes();
+    let mut stopped = node.records.changes();
     for (former, machine) in [(&here, Machine::here()), (&elsewhere, None)] {
         let (node_ref, how) = (former.node.clone(), StoppedHow::ProcessEnded);
         let note = StoppedRecord { node: node_ref, how, time_unix_ms: 0, machine };
         node.registry.transact(note.create(keys::stopped(&former.node))).await.unwrap();
-        while !node.world.has_stopped(&former.node) {
+        while !node.records.has_stopped(&former.node) {
             stopped.next().await;
         }
     }

@@ -10,7 +10,7 @@ use weir_cluster::ownership::{
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 use weir_cluster::right::{Event as RightEvent, MAX_GUARDS};
 
-use super::World;
+use super::Simulation;
 use super::state::{Copy, Order, Proposal, Wait};
 use crate::right::planted::Rule;
 
@@ -18,7 +18,7 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(300);
 const BETWEEN_CHANGES: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(3);
 
-impl World {
+impl Simulation {
     /// Sends the next change, if one is pending and none is in doubt.
     pub fn propose(&mut self, n: usize) {
         let now = self.local(n);

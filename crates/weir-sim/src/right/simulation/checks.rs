@@ -3,7 +3,7 @@
 //! A write's [`Version`] is its position in the order of all writes: its owner's tenure, then its number there. In that order,
 //! answers must be linearizable: none is older than the newest answer when its request arrived.
 
-use super::World;
+use super::Simulation;
 use super::state::{Request, Version};
 
 /// Observations from outside.
@@ -58,7 +58,7 @@ impl Checks {
     }
 }
 
-impl World {
+impl Simulation {
     /// No owner may serve in a tenure before one that has finished its wait.
     pub fn check_rights(&mut self) {
         let (now, finished) = (self.now, self.checks.finished);

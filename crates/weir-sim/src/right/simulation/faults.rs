@@ -8,7 +8,7 @@ use weir_cluster::records::{NodeRef, Policy};
 
 use super::node::Node;
 use super::state::Order;
-use super::{Event, World};
+use super::{Event, Simulation};
 use crate::right::clock::Clock;
 
 const MOST_NODES: usize = 5;
@@ -70,7 +70,7 @@ impl FaultRates {
     }
 }
 
-impl World {
+impl Simulation {
     pub fn fault(&mut self) {
         let weights = self.rates.weights;
         let mut left = self.rng.u32(0..weights.iter().sum::<u32>().max(1));

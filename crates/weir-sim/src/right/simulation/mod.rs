@@ -91,7 +91,7 @@ impl Ord for Queued {
 }
 
 /// The cluster and its environment.
-pub struct World {
+pub struct Simulation {
     pub now: Nanos,
     pub rng: Rng,
     pub bug: Option<Bug>,
@@ -113,8 +113,8 @@ pub struct World {
 const LATE: Duration = Duration::from_millis(100);
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-impl World {
-    pub fn new(seed: u64, bug: Option<Bug>, traced: bool) -> World {
+impl Simulation {
+    pub fn new(seed: u64, bug: Option<Bug>, traced: bool) -> Simulation {
         let mut rng = Rng::with_seed(seed);
         let start = Nanos(1_000_000_000);
         let source = Source::File { name: "d.img".into() };
@@ -124,7 +124,7 @@ impl World {
         let clock = Clock::new(&mut rng, start);
         let rates = FaultRates::new(&mut rng);
         let count = rng.usize(3..=5);
-        let mut world = World {
+        let mut simulation = Simulation {
             now: start,
             rng,
             bug,
@@ -141,15 +141,15 @@ impl World {
             numbers: 0,
         };
         for (node, name) in NAMES.iter().take(count).enumerate() {
-            let process = world.process(name);
-            let clock = Clock::new(&mut world.rng, start);
+            let process = simulation.process(name);
+            let clock = Clock::new(&mut simulation.rng, start);
             let booted = Node::new(process, clock, start, bug);
-            world.nodes.push(booted);
-            world.start_turns(node);
+            simulation.nodes.push(booted);
+            simulation.start_turns(node);
         }
-        world.at(start, Event::Ask);
-        world.at(start + Duration::from_millis(1_500), Event::Fault);
-        world
+        simulation.at(start, Event::Ask);
+        simulation.at(start + Duration::from_millis(1_500), Event::Fault);
+        simulation
     }
 
     pub fn process(&mut self, name: &str) -> NodeRef {

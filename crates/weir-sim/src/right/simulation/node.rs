@@ -10,7 +10,7 @@ use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use weir_cluster::right::planted::Planted;
 use weir_cluster::right::{Event as RightEvent, Grants, SessionLease};
 
-use super::World;
+use super::Simulation;
 use super::state::{Copy, Message, Owner, Version};
 use crate::right::clock::Clock;
 use crate::right::planted::{Bug, Rule};
@@ -108,7 +108,7 @@ impl Node {
     }
 }
 
-impl World {
+impl Simulation {
     pub fn local(&self, node: usize) -> Nanos {
         self.nodes[node].clock.at(self.now)
     }
@@ -279,7 +279,7 @@ impl World {
 
     pub fn hear_peer(&mut self, from: usize, sender: u64, n: usize, message: Message) {
         let now = self.local(n);
-        let reply = |world: &mut World, message| world.send(n, from, Some(sender), message);
+        let reply = |simulation: &mut Simulation, message| simulation.send(n, from, Some(sender), message);
         match message {
             Message::Renew { epoch, sent } => match self.renew(n, epoch, now) {
                 true => reply(self, Message::Granted { epoch, sent }),

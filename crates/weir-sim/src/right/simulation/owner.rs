@@ -10,7 +10,7 @@ use weir_cluster::right::planted::Planted;
 use weir_cluster::right::{Event as RightEvent, GrantTimes, Right, SessionLease};
 
 use super::state::{Copy, Message, Order, Owner, Request, Version, Wait};
-use super::{Event, Landing, World};
+use super::{Event, Landing, Simulation};
 use crate::right::planted::{Bug, Rule};
 use crate::right::{FENCE_GRACE, GRANT, MARGIN};
 
@@ -33,7 +33,7 @@ impl Owner {
     }
 }
 
-impl World {
+impl Simulation {
     /// The record names this process as the owner: its tenure begins.
     pub fn open(&mut self, n: usize, record: &Rc<DiskRecord>, revision: u64, session: u64) {
         let now = self.local(n);

@@ -24,7 +24,7 @@ async fn closed(
 async fn put(node: &Node, next: &DiskRecord) {
     let (entry, _) = change::read(&*node.registry, "d").await.unwrap();
     node.registry.transact(next.replace(&entry)).await.unwrap();
-    let mut disks = node.world.disks.changes();
+    let mut disks = node.records.disks.changes();
     disks.wait_for(|known| known["d"].epoch == next.epoch).await.unwrap();
 }
 

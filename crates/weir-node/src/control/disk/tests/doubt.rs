@@ -146,7 +146,7 @@ async fn a_move_under_way_does_not_end_with_the_record_that_it_was_sent_over() {
     let to = NodeRef::new("b", 1);
     let seen = async {
         while !faults.hung.load(Ordering::Relaxed)
-            || node.world.seen("d").revision() == Some(entry.mod_revision)
+            || node.records.seen("d").revision() == Some(entry.mod_revision)
         {
             weir_task::sleep(Duration::from_millis(1)).await;
         }
@@ -221,7 +221,7 @@ async fn of_two_records_the_later_commit_counts() {
     let directory = tempfile::tempdir().unwrap();
     let (node, _told) = node(directory.path()).await;
     let (mut task, _inbox, _until) = open(&node, |_| ()).await;
-    let seen = node.world.seen("d").revision().unwrap();
+    let seen = node.records.seen("d").revision().unwrap();
     let other = DiskRecord { guards: vec!["x".into()], ..task.record().unwrap() };
     task.told(&other, seen + 1);
     assert_eq!(task.record().unwrap().guards, other.guards, "the view lags behind");

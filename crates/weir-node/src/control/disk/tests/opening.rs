@@ -26,7 +26,7 @@ async fn the_file_must_be_in_the_volume_that_the_registry_has() {
     volume(&*before, Path::new("/v"), 7).await;
     volume(&*node.registry, Path::new("/w"), 8).await;
     let view = View::start(before, keys::VOLUMES).await.unwrap();
-    Arc::get_mut(&mut node).unwrap().world.volumes = view;
+    Arc::get_mut(&mut node).unwrap().records.volumes = view;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.open(&record).await.unwrap();
     let opened = loop {
@@ -54,9 +54,9 @@ async fn a_loss_is_not_accepted_for_a_backing_that_cannot_be_opened() {
     .await;
     let how = StoppedHow::ProcessEnded;
     let note = StoppedRecord { node: gone.clone(), how, time_unix_ms: 0, machine: Machine::here() };
-    let mut stopped = node.world.changes();
+    let mut stopped = node.records.changes();
     node.registry.transact(note.create(keys::stopped(&gone))).await.unwrap();
-    while !node.world.has_stopped(&gone) {
+    while !node.records.has_stopped(&gone) {
         stopped.next().await;
     }
     let (mut task, _inbox) = DiskTask::new("d", &node);

@@ -6,9 +6,9 @@ use super::*;
 
 /// Replaces what is under the disk's key and waits until the node has seen it.
 async fn overwrite(node: &Node, value: &str) {
-    let seen = node.world.seen("d").revision();
+    let seen = node.records.seen("d").revision();
     node.registry.transact(Transaction::new().put(keys::disk("d"), value)).await.unwrap();
-    let mut disks = node.world.disks.changes();
+    let mut disks = node.records.disks.changes();
     disks.wait_for(|known| known.seen("d").revision() > seen).await.unwrap();
 }
 
