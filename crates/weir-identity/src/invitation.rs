@@ -1,0 +1,223 @@
+//! Invitations: the record of a token, and its redemption. Pure: the caller reads and writes the registry.
+
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+
+use crate::name::{Fingerprint, Host, KeyId, Name, SecretHash, TokenId, sha256};
+use crate::random::{self, NoRandomness};
+use crate::token::{Endpoint, Secret, Token, TokenError};
+use crate::when::{self, MOST_SKEW};
+
+/// Longest validity of a token, in seconds: a week.
+pub const LONGEST_TTL: u64 = 7 * 86_400;
+/// Shortest validity of a token, in seconds.
+pub const SHORTEST_TTL: u64 = 60;
+
+/// Separates this hash from all others of the same secret.
+const HASH_CONTEXT: &[u8] = b"weir join token 1";
+
+/// The registry's record of a token. Whoever reads it cannot make the token from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRecord {
+    /// The token's id.
+    pub id: TokenId,
+    /// The SHA-256 of a constant, the id and the secret. The secret is random, so a hash that is slow to compute would add
+    /// nothing.
+    secret: SecretHash,
+    /// The only name under which the token admits a node; any name that is free otherwise.
+    pub only_for: Option<Name>,
+    /// Names and addresses that the node may have in its certificate, beside its own name.
+    pub hosts: Vec<Host>,
+    /// The authorities that the token names.
+    pub pins: Vec<Fingerprint>,
+    /// Second of its making, since 1970.
+    pub made: u64,
+    /// First second at which it is no longer valid, since 1970.
+    pub expires: u64,
+    /// Who used it.
+    pub used: Option<Use>,
+}
+
+/// The use of a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Use {
+    /// The name of the node.
+    pub name: Name,
+    /// Its key.
+    pub key: KeyId,
+    /// When, in seconds since 1970.
+    pub at: u64,
+}
+
+/// The reason why no invitation was made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InviteError {
+    /// No random numbers.
+    #[error(transparent)]
+    Randomness(#[from] NoRandomness),
+    /// What does not fit into a token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// Too short or too long.
+    #[error("a token is valid for {} to {}, not for {}", when::span(SHORTEST_TTL), when::span(LONGEST_TTL), when::span(*.0))]
+    Ttl(u64),
+}
+
+/// What an invitation says.
+#[derive(Clone, Debug)]
+pub struct Invitation {
+    /// The name of the node, if it is known.
+    pub only_for: Option<Name>,
+    /// Names and addresses for the node's certificate.
+    pub hosts: Vec<Host>,
+    /// The authorities trusted at present.
+    pub pins: Vec<Fingerprint>,
+    /// Nodes that answer a join.
+    pub endpoints: Vec<Endpoint>,
+    /// Validity in seconds, [`SHORTEST_TTL`] to [`LONGEST_TTL`].
+    pub ttl: u64,
+}
+
+/// Makes a token and its record. The record must be in the registry before the token is shown.
+///
+/// # Errors
+/// [`InviteError`].
+pub fn invite(invitation: Invitation, now: u64) -> Result<(Token, TokenRecord), InviteError> {
+    let Invitation { only_for, hosts, pins, endpoints, ttl } = invitation;
+    if !(SHORTEST_TTL..=LONGEST_TTL).contains(&ttl) {
+        return Err(InviteError::Ttl(ttl));
+    }
+    let token = Token::new(TokenId(random::bytes()?), Secret::random()?, pins.clone(), endpoints)?;
+    let record = TokenRecord {
+        id: token.id,
+        secret: hash(token.id, &token.secret),
+        only_for,
+        hosts,
+        pins,
+        made: now,
+        expires: now.saturating_add(ttl),
+        used: None,
+    };
+    Ok((token, record))
+}
+
+fn hash(id: TokenId, secret: &Secret) -> SecretHash {
+    SecretHash(sha256(&[HASH_CONTEXT, &id.0, secret.bytes()]))
+}
+
+/// The reason why a token admits nobody. Its text goes to the joining host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenRefused {
+    /// No such token, or not its secret. One answer for both: who guesses learns nothing.
+    #[error("the cluster has no such token; make a new one with `weir cluster invite`")]
+    Unknown,
+    /// Too late.
+    #[error(
+        "the token expired {} ago, at {}, by the cluster's clock; make a new one with `weir cluster invite`",
+        when::span(now.saturating_sub(*.expires)), when::at(*.expires)
+    )]
+    Expired {
+        /// First second at which it was no longer valid.
+        expires: u64,
+        /// The answering node's time.
+        now: u64,
+    },
+    /// The node that answers has an earlier time than the node that invited.
+    #[error(
+        "the token was made at {}, which is {} ahead of the answering node's clock; set the clocks of the cluster's nodes",
+        when::at(*.made), when::span(made.saturating_sub(*.now))
+    )]
+    FromTheFuture {
+        /// When it was made.
+        made: u64,
+        /// The answering node's time.
+        now: u64,
+    },
+    /// The joining host's clock differs too much for certificates to work.
+    #[error(
+        "this host's clock is {} {} the cluster's, which says {}; set it (at most {} apart), then join again with the same token",
+        when::span(cluster.abs_diff(*.joiner)), if joiner < cluster { "behind" } else { "ahead of" },
+        when::at(*.cluster), when::span(MOST_SKEW)
+    )]
+    ClockSkew {
+        /// The joining host's time.
+        joiner: u64,
+        /// The answering node's time.
+        cluster: u64,
+    },
+    /// Used by another host.
+    #[error("the token was used at {} by node {}; every host needs its own", when::at(used.at), used.name)]
+    Used {
+        /// By whom and when.
+        used: Use,
+    },
+    /// Made for another name.
+    #[error("the token is for node {only_for}, not for {name}; join under that name, or make another token")]
+    OtherName {
+        /// The name in the record.
+        only_for: Name,
+        /// The requested name.
+        name: Name,
+    },
+}
+
+/// What a joining host presents.
+#[derive(Clone, Debug)]
+pub struct Presented<'a> {
+    /// The token's id.
+    pub id: TokenId,
+    /// The token's secret.
+    pub secret: &'a Secret,
+    /// The requested name.
+    pub name: &'a Name,
+    /// The host's key.
+    pub key: KeyId,
+    /// The host's time, in seconds since 1970.
+    pub clock: u64,
+}
+
+/// Checks a token against its record, at the answering node's time. Returns the record with its use; the caller replaces the
+/// record by it if nobody has changed it meanwhile, before it answers: so a token admits one host.
+///
+/// The same host may present its token again, with the same name and key: the first answer may have been lost.
+///
+/// # Errors
+/// [`TokenRefused`]. Nothing but [`TokenRefused::Unknown`] is said to a host without the secret.
+pub fn redeem(
+    record: Option<&TokenRecord>,
+    by: &Presented<'_>,
+    now: u64,
+) -> Result<TokenRecord, TokenRefused> {
+    let record = proven(record, by.id, by.secret)?;
+    let (made, expires) = (record.made, record.expires);
+    if now.saturating_add(MOST_SKEW) < made {
+        return Err(TokenRefused::FromTheFuture { made, now });
+    }
+    if now >= expires {
+        return Err(TokenRefused::Expired { expires, now });
+    }
+    if let Some(only_for) = record.only_for.as_ref().filter(|only_for| *only_for != by.name) {
+        return Err(TokenRefused::OtherName { only_for: only_for.clone(), name: by.name.clone() });
+    }
+    if let Some(used) = &record.used {
+        let same = used.name == *by.name && used.key == by.key;
+        return if same { Ok(record.clone()) } else { Err(TokenRefused::Used { used: used.clone() }) };
+    }
+    // Last: it is the only refusal after which the same token is worth another try.
+    if now.abs_diff(by.clock) > MOST_SKEW {
+        return Err(TokenRefused::ClockSkew { joiner: by.clock, cluster: now });
+    }
+    let used = Some(Use { name: by.name.clone(), key: by.key, at: now });
+    Ok(TokenRecord { used, ..record.clone() })
+}
+
+/// The record, if the secret is its secret.
+pub(crate) fn proven<'a>(
+    record: Option<&'a TokenRecord>,
+    id: TokenId,
+    secret: &Secret,
+) -> Result<&'a TokenRecord, TokenRefused> {
+    let record = record.filter(|record| record.id == id).ok_or(TokenRefused::Unknown)?;
+    let same = bool::from(record.secret.0.ct_eq(&hash(id, secret).0));
+    if same { Ok(record) } else { Err(TokenRefused::Unknown) }
+}

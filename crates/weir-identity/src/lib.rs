@@ -1,0 +1,112 @@
+//! Who is who in a cluster: its certificate authority, join tokens, certificates, revocation, and the TLS configurations that
+//! check them. Knows nothing of disks, exports, frames or the registry, and has no clock: every function takes the time, in
+//! seconds since 1970, and TLS configurations take a `TimeProvider`.
+//!
+//! # Rules
+//!
+//! - An identity is a URI in a certificate ([`Identity`]). A node's certificate says which node it is; what that node may ask for
+//!   is the registry's word, never the certificate's.
+//! - TLS 1.3 only, no resumption. Trust and credentials change under a configuration ([`TrustStore`], [`CredentialStore`]).
+//! - A certificate has a record before anyone has it ([`IssuedRecord`]), so that it can be revoked.
+//! - Revocation covers a whole name; no two hosts' clocks are compared for it ([`Revocations`]).
+//! - A token's secret is sent only to a node that has proven to be of the cluster that made the token ([`joining_client`]), and
+//!   the registry holds only its hash ([`TokenRecord`]).
+//!
+//! # What a node calls
+//!
+//! *Records.* One key each, versioned JSON, changed by compare-and-swap: [`Authorities`], [`Revocations`], one [`TokenRecord`] for
+//! each token, one [`IssuedRecord`] for each serial number. The node's own record also says which authorities its handshakes
+//! use ([`NodeTrusts`]), and which hosts its certificate may name.
+//!
+//! *`weir cluster init`*: [`ClusterId::random`], [`Authority::create`], [`Store::create_authority`]; then for the first node
+//! [`Key::generate`], [`Authority::issue_node`], [`Credentials::new`], [`Store::create_node`], [`Store::replace_trust`]; then the
+//! records. The authority's file first: a second `init` is refused by it.
+//!
+//! *`weir cluster invite`*: [`invite`] with the fingerprints of [`Authorities::trusted`] and the API's addresses; write the
+//! [`TokenRecord`]; print [`Token::text`].
+//!
+//! *`weir cluster join`*: parse the token; [`Store::joining_key`], [`Joiner::new`]; connect to each endpoint in turn with
+//! [`joining_client`]; post [`Joiner::request`]; [`JoinAnswer::decode`],
+//! [`Joiner::complete`]; [`Store::replace_trust`], [`Store::create_node`],
+//! [`Store::forget_joining_key`], in this order: a host with `node.pem` has joined. The node that answers reads the records, calls
+//! [`JoinRequest::decode`] and [`admit`], and writes the token's use and the certificate's record in *one* transaction that fails if the token has changed; on
+//! failure it reads again and repeats. It answers only after that, and at most a few times a second for each address. Bodies are
+//! at most [`LARGEST_MESSAGE`] bytes. Only a node that holds the authority's key answers; others forward.
+//!
+//! *A running node*: at start [`Store::node`], [`Store::trust`], [`Trust::new`], [`TrustStore::new`] with a [`Witness`] that writes
+//! the audit log, [`CredentialStore::new`]. At every change of [`Authorities`] or [`Revocations`]: [`Store::replace_trust`],
+//! [`TrustStore::set`], then the node's record, in this order (what it announces must survive a restart); then
+//! [`Trust::recheck`] for every open connection, and close those that fail. While the registry is away the last trust counts
+//! (P12). A connection may outlive the certificate that opened it by no more than the interval of that check; reconnect before
+//! [`Facts::not_after`], when no request is under way.
+//!
+//! *Peers*: [`Tls::peer_server`], [`Tls::peer_client`]; after the handshake [`peer`] gives the identity that the greeting's name
+//! must equal. *API*: [`Tls::api_server`]; [`other_end`] gives the client's role, or nobody. *NBD*: [`Tls::nbd_server`];
+//! [`Client::may_open`]. A failed handshake is logged with [`explain()`].
+//!
+//! *Renewal*: from [`Facts::renew_at`] on, or at once if [`Authorities::must_renew`]: [`Joiner::renewal`] over the API with the
+//! node's certificate; the answering node calls [`renew`] and writes the record; then [`Joiner::complete`],
+//! [`Store::replace_node`], [`CredentialStore::set`]. After the first handshake with the new certificate the answering node writes
+//! [`Revocations::with_replaced`]. A failure is an event, and is repeated.
+//!
+//! *`weir cluster revoke`*: [`Revocations::with_name`] with the certificates of [`IssuedRecord`]s; `invite --readmit`:
+//! [`Revocations::readmitting`]. *`rotate`*: a new [`Authority`], [`Store::create_next_authority`], then [`Authorities::introduce`],
+//! [`Authorities::renew`] and [`Store::promote_next_authority`], [`Authorities::retire`], each when the one before has reached
+//! everyone. *`list`*: [`IssuedRecord`]s with [`lasts`].
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod authority;
+mod certificate;
+mod credentials;
+mod explain;
+mod hex;
+mod identity;
+mod invitation;
+mod join;
+mod key;
+mod name;
+mod pem;
+mod random;
+mod request;
+mod revocation;
+mod rotation;
+mod store;
+mod tls;
+mod token;
+mod trust;
+mod verify;
+mod when;
+
+pub use authority::{
+    Authority, AuthorityError, CA_LIFETIME, Issued, IssuedRecord, NODE_LIFETIME, SHORTEST_LIFETIME,
+};
+pub use certificate::{CaCertificate, Facts, NotACertificate};
+pub use credentials::{BadCredentials, CredentialStore, Credentials};
+pub use explain::{explain, lasts};
+pub use identity::{Client, Grant, Identity, MOST_EXPORTS, Node, NotAnIdentity, Role};
+pub use invitation::{
+    Invitation, InviteError, LONGEST_TTL, Presented, SHORTEST_TTL, TokenRecord, TokenRefused,
+    Use as TokenUse, invite, redeem,
+};
+pub use join::{
+    Admission, BadAnswer, BadMessage, JOIN_VERSION, JoinAnswer, JoinRefused, JoinRequest, Joined, Joiner,
+    LARGEST_MESSAGE, Records, RenewRequest, admit, renew,
+};
+pub use key::{Key, NotAKey, PublicKey};
+pub use name::{
+    ClusterId, ExportName, Fingerprint, Host, KeyId, LONGEST_EXPORT, LONGEST_NAME, Malformed, Name,
+    SecretHash, Serial, TokenId,
+};
+pub use random::NoRandomness;
+pub use request::{BadRequest, MOST_HOSTS};
+pub use revocation::{Holder, Revocation, Revocations, RevokedSerial};
+pub use rotation::{Authorities, NodeTrusts, RotationRefused, StoredCa, Use};
+pub use store::{Store, StoreError};
+pub use tls::{
+    API_PROTOCOL, ClientCertificate, PEER_PROTOCOL, Tls, joining_client, other_end, peer, provider,
+};
+pub use token::{Endpoint, LONGEST_TOKEN, MOST_ENDPOINTS, MOST_PINS, Secret, Token, TokenError};
+pub use trust::{BadTrust, Mistrust, Purpose, Trust, TrustStore, Witness};
+pub use verify::Accept;
+pub use when::{MOST_SKEW, unix};

@@ -1,0 +1,180 @@
+//! Revoked certificates and names, as the registry holds them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::certificate::Facts;
+use crate::identity::Identity;
+use crate::name::{Name, Serial};
+use crate::when::MOST_SKEW;
+
+/// Longest reason, in characters.
+const LONGEST_REASON: usize = 200;
+
+/// One revocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation {
+    /// When, in seconds since 1970.
+    pub at: u64,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// A revoked certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokedSerial {
+    /// When and why.
+    #[serde(flatten)]
+    pub revocation: Revocation,
+    /// The name in the certificate.
+    pub name: Option<Name>,
+    /// Last second of its validity; the entry is needed until then.
+    pub not_after: u64,
+    /// Revoked only because its holder has a newer one: connections made with it stay open.
+    #[serde(default)]
+    pub replaced: bool,
+}
+
+/// All that is revoked.
+///
+/// A revoked *name* covers every certificate of it, also one that this list does not know. Its own clock never decides: whether a
+/// certificate was made before the revocation is not asked, because the two times come from different hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocations {
+    /// Revoked certificates.
+    pub serials: BTreeMap<Serial, RevokedSerial>,
+    /// Revoked names of nodes.
+    pub nodes: BTreeMap<Name, Revocation>,
+    /// Revoked names of clients.
+    pub clients: BTreeMap<Name, Revocation>,
+}
+
+/// What to revoke a name of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A node.
+    Node,
+    /// A client.
+    Client,
+}
+
+impl Revocations {
+    /// The revocation that covers a certificate.
+    #[must_use]
+    pub fn covering(&self, facts: &Facts) -> Option<&Revocation> {
+        let by_serial = || self.serials.get(&facts.serial).map(|revoked| &revoked.revocation);
+        self.by_name(facts).or_else(by_serial)
+    }
+
+    fn by_name(&self, facts: &Facts) -> Option<&Revocation> {
+        match &facts.identity {
+            Identity::Authority(_) => None,
+            Identity::Node(node) => self.nodes.get(&node.name),
+            Identity::Client(client) => self.clients.get(&client.name),
+        }
+    }
+
+    /// The revocation that ends a connection which was made with a certificate: as [`Revocations::covering`], but a certificate
+    /// that was only replaced ends none.
+    #[must_use]
+    pub fn ending(&self, facts: &Facts) -> Option<&Revocation> {
+        self.by_name(facts).or_else(|| {
+            let revoked = self.serials.get(&facts.serial).filter(|revoked| !revoked.replaced);
+            revoked.map(|revoked| &revoked.revocation)
+        })
+    }
+
+    /// The list with one certificate more.
+    #[must_use]
+    pub fn with_certificate(&self, facts: &Facts, reason: &str, now: u64) -> Revocations {
+        let mut list = self.clone();
+        list.serials.insert(facts.serial, entry(facts, reason, now, false));
+        list
+    }
+
+    /// The list with all certificates in `issued` that were made earlier for the node that has presented `facts`. A node that
+    /// connects with a new certificate has stored it; nobody but a thief uses the former ones from then on.
+    #[must_use]
+    pub fn with_replaced<'a>(
+        &self,
+        facts: &Facts,
+        issued: impl IntoIterator<Item = &'a Facts>,
+        now: u64,
+    ) -> Revocations {
+        let mut list = self.clone();
+        let is_node = matches!(facts.identity, Identity::Node(_));
+        // Of two made in one second either may be the newer one: both stay.
+        for one in issued.into_iter().filter(|one| {
+            is_node
+                && one.identity == facts.identity
+                && one.not_before < facts.not_before
+                && now <= one.not_after
+        }) {
+            let replaced = entry(one, "replaced by a newer certificate", now, true);
+            list.serials.entry(one.serial).or_insert(replaced);
+        }
+        list
+    }
+
+    /// The list with a name, and with all certificates in `issued` that were made for it.
+    #[must_use]
+    pub fn with_name<'a>(
+        &self,
+        holder: Holder,
+        name: &Name,
+        issued: impl IntoIterator<Item = &'a Facts>,
+        reason: &str,
+        now: u64,
+    ) -> Revocations {
+        let mut list = self.clone();
+        list.names(holder).entry(name.clone()).or_insert_with(|| revocation(reason, now));
+        for facts in issued {
+            let of = match &facts.identity {
+                Identity::Authority(_) => None,
+                Identity::Node(node) => Some((Holder::Node, &node.name)),
+                Identity::Client(client) => Some((Holder::Client, &client.name)),
+            };
+            if of == Some((holder, name)) {
+                list = list.with_certificate(facts, reason, now);
+            }
+        }
+        list
+    }
+
+    /// The list without a name, so that a host may join under it again. Certificates of before stay revoked.
+    #[must_use]
+    pub fn readmitting(&self, holder: Holder, name: &Name) -> Revocations {
+        let mut list = self.clone();
+        list.names(holder).remove(name);
+        list
+    }
+
+    /// The list without certificates that have expired on every clock.
+    #[must_use]
+    pub fn pruned(&self, now: u64) -> Revocations {
+        let mut list = self.clone();
+        list.serials.retain(|_, revoked| revoked.not_after.saturating_add(2 * MOST_SKEW) >= now);
+        list
+    }
+
+    fn names(&mut self, holder: Holder) -> &mut BTreeMap<Name, Revocation> {
+        match holder {
+            Holder::Node => &mut self.nodes,
+            Holder::Client => &mut self.clients,
+        }
+    }
+}
+
+fn entry(facts: &Facts, reason: &str, now: u64, replaced: bool) -> RevokedSerial {
+    RevokedSerial {
+        revocation: revocation(reason, now),
+        name: facts.identity.name().cloned(),
+        not_after: facts.not_after,
+        replaced,
+    }
+}
+
+fn revocation(reason: &str, at: u64) -> Revocation {
+    Revocation { at, reason: reason.chars().take(LONGEST_REASON).collect() }
+}

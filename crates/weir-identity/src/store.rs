@@ -1,0 +1,427 @@
+//! Keys and certificates in a directory.
+//!
+//! | file | content | mode |
+//! |---|---|---|
+//! | `ca.pem` | the authority's key and certificate | 0600 |
+//! | `ca-next.pem` | the same of the authority that follows, during a rotation | 0600 |
+//! | `node.pem` | the node's key and certificate, the authority's certificate | 0600 |
+//! | `join.pem` | the key of a host that has asked to join and has no answer yet | 0600 |
+//! | `trust.pem` | certificates of all trusted authorities | 0644 |
+//!
+//! A key and its certificate share one file, so that a crash never leaves one without the other. A file appears whole and durable
+//! or not at all, and only a renewal replaces one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode};
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::pki_types::pem::PemObject;
+use zeroize::Zeroizing;
+
+use crate::authority::{Authority, AuthorityError};
+use crate::certificate::{CaCertificate, NotACertificate};
+use crate::credentials::{BadCredentials, Credentials};
+use crate::key::{Key, NotAKey};
+use crate::pem;
+
+const CA: &str = "ca.pem";
+const NEXT: &str = "ca-next.pem";
+const NODE: &str = "node.pem";
+const JOIN: &str = "join.pem";
+const TRUST: &str = "trust.pem";
+/// A client's files, as libnbd, nbdkit and QEMU name them.
+const CLIENT: [&str; 3] = ["client-key.pem", "client-cert.pem", "ca-cert.pem"];
+
+const SECRET: u32 = 0o600;
+const PUBLIC: u32 = 0o644;
+/// Largest file that is read, in bytes. Ours have some kilobytes.
+const LARGEST_FILE: u64 = 1 << 20;
+
+/// The failure to store or load.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Exists already.
+    #[error("{path} exists; it was not overwritten. If its cluster is gone, move it away first")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Does not exist.
+    #[error("{path} does not exist; {hint}")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// How it comes into being.
+        hint: &'static str,
+    },
+    /// No space.
+    #[error("the filesystem of {path} is full ({source}); nothing was changed. Free some space and repeat")]
+    Full {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Not allowed.
+    #[error("{path}: no permission to {action} it ({source}); run as the user that owns it")]
+    Forbidden {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Readable by others.
+    #[error(
+        "{path} has mode {mode:04o}, so others than its owner can {what}; run: chmod {wanted:04o} {path}"
+    )]
+    TooOpen {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// What others can do.
+        what: &'static str,
+        /// The mode that it should have.
+        wanted: u32,
+    },
+    /// Of another user.
+    #[error(
+        "{path} belongs to user {owner}, this process runs as user {user}; a key must belong to the user that uses it"
+    )]
+    OtherOwner {
+        /// The file.
+        path: PathBuf,
+        /// The owner's number.
+        owner: u32,
+        /// This process's.
+        user: u32,
+    },
+    /// Not what it should be.
+    #[error("{path} is damaged: {reason}; restore it from a backup")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// Any other error of the system.
+    #[error("cannot {action} {path}: {source}")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    fn system(path: &Path, action: &'static str, source: io::Error) -> StoreError {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::Full { path, source },
+            io::ErrorKind::PermissionDenied => StoreError::Forbidden { path, action, source },
+            io::ErrorKind::AlreadyExists => StoreError::Exists { path },
+            _ => StoreError::System { path, action, source },
+        }
+    }
+}
+
+/// A directory of keys.
+#[derive(Debug)]
+pub struct Store {
+    directory: PathBuf,
+}
+
+impl Store {
+    /// Opens the directory; makes it (mode 0700) if it does not exist. Nobody but its owner may write to it.
+    ///
+    /// # Errors
+    /// [`StoreError::TooOpen`], [`StoreError::OtherOwner`], or the system's error.
+    pub fn open(directory: &Path) -> Result<Store, StoreError> {
+        let failed = |action| move |source| StoreError::system(directory, action, source);
+        let mut builder = fs::DirBuilder::new();
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.recursive(true).create(directory).map_err(failed("make"))?;
+        let metadata = fs::metadata(directory).map_err(failed("look at"))?;
+        let mode = metadata.mode() & 0o7777;
+        if mode & 0o022 != 0 {
+            let what = "replace the keys in it";
+            return Err(StoreError::TooOpen { path: directory.into(), mode, what, wanted: mode & !0o022 });
+        }
+        owned(directory, &metadata)?;
+        Ok(Store { directory: directory.to_path_buf() })
+    }
+
+    /// Stores a new authority.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] and others.
+    pub fn create_authority(&self, authority: &Authority) -> Result<(), StoreError> {
+        self.write_authority(CA, authority)
+    }
+
+    /// Loads the authority.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn authority(&self) -> Result<Authority, StoreError> {
+        self.read_authority(
+            CA,
+            "only the nodes that sign certificates have one; `weir cluster init` makes it",
+        )
+    }
+
+    /// Stores the authority that follows in a rotation, beside the present one.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] and others.
+    pub fn create_next_authority(&self, authority: &Authority) -> Result<(), StoreError> {
+        self.write_authority(NEXT, authority)
+    }
+
+    /// Loads the authority that follows.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn next_authority(&self) -> Result<Authority, StoreError> {
+        self.read_authority(NEXT, "no rotation is under way on this node; `weir cluster rotate` begins one")
+    }
+
+    /// Puts the authority that follows in place of the present one, whose key is lost. Call it when the registry says that the
+    /// new one signs.
+    ///
+    /// # Errors
+    /// [`StoreError`]; both stay.
+    pub fn promote_next_authority(&self) -> Result<(), StoreError> {
+        // Read first: a damaged one must not replace a good one.
+        self.next_authority()?;
+        let path = self.directory.join(CA);
+        let _lock = self.lock()?;
+        let moved = fs::rename(self.directory.join(NEXT), &path);
+        moved.map_err(|source| StoreError::system(&path, "replace", source))?;
+        self.sync()
+    }
+
+    /// Removes the authority that was to follow, after a rotation was abandoned.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_next_authority(&self) -> Result<(), StoreError> {
+        self.remove(NEXT)
+    }
+
+    /// Stores the credentials of a node that had none.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] and others.
+    pub fn create_node(&self, credentials: &Credentials) -> Result<(), StoreError> {
+        self.write(NODE, SECRET, credentials.pem().as_bytes(), false)
+    }
+
+    /// Replaces the node's credentials after a renewal.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the former credentials stay.
+    pub fn replace_node(&self, credentials: &Credentials) -> Result<(), StoreError> {
+        self.write(NODE, SECRET, credentials.pem().as_bytes(), true)
+    }
+
+    /// Loads the node's credentials.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn node(&self) -> Result<Credentials, StoreError> {
+        let text = self.read(NODE, "this host has not joined a cluster; see `weir cluster join`")?;
+        let damaged = |reason: String| self.damaged(NODE, reason);
+        let key = key(&text).map_err(|error| damaged(error.to_string()))?;
+        let chain = pem::certificates(&text).map_err(damaged)?;
+        Credentials::new(key, chain).map_err(|error: BadCredentials| damaged(error.to_string()))
+    }
+
+    /// The key with which this host asks to join: the stored one, or a new one, which is stored. A repeated request is thus
+    /// recognised as the same host's.
+    ///
+    /// # Errors
+    /// [`StoreError`]. [`StoreError::Exists`] if the host has joined already.
+    pub fn joining_key(&self) -> Result<Key, StoreError> {
+        let joined = self.directory.join(NODE);
+        if joined.try_exists().map_err(|source| StoreError::system(&joined, "look at", source))? {
+            return Err(StoreError::Exists { path: joined });
+        }
+        match self.read(JOIN, "") {
+            Ok(text) => key(&text).map_err(|error| self.damaged(JOIN, error.to_string())),
+            Err(StoreError::Missing { .. }) => {
+                let no_randomness =
+                    |error| StoreError::system(&self.directory, "make a key in", io::Error::other(error));
+                let key = Key::generate().map_err(no_randomness)?;
+                self.write(JOIN, SECRET, key.pem().as_bytes(), false)?;
+                Ok(key)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Forgets the key of [`Store::joining_key`], once the node's credentials are stored.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_joining_key(&self) -> Result<(), StoreError> {
+        self.remove(JOIN)
+    }
+
+    /// Stores the trusted authorities, in place of the former ones.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the former ones stay.
+    pub fn replace_trust(&self, authorities: &[CaCertificate]) -> Result<(), StoreError> {
+        let text: String = authorities.iter().map(CaCertificate::pem).collect();
+        self.write(TRUST, PUBLIC, text.as_bytes(), true)
+    }
+
+    /// Loads the trusted authorities.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn trust(&self) -> Result<Vec<CaCertificate>, StoreError> {
+        let path = self.directory.join(TRUST);
+        let text = read(&path, "this host has not joined a cluster; see `weir cluster join`", 0o022)?;
+        let damaged = |error: NotACertificate| self.damaged(TRUST, error.to_string());
+        let all = CaCertificate::all_from_pem(&text).map_err(damaged)?;
+        if all.is_empty() { Err(self.damaged(TRUST, "it has no certificate".into())) } else { Ok(all) }
+    }
+
+    /// Stores a client's key, its certificate and the authorities, under the names that libnbd, nbdkit and QEMU expect in a
+    /// directory of certificates.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] and others.
+    pub fn create_client(
+        &self,
+        credentials: &Credentials,
+        authorities: &[CaCertificate],
+    ) -> Result<(), StoreError> {
+        let [key, certificate, ca] = CLIENT;
+        let authorities: String = authorities.iter().map(CaCertificate::pem).collect();
+        // The key first: whoever finds it refuses to overwrite, and without it the others are of no use.
+        self.write(key, SECRET, credentials.key().pem().as_bytes(), false)?;
+        self.write(certificate, PUBLIC, credentials.certificates_pem().as_bytes(), false)?;
+        self.write(ca, PUBLIC, authorities.as_bytes(), false)
+    }
+
+    fn write_authority(&self, name: &str, authority: &Authority) -> Result<(), StoreError> {
+        let text = Zeroizing::new(authority.key_pem().to_owned() + &authority.certificate().pem());
+        self.write(name, SECRET, text.as_bytes(), false)
+    }
+
+    fn read_authority(&self, name: &str, hint: &'static str) -> Result<Authority, StoreError> {
+        let text = self.read(name, hint)?;
+        let damaged = |reason: String| self.damaged(name, reason);
+        let mut all = CaCertificate::all_from_pem(&text).map_err(|error| damaged(error.to_string()))?;
+        let (Some(certificate), true) = (all.pop(), all.is_empty()) else {
+            return Err(damaged("it must have one certificate".into()));
+        };
+        let key = key(&text).map_err(|error| damaged(error.to_string()))?;
+        Authority::from_parts(certificate, key).map_err(|error: AuthorityError| damaged(error.to_string()))
+    }
+
+    fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let path = self.directory.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::system(&path, "remove", error))
+            }
+            _ => self.sync(),
+        }
+    }
+
+    fn damaged(&self, name: &str, reason: String) -> StoreError {
+        StoreError::Damaged { path: self.directory.join(name), reason }
+    }
+
+    fn read(&self, name: &str, hint: &'static str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+        read(&self.directory.join(name), hint, 0o077)
+    }
+
+    /// Writes a file whole and durably, or not at all.
+    fn write(&self, name: &str, mode: u32, content: &[u8], replace: bool) -> Result<(), StoreError> {
+        let path = self.directory.join(name);
+        let fresh = self.directory.join(format!(".{name}.new"));
+        // One writer at a time, so that what a crashed one has left behind can be overwritten.
+        let _lock = self.lock()?;
+        let written = write_durably(&fresh, mode, content);
+        let done = written.map_err(|source| StoreError::system(&path, "write", source)).and_then(|()| {
+            // A link fails if the name exists; a rename would replace the file.
+            let moved = if replace { fs::rename(&fresh, &path) } else { fs::hard_link(&fresh, &path) };
+            moved.map_err(|source| StoreError::system(&path, "write", source))
+        });
+        // After a rename there is nothing to remove.
+        let _ = fs::remove_file(&fresh);
+        done?;
+        self.sync()
+    }
+
+    fn lock(&self) -> Result<File, StoreError> {
+        let failed = |source| StoreError::system(&self.directory, "lock", source);
+        let directory = File::open(&self.directory).map_err(failed)?;
+        rustix::fs::flock(&directory, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+        Ok(directory)
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        let synced = File::open(&self.directory).and_then(|directory| directory.sync_all());
+        synced.map_err(|source| StoreError::system(&self.directory, "flush", source))
+    }
+}
+
+fn write_durably(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    // Whatever the process's umask is.
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+/// Reads a file that only its owner may write, and of whose mode none of the bits `forbidden` is set.
+fn read(path: &Path, hint: &'static str, forbidden: u32) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+    let failed = |source| StoreError::system(path, "read", source);
+    let mut file = File::open(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => StoreError::Missing { path: path.to_path_buf(), hint },
+        _ => failed(source),
+    })?;
+    // Of the open file: another one may take the name at any time.
+    let metadata = file.metadata().map_err(failed)?;
+    let mode = metadata.mode() & 0o7777;
+    if mode & forbidden != 0 {
+        let what = if mode & forbidden & 0o044 != 0 { "read it" } else { "change it" };
+        return Err(StoreError::TooOpen { path: path.into(), mode, what, wanted: mode & !forbidden });
+    }
+    owned(path, &metadata)?;
+    let mut content = Zeroizing::new(Vec::with_capacity(metadata.len().min(LARGEST_FILE) as usize));
+    Read::by_ref(&mut file).take(LARGEST_FILE).read_to_end(&mut content).map_err(failed)?;
+    Ok(content)
+}
+
+/// The file belongs to this process's user, or to root.
+fn owned(path: &Path, metadata: &fs::Metadata) -> Result<(), StoreError> {
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner == user || owner == 0 {
+        return Ok(());
+    }
+    Err(StoreError::OtherOwner { path: path.to_path_buf(), owner, user })
+}
+
+fn key(text: &[u8]) -> Result<Key, NotAKey> {
+    let der = PrivatePkcs8KeyDer::from_pem_slice(text).map_err(|_| NotAKey)?;
+    Key::from_pkcs8(der.secret_pkcs8_der())
+}

@@ -1,0 +1,102 @@
+//! Arbitrary bytes where strangers send tokens, requests to join, requests for certificates and certificates: nothing panics,
+//! a token that is read has one text only, and nothing that a stranger makes up is admitted.
+
+#![no_main]
+
+use std::sync::OnceLock;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use libfuzzer_sys::fuzz_target;
+use weir_identity::{
+    Authority, ClusterId, Facts, Identity, JoinRequest, Key, NODE_LIFETIME, Purpose, Records, RenewRequest,
+    Revocations, Token, Trust, admit, renew,
+};
+
+const NOW: u64 = 1_795_435_200;
+
+struct Cluster {
+    authority: Authority,
+    node: Facts,
+    trust: Trust,
+    revoked: Revocations,
+}
+
+fn cluster() -> &'static Cluster {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    CLUSTER.get_or_init(|| {
+        let authority = Authority::create(ClusterId([1; 16]), NOW).expect("random numbers");
+        let key = Key::generate().expect("random numbers").public();
+        let node = authority.issue_node(&"a".parse().expect("a name"), &[], &key, NOW, NODE_LIFETIME);
+        let all = vec![authority.certificate().clone()];
+        let trust = Trust::new(authority.certificate().cluster(), all, Revocations::default());
+        Cluster {
+            node: node.expect("a certificate").record.facts,
+            trust: trust.expect("one authority"),
+            authority,
+            revoked: Revocations::default(),
+        }
+    })
+}
+
+fn records(cluster: &'static Cluster) -> Records<'static> {
+    Records { token: None, issued: &[], revoked: &cluster.revoked, authorities: cluster.trust.authorities() }
+}
+
+// The first byte says what the others are.
+fuzz_target!(|input: &[u8]| {
+    let Some((&kind, bytes)) = input.split_first() else { return };
+    match kind % 5 {
+        0 => token(&String::from_utf8_lossy(bytes)),
+        1 => token(&sealed(bytes)),
+        2 => {
+            let cluster = cluster();
+            if let Ok(request) = JoinRequest::decode(bytes) {
+                assert!(admit(&cluster.authority, records(cluster), &request, NOW, NODE_LIFETIME).is_err());
+            }
+        }
+        3 => {
+            let cluster = cluster();
+            let request = RenewRequest { v: 1, csr: URL_SAFE_NO_PAD.encode(bytes) };
+            let decided = renew(
+                &cluster.authority,
+                records(cluster),
+                &cluster.node,
+                &[],
+                &request,
+                (NOW, NODE_LIFETIME),
+            );
+            if let Ok(admission) = decided {
+                assert_eq!(
+                    admission.issued.facts.identity, cluster.node.identity,
+                    "whatever the request says"
+                );
+            }
+        }
+        _ => {
+            if let Ok(facts) = Facts::read(bytes) {
+                let uris = facts.identity.uris();
+                let again = Identity::from_uris(uris.iter().map(String::as_str));
+                assert_eq!(again.as_ref(), Ok(&facts.identity));
+            }
+            let certificate = bytes.to_vec().into();
+            assert!(cluster().trust.check(&certificate, Purpose::Client, NOW).is_err());
+        }
+    }
+});
+
+fn token(text: &str) {
+    if let Ok(token) = text.parse::<Token>() {
+        assert_eq!(token.text().as_str(), text.trim());
+    }
+}
+
+/// The text of a token with this content, with the right length and checksum.
+fn sealed(content: &[u8]) -> String {
+    let content = &content[..content.len().min(2048)];
+    let mut body = ((content.len() + 4) as u16).to_be_bytes().to_vec();
+    body.extend(content);
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(b"1"), &body);
+    body.extend(checksum.to_be_bytes());
+    format!("weir-join-1.{}", URL_SAFE_NO_PAD.encode(body))
+}
