@@ -410,3 +410,15 @@ mod tests {
         assert_eq!(size_of::<ExtendedStatusDescriptor>(), 16);
     }
 }
+
+/// Whether an end of a connection speaks TLS ("TLS support").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// No (the document's NOTLS).
+    #[default]
+    Off,
+    /// If the other end does. Whoever can change messages under way can prevent it ("Protocol downgrade attacks").
+    Optional,
+    /// Always, or not at all (the document's FORCEDTLS).
+    Required,
+}

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use super::batch::Batch;
 use super::decoder::{Decoder, Done, LARGEST_CONTROL};
 use super::error::NbdError;
-use super::handshake::{Export, Failure, Wishes, negotiate};
+use super::handshake::{Export, NegotiationError, Wishes, negotiate};
 use super::slot::{NbdCommand, Slot};
 use super::system::uninterrupted;
 use crate::protocol::{
@@ -282,15 +282,18 @@ impl Connection {
     }
 }
 
-fn describe(failure: Failure, uri: &Uri) -> NbdError {
+fn describe(failure: NegotiationError, uri: &Uri) -> NbdError {
     let address = uri.address.clone();
     match failure {
-        Failure::Protocol(what) => NbdError::Protocol(what),
-        Failure::Refused(reply, reason) => {
+        NegotiationError::Protocol(what) => NbdError::Protocol(what),
+        NegotiationError::Refused { reply, reason } => {
             let export = uri.export.clone();
             NbdError::Refused { address, export, is_unknown: reply == option_reply::ERR_UNKNOWN, reason }
         }
-        Failure::Io(source) => {
+        NegotiationError::NoTls { reason } => {
+            NbdError::Refused { address, export: uri.export.clone(), is_unknown: false, reason }
+        }
+        NegotiationError::Io(source) => {
             let source = match source.kind() {
                 io::ErrorKind::WouldBlock => {
                     io::Error::new(io::ErrorKind::TimedOut, "no answer to the handshake")

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::protocol::{
     BASE_ALLOCATION, BlockSizes, ExportSize, GREETING_MAGIC, Greeting, OPTION_MAGIC, OPTION_REPLY_MAGIC,
-    OptionHeader, OptionReplyHeader, client_flag, handshake_flag, info, option, option_reply,
+    OptionHeader, OptionReplyHeader, TlsMode, client_flag, handshake_flag, info, option, option_reply,
     transmission_flag,
 };
 
@@ -83,18 +83,28 @@ impl Export {
 }
 
 /// The failure of a handshake.
-#[derive(Debug)]
-pub(super) enum Failure {
-    Io(io::Error),
+#[derive(Debug, thiserror::Error)]
+pub enum NegotiationError {
+    /// The connection failed.
+    #[error("the connection failed during the handshake: {0}")]
+    Io(#[from] io::Error),
+    /// The server violates the protocol.
+    #[error("the server violates the NBD protocol: {0}")]
     Protocol(&'static str),
-    /// The number of the error reply, and its reason.
-    Refused(u32, String),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Io(error)
-    }
+    /// The server refuses.
+    #[error("the server refuses: {reason}")]
+    Refused {
+        /// The number of the error reply.
+        reply: u32,
+        /// Its message, or ours for the number.
+        reason: String,
+    },
+    /// TLS is required here.
+    #[error("the server speaks no TLS, which is required here: {reason}")]
+    NoTls {
+        /// Its message, or ours for its error number.
+        reason: String,
+    },
 }
 
 /// The requested options beside the export.
@@ -104,13 +114,17 @@ pub(super) struct Wishes {
     pub extended_headers: bool,
 }
 
-/// Negotiates `name` on a blocking stream.
+/// Negotiates `name` on a blocking stream, without TLS.
 pub(super) fn negotiate(
     stream: &mut (impl Read + Write),
     name: &str,
     wishes: Wishes,
-) -> Result<Export, Failure> {
+) -> Result<Export, NegotiationError> {
     greet(stream)?;
+    choose(stream, name, wishes)
+}
+
+fn choose(stream: &mut (impl Read + Write), name: &str, wishes: Wishes) -> Result<Export, NegotiationError> {
     let mut export = Export {
         size: 0,
         flags: 0,
@@ -135,22 +149,88 @@ pub(super) fn negotiate(
     Ok(export)
 }
 
+/// A handshake in steps, so that the stream can change to TLS in between: [`Negotiation::begin`], [`Negotiation::start_tls`], if
+/// that agrees [`Negotiation::over`], then [`Negotiation::choose`].
+#[derive(Debug)]
+pub struct Negotiation<S>(S);
+
+impl<S: Read + Write> Negotiation<S> {
+    /// Exchanges greetings on a blocking stream.
+    ///
+    /// # Errors
+    /// The stream fails, or the other end is no NBD server.
+    pub fn begin(mut stream: S) -> Result<Negotiation<S>, NegotiationError> {
+        greet(&mut stream)?;
+        Ok(Negotiation(stream))
+    }
+
+    /// Asks for TLS unless it is off, before any other option. True: the server begins its TLS handshake now, and nothing more may
+    /// be sent in plain text.
+    ///
+    /// # Errors
+    /// [`NegotiationError::NoTls`] if TLS is required and the server does not agree.
+    pub fn start_tls(&mut self, mode: TlsMode) -> Result<bool, NegotiationError> {
+        if mode == TlsMode::Off {
+            return Ok(false);
+        }
+        send_option(&mut self.0, option::STARTTLS, &[])?;
+        let reply = read_reply(&mut self.0, option::STARTTLS)?;
+        match reply.kind {
+            option_reply::ACK if reply.body.is_empty() => Ok(true),
+            option_reply::ACK => Err(NegotiationError::Protocol("an agreement to TLS with data")),
+            _ if !reply.is_error() => Err(NegotiationError::Protocol("an unknown reply to STARTTLS")),
+            _ if mode == TlsMode::Required => Err(NegotiationError::NoTls { reason: reply.reason() }),
+            _ => Ok(false),
+        }
+    }
+
+    /// The same negotiation over another stream: TLS over the former one.
+    ///
+    /// # Errors
+    /// That of `change`.
+    pub fn over<T: Read + Write, E>(
+        self,
+        change: impl FnOnce(S) -> Result<T, E>,
+    ) -> Result<Negotiation<T>, E> {
+        change(self.0).map(Negotiation)
+    }
+
+    /// Chooses the export, with structured replies or extended headers if they are wanted and the server has them. Ends the
+    /// handshake.
+    ///
+    /// # Errors
+    /// The stream fails, or the server refuses.
+    pub fn choose(
+        mut self,
+        export: &str,
+        structured_replies: bool,
+        extended_headers: bool,
+    ) -> Result<(S, Export), NegotiationError> {
+        let wishes = Wishes { structured_replies, extended_headers: structured_replies && extended_headers };
+        let export = choose(&mut self.0, export, wishes)?;
+        Ok((self.0, export))
+    }
+}
+
 /// Whether the server agrees to an option without data.
-fn accepts(stream: &mut (impl Read + Write), option: u32) -> Result<bool, Failure> {
+fn accepts(stream: &mut (impl Read + Write), option: u32) -> Result<bool, NegotiationError> {
     send_option(stream, option, &[])?;
     Ok(read_reply(stream, option)?.kind == option_reply::ACK)
 }
 
-fn greet(stream: &mut (impl Read + Write)) -> Result<(), Failure> {
+fn greet(stream: &mut (impl Read + Write)) -> Result<(), NegotiationError> {
     let mut bytes = [0; size_of::<Greeting>()];
     stream.read_exact(&mut bytes)?;
-    let greeting = Greeting::read_from_bytes(&bytes).map_err(|_| Failure::Protocol("short greeting"))?;
+    let greeting =
+        Greeting::read_from_bytes(&bytes).map_err(|_| NegotiationError::Protocol("short greeting"))?;
     if greeting.magic != GREETING_MAGIC {
-        return Err(Failure::Protocol("the greeting does not start with NBDMAGIC: is this an NBD server?"));
+        return Err(NegotiationError::Protocol(
+            "the greeting does not start with NBDMAGIC: is this an NBD server?",
+        ));
     }
     let flags = greeting.flags.get();
     if greeting.option_magic != OPTION_MAGIC || flags & handshake_flag::FIXED_NEWSTYLE == 0 {
-        return Err(Failure::Protocol(
+        return Err(NegotiationError::Protocol(
             "the server speaks only an old form of NBD (fixed newstyle is needed)",
         ));
     }
@@ -172,6 +252,8 @@ fn send_option(stream: &mut impl Write, option: u32, body: &[u8]) -> io::Result<
 }
 
 struct Reply {
+    /// The option that it answers.
+    asked: u32,
     kind: u32,
     body: Vec<u8>,
 }
@@ -189,11 +271,12 @@ impl Reply {
         }
         let number = match self.kind {
             option_reply::ERR_UNKNOWN => "there is no such export",
-            option_reply::ERR_TLS_REQD => "it requires TLS, which the load generator does not speak",
+            option_reply::ERR_TLS_REQD => "it requires TLS, which this client was not told to use",
             option_reply::ERR_POLICY => "forbidden by its policy",
             option_reply::ERR_SHUTDOWN => "it is being shut down",
             option_reply::ERR_EXT_HEADER_REQD => "it requires extended headers",
-            option_reply::ERR_UNSUP => "it does not know NBD_OPT_GO",
+            option_reply::ERR_UNSUP if self.asked == option::GO => "it does not know NBD_OPT_GO",
+            option_reply::ERR_UNSUP => "it does not know the option",
             _ => "it calls the option invalid",
         };
         match String::from_utf8_lossy(&self.body) {
@@ -203,24 +286,25 @@ impl Reply {
     }
 }
 
-fn read_reply(stream: &mut impl Read, asked: u32) -> Result<Reply, Failure> {
+fn read_reply(stream: &mut impl Read, asked: u32) -> Result<Reply, NegotiationError> {
     let mut bytes = [0; size_of::<OptionReplyHeader>()];
     stream.read_exact(&mut bytes)?;
-    let header = OptionReplyHeader::read_from_bytes(&bytes).map_err(|_| Failure::Protocol("short reply"))?;
+    let header =
+        OptionReplyHeader::read_from_bytes(&bytes).map_err(|_| NegotiationError::Protocol("short reply"))?;
     if header.magic != OPTION_REPLY_MAGIC || header.option != asked {
-        return Err(Failure::Protocol("a reply to an option that was not sent"));
+        return Err(NegotiationError::Protocol("a reply to an option that was not sent"));
     }
     let length = header.length.get() as usize;
     if length > LARGEST_REPLY {
-        return Err(Failure::Protocol("a reply to an option is larger than 64 KiB"));
+        return Err(NegotiationError::Protocol("a reply to an option is larger than 64 KiB"));
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
-    Ok(Reply { kind: header.kind.get(), body })
+    Ok(Reply { asked, kind: header.kind.get(), body })
 }
 
 /// "Metadata querying": agrees on `base:allocation`, if the server has it.
-fn ask_for_allocation(stream: &mut (impl Read + Write), name: &str) -> Result<Option<u32>, Failure> {
+fn ask_for_allocation(stream: &mut (impl Read + Write), name: &str) -> Result<Option<u32>, NegotiationError> {
     let mut body = text(name);
     body.extend(1u32.to_be_bytes());
     body.extend(text(BASE_ALLOCATION));
@@ -233,19 +317,19 @@ fn ask_for_allocation(stream: &mut (impl Read + Write), name: &str) -> Result<Op
                 let (number, found) = reply
                     .body
                     .split_first_chunk::<4>()
-                    .ok_or(Failure::Protocol("a context without a number"))?;
+                    .ok_or(NegotiationError::Protocol("a context without a number"))?;
                 if found == BASE_ALLOCATION.as_bytes() {
                     context = Some(u32::from_be_bytes(*number));
                 }
             }
             option_reply::ACK => return Ok(context),
             _ if reply.is_error() => return Ok(None),
-            _ => return Err(Failure::Protocol("an unknown reply to SET_META_CONTEXT")),
+            _ => return Err(NegotiationError::Protocol("an unknown reply to SET_META_CONTEXT")),
         }
     }
 }
 
-fn go(stream: &mut (impl Read + Write), name: &str, export: &mut Export) -> Result<(), Failure> {
+fn go(stream: &mut (impl Read + Write), name: &str, export: &mut Export) -> Result<(), NegotiationError> {
     let mut body = text(name);
     body.extend(1u16.to_be_bytes());
     body.extend(info::BLOCK_SIZE.to_be_bytes());
@@ -256,16 +340,18 @@ fn go(stream: &mut (impl Read + Write), name: &str, export: &mut Export) -> Resu
         match reply.kind {
             option_reply::INFO => described |= take_info(&reply.body, export)?,
             option_reply::ACK if described => return Ok(()),
-            option_reply::ACK => return Err(Failure::Protocol("the export was not described")),
-            _ if reply.is_error() => return Err(Failure::Refused(reply.kind, reply.reason())),
-            _ => return Err(Failure::Protocol("an unknown reply to GO")),
+            option_reply::ACK => return Err(NegotiationError::Protocol("the export was not described")),
+            _ if reply.is_error() => {
+                return Err(NegotiationError::Refused { reply: reply.kind, reason: reply.reason() });
+            }
+            _ => return Err(NegotiationError::Protocol("an unknown reply to GO")),
         }
     }
 }
 
 /// True if the information was size and flags.
-fn take_info(body: &[u8], export: &mut Export) -> Result<bool, Failure> {
-    let malformed = || Failure::Protocol("malformed information about the export");
+fn take_info(body: &[u8], export: &mut Export) -> Result<bool, NegotiationError> {
+    let malformed = || NegotiationError::Protocol("malformed information about the export");
     let (kind, body) = body.split_first_chunk::<2>().ok_or_else(malformed)?;
     match u16::from_be_bytes(*kind) {
         info::EXPORT => {

@@ -16,6 +16,6 @@ mod system;
 pub use connection::{Connection, Options};
 pub use decoder::Done;
 pub use error::{NbdError, errno_text};
-pub use handshake::Export;
+pub use handshake::{Export, Negotiation, NegotiationError};
 pub use simple::{Answer, Completed, NbdClient, Ticket};
 pub use slot::{CommandFlags, NbdCommand};

@@ -63,6 +63,27 @@ pub enum HandshakeError {
         /// From the [`Directory`].
         reason: String,
     },
+    /// `EXPORT_NAME` has no error reply: the server closes the connection.
+    #[error("the client asked by EXPORT_NAME without TLS, which is required here")]
+    TlsRequired,
+    /// Someone between client and server could have put these bytes there. A client waits for the reply before it goes on.
+    #[error("unencrypted bytes followed STARTTLS; the client is faulty, or someone changes its messages")]
+    BytesBeforeTls,
+}
+
+/// How far a connection is with TLS ("TLS support").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tls {
+    /// The server does not speak it.
+    Off,
+    /// Offered; a client may go on without it.
+    Optional,
+    /// Offered; without it there is nothing.
+    Required,
+    /// The server has agreed. All that follows must be encrypted.
+    Starting,
+    /// In use.
+    On,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +109,16 @@ pub struct Handshake {
     skipped: usize,
     /// The export for which the client selected `base:allocation`.
     context_of: Option<String>,
+    tls: Tls,
 }
 
 impl Handshake {
-    /// Begins a handshake: appends the greeting to `out`.
+    /// Begins a handshake without TLS: appends the greeting to `out`. See [`super::TlsHandshake`] for one with.
     pub fn new(out: &mut Vec<u8>) -> Handshake {
+        Handshake::with_tls(Tls::Off, out)
+    }
+
+    pub(super) fn with_tls(tls: Tls, out: &mut Vec<u8>) -> Handshake {
         let greeting = Greeting {
             magic: GREETING_MAGIC.into(),
             option_magic: OPTION_MAGIC.into(),
@@ -109,6 +135,7 @@ impl Handshake {
             skip: 0,
             skipped: 0,
             context_of: None,
+            tls,
         }
     }
 
@@ -125,9 +152,10 @@ impl Handshake {
     /// One at a time, so that a client cannot make answers accumulate: the caller sends before the next step.
     pub fn step(&mut self, directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
         let step = match self.phase {
+            Phase::Over => Step::NeedMore,
+            _ if self.tls == Tls::Starting => self.before_tls(),
             Phase::ClientFlags => self.client_flags(),
             Phase::Options => self.option(directory, out),
-            Phase::Over => Step::NeedMore,
         };
         if !matches!(step, Step::NeedMore | Step::Continue) {
             self.phase = Phase::Over;
@@ -140,6 +168,49 @@ impl Handshake {
     pub fn into_leftover(mut self) -> Vec<u8> {
         self.input.drain(..self.taken);
         self.input
+    }
+
+    pub(super) fn tls(&self) -> Tls {
+        self.tls
+    }
+
+    /// The connection is encrypted from now on. Fails if the client has sent more in plain text.
+    pub(super) fn secured(&mut self) -> Result<(), HandshakeError> {
+        if self.tls != Tls::Starting || self.taken < self.input.len() {
+            self.phase = Phase::Over;
+            return Err(HandshakeError::BytesBeforeTls);
+        }
+        self.tls = Tls::On;
+        Ok(())
+    }
+
+    fn before_tls(&self) -> Step {
+        if self.taken < self.input.len() {
+            Step::Refused(HandshakeError::BytesBeforeTls)
+        } else {
+            Step::NeedMore
+        }
+    }
+
+    /// Answers `STARTTLS`.
+    fn start_tls(&mut self, body: &[u8], reply: &mut Reply<'_>) -> Step {
+        match self.tls {
+            Tls::Off => reply.error(option_reply::ERR_UNSUP, "this server speaks no TLS"),
+            Tls::On | Tls::Starting => reply.error(option_reply::ERR_INVALID, "TLS is in use already"),
+            Tls::Optional | Tls::Required if !body.is_empty() => {
+                reply.error(option_reply::ERR_INVALID, "this option has no data");
+            }
+            Tls::Optional | Tls::Required if self.taken < self.input.len() => {
+                return Step::Refused(HandshakeError::BytesBeforeTls);
+            }
+            Tls::Optional | Tls::Required => {
+                // What was agreed on in plain text may be someone else's word (CVE-2021-3716 is this mistake in a server).
+                (self.structured_replies, self.extended_headers, self.context_of) = (false, false, None);
+                self.tls = Tls::Starting;
+                reply.acknowledge();
+            }
+        }
+        Step::Continue
     }
 
     fn client_flags(&mut self) -> Step {
@@ -189,7 +260,10 @@ impl Handshake {
             }
             option::EXPORT_NAME => Step::Refused(HandshakeError::OptionTooLong { option, length }),
             _ => {
-                reply.error(option_reply::ERR_TOO_BIG, "the option is too long");
+                match self.tls {
+                    Tls::Required => reply.tls_required(),
+                    _ => reply.error(option_reply::ERR_TOO_BIG, "the option is too long"),
+                }
                 if length as usize > rest {
                     return Step::Refused(HandshakeError::OptionTooLong { option, length });
                 }
@@ -212,6 +286,8 @@ impl Handshake {
                 reply.acknowledge();
                 return Step::Aborted;
             }
+            option::STARTTLS => return self.start_tls(body, reply),
+            _ if self.tls == Tls::Required => reply.tls_required(),
             option::INFO => drop(describe(body, directory, self.chunks(), reply)),
             option::GO => {
                 if let Some((export, block_sizes)) = describe(body, directory, self.chunks(), reply) {
@@ -240,13 +316,15 @@ impl Handshake {
             option::SET_META_CONTEXT => {
                 reply.error(option_reply::ERR_INVALID, "metadata contexts need structured replies first");
             }
-            option::STARTTLS => reply.error(option_reply::ERR_UNSUP, "this server speaks no TLS"),
             _ => reply.error(option_reply::ERR_UNSUP, "unknown option"),
         }
         Step::Continue
     }
 
     fn export_name(&mut self, body: &[u8], directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
+        if self.tls == Tls::Required {
+            return Step::Refused(HandshakeError::TlsRequired);
+        }
         if self.extended_headers {
             return Step::Refused(HandshakeError::ExportNameWithExtendedHeaders);
         }
@@ -383,6 +461,10 @@ impl Reply<'_> {
 
     fn error(&mut self, kind: u32, reason: &str) {
         self.send(kind, &[shortened(reason).as_bytes()]);
+    }
+
+    fn tls_required(&mut self) {
+        self.error(option_reply::ERR_TLS_REQD, "this server requires TLS; ask by STARTTLS first");
     }
 
     fn information(&mut self, kind: u16, body: &[u8]) {

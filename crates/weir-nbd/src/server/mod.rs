@@ -10,9 +10,11 @@ mod handshake;
 mod option;
 mod request;
 mod status;
+mod tls;
 
 pub use check::{CheckedRequest, Refusal, Terms, check_request, error_number};
 pub use directory::{Directory, ExportInfo, Listed, NotServed, Session};
 pub use handshake::{BASE_ALLOCATION_ID, Handshake, HandshakeError, MOST_OPTION_BYTES, Step};
 pub use request::{RequestHead, WrongMagic};
 pub use status::{Asked, LONGEST_STATUS, STATUS_BYTES, describe_extents};
+pub use tls::{TlsHandshake, TlsStep};
