@@ -5,7 +5,9 @@ mod common;
 
 use common::*;
 use std::fmt::Write;
-use weir_identity::{Authority, ClusterId, Grant, Key, NODE_LIFETIME, Role};
+use weir_identity::{
+    Authority, ClusterId, Grant, Key, Mistrust, NODE_LIFETIME, Purpose, Revocations, Role, Trust,
+};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 fn describe(text: &mut String, title: &str, der: &[u8]) {
@@ -82,4 +84,31 @@ fn a_client_names_at_least_one_export_and_not_too_many() {
         let refused = ca.issue_client(&name("guest"), &Grant::Exports(exports), &key, NOW, DAY).unwrap_err();
         assert_eq!(refused.to_string(), format!("a client's certificate names 1 to 64 exports, not {count}"));
     }
+}
+
+/// Our authority makes no such certificate, but whoever has stolen its key could.
+#[test]
+fn an_authority_that_has_ended_vouches_for_nobody() {
+    let at = |seconds: u64| time::OffsetDateTime::from_unix_timestamp(seconds as i64).unwrap();
+    let cluster = ClusterId([1; 16]);
+    let params = |uri: String, from: u64, to: u64| {
+        let mut params = rcgen::CertificateParams::default();
+        params.subject_alt_names = vec![rcgen::SanType::URI(uri.try_into().unwrap())];
+        params.serial_number = Some(rcgen::SerialNumber::from_slice(&[0x41; 16]));
+        (params.not_before, params.not_after) = (at(from), at(to));
+        params
+    };
+    let pair = rcgen::KeyPair::generate().unwrap();
+    let mut ca = params(format!("weir://{cluster}/ca"), NOW - 10 * DAY, NOW - DAY);
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+    let root = weir_identity::CaCertificate::from_der(ca.self_signed(&pair).unwrap().der()).unwrap();
+    let mut leaf = params(format!("weir://{cluster}/node/b"), NOW - 2 * DAY, NOW + 10 * DAY);
+    leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+    let own = rcgen::KeyPair::generate().unwrap();
+    let leaf = leaf.signed_by(&own, &rcgen::Issuer::from_params(&ca, &pair)).unwrap();
+    let trust = Trust::new(cluster, vec![root], Revocations::default()).unwrap();
+    let check = |purpose, now| trust.check(leaf.der(), purpose, now).map(|facts| facts.identity.to_string());
+    assert_eq!(check(Purpose::Server, NOW - DAY), Ok("node b".into()));
+    assert!(matches!(check(Purpose::Server, NOW - DAY + 1), Err(Mistrust::UnknownAuthority { .. })));
+    assert!(matches!(check(Purpose::Client, NOW - DAY), Err(Mistrust::OtherKind { .. })), "a server's only");
 }
