@@ -106,7 +106,8 @@ impl Core {
         };
         let end = match kind {
             Kind::Repeatable => deadline.min(Instant::now() + limit),
-            Kind::Change => deadline,
+            // A change that was lost with a leader would wait for etcd's own limit of 7 s.
+            Kind::Change => deadline.min(Instant::now() + 2 * limit),
         };
         let (link, outcome) = match link {
             Ok(link) => (Some(link.clone()), timeout_at(end, attempt(link)).await),

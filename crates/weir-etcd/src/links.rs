@@ -3,6 +3,7 @@
 //! etcd-client's own balancing goes on choosing a dead endpoint. Here all calls and watches use one endpoint until it fails; then
 //! they move to the next.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions};
@@ -31,6 +32,8 @@ pub(crate) struct Links {
     links: Vec<Mutex<State>>,
     /// The endpoint in use.
     current: watch::Sender<usize>,
+    /// The log has named etcd's version as unsuitable.
+    warned: AtomicBool,
 }
 
 #[derive(Default)]
@@ -51,7 +54,12 @@ pub(crate) struct Link {
 impl Links {
     pub fn new(config: &EtcdConfig) -> Links {
         let links = config.endpoints.iter().map(|_| Mutex::default()).collect();
-        Links { config: config.clone(), links, current: watch::Sender::new(0) }
+        Links {
+            config: config.clone(),
+            links,
+            current: watch::Sender::new(0),
+            warned: AtomicBool::new(false),
+        }
     }
 
     pub fn count(&self) -> usize {
@@ -92,12 +100,28 @@ impl Links {
         let mut state = self.links[endpoint].lock().await;
         if state.client.is_none() {
             let secrets = self.config.read().map_err(|error| setup(error.to_string()))?;
-            state.client = Some(connect(self.name(endpoint), &self.config, &secrets).await?);
+            let client = connect(self.name(endpoint), &self.config, &secrets).await?;
+            self.check_version(client.clone()).await;
+            state.client = Some(client);
             state.made += 1;
         }
         match &state.client {
             Some(client) => Ok(Link { client: client.clone(), endpoint, made: state.made }),
             None => Err(setup("no connection was made".to_owned())),
+        }
+    }
+
+    /// Warns once of an etcd whose deposed leaders end living leases (etcd issue 15247): a node could then lose its session before
+    /// the time that etcd has confirmed.
+    async fn check_version(&self, mut client: Client) {
+        // Without an answer, the call itself will show the reason.
+        let Ok(status) = client.status().await else { return };
+        if ends_living_leases(status.version()) && !self.warned.swap(true, Ordering::Relaxed) {
+            let version = status.version();
+            tracing::warn!(
+                version,
+                "deposed leaders of this etcd end living leases; use 3.4.31, 3.5.13 or a later version"
+            );
         }
     }
 
@@ -150,6 +174,17 @@ fn endpoint(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Endpoin
     Ok(endpoint)
 }
 
+/// Whether a version of etcd lacks the fix of its issue 15247.
+fn ends_living_leases(version: &str) -> bool {
+    let mut parts = version.split(['.', '-']).map(|part| part.parse::<u32>().ok());
+    match (parts.next().flatten(), parts.next().flatten(), parts.next().flatten()) {
+        (Some(3), Some(minor), Some(patch)) => {
+            minor < 4 || minor == 4 && patch < 31 || minor == 5 && patch < 13
+        }
+        _ => false,
+    }
+}
+
 async fn connect(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Client, Failure> {
     let channel = endpoint(url, config, secrets)?.connect().await.map_err(|error| of_connecting(&error))?;
     // Without a leader etcd then refuses calls at once and ends watches, which would otherwise be silent.
@@ -171,5 +206,20 @@ impl Link {
 
     pub fn watch(&self) -> etcd_client::WatchClient {
         self.client.watch_client().max_decoding_message_size(MAX_WATCH_ANSWER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ends_living_leases;
+
+    #[test]
+    fn versions_without_the_fix_are_known() {
+        for old in ["3.3.27", "3.4.23", "3.4.30", "3.5.0", "3.5.12", "3.5.0-rc.1"] {
+            assert!(ends_living_leases(old), "{old}");
+        }
+        for good in ["3.4.31", "3.5.13", "3.5.24", "3.6.0", "4.0.0", "", "unknown"] {
+            assert!(!ends_living_leases(good), "{good}");
+        }
     }
 }

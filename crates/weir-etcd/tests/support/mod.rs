@@ -1,6 +1,9 @@
 //! Real etcd members as child processes.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
+pub mod history;
+pub mod relay;
+
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +42,7 @@ impl Authority {
     pub fn new(directory: &Path) -> Authority {
         std::fs::create_dir_all(directory).unwrap();
         let mut params = CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, directory.display().to_string());
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         std::fs::write(directory.join("ca.pem"), issuer.pem()).unwrap();
@@ -207,6 +211,45 @@ impl Cluster {
         }
         let child = command.spawn().unwrap_or_else(|error| panic!("etcd ({error}): run scripts/setup"));
         self.members[number].child = Some(child);
+    }
+
+    /// A connection to one member, for what a registry does not do.
+    pub async fn admin(&self, member: usize) -> etcd_client::Client {
+        let mut options = etcd_client::ConnectOptions::new().with_timeout(Duration::from_secs(5));
+        if let Some(files) = self.tls() {
+            let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+            let (certificate, key) = files.identity.unwrap();
+            let tls = etcd_client::TlsOptions::new()
+                .ca_certificate(etcd_client::Certificate::from_pem(read(&files.ca)))
+                .identity(etcd_client::Identity::from_pem(read(&certificate), read(&key)));
+            options = options.with_tls(tls);
+        }
+        etcd_client::Client::connect([self.endpoint(member)], Some(options)).await.unwrap()
+    }
+
+    /// The member that leads.
+    pub async fn leader(&self) -> usize {
+        let start = Instant::now();
+        loop {
+            for member in (0..self.members.len()).filter(|member| self.members[*member].child.is_some()) {
+                let status = self.admin(member).await.status().await;
+                if status.is_ok_and(|status| status.leader() == status.header().unwrap().member_id()) {
+                    return member;
+                }
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "no member leads");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Port for clients.
+    pub fn port(&self, member: usize) -> u16 {
+        self.members[member].client_port
+    }
+
+    /// Removes the data of a member that does not run.
+    pub fn wipe(&self, member: usize) {
+        std::fs::remove_dir_all(self.directory.path().join(&self.members[member].name)).unwrap();
     }
 
     pub fn kill(&mut self, member: usize) {
