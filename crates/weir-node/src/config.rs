@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use weir_accel::AccelConfig;
 use weir_block::size::{Size, as_text};
 use weir_cluster::records::check_name;
+use weir_etcd::{EtcdConfig, TlsFiles, UserFile};
 
 use crate::units::Period;
 
@@ -62,8 +63,99 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RegistryConfig {
-    /// Unix socket of the registry.
+    /// Unix socket of the registry of one machine.
     pub socket: PathBuf,
+    /// Client URLs of etcd's members; empty: the registry at `socket`.
+    pub etcd: Vec<String>,
+    /// This cluster's keys in etcd begin with it.
+    pub prefix: String,
+    /// Certificates of the authorities that sign etcd's certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// This node's certificate for etcd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// A user of etcd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The file of the user's password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+}
+
+impl RegistryConfig {
+    /// The settings for etcd; `None` for the registry of one machine.
+    ///
+    /// # Errors
+    /// The key that breaks a rule, its value, and the rule.
+    pub fn etcd(&self, lease: &LeaseConfig) -> Result<Option<EtcdConfig>, (&'static str, String, String)> {
+        let bad = |key, value: String, reason: &str| Err((key, value, reason.to_owned()));
+        let path = |path: &PathBuf| path.display().to_string();
+        if self.etcd.is_empty() {
+            for (key, value) in [
+                ("registry.ca", self.ca.as_ref().map(path)),
+                ("registry.certificate", self.certificate.as_ref().map(path)),
+                ("registry.key", self.key.as_ref().map(path)),
+                ("registry.user", self.user.clone()),
+                ("registry.password_file", self.password_file.as_ref().map(path)),
+            ] {
+                if let Some(value) = value {
+                    return bad(key, value, "it is for etcd; set registry.etcd, too, or remove it");
+                }
+            }
+            return Ok(None);
+        }
+        let identity = match (&self.certificate, &self.key) {
+            (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+            (None, None) => None,
+            (Some(certificate), None) => {
+                return bad("registry.certificate", path(certificate), "it needs registry.key, too");
+            }
+            (None, Some(key)) => return bad("registry.key", path(key), "it needs registry.certificate, too"),
+        };
+        let tls = match (&self.ca, identity) {
+            (Some(ca), identity) => Some(TlsFiles { ca: ca.clone(), identity }),
+            (None, Some((certificate, _))) => {
+                return bad("registry.certificate", path(&certificate), "it needs registry.ca, too");
+            }
+            (None, None) => None,
+        };
+        let user = match (&self.user, &self.password_file) {
+            (Some(name), Some(password)) => Some(UserFile { name: name.clone(), password: password.clone() }),
+            (None, None) => None,
+            (Some(name), None) => {
+                return bad("registry.user", name.clone(), "it needs registry.password_file, too");
+            }
+            (None, Some(password)) => {
+                return bad("registry.password_file", path(password), "it needs registry.user, too");
+            }
+        };
+        // A keep-alive is repeated at another endpoint before the next one is due.
+        let attempt_timeout =
+            (lease.ttl.0 / 5).clamp(Duration::from_millis(200), EtcdConfig::ATTEMPT_TIMEOUT);
+        let config = EtcdConfig {
+            prefix: self.prefix.clone(),
+            tls,
+            user,
+            attempt_timeout,
+            ..EtcdConfig::new(self.etcd.clone())
+        };
+        match config.check() {
+            Ok(()) => Ok(Some(config)),
+            Err(weir_etcd::ConfigError::Value { key, value, reason }) => Err((key, value, reason)),
+            // The check reads no file.
+            Err(error) => bad("registry.etcd", format!("{:?}", self.etcd), &error.to_string()),
+        }
+    }
+
+    /// Where it is, for messages.
+    #[must_use]
+    pub fn place(&self) -> String {
+        if self.etcd.is_empty() { self.socket.display().to_string() } else { self.etcd.join(", ") }
+    }
 }
 
 /// `[lease]`
@@ -172,7 +264,16 @@ fn default_state_dir() -> PathBuf {
 
 impl Default for RegistryConfig {
     fn default() -> RegistryConfig {
-        RegistryConfig { socket: PathBuf::from("/run/weir/registry.sock") }
+        RegistryConfig {
+            socket: PathBuf::from("/run/weir/registry.sock"),
+            etcd: Vec::new(),
+            prefix: EtcdConfig::PREFIX.to_owned(),
+            ca: None,
+            certificate: None,
+            key: None,
+            user: None,
+            password_file: None,
+        }
     }
 }
 
@@ -304,6 +405,7 @@ impl Config {
             let reason = format!("it must be 0 to {MOST_BUSY_POLL_US}");
             return bad("resources.busy_poll_us", &self.resources.busy_poll_us, reason);
         }
+        self.registry.etcd(&self.lease)?;
         if !self.state_dir.is_absolute() {
             return bad("state_dir", &self.state_dir.display(), "it must be an absolute path".to_owned());
         }
@@ -356,6 +458,21 @@ mod tests {
         assert_eq!(full.nbd_socket(), minimal.nbd_socket());
         assert_eq!(full.api_socket(), minimal.api_socket());
         (full.nbd.unix, full.api.socket, full.flash.path) = (None, None, None);
+        assert!(
+            full.registry
+                .etcd(&full.lease)
+                .unwrap()
+                .is_some_and(|etcd| etcd.tls.is_some() && etcd.user.is_some())
+        );
+        full.registry = RegistryConfig {
+            etcd: Vec::new(),
+            ca: None,
+            certificate: None,
+            key: None,
+            user: None,
+            password_file: None,
+            ..full.registry
+        };
         assert_eq!(full, minimal);
     }
 
@@ -364,19 +481,58 @@ mod tests {
         let mut config = parse("name = \"n1\"").unwrap();
         (config.nbd.unix, config.api.socket) = (Some("/a".into()), Some("/b".into()));
         config.flash.path = Some("/c".into());
+        let registry = &mut config.registry;
+        (registry.ca, registry.certificate) = (Some("/d".into()), Some("/e".into()));
+        (registry.key, registry.user) = (Some("/f".into()), Some("g".into()));
+        registry.password_file = Some("/h".into());
         let all = everything();
         let keys: Vec<_> = toml::to_string(&config)
             .unwrap()
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 20, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 27, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),
                 "{key} is not in the example"
             );
         }
+    }
+
+    #[test]
+    fn incomplete_settings_for_etcd_are_named() {
+        for (lines, words) in [
+            ("ca = \"/ca\"", "registry.ca = /ca: it is for etcd; set registry.etcd, too"),
+            ("user = \"weir\"", "registry.user = weir: it is for etcd"),
+            ("etcd = [\"host:2379\"]", "registry.etcd = host:2379: it must be https://HOST:PORT"),
+            ("etcd = [\"https://host:2379\"]", "registry.ca"),
+            (
+                "etcd = [\"https://host:2379\"]\nca = \"/ca\"\nkey = \"/k\"",
+                "registry.key = /k: it needs registry.certificate",
+            ),
+            (
+                "etcd = [\"https://host:2379\"]\ncertificate = \"/c\"\nkey = \"/k\"",
+                "registry.certificate = /c: it needs registry.ca",
+            ),
+            (
+                "etcd = [\"https://host:2379\"]\nca = \"/ca\"\nuser = \"u\"",
+                "registry.user = u: it needs registry.password_file",
+            ),
+            (
+                "etcd = [\"http://127.0.0.1:2379\"]\nprefix = \"weir\"",
+                "registry.prefix = weir: it must begin and end",
+            ),
+        ] {
+            let error = parse(&format!("name = \"n1\"\n[registry]\n{lines}")).unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} says nothing of {words:?}");
+        }
+        let config =
+            parse("name = \"n1\"\n[registry]\netcd = [\"http://127.0.0.1:2379\"]\n[lease]\nttl = \"2 s\"")
+                .unwrap();
+        let etcd = config.registry.etcd(&config.lease).unwrap().unwrap();
+        assert_eq!((&*etcd.prefix, etcd.attempt_timeout), ("/weir/default/", Duration::from_millis(400)));
+        assert_eq!(config.registry.place(), "http://127.0.0.1:2379");
     }
 
     #[test]

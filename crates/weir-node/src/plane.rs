@@ -88,7 +88,7 @@ pub async fn join(
     waits: impl Fn(&str),
 ) -> Result<NodeSession, SessionError> {
     let ttl = config.lease.ttl.0;
-    waits(&format!("the registry at {} has not answered yet", config.registry.socket.display()));
+    waits(&format!("the registry at {} has not answered yet", config.registry.place()));
     let mut told = String::new();
     loop {
         let times = SessionConfig { ttl, margin: ttl / MARGIN };

@@ -20,6 +20,7 @@ use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
+use weir_etcd::Etcd;
 use weir_export::nbd::{ListenAddress, ListenError, Listener, ListenerConfig};
 
 use crate::backings::Backings;
@@ -169,8 +170,7 @@ pub async fn run_with(
         damaged = flash::recover(flash.as_deref(), &queues) => damaged,
         () = &mut shutdown => return Ok(()),
     };
-    let registry: Arc<dyn Registry> =
-        Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?);
+    let registry = registry(&config)?;
     let record = NodeRecord {
         name: config.name.clone(),
         // Grows with each start, unless the clock is set back by more than the node was down.
@@ -231,6 +231,17 @@ pub async fn run_with(
     // The end of this process ends the lease in any case.
     let _ = node.registry.revoke(node.session.lease()).await;
     Ok(())
+}
+
+/// The client of the configured registry, which need not answer yet.
+fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
+    match config.registry.etcd(&config.lease) {
+        Ok(Some(etcd)) => Ok(Arc::new(Etcd::new(etcd)?)),
+        Ok(None) => Ok(Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?)),
+        Err((key, value, reason)) => {
+            Err(RegistryError::Setup { reason: format!("{key} = {value}: {reason}") })
+        }
+    }
 }
 
 /// Ends the shards, and waits for their threads.

@@ -152,6 +152,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         state_dir: home,
         registry: RegistryConfig {
             socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
+            ..RegistryConfig::default()
         },
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
         peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
