@@ -65,7 +65,7 @@ async fn a_watch_from_before_a_compaction_has_to_list_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_that_was_away_resumes_or_has_to_list_again() {
     let cluster = Cluster::one().await;
-    let relay = Relay::to(cluster.port(0)).await;
+    let relay = Relay::to(cluster.socket(0)).await;
     // Where the compaction is, relative to the last revision that the watch has seen, and whether it can go on.
     for (name, compacted, resumes) in [
         ("none", None, true),

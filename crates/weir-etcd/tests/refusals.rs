@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use etcd_client::{Client, GetOptions, Permission, PermissionType};
+use support::relay::Relay;
 use support::{Authority, Cluster};
 use weir_cluster::registry::{LeaseId, Registry, RegistryError, Transaction};
 use weir_etcd::{Etcd, EtcdConfig, TlsFiles, UserFile};
@@ -98,9 +99,14 @@ async fn wrong_certificates() {
     let (certificate, key) = (good.identity.clone().unwrap().0, other.files().identity.unwrap().1);
     let error = Etcd::new(with(TlsFiles { identity: Some((certificate, key)), ..good })).unwrap_err();
     assert!(error.to_string().contains("registry.key"), "{error}");
-    // The name is not in the certificate: 127.0.0.2 is this machine, too.
-    let endpoints = vec![cluster.endpoint(0).replace("127.0.0.1", "localhost"), cluster.endpoint(0)];
-    Etcd::new(EtcdConfig { endpoints, ..cluster.config("r") }).unwrap().list("").await.unwrap();
+    // The address is not in etcd's certificate.
+    let relay = Relay::to(cluster.socket(0)).await;
+    let endpoints = vec![format!("https://127.0.0.1:{}", relay.port)];
+    refused(
+        EtcdConfig { endpoints, ..cluster.config("r") },
+        &["certificate", "not valid for name", "127.0.0.1"],
+    )
+    .await;
     // Without TLS to a port with TLS.
     let endpoints = vec![cluster.endpoint(0).replace("https", "http")];
     let request_timeout = Duration::from_millis(500);

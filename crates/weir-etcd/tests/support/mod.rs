@@ -4,10 +4,11 @@
 pub mod history;
 pub mod relay;
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
@@ -17,6 +18,7 @@ use weir_etcd::{Etcd, EtcdConfig, TlsFiles};
 
 /// An etcd of one member without TLS, or of several with mutual TLS. The end of this value ends the members.
 pub struct Cluster {
+    pub address: Ipv4Addr,
     pub members: Vec<Member>,
     directory: tempfile::TempDir,
     authority: Option<Authority>,
@@ -47,7 +49,6 @@ impl Authority {
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         std::fs::write(directory.join("ca.pem"), issuer.pem()).unwrap();
         let authority = Authority { issuer, directory: directory.to_owned() };
-        authority.sign("server", &["127.0.0.1", "localhost"]);
         authority.sign("client", &["weir"]);
         authority
     }
@@ -91,8 +92,14 @@ impl Cluster {
         // In memory where possible: etcd syncs each change, and a shared disk is slow.
         let memory = Path::new("/dev/shm");
         let directory = tempfile::tempdir_in(memory).unwrap_or_else(|_| tempfile::tempdir().unwrap());
+        let address = own_address();
         let authority = tls.then(|| Authority::new(&directory.path().join("tls")));
-        let ports = free_ports(2 * count);
+        if let Some(authority) = &authority {
+            authority.sign("server", &[&address.to_string()]);
+            // Members compare it with the address from which a peer connects.
+            authority.sign("peer", &[&address.to_string(), "127.0.0.1"]);
+        }
+        let ports = free_ports(address, 2 * count);
         let members = ports.chunks(2).enumerate().map(|(number, ports)| Member {
             name: format!("m{number}"),
             client_port: ports[0],
@@ -101,7 +108,7 @@ impl Cluster {
         });
         let members = members.collect();
         let extra = extra.iter().map(|argument| (*argument).to_owned()).collect();
-        let mut cluster = Cluster { members, directory, authority, extra, quick: count == 1 };
+        let mut cluster = Cluster { address, members, directory, authority, extra, quick: count == 1 };
         cluster.start().await;
         cluster
     }
@@ -111,7 +118,7 @@ impl Cluster {
     }
 
     pub fn endpoint(&self, member: usize) -> String {
-        format!("{}://127.0.0.1:{}", self.scheme(), self.members[member].client_port)
+        format!("{}://{}:{}", self.scheme(), self.address, self.members[member].client_port)
     }
 
     pub fn tls(&self) -> Option<TlsFiles> {
@@ -167,8 +174,8 @@ impl Cluster {
         if self.members[number].child.is_some() {
             return;
         }
-        let scheme = self.scheme();
-        let url = |port: u16| format!("{scheme}://127.0.0.1:{port}");
+        let (scheme, address) = (self.scheme(), self.address);
+        let url = |port: u16| format!("{scheme}://{address}:{port}");
         let peers = self.members.iter().map(|member| format!("{}={}", member.name, url(member.peer_port)));
         let peers = peers.collect::<Vec<_>>().join(",");
         let member = &self.members[number];
@@ -189,10 +196,10 @@ impl Cluster {
             command.args(["--heartbeat-interval", "50", "--election-timeout", "500"]);
         }
         if let Some(authority) = &self.authority {
-            for side in ["", "peer-"] {
+            for (side, identity) in [("", "server"), ("peer-", "peer")] {
                 command.arg(format!("--{side}trusted-ca-file")).arg(authority.file("ca.pem"));
-                command.arg(format!("--{side}cert-file")).arg(authority.file("server.pem"));
-                command.arg(format!("--{side}key-file")).arg(authority.file("server.key"));
+                command.arg(format!("--{side}cert-file")).arg(authority.file(&format!("{identity}.pem")));
+                command.arg(format!("--{side}key-file")).arg(authority.file(&format!("{identity}.key")));
                 command.arg(format!("--{side}client-cert-auth"));
             }
         }
@@ -242,9 +249,9 @@ impl Cluster {
         }
     }
 
-    /// Port for clients.
-    pub fn port(&self, member: usize) -> u16 {
-        self.members[member].client_port
+    /// Where a member listens for clients.
+    pub fn socket(&self, member: usize) -> SocketAddr {
+        (self.address, self.members[member].client_port).into()
     }
 
     /// Removes the data of a member that does not run.
@@ -289,8 +296,16 @@ impl Drop for Member {
     }
 }
 
+/// A loopback address that no other cluster uses. At 127.0.0.1 any connection of another test could take a member's port, in
+/// particular while the member does not run.
+fn own_address() -> Ipv4Addr {
+    static CLUSTERS: AtomicU8 = AtomicU8::new(1);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 | high << 5 | middle >> 3, low, CLUSTERS.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Ports that nobody listens on now.
-fn free_ports(count: usize) -> Vec<u16> {
-    let held: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+fn free_ports(address: Ipv4Addr, count: usize) -> Vec<u16> {
+    let held: Vec<_> = (0..count).map(|_| TcpListener::bind((address, 0)).unwrap()).collect();
     held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }

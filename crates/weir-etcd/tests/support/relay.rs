@@ -1,5 +1,6 @@
 //! A TCP relay that can be cut.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +18,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    pub async fn to(target: u16) -> Relay {
+    pub async fn to(target: SocketAddr) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (open, cut) = (Arc::new(AtomicBool::new(true)), Arc::new(Notify::new()));
@@ -30,7 +31,7 @@ impl Relay {
                 }
                 let is_cut = Arc::clone(&is_cut);
                 tokio::spawn(async move {
-                    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let Ok(mut server) = TcpStream::connect(target).await else { return };
                     tokio::select! {
                         _ = copy_bidirectional(&mut client, &mut server) => {}
                         () = is_cut.notified() => {}
