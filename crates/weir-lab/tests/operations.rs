@@ -187,7 +187,7 @@ fn a_disk_grows_under_its_clients() {
     let _turn = alone();
     let bench = Bench::up(2, "write-back+1", |_| {});
     let client = bench.lab.client("n2").unwrap();
-    assert_eq!(client.resize(DISK, SIZE / 2).unwrap_err().kind, ApiErrorKind::Invalid);
+    assert_eq!(client.resize(DISK, SIZE / 2).unwrap_err().kind, ApiErrorKind::Refused);
     assert_eq!(client.resize(DISK, 2 * SIZE).unwrap().size, 2 * SIZE);
     let mut nbd = NbdClient::connect(&uri(&bench)).unwrap();
     assert_eq!(nbd.export().size, 2 * SIZE);
