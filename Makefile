@@ -48,8 +48,7 @@ fuzz-check: ## the fuzz targets compile (stable Rust, no C++ compiler)
 
 # The tests of the lab run the `weir` that this build made; each of them alone would build it again with other features.
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
-	$(CARGO) test --workspace --no-run
-	WEIR_PROGRAM=$(TARGET)/debug/weir $(CARGO) test --workspace --no-fail-fast
+	WEIR_PROGRAM=$(TARGET)/debug/weir scripts/run-tests
 
 sim-soak: ## SEEDS=100000 simulated clusters, from seed FROM=0
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
