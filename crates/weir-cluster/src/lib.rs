@@ -7,6 +7,7 @@
 //! - [`records`]: the keys and the format of their values.
 //! - [`ownership`]: allowed changes of a disk's configuration (P2, P3). Pure functions.
 //! - [`placement`]: chooses the successor, replicas and guards. Pure functions; every node computes the same.
+//! - [`node_state`]: isolation, quarantine, drain and removal of nodes. Pure functions.
 //! - [`membership`]: this node's lease and the view of the others.
 //!
 //! Nothing here is on the I/O path. The data path reads one atomic number, the lease deadline of
@@ -17,6 +18,7 @@ pub mod events;
 pub mod housekeeping;
 pub mod machine;
 pub mod membership;
+pub mod node_state;
 pub mod ownership;
 pub mod placement;
 pub mod records;

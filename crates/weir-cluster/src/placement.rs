@@ -68,6 +68,54 @@ pub fn choose_replicas(
     chosen
 }
 
+/// The replicas of `record` that an `owner` keeps, and those that it gets, when the `exclude`d nodes have none: first copies that
+/// exist and are in the right place, then the choice of [`choose_replicas`].
+#[must_use]
+pub fn replicas_without(
+    record: &DiskRecord,
+    owner: &str,
+    exclude: &[String],
+    live: &Live,
+) -> (Vec<String>, Vec<String>) {
+    let stays = |replica: &&NodeRef| {
+        replica.node != owner && !exclude.contains(&replica.node) && has_copy(record, replica, live)
+    };
+    let present: Vec<NodeRef> = record.replicas.iter().filter(stays).cloned().collect();
+    let misplaced = misplaced(record.policy, owner, &present, live);
+    let is_right = |replica: &&NodeRef| !misplaced.contains(&&*replica.node);
+    let mut kept: Vec<String> = present.iter().filter(is_right).map(|replica| replica.node.clone()).collect();
+    kept.truncate(record.policy.replicas());
+    let chosen = choose_replicas(record, owner, &kept, exclude, live);
+    (kept, chosen.into_iter().map(|node| node.node).collect())
+}
+
+/// Whether the copy that the record names exists, in a process that is up.
+#[must_use]
+pub fn has_copy(record: &DiskRecord, named: &NodeRef, live: &Live) -> bool {
+    live.get(&named.node).is_some_and(|now| record.counts(named, &now.node_ref()))
+}
+
+/// The node for a disk that leaves its owner: where it can have the most replicas, up to its policy's number, without the
+/// `exclude`d nodes. Among those, a replica in the order of takeover, then the node with fewer logs, then by the hash of the
+/// disk's name. `None`: no node has a copy or room.
+#[must_use]
+pub fn choose_owner(record: &DiskRecord, exclude: &[String], live: &Live) -> Option<String> {
+    let place = |name: &str| {
+        let place = record.replicas.iter().position(|replica| replica.node == name);
+        place.filter(|place| has_copy(record, &record.replicas[*place], live))
+    };
+    let is_free = |node: &&NodeRecord| {
+        !exclude.contains(&node.name) && (place(&node.name).is_some() || node.has_room(record.medium))
+    };
+    let best = live.values().filter(is_free).max_by_key(|node| {
+        let (kept, chosen) = replicas_without(record, &node.name, exclude, live);
+        let replicas = kept.len() + chosen.len();
+        let busy = Reverse(load_class(node.load));
+        (replicas, place(&node.name).map(Reverse), busy, weight(&record.name, &node.name))
+    });
+    best.map(|node| node.name.clone())
+}
+
 /// The reason, as a sentence for the operator, why the live nodes cannot satisfy the requested policy of `record`. `None` when
 /// they can, seen from the owner if there is one, else from any node.
 #[must_use]

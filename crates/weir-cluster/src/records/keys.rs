@@ -24,6 +24,10 @@ pub const UNFINISHED: &str = "unfinished/";
 pub const STOPPING: &str = "stopping/";
 /// All [`super::MemberRecord`]s.
 pub const MEMBERS: &str = "members/";
+/// The prefix of [`NODE_STATES`].
+pub const NODE_STATES_PREFIX: &str = "node-states/";
+/// The [`super::NodeStatesRecord`] of all nodes.
+pub const NODE_STATES: &str = "node-states/all";
 /// The processes that the registry's server watches; private to it.
 pub const PROCESSES: &str = "processes/";
 

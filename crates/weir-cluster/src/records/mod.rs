@@ -4,6 +4,7 @@ mod disk;
 pub mod keys;
 mod medium;
 mod node;
+mod node_states;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ pub use node::{
     EventRecord, MediumSpace, MemberRecord, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow,
     StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,
 };
+pub use node_states::{Drain, Isolation, MAX_ISOLATIONS, NodeStateRecord, NodeStatesRecord, Quarantine};
 
 /// The version that this build writes, and the newest that it reads.
 pub const VERSION: u64 = 1;

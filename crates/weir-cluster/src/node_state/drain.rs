@@ -1,0 +1,230 @@
+//! Where the disks of a drained or quarantined node go, and whether a node may be removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::planted::Bug;
+use super::rules::Rules;
+use crate::placement::{Live, choose_owner, has_copy, replicas_without};
+use crate::records::{DiskRecord, Mode, NodeRef};
+
+/// What a drain does, disk by disk, in the order of their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Disks of the node that another node gets.
+    pub moves: Vec<Moved>,
+    /// Copies of other owners' logs for which there is a replacement.
+    pub copies: Vec<Copied>,
+    /// What the drain does not take from the node.
+    pub refused: Vec<Unmovable>,
+}
+
+/// A disk gets another owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The disk.
+    pub disk: String,
+    /// The new owner's node.
+    pub to: String,
+    /// The number of replicas that it can have there, at most as many as the policy requests.
+    pub replicas: usize,
+}
+
+/// A copy of another owner's log gets another place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The disk.
+    pub disk: String,
+    /// The node of the new copy; `None`: the disk has fewer copies than its policy requests, as permitted.
+    pub to: Option<String>,
+}
+
+/// A disk that counts on the node, and goes on doing so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmovable {
+    /// The disk.
+    pub disk: String,
+    /// The reason.
+    pub reason: Reason,
+}
+
+/// The reason why a drain does not take a disk or a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// No other node can have the disk.
+    NoTarget,
+    /// The disk would have fewer copies than its policy requests; a permission overrides this.
+    FewerCopies {
+        /// The best node to move it to, or the owner that stays.
+        at: String,
+        /// Replicas that the disk would have.
+        replicas: usize,
+        /// Replicas that its policy requests.
+        wanted: usize,
+    },
+    /// The node has the last copy of the log that is known to exist. Nothing overrides this.
+    LastCopy,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::NoTarget => f.write_str("no other node that takes disks has room for it"),
+            Reason::FewerCopies { at, replicas, wanted } => {
+                write!(f, "its policy requests {wanted} replicas, and on {at} it could have {replicas}")
+            }
+            Reason::LastCopy => f.write_str("no other node that is up has a copy of its log"),
+        }
+    }
+}
+
+/// Plans the drain of `node` among the `live` nodes. `barred` nodes get nothing. With `fewer_copies`, disks may end with fewer
+/// copies than their policies request; but never without any.
+#[must_use]
+pub fn plan(
+    node: &str,
+    disks: &BTreeMap<String, DiskRecord>,
+    live: &Live,
+    barred: &BTreeSet<String>,
+    rules: &Rules,
+    fewer_copies: bool,
+) -> Plan {
+    let mut exclude: Vec<String> = barred.iter().filter(|barred| *barred != node).cloned().collect();
+    exclude.push(node.to_owned());
+    let mut planner =
+        Planner { node, exclude, live: live.clone(), rules, fewer_copies, plan: Plan::default() };
+    for disk in disks.values() {
+        let owner = disk.owner.as_ref();
+        if owner.is_some_and(|owner| owner.node == node && is_there(live, owner)) {
+            planner.move_disk(disk);
+        } else if disk.replicas.iter().any(|replica| replica.node == node) {
+            planner.move_copy(disk);
+        }
+    }
+    planner.plan
+}
+
+struct Planner<'a> {
+    node: &'a str,
+    /// Nodes that get nothing: the drained one and the barred ones.
+    exclude: Vec<String>,
+    /// The nodes, with the load and the space that they will have.
+    live: Live,
+    rules: &'a Rules,
+    fewer_copies: bool,
+    plan: Plan,
+}
+
+impl Planner<'_> {
+    /// The owner is the drained node.
+    fn move_disk(&mut self, disk: &DiskRecord) {
+        let wanted = disk.policy.replicas();
+        let Some(to) = choose_owner(disk, &self.exclude, &self.live) else {
+            return self.refuse(disk, Reason::NoTarget);
+        };
+        let (kept, chosen) = replicas_without(disk, &to, &self.exclude, &self.live);
+        let replicas = kept.len() + chosen.len();
+        if replicas < wanted && !self.may_have_fewer() {
+            return self.refuse(disk, Reason::FewerCopies { at: to, replicas, wanted });
+        }
+        for node in chosen.iter().chain([&to]).filter(|node| !is_holder(disk, node)) {
+            self.take_room(node, disk);
+        }
+        self.plan.moves.push(Moved { disk: disk.name.clone(), to, replicas });
+    }
+
+    /// The drained node is a replica of another owner.
+    fn move_copy(&mut self, disk: &DiskRecord) {
+        let owner =
+            disk.owner.as_ref().filter(|owner| owner.node != self.node && is_there(&self.live, owner));
+        let Some(owner) = owner else {
+            let mut others = disk.replicas.iter().filter(|replica| replica.node != self.node);
+            // Without an owner nothing is replaced: another replica takes over first.
+            let exists = others.any(|replica| has_copy(disk, replica, &self.live));
+            if exists || self.rules.planted().has(Bug::DrainLastCopy) {
+                self.plan.copies.push(Copied { disk: disk.name.clone(), to: None });
+            } else {
+                self.refuse(disk, Reason::LastCopy);
+            }
+            return;
+        };
+        let wanted = disk.policy.replicas();
+        let (kept, chosen) = replicas_without(disk, &owner.node, &self.exclude, &self.live);
+        let replicas = kept.len() + chosen.len();
+        if replicas < wanted && !self.may_have_fewer() {
+            let at = owner.node.clone();
+            return self.refuse(disk, Reason::FewerCopies { at, replicas, wanted });
+        }
+        let to = chosen.into_iter().next();
+        if let Some(to) = &to {
+            self.take_room(to, disk);
+        }
+        self.plan.copies.push(Copied { disk: disk.name.clone(), to });
+    }
+
+    fn may_have_fewer(&self) -> bool {
+        self.fewer_copies || self.rules.planted().has(Bug::DrainBelowPolicy)
+    }
+
+    fn take_room(&mut self, node: &str, disk: &DiskRecord) {
+        let Some(record) = self.live.get_mut(node) else { return };
+        record.load = record.load.saturating_add(1);
+        for space in record.media.iter_mut().filter(|space| space.medium == disk.medium) {
+            space.free = space.free.saturating_sub(space.log);
+        }
+    }
+
+    fn refuse(&mut self, disk: &DiskRecord, reason: Reason) {
+        self.plan.refused.push(Unmovable { disk: disk.name.clone(), reason });
+    }
+}
+
+fn is_there(live: &Live, process: &NodeRef) -> bool {
+    live.get(&process.node).is_some_and(|now| now.incarnation == process.incarnation)
+}
+
+fn is_holder(disk: &DiskRecord, node: &str) -> bool {
+    disk.replicas.iter().any(|replica| replica.node == node)
+}
+
+/// The reason why a node may not be removed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRemovable {
+    /// It has a session.
+    #[error("node {0} is up; stop it first")]
+    Up(String),
+    /// A disk's record names it as the owner or a replica: it may have the only copy of the log.
+    #[error(
+        "disk {disk} counts on node {node}; wait until another node has taken over, or open the disk with --accept-loss"
+    )]
+    CountedOn {
+        /// The node.
+        node: String,
+        /// The disk.
+        disk: String,
+    },
+}
+
+/// Whether a node that will not come back may be removed.
+///
+/// # Errors
+/// It is up, or a disk counts on it.
+pub fn may_remove(
+    node: &str,
+    disks: &BTreeMap<String, DiskRecord>,
+    live: &Live,
+    rules: &Rules,
+) -> Result<(), NotRemovable> {
+    if live.contains_key(node) {
+        return Err(NotRemovable::Up(node.to_owned()));
+    }
+    let ignores_copies = rules.planted().has(Bug::RemoveOnlyCopy);
+    let counts = |disk: &&DiskRecord| {
+        let mut holders = disk.owner.iter().chain(&disk.replicas);
+        holders.any(|holder| holder.node == node) && !(ignores_copies && disk.mode == Mode::WriteBack)
+    };
+    match disks.values().find(counts) {
+        Some(disk) => Err(NotRemovable::CountedOn { node: node.to_owned(), disk: disk.name.clone() }),
+        None => Ok(()),
+    }
+}

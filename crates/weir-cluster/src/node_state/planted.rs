@@ -1,0 +1,76 @@
+//! Bugs that the simulator plants in the rules of node states, to show that its checks find them. Each disables one rule.
+
+/// A disabled rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// A quarantine begins although as many nodes as allowed are quarantined.
+    ExceedQuarantineLimit,
+    /// An isolation is not added to the node's history.
+    ForgetIsolation,
+    /// Isolations count for ever instead of an hour.
+    CountOldIsolations,
+    /// A disk of an isolated node that its members hear is taken over.
+    TakeFromIsolated,
+    /// The choice of nodes for disks ignores the nodes' states.
+    PlaceOnBarred,
+    /// A drain takes the last copy of a disk's log.
+    DrainLastCopy,
+    /// A drain leaves a disk with fewer copies than its policy requests, although it was not told to.
+    DrainBelowPolicy,
+    /// A node with the only copy of a disk's log is removed.
+    RemoveOnlyCopy,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 8] = [
+        Bug::ExceedQuarantineLimit,
+        Bug::ForgetIsolation,
+        Bug::CountOldIsolations,
+        Bug::TakeFromIsolated,
+        Bug::PlaceOnBarred,
+        Bug::DrainLastCopy,
+        Bug::DrainBelowPolicy,
+        Bug::RemoveOnlyCopy,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bug::ExceedQuarantineLimit => "exceed-quarantine-limit",
+            Bug::ForgetIsolation => "forget-isolation",
+            Bug::CountOldIsolations => "count-old-isolations",
+            Bug::TakeFromIsolated => "take-from-isolated",
+            Bug::PlaceOnBarred => "place-on-barred",
+            Bug::DrainLastCopy => "drain-last-copy",
+            Bug::DrainBelowPolicy => "drain-below-policy",
+            Bug::RemoveOnlyCopy => "remove-only-copy",
+        }
+    }
+}
+
+/// The planted bug, if any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Planted(#[cfg(feature = "planted-bugs")] Option<Bug>);
+
+impl Planted {
+    /// This bug, or none.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub const fn new(bug: Option<Bug>) -> Planted {
+        Planted(bug)
+    }
+
+    /// Whether it is this bug.
+    #[must_use]
+    pub fn has(self, bug: Bug) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.0 == Some(bug);
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+}
