@@ -12,10 +12,10 @@ pub type Live = BTreeMap<String, NodeRecord>;
 
 /// The successor for `record`. In write-back: the first replica whose copy exists (in the same process, or on the same flash),
 /// preferably on a node that still offers the disk's medium; then the owner's node when its copy has come back with its flash. In
-/// write-through: any live node, a different one for each disk. `None` while the owner is alive, without an owner, and without a
-/// candidate.
+/// write-through: any live node, a different one for each disk. A takeover is a rescue: a `barred` node comes after all others, and
+/// not never. `None` while the owner is alive, without an owner, and without a candidate.
 #[must_use]
-pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
+pub fn successor(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Option<NodeRef> {
     let owner = record.owner.as_ref()?;
     if live.get(&owner.node).is_some_and(|now| now.incarnation == owner.incarnation) {
         return None;
@@ -29,12 +29,17 @@ pub fn successor(record: &DiskRecord, live: &Live) -> Option<NodeRef> {
             let holders = || record.replicas.iter().filter_map(holder);
             // A node whose medium has failed could only drain the log.
             let keeps = |node: &NodeRef| live.get(&node.node).is_some_and(|node| node.offers(record.medium));
-            holders().find(keeps).or_else(|| holders().next()).or_else(|| holder(owner))
+            let free = |node: &NodeRef| keeps(node) && !barred.contains(&node.node);
+            let best = holders().find(free).or_else(|| holders().find(keeps));
+            best.or_else(|| holders().next()).or_else(|| holder(owner))
         }
         // A node without room could not open it. When no node has room, one has to report it.
         Mode::WriteThrough => live
             .values()
-            .max_by_key(|node| (node.has_room(record.medium), weight(&record.name, &node.name)))
+            .max_by_key(|node| {
+                let is_free = !barred.contains(&node.name);
+                (node.has_room(record.medium), is_free, weight(&record.name, &node.name))
+            })
             .map(NodeRecord::node_ref),
     }
 }
@@ -156,12 +161,20 @@ pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
 }
 
 /// The guards of a disk of `owner` without replicas: its live guards first, then nodes of fault domains other than the
-/// owner's and each other's, then by the hash of the disk's name. Fewer than [`MAX_GUARDS`] if there are fewer nodes.
+/// owner's and each other's, then by the hash of the disk's name; never one of `barred`. Fewer than [`MAX_GUARDS`] if there are
+/// fewer nodes.
 #[must_use]
-pub fn choose_guards(record: &DiskRecord, owner: &str, live: &Live) -> Vec<String> {
-    let present = record.guards.iter().filter(|guard| *guard != owner && live.contains_key(*guard));
-    let mut guards: Vec<String> = present.cloned().collect();
-    let free = |node: &&NodeRecord| node.name != owner && !guards.contains(&node.name);
+pub fn choose_guards(
+    record: &DiskRecord,
+    owner: &str,
+    live: &Live,
+    barred: &BTreeSet<String>,
+) -> Vec<String> {
+    let stays = |guard: &&String| *guard != owner && live.contains_key(*guard) && !barred.contains(*guard);
+    let mut guards: Vec<String> = record.guards.iter().filter(stays).cloned().collect();
+    let free = |node: &&NodeRecord| {
+        node.name != owner && !guards.contains(&node.name) && !barred.contains(&node.name)
+    };
     let mut candidates: Vec<&NodeRecord> = live.values().filter(free).collect();
     candidates.sort_by_key(|node| Reverse(weight(&record.name, &node.name)));
     while guards.len() < MAX_GUARDS && !candidates.is_empty() {
@@ -311,16 +324,24 @@ mod tests {
     fn guards_are_three_in_other_fault_domains_and_stay() {
         let all = live(&[("a", "r1"), ("b", "r1"), ("c", "r2"), ("d", "r3"), ("e", "r2"), ("f", "r1")]);
         let mut disk = disk("x", Policy::WriteThrough);
-        let guards = choose_guards(&disk, "a", &all);
+        let guards = choose_guards(&disk, "a", &all, &BTreeSet::new());
         assert!(guards.len() == 3 && guards.contains(&"d".into()), "{guards:?}");
         assert_eq!(
             spread("a", guards.iter().map(String::as_str), &all).outside,
             3 - u8::from(guards.contains(&"b".into()) || guards.contains(&"f".into()))
         );
         disk.guards = owned(&["b", "f", "gone"]);
-        assert_eq!(choose_guards(&disk, "a", &all)[..2], owned(&["b", "f"]), "live guards stay");
-        assert_eq!(choose_guards(&disk, "b", &live(&[("b", "r1"), ("a", "r1")])), ["a"]);
-        assert!(choose_guards(&disk, "b", &live(&[("b", "r1")])).is_empty());
+        assert_eq!(
+            choose_guards(&disk, "a", &all, &BTreeSet::new())[..2],
+            owned(&["b", "f"]),
+            "live guards stay"
+        );
+        let barred = owned(&["b", "c"]).into_iter().collect();
+        let without = choose_guards(&disk, "a", &all, &barred);
+        assert!(without.len() == 3 && without[0] == "f" && without[1..].contains(&"d".into()), "{without:?}");
+        let none = BTreeSet::new();
+        assert_eq!(choose_guards(&disk, "b", &live(&[("b", "r1"), ("a", "r1")]), &none), ["a"]);
+        assert!(choose_guards(&disk, "b", &live(&[("b", "r1")]), &none).is_empty());
     }
 
     #[test]
@@ -459,29 +480,33 @@ mod tests {
         let mut disk = disk("x", Policy::WriteThrough);
         (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
         for _ in 0..3 {
-            let next = successor(&disk, &nodes).unwrap().node;
+            let next = successor(&disk, &nodes, &BTreeSet::new()).unwrap().node;
             let full = MediumSpace { medium: Medium::Ram, bytes: 1, free: 0, log: 1 };
             assert!(nodes[&next].has_room(Medium::Ram));
             nodes.get_mut(&next).unwrap().media = vec![full];
         }
-        assert!(successor(&disk, &nodes).is_some());
+        assert!(successor(&disk, &nodes, &BTreeSet::new()).is_some());
     }
 
     #[test]
     fn the_first_live_replica_of_the_same_process_succeeds() {
         let mut disk = disk("d", Policy::WriteBack(2));
         let mut nodes = live(&[("a", "1"), ("b", "2"), ("c", "3")]);
-        assert_eq!(successor(&disk, &nodes), None, "no owner");
+        assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), None, "no owner");
         (disk.owner, disk.epoch, disk.mode) = (Some(NodeRef::new("a", 1)), 1, Mode::WriteBack);
         disk.replicas = vec![NodeRef::new("b", 1), NodeRef::new("c", 1)];
-        assert_eq!(successor(&disk, &nodes), None, "the owner is alive");
+        assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), None, "the owner is alive");
         nodes.remove("a");
-        assert_eq!(successor(&disk, &nodes), Some(NodeRef::new("b", 1)));
+        assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), Some(NodeRef::new("b", 1)));
         nodes.get_mut("b").unwrap().incarnation = 2;
-        assert_eq!(successor(&disk, &nodes), Some(NodeRef::new("c", 1)), "b has lost its copy");
+        assert_eq!(
+            successor(&disk, &nodes, &BTreeSet::new()),
+            Some(NodeRef::new("c", 1)),
+            "b has lost its copy"
+        );
         nodes.remove("c");
-        assert_eq!(successor(&disk, &nodes), None);
+        assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), None);
         (disk.mode, disk.replicas) = (Mode::WriteThrough, Vec::new());
-        assert_eq!(successor(&disk, &nodes), Some(NodeRef::new("b", 2)), "any live node");
+        assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), Some(NodeRef::new("b", 2)), "any live node");
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use weir_accel::AccelConfig;
 use weir_block::size::{Size, as_text};
+use weir_cluster::node_state::Rules;
 use weir_cluster::records::check_name;
 use weir_etcd::{EtcdConfig, TlsFiles, UserFile};
 
@@ -39,6 +40,9 @@ pub struct Config {
     /// Time-outs of leases and silent nodes.
     #[serde(default)]
     pub lease: LeaseConfig,
+    /// Isolation and quarantine of nodes.
+    #[serde(default)]
+    pub nodes: NodesConfig,
     /// Replication between nodes.
     #[serde(default)]
     pub peers: PeersConfig,
@@ -166,6 +170,42 @@ pub struct LeaseConfig {
     pub ttl: Period,
     /// I/O of a silent former owner is taken to have ended after this long (P4).
     pub fence_grace: Period,
+}
+
+/// `[nodes]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NodesConfig {
+    /// Nobody takes the disks of a node that the registry does not hear, and its disks' members do, for this long.
+    pub resiliency_period: Period,
+    /// So many isolations within an hour quarantine a node.
+    pub quarantine_threshold: usize,
+    /// The duration of a quarantine.
+    pub quarantine_duration: Period,
+}
+
+impl NodesConfig {
+    /// As the rules of node states.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            resiliency_period: self.resiliency_period.0,
+            quarantine_threshold: self.quarantine_threshold,
+            quarantine_duration: self.quarantine_duration.0,
+            ..Rules::default()
+        }
+    }
+}
+
+impl Default for NodesConfig {
+    fn default() -> NodesConfig {
+        let rules = Rules::default();
+        NodesConfig {
+            resiliency_period: Period(rules.resiliency_period),
+            quarantine_threshold: rules.quarantine_threshold,
+            quarantine_duration: Period(rules.quarantine_duration),
+        }
+    }
 }
 
 /// `[peers]`
@@ -376,6 +416,8 @@ impl Config {
         for (key, period, least, most) in [
             ("lease.ttl", self.lease.ttl, 500 * ms, 5 * minute),
             ("lease.fence_grace", self.lease.fence_grace, second, 60 * minute),
+            ("nodes.resiliency_period", self.nodes.resiliency_period, Duration::ZERO, 60 * minute),
+            ("nodes.quarantine_duration", self.nodes.quarantine_duration, second, 7 * 24 * 60 * minute),
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
             ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),
@@ -393,6 +435,9 @@ impl Config {
                 let range = format!("it must be a multiple of 4 KiB from {} to {}", Size(least), Size(most));
                 return bad(key, &size, range);
             }
+        }
+        if let Err(reason) = self.nodes.rules().check() {
+            return bad("nodes.quarantine_threshold", &self.nodes.quarantine_threshold, reason);
         }
         if self.resources.logs < self.resources.log {
             let reason = format!("it must have room for one log, resources.log = {}", self.resources.log);

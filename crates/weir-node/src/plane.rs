@@ -8,6 +8,7 @@ use weir_accel::flash::FlashDevice;
 use weir_block::{Nanos, Stream};
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
+use weir_cluster::node_state::Rules;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
@@ -22,8 +23,8 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, provisioning, supervisor,
-    watchdog,
+    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, node_states, provisioning,
+    supervisor, watchdog,
 };
 use crate::exports;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
@@ -39,6 +40,8 @@ const START_AGAIN: Duration = Duration::from_millis(200);
 pub struct Parts {
     /// The node's configuration.
     pub config: Config,
+    /// The limits of node states.
+    pub rules: Rules,
     /// The registry.
     pub registry: Arc<dyn Registry>,
     /// The way to the other nodes.
@@ -122,7 +125,7 @@ impl Plane {
         session: NodeSession,
         notices: mpsc::Receiver<Notice>,
     ) -> Result<Plane, RegistryError> {
-        let Parts { config, registry, network, shards, flash, started, damaged } = parts;
+        let Parts { config, rules, registry, network, shards, flash, started, damaged } = parts;
         let me = session.node_ref();
         let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
         let rights = Rights::new(times, *session.leased().borrow(), started);
@@ -131,6 +134,7 @@ impl Plane {
             journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
             registry,
             network,
+            rules,
             rights,
             session,
             shards,
@@ -153,6 +157,7 @@ impl Plane {
             weir_task::spawn(admission::advertise(Arc::clone(&node))),
             weir_task::spawn(watchdog::watch(Arc::clone(&node))),
             weir_task::spawn(grants::run(Arc::clone(&node))),
+            weir_task::spawn(node_states::keep(Arc::clone(&node))),
             weir_task::spawn(provisioning::keep_finished(Arc::clone(&node))),
         ];
         Ok(Plane { node, tasks, services: Services(services) })

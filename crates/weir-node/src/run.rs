@@ -193,7 +193,8 @@ pub async fn run_with(
         }) => session?,
         () = &mut shutdown => return Ok(()),
     };
-    let parts = Parts { config, registry, network: Arc::new(Tcp), shards: queues, flash, started, damaged };
+    let (rules, network) = (config.nodes.rules(), Arc::new(Tcp));
+    let parts = Parts { config, rules, registry, network, shards: queues, flash, started, damaged };
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));

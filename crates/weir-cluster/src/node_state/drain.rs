@@ -141,7 +141,7 @@ impl Planner<'_> {
             let mut others = disk.replicas.iter().filter(|replica| replica.node != self.node);
             // Without an owner nothing is replaced: another replica takes over first.
             let exists = others.any(|replica| has_copy(disk, replica, &self.live));
-            if exists || self.rules.planted().has(Bug::DrainLastCopy) {
+            if exists || self.rules.planted.has(Bug::DrainLastCopy) {
                 self.plan.copies.push(Copied { disk: disk.name.clone(), to: None });
             } else {
                 self.refuse(disk, Reason::LastCopy);
@@ -163,7 +163,7 @@ impl Planner<'_> {
     }
 
     fn may_have_fewer(&self) -> bool {
-        self.fewer_copies || self.rules.planted().has(Bug::DrainBelowPolicy)
+        self.fewer_copies || self.rules.planted.has(Bug::DrainBelowPolicy)
     }
 
     fn take_room(&mut self, node: &str, disk: &DiskRecord) {
@@ -218,7 +218,7 @@ pub fn may_remove(
     if live.contains_key(node) {
         return Err(NotRemovable::Up(node.to_owned()));
     }
-    let ignores_copies = rules.planted().has(Bug::RemoveOnlyCopy);
+    let ignores_copies = rules.planted.has(Bug::RemoveOnlyCopy);
     let counts = |disk: &&DiskRecord| {
         let mut holders = disk.owner.iter().chain(&disk.replicas);
         holders.any(|holder| holder.node == node) && !(ignores_copies && disk.mode == Mode::WriteBack)

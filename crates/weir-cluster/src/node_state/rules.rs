@@ -16,7 +16,8 @@ pub struct Rules {
     pub quarantine_window: Duration,
     /// The duration of a quarantine.
     pub quarantine_duration: Duration,
-    planted: Planted,
+    /// A planted bug, only for the simulator.
+    pub planted: Planted,
 }
 
 impl Default for Rules {
@@ -32,19 +33,6 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Plants a bug, to show that the checks find it.
-    #[cfg(feature = "planted-bugs")]
-    #[must_use]
-    pub fn plant(self, planted: Planted) -> Rules {
-        Rules { planted, ..self }
-    }
-
-    /// The planted bug.
-    #[must_use]
-    pub fn planted(&self) -> Planted {
-        self.planted
-    }
-
     /// # Errors
     /// In words: the threshold is out of bounds.
     pub fn check(&self) -> Result<(), String> {

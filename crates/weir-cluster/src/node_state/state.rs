@@ -75,7 +75,7 @@ impl Cluster<'_> {
 /// The nodes on which nothing is placed at `now`, in milliseconds since 1970: quarantined or drained.
 #[must_use]
 pub fn barred(states: &NodeStatesRecord, rules: &Rules, now: u64) -> BTreeSet<String> {
-    if rules.planted().has(Bug::PlaceOnBarred) {
+    if rules.planted.has(Bug::PlaceOnBarred) {
         return BTreeSet::new();
     }
     let barred = states.nodes.iter().filter(|(_, node)| node.drain.is_some() || is_quarantined(node, now));
@@ -97,7 +97,7 @@ pub fn hold(
     heard: bool,
     gone_for: Duration,
 ) -> Option<Duration> {
-    if !heard || rules.planted().has(Bug::TakeFromIsolated) {
+    if !heard || rules.planted.has(Bug::TakeFromIsolated) {
         return None;
     }
     let isolation = states.nodes.get(&owner.node).and_then(|node| node.isolation);

@@ -144,7 +144,7 @@ fn known<'a>(states: &'a mut NodeStatesRecord, node: &str) -> Result<&'a mut Nod
 
 /// Drops what is over, and limits times in the future, which a wrong clock has written.
 fn expire(node: &mut NodeStateRecord, rules: &Rules, now: u64) {
-    let keeps_all = rules.planted().has(Bug::CountOldIsolations);
+    let keeps_all = rules.planted.has(Bug::CountOldIsolations);
     for start in &mut node.isolations_unix_ms {
         *start = now.min(*start);
     }
@@ -176,7 +176,7 @@ fn isolate(
         return;
     }
     state.isolation = Some(Isolation { incarnation, since_unix_ms: now });
-    if !rules.planted().has(Bug::ForgetIsolation) {
+    if !rules.planted.has(Bug::ForgetIsolation) {
         if state.isolations_unix_ms.len() == MAX_ISOLATIONS {
             state.isolations_unix_ms.remove(0);
         }
@@ -191,7 +191,7 @@ fn isolate(
     let quarantined = states.nodes.iter().filter(|(_, state)| state.quarantine.is_some());
     let others = quarantined.map(|(other, _)| other).filter(is_other).count();
     let limit = quarantine_limit(states.nodes.len());
-    if others >= limit && !rules.planted().has(Bug::ExceedQuarantineLimit) {
+    if others >= limit && !rules.planted.has(Bug::ExceedQuarantineLimit) {
         return effects.push(Effect::QuarantineRefused { node: name.to_owned(), limit });
     }
     let until_unix_ms = now.saturating_add(millis(rules.quarantine_duration));

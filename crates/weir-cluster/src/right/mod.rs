@@ -220,6 +220,12 @@ impl Right {
         }
     }
 
+    /// Whether the grants of its set uphold the right at `now`, with or without the registry.
+    #[must_use]
+    pub fn is_granted(&self, now: Nanos) -> bool {
+        self.tenure == Tenure::Serving && self.set_leg() > now
+    }
+
     fn registry_leg(&self) -> Nanos {
         let counts = self.session.number == self.confirmed || self.planted.has(Bug::TrustNewSession);
         if counts { self.session.until } else { Nanos(0) }

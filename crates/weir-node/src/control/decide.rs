@@ -1,5 +1,6 @@
 //! This node's next step for one disk. Pure: records, local state and time come in, one decision comes out.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use weir_accel::Former;
@@ -42,6 +43,8 @@ pub struct Situation<'a> {
     pub me: &'a NodeRef,
     /// The nodes whose lease stands.
     pub live: &'a Live,
+    /// Nodes that take a disk over only if no other can.
+    pub barred: &'a BTreeSet<String>,
     /// The local state.
     pub local: Local,
     /// Whether a complete copy of the log is here, in case the record counts on one because of this node's flash.
@@ -112,8 +115,8 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
 
 /// The owner is gone. Is it for this node to act, and may it already?
 fn succeed(record: &DiskRecord, owner: &NodeRef, situation: &Situation<'_>) -> Decision {
-    let Situation { me, live, has_copy, .. } = *situation;
-    let next = successor(record, live);
+    let Situation { me, live, barred, has_copy, .. } = *situation;
+    let next = successor(record, live, barred);
     if record.mode == Mode::WriteBack && next.is_none() {
         return Decision::Unavailable(lost_copies(record, owner));
     }
@@ -260,6 +263,7 @@ mod tests {
             let situation = Situation {
                 me: &self.me,
                 live: &self.live,
+                barred: &BTreeSet::new(),
                 local: self.local,
                 has_copy: self.has_copy,
                 owner_stopped: self.stopped,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
-use weir_cluster::right::EPOCH_LEAD;
+use weir_cluster::right::{EPOCH_LEAD, GrantSet};
 use weir_cluster::view::Seen;
 use weir_task::JoinHandle;
 
@@ -24,9 +24,6 @@ use crate::peer::{Duplex, Greeting, Purpose};
 
 /// Longest time to ask the registry for a record that a question is about.
 const READ: Duration = Duration::from_millis(500);
-
-/// A grant is renewed so many times while it lasts: a lost question or two cost nothing.
-const RENEWALS: u32 = 5;
 
 /// Keeps the rights of the disks that this node owns alive, and ends those of disks that the registry gives to others.
 pub async fn run(node: Arc<Node>) {
@@ -47,7 +44,7 @@ pub async fn run(node: Arc<Node>) {
             changed = session.changed() => if changed.is_err() { return },
             changed = disks.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
-            () = weir_task::sleep(node.rights.times().length / RENEWALS) => {
+            () = weir_task::sleep(node.rights.renewal()) => {
                 let known = node.records.disks.now();
                 let kept: BTreeSet<String> = known.values().map(key).collect();
                 let is_unreadable = |key: &str| known.is_unreadable(key.rsplit_once('/').unwrap_or((key, "")).0);
@@ -72,15 +69,16 @@ fn end_taken(node: &Node) {
 
 /// Asks one member for as long as any disk of this node needs it.
 async fn ask_for_grants(node: Arc<Node>, member: String) {
-    let pause = node.rights.times().length / RENEWALS;
+    let pause = node.rights.renewal();
     let mut connection = None;
     loop {
-        let asked = node.rights.asked_of(&member);
-        if asked.is_empty() {
+        let [granted, others] = node.rights.asked_of(&member);
+        if granted.is_empty() && others.is_empty() {
             return;
         }
-        for some in asked.chunks(MOST_ENTRIES) {
-            if let Err(error) = renew(&node, &member, &mut connection, some).await {
+        let granted = granted.chunks(MOST_ENTRIES).map(|some| (some, true));
+        for (some, granted) in granted.chain(others.chunks(MOST_ENTRIES).map(|some| (some, false))) {
+            if let Err(error) = renew(&node, &member, &mut connection, some, granted).await {
                 tracing::debug!(member, %error, "no grants");
                 connection = None;
                 break;
@@ -99,6 +97,7 @@ async fn renew(
     member: &str,
     connection: &mut Option<Connection>,
     asked: &[(String, u64)],
+    granted: bool,
 ) -> Result<(), FrameError> {
     let times = node.rights.times();
     let sent = Nanos::now();
@@ -107,7 +106,7 @@ async fn renew(
             Some(open) => open,
             None => Connection::open(node, member).await?,
         };
-        connection.insert(open).ask(Ask::Renew(times.length), asked).await
+        connection.insert(open).ask(Ask::Renew { length: times.length, granted }, asked).await
     };
     let verdicts = weir_task::timeout(times.length / 2, ask).await.map_err(io::Error::from)??;
     node.rights.answered(member, asked, &verdicts, sent);
@@ -137,6 +136,36 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
         }
         None => Err("an empty answer".into()),
     }
+}
+
+/// Whether a member of the set hears the owner of the disk, with a right that the set's grants uphold. Members that do not answer
+/// soon do not hear it.
+///
+/// Of replicas, all have to grant: this node asks itself alone if it is one of them. Guards answer for a takeover by any node.
+pub async fn is_heard(node: &Node, record: &DiskRecord) -> bool {
+    let (me, key, set) = (&node.config.name, key(record), record.grant_set());
+    let is_member = set.members().contains(me);
+    if is_member && node.rights.hears(&key, record.epoch) {
+        return true;
+    }
+    if matches!(set, GrantSet::Replicas(_)) {
+        return false;
+    }
+    let live = node.records.nodes.now();
+    let others = set.members().iter().filter(|member| *member != me && live.contains_key(*member));
+    for member in others {
+        let ask = async {
+            let mut connection = Connection::open(node, member).await?;
+            connection.ask(Ask::Heard, &[(record.name.clone(), record.epoch)]).await
+        };
+        let answer = weir_task::timeout(node.rights.renewal(), ask).await;
+        if let Ok(Ok(verdicts)) = answer
+            && verdicts.first().is_some_and(Result::is_ok)
+        {
+            return true;
+        }
+    }
+    false
 }
 
 /// A connection to a member.
@@ -185,8 +214,13 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
         let mut verdicts = Vec::with_capacity(disks.len());
         let mut records = Records { node, from, reachable: true };
         for (disk, epoch) in &disks {
+            if ask == Ask::Heard {
+                let known = node.records.disk(disk).filter(|record| node.rights.hears(&key(record), *epoch));
+                verdicts.push(known.map(|_| Duration::ZERO).ok_or(Refused::Unknown(0)));
+                continue;
+            }
             verdicts.push(match records.known(ask, disk, *epoch).await {
-                Some((key, known)) => answer(node, ask, &key, *epoch, known),
+                Some((key, known)) => answer(node, ask, from, &key, *epoch, known),
                 None => Err(Refused::Unknown(0)),
             });
         }
@@ -195,12 +229,18 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
     }
 }
 
-fn answer(node: &Node, ask: Ask, key: &str, epoch: u64, known: u64) -> Verdict {
+fn answer(node: &Node, ask: Ask, from: &str, key: &str, epoch: u64, known: u64) -> Verdict {
     let known = Some(known);
     match ask {
-        Ask::Renew(length) => {
-            node.rights.grant(key, epoch, length, known).map(|()| Duration::ZERO).map_err(Refused::from)
+        Ask::Renew { length, granted } => {
+            node.rights.grant(key, epoch, length, known)?;
+            if granted {
+                node.rights.hear(key, from, epoch);
+            }
+            Ok(Duration::ZERO)
         }
+        // Answered without the record's epoch.
+        Ask::Heard => Err(Refused::Unknown(0)),
         Ask::Seal => node.rights.seal(key, epoch, known).map_err(Refused::from),
     }
 }

@@ -6,6 +6,7 @@
 //! - [`disk`]: the task that does it, one per disk;
 //! - [`node`]: their common state;
 //! - [`grants`], [`rights`]: the right to serve, kept alive and granted;
+//! - [`node_states`]: isolation of nodes, reported by those that hear them;
 //! - [`flash`]: the logs on this node's flash when it starts;
 //! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
@@ -26,6 +27,7 @@ pub mod flash;
 pub mod grants;
 pub mod intents;
 pub mod node;
+pub mod node_states;
 pub mod provisioning;
 pub mod registry_copy;
 pub mod rights;

@@ -10,6 +10,7 @@ use weir_accel::flash::FlashDevice;
 use weir_block::LayerInfo;
 use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
+use weir_cluster::node_state::{self, Rules};
 use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
 use weir_volume::{DirVolume, FileIdentity, VolumeError};
@@ -37,6 +38,8 @@ pub struct Node {
     pub registry: Arc<dyn Registry>,
     /// Its membership.
     pub session: NodeSession,
+    /// The limits of node states.
+    pub rules: Rules,
     /// The rights of the disks that it owns, and its grants to others.
     pub rights: Rights,
     /// The records of the registry, as last read.
@@ -110,6 +113,12 @@ impl Node {
                 Ok(Place { path, volume: Some(volume.id) })
             }
         }
+    }
+
+    /// The nodes on which nothing is placed at present.
+    #[must_use]
+    pub fn barred(&self) -> BTreeSet<String> {
+        node_state::barred(&self.world.node_states(), &self.rules, weir_task::unix_millis())
     }
 
     /// The export addresses of a disk on a node.

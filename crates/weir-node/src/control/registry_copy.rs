@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use weir_cluster::Machine;
 use weir_cluster::records::{
-    DiskRecord, MemberRecord, NodeRecord, NodeRef, Record, ReleasedRecord, StoppedRecord, VolumeRecord, keys,
+    DiskRecord, MemberRecord, NodeRecord, NodeRef, NodeStatesRecord, Record, ReleasedRecord, StoppedRecord,
+    VolumeRecord, keys,
 };
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::view::{Records, Seen, View};
@@ -21,6 +22,8 @@ pub struct RegistryCopy {
     pub nodes: View<NodeRecord>,
     /// The nodes that have ever joined and have not been removed. Not an input of decisions about disks.
     pub members: View<MemberRecord>,
+    /// The nodes' states: one record.
+    states: View<NodeStatesRecord>,
     /// Processes that have ended.
     stopped: View<StoppedRecord>,
     /// Former owners that have no I/O under way any more.
@@ -40,6 +43,7 @@ impl RegistryCopy {
             volumes: View::start(Arc::clone(registry), keys::VOLUMES).await?,
             nodes: View::start(Arc::clone(registry), keys::NODES).await?,
             members: View::start(Arc::clone(registry), keys::MEMBERS).await?,
+            states: View::start(Arc::clone(registry), keys::NODE_STATES_PREFIX).await?,
             stopped: View::start(Arc::clone(registry), keys::STOPPED).await?,
             released: View::start(Arc::clone(registry), keys::RELEASED).await?,
             machine: Machine::here(),
@@ -56,6 +60,13 @@ impl RegistryCopy {
     #[must_use]
     pub fn disk(&self, name: &str) -> Option<DiskRecord> {
         self.disks.now().get(name).cloned()
+    }
+
+    /// The nodes' states, as last read. None while the record cannot be read: isolation and drain are policy.
+    #[must_use]
+    pub fn node_states(&self) -> NodeStatesRecord {
+        let name = short(keys::NODE_STATES, keys::NODE_STATES_PREFIX);
+        self.states.now().get(name).cloned().unwrap_or_default()
     }
 
     /// Whether a process is known to have ended.
@@ -86,6 +97,7 @@ impl RegistryCopy {
             disks: fresh(self.disks.changes()),
             volumes: fresh(self.volumes.changes()),
             nodes: fresh(self.nodes.changes()),
+            states: fresh(self.states.changes()),
             stopped: fresh(self.stopped.changes()),
             released: fresh(self.released.changes()),
         }
@@ -109,6 +121,7 @@ pub struct Changes {
     disks: Receiver<DiskRecord>,
     volumes: Receiver<VolumeRecord>,
     nodes: Receiver<NodeRecord>,
+    states: Receiver<NodeStatesRecord>,
     stopped: Receiver<StoppedRecord>,
     released: Receiver<ReleasedRecord>,
 }
@@ -121,6 +134,7 @@ impl Changes {
             changed = self.disks.changed() => changed,
             changed = self.volumes.changed() => changed,
             changed = self.nodes.changed() => changed,
+            changed = self.states.changed() => changed,
             changed = self.stopped.changed() => changed,
             changed = self.released.changed() => changed,
         };

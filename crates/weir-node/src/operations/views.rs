@@ -227,6 +227,7 @@ impl Operations {
         let situation = Situation {
             me: &me,
             live: &live,
+            barred: &self.node.barred(),
             local: Local::Closed,
             // Only its node knows, and says so when it does not.
             has_copy: true,

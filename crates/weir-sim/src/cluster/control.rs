@@ -3,6 +3,7 @@
 //! Production's [`decide`] makes decisions, and production's rules change the record. A session counts for the disk only after a
 //! read of the record, sent since the session began, has confirmed this owner.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use weir_accel::planted::Bug;
@@ -414,6 +415,7 @@ impl Cluster {
         let situation = Situation {
             me: &me,
             live,
+            barred: &BTreeSet::new(),
             local: match &self.nodes[process.node].disk {
                 Some(disk) => Local::Open { epoch: disk.told_epoch },
                 None => Local::Closed,

@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, mpsc};
 use weir_block::sim::{Death, End, ProcessId, SetTime, VirtualClock, World};
 use weir_block::size::Size;
 use weir_block::{Engine, Nanos, Reactor, ReactorConfig, Waker};
+use weir_cluster::node_state::Rules;
 use weir_cluster::records::{NodeRecord, NodeRef, Policy};
 use weir_cluster::registry::Registry;
 use weir_export::nbd::AcceptedClient;
@@ -153,6 +154,7 @@ fn config(number: usize) -> Config {
         peers: PeersConfig { listen: address(number), deadline: Period(PEER_DEADLINE) },
         nbd: NbdConfig { unix: Some(PathBuf::new()), tcp: Vec::new() },
         api: Default::default(),
+        nodes: Default::default(),
         resources: ResourcesConfig {
             shards: 1,
             buffers: Size(8 << 20),
@@ -168,6 +170,7 @@ fn config(number: usize) -> Config {
 /// The parts of a process.
 struct Life {
     config: Config,
+    rules: Rules,
     record: NodeRecord,
     registry: Arc<dyn Registry>,
     wires: Wires,
@@ -181,13 +184,24 @@ struct Life {
 
 /// As [`weir_node::run`], after its sockets and shards exist.
 async fn live(life: Life) -> Result<(), String> {
-    let Life { config, record, registry, wires, shards, notices, mut peers, mut guests, mut orders, shared } =
-        life;
+    let Life {
+        config,
+        rules,
+        record,
+        registry,
+        wires,
+        shards,
+        notices,
+        mut peers,
+        mut guests,
+        mut orders,
+        shared,
+    } = life;
     let started = Nanos::now();
     let damaged = flash::recover(None, &shards).await;
     let session = plane::join(&registry, record, &config, |_| {}).await.map_err(|error| error.to_string())?;
     let network = Arc::new(wires);
-    let parts = Parts { config, registry, network, shards, flash: None, started, damaged };
+    let parts = Parts { config, rules, registry, network, shards, flash: None, started, damaged };
     let plane = Plane::start(parts, session, notices).await.map_err(|error| error.to_string())?;
     shared.lock().node = Some(Arc::clone(&plane.node));
     let members = Arc::new(Semaphore::new(256));
@@ -290,6 +304,7 @@ impl Cluster {
         };
         let life = Life {
             config,
+            rules: self.rules.clone(),
             record,
             registry: Arc::new(Line { who, requests: self.requests.clone() }),
             wires: Wires { who, requests: self.requests.clone() },

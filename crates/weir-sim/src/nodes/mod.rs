@@ -30,6 +30,7 @@ use tokio::sync::oneshot;
 use weir_accel::planted::{Bug, Planted};
 use weir_block::Nanos;
 use weir_block::sim::{End, FileId, ProcessId, Wires, World};
+use weir_cluster::node_state::Rules;
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Source};
 use weir_cluster::registry::RegistryError;
 use weir_node::shard::opener::Report;
@@ -140,6 +141,8 @@ struct Cluster {
     next_value: u64,
     ticks: u64,
     planted: Planted,
+    /// The limits of node states.
+    rules: Rules,
     swarm: Swarm,
     backing_until: Nanos,
     destage_delay: Duration,
@@ -171,6 +174,20 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
 
 fn policy(wanted: Option<usize>) -> Policy {
     wanted.map_or(Policy::WriteThrough, |copies| Policy::WriteBack(copies as u8))
+}
+
+/// Limits of node states: shorter than the faults, or longer. By random numbers of their own, so that a seed's other choices do
+/// not depend on them.
+fn rules(seed: u64) -> Rules {
+    let mut rng = Rng::with_seed(seed ^ 0x6e6f_6465);
+    let mut period = |choices: [u64; 4]| Duration::from_millis(choices[rng.usize(..choices.len())]);
+    Rules {
+        resiliency_period: period([0, 500, 2_000, 60_000]),
+        quarantine_window: period([1_000, 2_000, 4_000, 8_000]),
+        quarantine_duration: period([300, 1_000, 3_000, 5_000]),
+        quarantine_threshold: rng.usize(1..=3),
+        ..Rules::default()
+    }
 }
 
 impl Cluster {
@@ -213,6 +230,7 @@ impl Cluster {
             next_value: 0,
             ticks: 0,
             planted: Planted::new(bug),
+            rules: rules(seed),
             swarm,
             backing_until: Nanos(0),
             destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),

@@ -103,6 +103,7 @@ impl DiskTask {
         let situation = Situation {
             me: &me,
             live: &live,
+            barred: &self.node.barred(),
             local: self.local,
             has_copy,
             owner_stopped: self.node.records.has_stopped(&owner),
@@ -111,7 +112,16 @@ impl DiskTask {
             fence_grace: self.node.config.lease.fence_grace.0,
         };
         let evidence = evidence(&owner, &situation);
-        let lost = match decide(Some(record), &situation) {
+        let decision = decide(Some(record), &situation);
+        if self.held_until(&decision, Some(record)).await.is_some() {
+            let message = format!(
+                "{owner} is isolated: the registry does not hear it, and it serves disk {} all the same",
+                self.name
+            );
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message)
+                .hint("use the disk there, or wait until the resiliency period is over"));
+        }
+        let lost = match decision {
             Decision::Unavailable(reason) => Some(reason),
             Decision::Disclaim(_) => {
                 let message =

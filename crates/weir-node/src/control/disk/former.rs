@@ -298,7 +298,12 @@ impl DiskTask {
         if !open || record.owner.as_ref() != Some(&self.me) || !record.replicas.is_empty() {
             return;
         }
-        let guards = placement::choose_guards(record, &self.me.node, &self.node.records.nodes.now());
+        let guards = placement::choose_guards(
+            record,
+            &self.me.node,
+            &self.node.records.nodes.now(),
+            &self.node.barred(),
+        );
         if guards == record.guards {
             return;
         }

@@ -8,6 +8,7 @@ mod commands;
 mod failures;
 mod former;
 mod handover;
+mod isolation;
 mod messages;
 mod record;
 mod requests;
@@ -286,6 +287,7 @@ impl DiskTask {
                 &Situation {
                     me: &self.me,
                     live: &live,
+                    barred: &self.node.barred(),
                     local: self.local,
                     has_copy,
                     owner_stopped: owner.is_some_and(|owner| self.node.records.has_stopped(owner)),
@@ -295,6 +297,9 @@ impl DiskTask {
                 },
             )
         };
+        if let Some(until) = self.held_until(&decision, record.as_ref()).await {
+            return Some(until);
+        }
         self.carry_out(decision, record).await
     }
 

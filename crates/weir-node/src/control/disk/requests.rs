@@ -77,7 +77,8 @@ impl DiskTask {
 
     async fn want_peer(&mut self, node: Option<String>, connected: &[String], exclude: &[String]) {
         let live = self.node.records.nodes.now();
-        match answer(self.record().as_ref(), &self.me, node, connected, exclude, &live) {
+        let exclude: Vec<String> = exclude.iter().cloned().chain(self.node.barred()).collect();
+        match answer(self.record().as_ref(), &self.me, node, connected, &exclude, &live) {
             Err((node, reason)) => {
                 self.send(Command::PeerUnavailable { disk: self.name.clone(), node, reason }).await;
             }

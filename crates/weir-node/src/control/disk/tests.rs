@@ -2,6 +2,7 @@
 
 mod arrival;
 mod doubt;
+mod isolation;
 mod opening;
 mod releasing;
 mod waiting;
@@ -10,6 +11,7 @@ use weir_accel::Former;
 use weir_cluster::Machine;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
+use weir_cluster::node_state::Rules;
 use weir_cluster::records::{FormerOwner, NodeRecord, Source, StoppedHow, StoppedRecord};
 use weir_cluster::registry::Registry;
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
@@ -82,6 +84,7 @@ pub(crate) async fn node_at(
     let node = Node {
         network: Arc::new(crate::peer::Tcp),
         flash: None,
+        rules: Rules::default(),
         rights,
         config: Config::parse("name = \"a\"", std::path::Path::new("weir.toml")).unwrap(),
         records: RegistryCopy::start(&registry).await.unwrap(),

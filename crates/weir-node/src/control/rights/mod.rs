@@ -21,6 +21,16 @@ pub fn key(record: &DiskRecord) -> String {
     format!("{}/{}", record.name, record.id)
 }
 
+/// An owner renews its grants so many times while they last: a lost question or two cost nothing.
+const RENEWALS: u32 = 5;
+
+/// The last renewal of an owner whose right the grants of its set upheld.
+struct Heard {
+    owner: String,
+    epoch: u64,
+    at: Nanos,
+}
+
 /// A right and where its end is published: the disk's shard compares that with the clock, and takes no lock.
 struct Owned {
     right: Right,
@@ -31,6 +41,8 @@ struct Inner {
     session: SessionLease,
     owned: BTreeMap<String, Owned>,
     grants: Grants,
+    /// By the key of the disk's grants.
+    heard: BTreeMap<String, Heard>,
 }
 
 /// All rights and grants of one node. Every method returns at once.
@@ -54,7 +66,7 @@ impl Rights {
     #[must_use]
     pub fn new(times: GrantTimes, session: SessionLease, started: Nanos) -> Rights {
         let grants = Grants::new(started, times.length);
-        let inner = Inner { session, owned: BTreeMap::new(), grants };
+        let inner = Inner { session, owned: BTreeMap::new(), grants, heard: BTreeMap::new() };
         let session = watch::Sender::new(session.number);
         Rights { times, inner: Mutex::new(inner), session, hurry: Notify::new() }
     }
@@ -156,12 +168,18 @@ impl Rights {
         self.lock().owned.values().flat_map(|owned| owned.right.asks().cloned()).collect()
     }
 
-    /// The question for `member`: disks, each in an epoch.
+    /// The questions for `member`: disks, each in an epoch; first those whose right the grants of their sets uphold, then the
+    /// others.
     #[must_use]
-    pub fn asked_of(&self, member: &str) -> Vec<(String, u64)> {
-        let inner = self.lock();
-        let asked = inner.owned.iter().filter(|(_, owned)| owned.right.asks().any(|node| node == member));
-        asked.map(|(disk, owned)| (disk.clone(), owned.right.epoch())).collect()
+    pub fn asked_of(&self, member: &str) -> [Vec<(String, u64)>; 2] {
+        let (inner, now) = (self.lock(), Nanos::now());
+        let mut asked = [Vec::new(), Vec::new()];
+        for (disk, owned) in &inner.owned {
+            if owned.right.asks().any(|node| node == member) {
+                asked[usize::from(!owned.right.is_granted(now))].push((disk.clone(), owned.right.epoch()));
+            }
+        }
+        asked
     }
 
     /// Applies the verdicts of `member` on the question sent at `sent`.
@@ -180,6 +198,12 @@ impl Rights {
         }
     }
 
+    /// The time between two renewals of a grant.
+    #[must_use]
+    pub fn renewal(&self) -> Duration {
+        self.times.length / RENEWALS
+    }
+
     /// Another node's owner of `disk` asks this one for a grant. `known` is the epoch of the record, read since the start.
     ///
     /// # Errors
@@ -194,6 +218,32 @@ impl Rights {
         self.lock().grants.renew(Nanos::now(), disk, epoch, length, known)
     }
 
+    /// A renewal of `owner` for `disk` (the key of its grants) came, in `epoch`, with a right that the grants of its set uphold.
+    pub fn hear(&self, disk: &str, owner: &str, epoch: u64) {
+        let heard = Heard { owner: owner.to_owned(), epoch, at: Nanos::now() };
+        self.lock().heard.insert(disk.to_owned(), heard);
+    }
+
+    /// Whether this member hears the owner of `disk` (the key of its grants) in `epoch` or a later one. Not one that has missed
+    /// two renewals: a dead owner's disk is taken over without delay.
+    #[must_use]
+    pub fn hears(&self, disk: &str, epoch: u64) -> bool {
+        let (oldest, inner) = (self.oldest_heard(), self.lock());
+        inner.heard.get(disk).is_some_and(|heard| heard.epoch >= epoch && heard.at > oldest)
+    }
+
+    /// The owners that this member hears: the keys of their disks' grants, and their nodes.
+    #[must_use]
+    pub fn all_heard(&self) -> Vec<(String, String)> {
+        let (oldest, inner) = (self.oldest_heard(), self.lock());
+        let heard = inner.heard.iter().filter(|(_, heard)| heard.at > oldest);
+        heard.map(|(disk, heard)| (disk.clone(), heard.owner.clone())).collect()
+    }
+
+    fn oldest_heard(&self) -> Nanos {
+        Nanos(Nanos::now().0.saturating_sub((self.renewal() * 2).as_nanos() as u64))
+    }
+
     /// A new owner of `disk` seals this member. Returns how long the last grant to a former one still lasts.
     ///
     /// # Errors
@@ -205,7 +255,10 @@ impl Rights {
 
     /// Forgets the grants of disks that are not `kept` any more, once they have ended.
     pub fn forget(&self, kept: impl Fn(&str) -> bool) {
-        self.lock().grants.forget(Nanos::now(), kept);
+        let oldest = self.oldest_heard();
+        let mut inner = self.lock();
+        inner.heard.retain(|_, heard| heard.at > oldest);
+        inner.grants.forget(Nanos::now(), kept);
     }
 }
 

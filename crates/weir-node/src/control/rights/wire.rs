@@ -6,8 +6,8 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | length of the whole frame, at most 1 MiB |
-//! | 4 | 1 | kind: 1 renew, 2 seal, 3 answer |
-//! | 5 | 1 | zero |
+//! | 4 | 1 | kind: 1 renew, 2 seal, 3 answer, 4 heard |
+//! | 5 | 1 | renew: 1 if the set's grants uphold the owner's right to each of the disks; else zero |
 //! | 6 | 2 | number of entries, at most 1,024 |
 //! | 8 | 8 | number of the question; an answer has that of its question |
 //! | 16 | 8 | renew: how long the grants are to last, nanoseconds; else zero |
@@ -16,7 +16,7 @@
 //!
 //! An entry of a question: the epoch (8), the length of the disk's name (1), the name. An entry of an answer, in the order of the
 //! question: the verdict (1: 0 done, 1 over, 2 unknown), and a number (8): for a seal that is done how many nanoseconds the last
-//! grant still lasts; for *over* the lowest epoch that is still answered; for *unknown* the epoch of the record that is known.
+//! grant still lasts; for *heard*, done means that the member hears the owner in this epoch or a later one; for *over* the lowest epoch that is still answered; for *unknown* the epoch of the record that is known.
 
 use std::time::Duration;
 
@@ -34,10 +34,17 @@ const CHECKSUM: usize = 4;
 /// The request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Grants of this length.
-    Renew(Duration),
+    /// Grants.
+    Renew {
+        /// Their length.
+        length: Duration,
+        /// Whether the set's grants uphold the owner's right to each of the disks at present.
+        granted: bool,
+    },
     /// Seals.
     Seal,
+    /// Whether the member hears the owner, with a right that the set's grants uphold.
+    Heard,
 }
 
 /// A question about disks, each in an epoch.
@@ -99,12 +106,13 @@ pub enum FrameError {
 const RENEW: u8 = 1;
 const SEAL: u8 = 2;
 const ANSWER: u8 = 3;
+const HEARD: u8 = 4;
 
-fn frame(kind: u8, count: usize, number: u64, length: u64, entries: &[u8]) -> Vec<u8> {
+fn frame(kind: u8, flag: u8, count: usize, number: u64, length: u64, entries: &[u8]) -> Vec<u8> {
     let whole = HEADER + entries.len() + CHECKSUM;
     let mut bytes = Vec::with_capacity(whole);
     bytes.extend_from_slice(&(whole as u32).to_le_bytes());
-    bytes.extend_from_slice(&[kind, 0]);
+    bytes.extend_from_slice(&[kind, flag]);
     bytes.extend_from_slice(&(count as u16).to_le_bytes());
     bytes.extend_from_slice(&number.to_le_bytes());
     bytes.extend_from_slice(&length.to_le_bytes());
@@ -117,6 +125,7 @@ fn frame(kind: u8, count: usize, number: u64, length: u64, entries: &[u8]) -> Ve
 /// One frame's fixed part and its entries.
 struct Frame {
     kind: u8,
+    flag: u8,
     count: usize,
     number: u64,
     length: u64,
@@ -137,12 +146,12 @@ async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame, FrameError
         return Err(FrameError::Checksum);
     }
     let mut head = Reader(&content[4..]);
-    let (kind, _, count) = (head.byte()?, head.byte()?, head.short()?);
+    let (kind, flag, count) = (head.byte()?, head.byte()?, head.short()?);
     if usize::from(count) > MOST_ENTRIES {
         return Err(FrameError::Malformed("too many entries"));
     }
     let (number, length) = (head.long()?, head.long()?);
-    Ok(Frame { kind, count: count.into(), number, length, entries: head.0.to_vec() })
+    Ok(Frame { kind, flag, count: count.into(), number, length, entries: head.0.to_vec() })
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -193,11 +202,14 @@ impl Question {
             entries.push(disk.len() as u8);
             entries.extend_from_slice(disk.as_bytes());
         }
-        let (kind, length) = match self.ask {
-            Ask::Renew(length) => (RENEW, u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)),
-            Ask::Seal => (SEAL, 0),
+        let (kind, flag, length) = match self.ask {
+            Ask::Renew { length, granted } => {
+                (RENEW, u8::from(granted), u64::try_from(length.as_nanos()).unwrap_or(u64::MAX))
+            }
+            Ask::Seal => (SEAL, 0, 0),
+            Ask::Heard => (HEARD, 0, 0),
         };
-        frame(kind, self.disks.len(), self.number, length, &entries)
+        frame(kind, flag, self.disks.len(), self.number, length, &entries)
     }
 
     /// Reads one question and nothing beyond it.
@@ -205,10 +217,11 @@ impl Question {
     /// # Errors
     /// The question is invalid; the connection is then useless.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Question, FrameError> {
-        let Frame { kind, count, number, length, entries } = read(stream).await?;
+        let Frame { kind, flag, count, number, length, entries } = read(stream).await?;
         let ask = match kind {
-            RENEW => Ask::Renew(Duration::from_nanos(length)),
+            RENEW => Ask::Renew { length: Duration::from_nanos(length), granted: flag == 1 },
             SEAL => Ask::Seal,
+            HEARD => Ask::Heard,
             _ => return Err(FrameError::Malformed("not a question")),
         };
         let mut reader = Reader(&entries);
@@ -236,7 +249,7 @@ impl Answer {
             entries.push(byte);
             entries.extend_from_slice(&number.to_le_bytes());
         }
-        frame(ANSWER, self.verdicts.len(), self.number, 0, &entries)
+        frame(ANSWER, 0, self.verdicts.len(), self.number, 0, &entries)
     }
 
     /// Reads one answer and nothing beyond it.
@@ -274,7 +287,7 @@ mod tests {
     }
 
     fn question() -> Question {
-        let ask = Ask::Renew(Duration::from_nanos(5));
+        let ask = Ask::Renew { length: Duration::from_nanos(5), granted: false };
         Question { number: 7, ask, disks: vec![("db".into(), 3), ("vm".into(), 4)] }
     }
 
@@ -288,6 +301,14 @@ mod tests {
         let bytes = question().encode();
         assert_eq!(&bytes[..46], golden);
         assert_eq!(bytes[46..], crc32c::crc32c(golden).to_le_bytes());
+        let granted = Ask::Renew { length: Duration::from_nanos(5), granted: true };
+        for (ask, kind, flag, length) in [(granted, 1, 1, 5), (Ask::Seal, 2, 0, 0), (Ask::Heard, 4, 0, 0)] {
+            let asked = Question { ask, ..question() };
+            let bytes = asked.encode();
+            assert_eq!((bytes[4], bytes[5], bytes[16]), (kind, flag, length));
+            assert_eq!((&bytes[6..16], &bytes[24..46]), (&golden[6..16], &golden[24..46]));
+            assert_eq!(on_its_own(Question::read(&mut &bytes[..])).unwrap(), asked);
+        }
         let answer = Answer { number: 7, verdicts: vec![Ok(Duration::from_nanos(1)), Err(Refused::Over(9))] };
         #[rustfmt::skip]
         let golden: &[u8] = &[
@@ -313,7 +334,7 @@ mod tests {
         fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = on_its_own(Question::read(&mut &bytes[..]));
             let _ = on_its_own(Answer::read(&mut &bytes[..]));
-            let whole = frame(bytes.first().copied().unwrap_or(1), 3, 1, 1, &bytes);
+            let whole = frame(bytes.first().copied().unwrap_or(1), 0, 3, 1, 1, &bytes);
             let _ = on_its_own(Question::read(&mut &whole[..]));
             let _ = on_its_own(Answer::read(&mut &whole[..]));
         }

@@ -1,0 +1,39 @@
+//! A disk whose owner is isolated: the registry does not hear the owner, members of the disk's set do. It stays with its owner for the
+//! resiliency period, as long as the set's grants uphold the owner's right. This is policy: a takeover is as safe as ever.
+
+use std::sync::Arc;
+
+use weir_block::Nanos;
+use weir_cluster::node_state::hold;
+use weir_cluster::ownership::Gone;
+use weir_cluster::records::DiskRecord;
+
+use super::DiskTask;
+use crate::control::decide::Decision;
+use crate::control::grants;
+
+impl DiskTask {
+    /// If this node is about to take the disk over from an owner that is only isolated: the time at which to look again.
+    pub(super) async fn held_until(
+        &mut self,
+        decision: &Decision,
+        record: Option<&DiskRecord>,
+    ) -> Option<Nanos> {
+        let (Decision::TakeOver(evidence), Some(record)) = (decision, record) else { return None };
+        if evidence.how == Gone::Stopped {
+            return None;
+        }
+        let seen = self.owner_gone.as_ref().filter(|(owner, _)| *owner == evidence.owner);
+        let since = seen.map_or_else(Nanos::now, |(_, since)| *since);
+        let node = Arc::clone(&self.node);
+        let left = |heard| {
+            let (states, now) = (node.records.node_states(), weir_task::unix_millis());
+            hold(&states, &node.rules, now, &evidence.owner, heard, Nanos::now() - since)
+        };
+        left(true)?;
+        let (asked, of) = (Arc::clone(&node), record.clone());
+        let heard = self.meanwhile(async move { grants::is_heard(&asked, &of).await }).await;
+        let left = left(heard.is_ok_and(|heard| heard))?;
+        Some(Nanos::now() + left.min(node.rights.renewal()))
+    }
+}
