@@ -423,7 +423,8 @@ mod tests {
         (disk.mode, disk.medium) = (Mode::WriteBack, Medium::Flash);
         (disk.owner, disk.replicas) =
             (Some(NodeRef::new("a", 1)), vec![NodeRef::new("b", 1), NodeRef::new("c", 1)]);
-        let next = |live: &Live| successor(&disk, live).map(|node| node.node).unwrap_or_default();
+        let next =
+            |live: &Live| successor(&disk, live, &BTreeSet::new()).map(|node| node.node).unwrap_or_default();
         assert_eq!(next(&live), "b");
         live.get_mut("b").unwrap().media.pop();
         assert_eq!(next(&live), "c", "b's flash has failed");
@@ -498,6 +499,10 @@ mod tests {
         assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), None, "the owner is alive");
         nodes.remove("a");
         assert_eq!(successor(&disk, &nodes, &BTreeSet::new()), Some(NodeRef::new("b", 1)));
+        let barred = |names: &[&str]| owned(names).into_iter().collect::<BTreeSet<_>>();
+        let first = |names: &[&str]| successor(&disk, &nodes, &barred(names));
+        assert_eq!(first(&["b"]), Some(NodeRef::new("c", 1)), "b is drained");
+        assert_eq!(first(&["b", "c"]), Some(NodeRef::new("b", 1)), "no other has a copy");
         nodes.get_mut("b").unwrap().incarnation = 2;
         assert_eq!(
             successor(&disk, &nodes, &BTreeSet::new()),

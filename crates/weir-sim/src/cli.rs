@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use weir_sim::nodes::StateBug;
 use weir_sim::{Bug, right};
 
 /// Runs the production code of Weir's nodes in virtual time, with faults from a seed, and checks the promises.
@@ -28,6 +29,10 @@ pub enum Command {
         #[command(subcommand)]
         command: SeedCommand,
     },
+    /// Simulate whole nodes and the states of nodes: one loses the registry for long and again and again, operators drain, resume
+    /// and clear.
+    #[command(subcommand)]
+    States(StatesCommand),
     /// Simulate the right to serve alone: its production cores, between hosts with clock drift.
     #[command(subcommand)]
     Right(RightCommand),
@@ -79,6 +84,44 @@ pub enum SeedCommand {
         /// Output format.
         #[arg(long, short, value_enum, default_value_t = Output::Text)]
         output: Output,
+    },
+}
+
+/// Commands for the states of nodes.
+#[derive(Debug, Subcommand)]
+pub enum StatesCommand {
+    /// Replay one seed.
+    Run {
+        /// The seed.
+        #[arg(long, short)]
+        seed: u64,
+        /// Disable this rule first; `weir-sim states bugs` lists the names.
+        #[arg(long, value_parser = state_bug)]
+        bug: Option<StateBug>,
+        /// Print every event, one line each with its virtual time in seconds.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Run many seeds and print totals.
+    Many {
+        /// Number of seeds.
+        #[arg(long, short = 'n', default_value_t = 10_000)]
+        seeds: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Number of seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+    },
+    /// Disable each rule in turn and count the seeds that find it.
+    Bugs {
+        /// Seeds per rule.
+        #[arg(long, short = 'n', default_value_t = 2_000)]
+        seeds: u64,
+        /// Number of seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
     },
 }
 
@@ -140,6 +183,13 @@ fn bug(name: &str) -> Result<Bug, String> {
     let found = Bug::ALL.into_iter().find(|bug| bug.name() == name);
     found.ok_or_else(|| {
         let names: Vec<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
+        format!("no such bug; there are {}", names.join(", "))
+    })
+}
+
+fn state_bug(name: &str) -> Result<StateBug, String> {
+    StateBug::SIMULATED.into_iter().find(|bug| bug.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = StateBug::SIMULATED.into_iter().map(StateBug::name).collect();
         format!("no such bug; there are {}", names.join(", "))
     })
 }

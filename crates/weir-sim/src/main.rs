@@ -4,6 +4,7 @@
 mod cli;
 mod print;
 mod right_cli;
+mod states_cli;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -12,9 +13,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use weir_block::Nanos;
-use weir_sim::{Bug, FAULTS, Finding, Progress, Simulation, find_in, many_of, nodes, run};
+use weir_sim::{Bug, FAULTS, Finding, Progress, Run, Simulation, find_in, many_of, nodes, run};
 
-use cli::{Cli, Command, SeedCommand};
+use cli::{Cli, Command, SeedCommand, StatesCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     let held = match cli.command {
         Command::Seeds(command) => seeds(run, "weir-sim run", command),
         Command::Nodes { command } => seeds(nodes::run, "weir-sim nodes run", command),
+        Command::States(command) => states(command),
         Command::Right(command) => right_cli::run(command),
         Command::Atlas => {
             print::atlas(&FAULTS);
@@ -30,6 +32,24 @@ fn main() -> ExitCode {
         }
     };
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn states(command: StatesCommand) -> bool {
+    match command {
+        StatesCommand::Run { seed, bug, trace } => {
+            let run = match bug {
+                Some(bug) => nodes::run_without(seed, bug, trace),
+                None => nodes::run_states(seed, None, trace),
+            };
+            show(seed, run)
+        }
+        StatesCommand::Many { seeds: count, from, threads } => {
+            let many =
+                SeedCommand::Many { seeds: count, from, threads, bug: None, output: cli::Output::Text };
+            seeds(nodes::run_states, "weir-sim states run", many)
+        }
+        StatesCommand::Bugs { seeds, threads } => states_cli::bugs(seeds, threads),
+    }
 }
 
 /// `replay` is the command that replays one of its seeds.
@@ -60,7 +80,10 @@ fn seeds(simulation: Simulation, replay: &str, command: SeedCommand) -> bool {
 
 /// Replays one seed. Returns whether all promises held.
 fn one(simulation: Simulation, seed: u64, bug: Option<Bug>, trace: bool) -> bool {
-    let run = simulation(seed, bug, trace);
+    show(seed, simulation(seed, bug, trace))
+}
+
+fn show(seed: u64, run: Run) -> bool {
     let mut out = std::io::stdout().lock();
     for line in &run.trace {
         // The reader may close the pipe.

@@ -34,6 +34,15 @@ impl Bug {
         Bug::RemoveOnlyCopy,
     ];
 
+    /// Those that the simulation of whole nodes reaches. Property tests cover the others.
+    pub const SIMULATED: [Bug; 5] = [
+        Bug::ExceedQuarantineLimit,
+        Bug::ForgetIsolation,
+        Bug::CountOldIsolations,
+        Bug::TakeFromIsolated,
+        Bug::PlaceOnBarred,
+    ];
+
     /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -118,7 +118,7 @@ impl Node {
     /// The nodes on which nothing is placed at present.
     #[must_use]
     pub fn barred(&self) -> BTreeSet<String> {
-        node_state::barred(&self.world.node_states(), &self.rules, weir_task::unix_millis())
+        node_state::barred(&self.records.node_states(), &self.rules, weir_task::unix_millis())
     }
 
     /// The export addresses of a disk on a node.

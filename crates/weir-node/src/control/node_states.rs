@@ -67,7 +67,8 @@ fn isolated(node: &Node) -> Vec<NodeRef> {
     if heard.is_empty() {
         return Vec::new();
     }
-    let (disks, live, states) = (node.records.disks.now(), node.records.nodes.now(), node.records.node_states());
+    let (disks, live, states) =
+        (node.records.disks.now(), node.records.nodes.now(), node.records.node_states());
     let is_heard =
         |owner: &NodeRef, key: &str| heard.iter().any(|(disk, from)| disk == key && *from == owner.node);
     let is_recorded = |owner: &NodeRef| {

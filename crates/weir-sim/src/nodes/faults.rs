@@ -156,7 +156,7 @@ impl Cluster {
         true
     }
 
-    fn order(&mut self, node: usize, order: Order) -> bool {
+    pub fn order(&mut self, node: usize, order: Order) -> bool {
         let taken = self.nodes[node].orders.as_ref().is_some_and(|orders| orders.send(order.clone()).is_ok());
         if taken {
             self.nodes[node].shared.lock().orders += 1;
@@ -168,6 +168,9 @@ impl Cluster {
     /// Exports a disk without an owner on some node.
     pub fn operator_acts(&mut self) {
         self.after(200_000, 600_000, Task::Operator);
+        if self.world.now() >= CALM {
+            self.calm_states();
+        }
         if self.registry.disk.owner.is_none() {
             let node = self.rng.usize(..NODES);
             self.order(node, Order::Export);

@@ -9,14 +9,14 @@ use tokio::sync::{Semaphore, mpsc};
 use weir_block::sim::{Death, End, ProcessId, SetTime, VirtualClock, World};
 use weir_block::size::Size;
 use weir_block::{Engine, Nanos, Reactor, ReactorConfig, Waker};
-use weir_cluster::node_state::Rules;
+use weir_cluster::node_state::{Event, Rules};
 use weir_cluster::records::{NodeRecord, NodeRef, Policy};
 use weir_cluster::registry::Registry;
 use weir_export::nbd::AcceptedClient;
 use weir_nbd::server::Session;
 use weir_node::config::{Config, LeaseConfig, NbdConfig, PeersConfig, ResourcesConfig};
 use weir_node::control::disk::Request;
-use weir_node::control::{Node, Shards, Tasks, capacity, flash};
+use weir_node::control::{Node, Shards, Tasks, capacity, flash, node_states};
 use weir_node::exports;
 use weir_node::plane::{self, Parts, Plane};
 use weir_node::shard::ShardQueue;
@@ -53,6 +53,7 @@ pub enum Order {
     Export,
     SetPolicy(Policy),
     Move(usize),
+    State(Event),
 }
 
 /// State of a control plane, shared with the simulation.
@@ -243,6 +244,10 @@ async fn carry_out(node: &Arc<Node>, tasks: &Tasks, order: Order) -> String {
         }
         Order::SetPolicy(policy) => {
             tasks.ask(DISK, node, |done| Request::SetPolicy { policy, done }).await.map(|()| 0)
+        }
+        Order::State(event) => {
+            let changed = node_states::change(node, &event, node.session.guard()).await;
+            return changed.map_or_else(|error| error.to_string(), |()| "done".into());
         }
         Order::Move(to) => {
             let to: Option<NodeRef> = node.records.nodes.now().get(&name(to)).map(|to| to.node_ref());

@@ -15,6 +15,7 @@ mod machine;
 mod network;
 mod registry;
 mod settle;
+mod states;
 mod storage;
 
 use std::cmp::Reverse;
@@ -31,9 +32,12 @@ use weir_accel::planted::{Bug, Planted};
 use weir_block::Nanos;
 use weir_block::sim::{End, FileId, ProcessId, Wires, World};
 use weir_cluster::node_state::Rules;
+use weir_cluster::node_state::planted::Planted as StatePlanted;
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Source};
 use weir_cluster::registry::RegistryError;
 use weir_node::shard::opener::Report;
+
+pub use weir_cluster::node_state::planted::Bug as StateBug;
 
 use crate::cluster::Run;
 use crate::cluster::copies::Known;
@@ -44,6 +48,7 @@ use clients::Client;
 use machine::Machine;
 use network::Dialling;
 use registry::{Answer, Asked, DISK, Question, Reply, Service};
+use states::States;
 
 /// One incarnation of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +100,9 @@ enum Task {
     Opened(Who, Report),
     Clients,
     Operator,
+    /// A fault or an operator's request that concerns nodes' states.
+    States,
+    Listen,
     Fault,
     Crash {
         node: usize,
@@ -143,6 +151,8 @@ struct Cluster {
     planted: Planted,
     /// The limits of node states.
     rules: Rules,
+    /// The knowledge of the checks of node states, if this run has their faults.
+    states: Option<States>,
     swarm: Swarm,
     backing_until: Nanos,
     destage_delay: Duration,
@@ -157,7 +167,23 @@ struct Cluster {
 /// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
 #[must_use]
 pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
-    let mut cluster = Cluster::new(seed, bug, traced);
+    finish(Cluster::new(seed, bug, None, traced))
+}
+
+/// As [`run`], with the faults and requests that concern the states of nodes: one node loses the registry, for long and again and
+/// again; operators drain, resume and clear.
+#[must_use]
+pub fn run_states(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
+    finish(Cluster::new(seed, bug, None, traced).with_states())
+}
+
+/// As [`run_states`], with a rule of node states disabled.
+#[must_use]
+pub fn run_without(seed: u64, rule: StateBug, traced: bool) -> Run {
+    finish(Cluster::new(seed, None, Some(rule), traced).with_states())
+}
+
+fn finish(mut cluster: Cluster) -> Run {
     let ended = catch_unwind(AssertUnwindSafe(|| cluster.run()));
     if let Err(panic) = ended {
         let text = panic.downcast_ref::<String>().cloned();
@@ -191,7 +217,7 @@ fn rules(seed: u64) -> Rules {
 }
 
 impl Cluster {
-    fn new(seed: u64, bug: Option<Bug>, traced: bool) -> Cluster {
+    fn new(seed: u64, bug: Option<Bug>, rule: Option<StateBug>, traced: bool) -> Cluster {
         let mut rng = Rng::with_seed(seed);
         let world = World::new(rng.u64(..));
         world.set_wires(Wires {
@@ -230,7 +256,8 @@ impl Cluster {
             next_value: 0,
             ticks: 0,
             planted: Planted::new(bug),
-            rules: rules(seed),
+            rules: Rules { planted: StatePlanted::new(rule), ..rules(seed) },
+            states: None,
             swarm,
             backing_until: Nanos(0),
             destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),
@@ -251,6 +278,13 @@ impl Cluster {
         cluster.after(10_000, 20_000, Task::Operator);
         cluster.after(100_000, 600_000, Task::Fault);
         cluster
+    }
+
+    fn with_states(mut self) -> Cluster {
+        self.states = Some(States::default());
+        self.after(300_000, 900_000, Task::States);
+        self.after(10_000, 20_000, Task::Listen);
+        self
     }
 
     fn run(&mut self) {
@@ -339,6 +373,8 @@ impl Cluster {
             }
             Task::Clients => self.clients_act(),
             Task::Operator => self.operator_acts(),
+            Task::States => self.states_act(),
+            Task::Listen => self.listen(),
             Task::Fault => self.fault(),
             Task::Crash { node } => self.crash_now(node),
             Task::Restart { node } => self.restart(node),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_block::Nanos;
-use weir_cluster::records::{DiskRecord, NodeRef, Record, keys};
+use weir_cluster::records::{DiskRecord, NodeRef, NodeStatesRecord, Record, keys};
 use weir_cluster::registry::{
     Committed, Entry, LeaseId, Listing, Op, Pending, ProcessWatch, Registry, RegistryError, Transaction,
     Watch,
@@ -202,6 +202,11 @@ impl Service {
         entry.is_some_and(|entry| entry.value == incarnation.to_string().as_bytes())
     }
 
+    /// The committed states of the nodes.
+    pub fn node_states(&self) -> Option<NodeStatesRecord> {
+        NodeStatesRecord::of(&self.memory.get(keys::NODE_STATES).ok().flatten()?).ok()
+    }
+
     fn perform(
         &mut self,
         who: Who,
@@ -304,6 +309,9 @@ impl Cluster {
             self.notify_if_behind(number);
             self.notify_watchers(&changed);
             self.disk_may_have_changed(who);
+            if changed.iter().any(|key| key == keys::NODE_STATES) {
+                self.check_node_states();
+            }
         }
         if let Some(reply) = reply
             && self.reaches(who.node)
@@ -320,7 +328,9 @@ impl Cluster {
         let taken = before.owner.is_some() && disk.owner != before.owner && disk.owner.is_some();
         let text = if self.trace.is_some() { compact(disk) } else { String::new() };
         self.note(|| text);
+        self.check_placed(&before, by);
         if taken {
+            self.check_taken(&before, by);
             self.counts.takeovers += 1;
             self.crash_soon(by.node, 6, 400_000);
         } else {

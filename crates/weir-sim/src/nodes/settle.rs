@@ -125,6 +125,9 @@ impl Cluster {
         if !self.clients.iter().all(Client::is_idle) {
             return Some("a client waits for an answer".into());
         }
+        if let Some(problem) = self.unsettled_states() {
+            return Some(problem);
+        }
         if self.last_read.iter().any(Option::is_none) {
             return Some("a block could not be read".into());
         }

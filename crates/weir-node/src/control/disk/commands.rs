@@ -79,6 +79,7 @@ impl DiskTask {
             }
             Some(_) => self.succeed(&record, accept_loss).await?,
             None => {
+                self.check_takes_disks(&me.node)?;
                 let next = self.change(|record| ownership::claim_free(record, &me)).await?;
                 self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
                 next
@@ -92,6 +93,15 @@ impl DiskTask {
             ));
         }
         Ok(())
+    }
+
+    /// A disk is not placed on a node that is drained or quarantined.
+    pub(super) fn check_takes_disks(&self, node: &str) -> Result<(), ApiError> {
+        if !self.node.barred().contains(node) {
+            return Ok(());
+        }
+        let message = format!("node {node} takes no disks: it is drained or quarantined");
+        Err(ApiError::new(ApiErrorKind::Refused, message).hint("name another node"))
     }
 
     /// The owner is gone: take over as far as the evidence goes.

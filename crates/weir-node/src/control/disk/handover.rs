@@ -26,6 +26,7 @@ impl DiskTask {
     /// Gives the disk to `to`. Returns how many bytes were dirty when it changed hands.
     pub(super) async fn move_to(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
         let record = self.owned()?;
+        self.check_takes_disks(&to.node)?;
         if !has_copies(&record) {
             // No node holds a copy of the log for the successor: it has to start from the backing.
             self.release().await?;

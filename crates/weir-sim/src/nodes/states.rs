@@ -1,0 +1,249 @@
+//! States of nodes: faults that isolate one node, operators who drain, resume and clear, and the checks of the rules.
+//!
+//! The checks compute what they can from two consecutive records, and not with the production code.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_block::sim::SetTime;
+use weir_cluster::node_state::Event;
+use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord, NodeStatesRecord};
+use weir_node::control::rights::key;
+
+use super::machine::Order;
+use super::{Cluster, Task, Who};
+use crate::scale::{CALM, NODES, name, node_of};
+
+/// Pause between two looks at who hears the owner.
+const LISTEN: Duration = Duration::from_millis(25);
+
+/// Longest time from a decision to its commit, while the registry answers and answers are not lost.
+const DECIDED: Duration = Duration::from_millis(1_500);
+
+/// Longest time from the choice of a node for a copy until the copy is complete and in the record.
+const FILLED: Duration = Duration::from_secs(3);
+
+/// The knowledge of the checks.
+#[derive(Default)]
+pub struct States {
+    /// The committed record.
+    record: NodeStatesRecord,
+    /// Since when nothing may be placed on a node.
+    barred: BTreeMap<String, Nanos>,
+    /// Since when the owner has no session.
+    absent: Option<Nanos>,
+    /// The members that hear the owner, and since when without a gap.
+    heard: BTreeMap<usize, Nanos>,
+    /// The node that was isolated last.
+    last: usize,
+}
+
+/// Length of a time span between two times of records, in milliseconds.
+fn age(now: u64, start: u64) -> u64 {
+    now.saturating_sub(start)
+}
+
+impl Cluster {
+    /// A node loses the registry and nothing else, or an operator acts.
+    pub fn states_act(&mut self) {
+        if self.world.now() >= CALM {
+            return;
+        }
+        self.after(100_000, 900_000, Task::States);
+        let owner = self.registry.disk.owner.as_ref().and_then(|owner| self.living(owner));
+        let any = self.rng.usize(..NODES);
+        match self.rng.u8(..12) {
+            0..=3 => self.isolate(owner.unwrap_or(any)),
+            4 => self.isolate(any),
+            5 | 6 => {
+                // It flaps.
+                let last = self.states.as_ref().map_or(any, |states| states.last);
+                self.isolate(last);
+            }
+            7 | 8 => {
+                let node = name(if self.rng.bool() { owner.unwrap_or(any) } else { any });
+                let fewer_copies = self.rng.bool();
+                self.order_state(Event::Drain { node, fewer_copies });
+            }
+            9 | 10 => self.order_state(Event::Resume { node: name(any) }),
+            _ => self.order_state(Event::Clear { node: name(any) }),
+        }
+    }
+
+    fn isolate(&mut self, node: usize) {
+        if let Some(states) = &mut self.states {
+            states.last = node;
+        }
+        (self.nodes[node].reaches, self.nodes[node].hears) = (false, false);
+        self.note(|| format!("n{node} loses the registry"));
+        self.after(700_000, 4_000_000, Task::Reach { node });
+    }
+
+    fn order_state(&mut self, event: Event) {
+        let by = self.rng.usize(..NODES);
+        self.order(by, Order::State(event));
+    }
+
+    /// When the faults are over, operators end what they and the faults have begun.
+    pub fn calm_states(&mut self) {
+        let Some(states) = &self.states else { return };
+        let drained = states.record.nodes.iter().filter(|(_, node)| node.drain.is_some());
+        let mut events: Vec<Event> = drained.map(|(node, _)| Event::Resume { node: node.clone() }).collect();
+        let quarantined = states.record.nodes.iter().filter(|(_, node)| node.quarantine.is_some());
+        events.extend(quarantined.map(|(node, _)| Event::Clear { node: node.clone() }));
+        events.into_iter().for_each(|event| self.order_state(event));
+    }
+
+    /// Looks at who hears the owner, and whether it has a session.
+    pub fn listen(&mut self) {
+        let now = self.world.now();
+        if now >= CALM {
+            return;
+        }
+        self.at(now + LISTEN, Task::Listen);
+        let record = self.registry.disk.clone();
+        let living = record.owner.as_ref().filter(|owner| self.living(owner).is_some());
+        let alone = living.filter(|owner| !self.registry.has_session(&owner.node, owner.incarnation));
+        let (owner, alone) = (living.map(|owner| node_of(&owner.node)), alone.is_some());
+        let mut hearing = Vec::new();
+        for number in (0..NODES).filter(|number| owner.is_some() && Some(*number) != owner) {
+            let machine = &self.nodes[number];
+            let works = machine.alive && !machine.paused && machine.reaches && machine.hears;
+            let known = machine.shared.lock().node.clone();
+            let Some(node) = known.filter(|_| works && self.registry.up) else { continue };
+            let time = SetTime::by(&machine.clock);
+            if node.rights.hears(&key(&record), record.epoch) {
+                hearing.push(number);
+            }
+            drop(time);
+        }
+        let Some(states) = &mut self.states else { return };
+        states.absent = alone.then(|| states.absent.unwrap_or(now));
+        states.heard.retain(|number, _| hearing.contains(number));
+        for number in hearing {
+            states.heard.entry(number).or_insert(now);
+        }
+    }
+
+    /// Nobody takes a disk from an isolated owner that its members hear, within the period.
+    pub fn check_taken(&mut self, before: &DiskRecord, by: Who) {
+        let (now, period) = (self.world.now(), self.rules.resiliency_period);
+        let Some(states) = &self.states else { return };
+        let (Some(absent), Some(owner)) = (states.absent, &before.owner) else { return };
+        let is_member = before.grant_set().members().contains(&name(by.node));
+        let took = self.registry.disk.owner.as_ref() == Some(&NodeRef::new(name(by.node), by.incarnation));
+        let Some(since) = states.heard.get(&by.node).filter(|_| took && is_member) else { return };
+        // The period may be over by a clock that is ahead of the one that has recorded the isolation.
+        let isolation = states.record.nodes.get(&owner.node).and_then(|node| node.isolation);
+        let time = SetTime::by(&self.nodes[by.node].clock);
+        let recorded =
+            isolation.map_or(0, |isolation| age(Nanos::now().0 / 1_000_000, isolation.since_unix_ms));
+        drop(time);
+        let gone = (now - absent).max(Duration::from_millis(recorded));
+        let within = gone + DECIDED < period;
+        if within && *since + DECIDED < now && !self.swarm.has(crate::atlas::Fault::LostAnswer) {
+            let (owner, heard) = (owner.clone(), now - *since);
+            self.fail(|| {
+                format!(
+                    "isolation: n{} took the disk from {owner}, which it has heard for {heard:?}",
+                    by.node
+                )
+            });
+        }
+    }
+
+    /// No new replica and no new guard is on a node that is drained or quarantined.
+    pub fn check_placed(&mut self, before: &DiskRecord, by: Who) {
+        let (now, disk) = (self.world.now(), self.registry.disk.clone());
+        let Some(states) = &self.states else { return };
+        let names = |record: &DiskRecord| -> Vec<String> {
+            let owner = record.owner.iter().chain(&record.replicas).map(|holder| holder.node.clone());
+            owner.chain(record.guards.iter().cloned()).collect()
+        };
+        let (known, owner) = (names(before), disk.owner.as_ref().map(|owner| owner.node.clone()));
+        let is_long_barred =
+            |node: &String| states.barred.get(node).is_some_and(|since| *since + FILLED < now);
+        let placed = names(&disk).into_iter().find(|node| {
+            // A takeover is a rescue.
+            !known.contains(node) && Some(node) != owner.as_ref() && is_long_barred(node)
+        });
+        let current = self.nodes[by.node].reaches && self.nodes[by.node].hears;
+        if let Some(node) = placed.filter(|_| current && !self.swarm.has(crate::atlas::Fault::LostAnswer)) {
+            self.fail(|| {
+                format!("placement: n{} places a copy or a guard on {node}, which takes none", by.node)
+            });
+        }
+    }
+
+    /// Whether the change of the record of node states follows the rules.
+    pub fn check_node_states(&mut self) {
+        let Some(next) = self.registry.node_states() else { return };
+        let now = self.world.now();
+        let rules = self.rules.clone();
+        let Some(states) = &mut self.states else { return };
+        let before = std::mem::replace(&mut states.record, next.clone());
+        states.barred.retain(|node, _| is_barred(next.nodes.get(node)));
+        for (name, _) in next.nodes.iter().filter(|(_, node)| is_barred(Some(node))) {
+            states.barred.entry(name.clone()).or_insert(now);
+        }
+        let problem = broken_rule(&before, &next, &rules);
+        if let Some(problem) = problem {
+            self.fail(|| problem);
+        }
+    }
+
+    /// The reason why the nodes' states have not settled, if any.
+    pub fn unsettled_states(&self) -> Option<String> {
+        let states = self.states.as_ref()?;
+        let open = |node: &NodeStateRecord| {
+            node.isolation.is_some() || node.drain.is_some() || node.quarantine.is_some()
+        };
+        let (name, node) = states.record.nodes.iter().find(|(_, node)| open(node))?;
+        Some(format!("the state of {name} is {node:?}"))
+    }
+}
+
+fn is_barred(node: Option<&NodeStateRecord>) -> bool {
+    node.is_some_and(|node| node.drain.is_some() || node.quarantine.is_some())
+}
+
+/// The broken rule of two consecutive records, if any.
+fn broken_rule(
+    before: &NodeStatesRecord,
+    next: &NodeStatesRecord,
+    rules: &weir_cluster::node_state::Rules,
+) -> Option<String> {
+    let quarantined = next.nodes.values().filter(|node| node.quarantine.is_some()).count();
+    if quarantined > 1 && quarantined * 100 > next.nodes.len() * 20 {
+        return Some(format!("quarantine: {quarantined} of {} nodes: {next:?}", next.nodes.len()));
+    }
+    let none = NodeStateRecord::default();
+    for (name, node) in &next.nodes {
+        let known = before.nodes.get(name).unwrap_or(&none);
+        let Some(isolation) = node.isolation.filter(|isolation| {
+            known.isolation.is_none_or(|known| known.incarnation != isolation.incarnation)
+        }) else {
+            continue;
+        };
+        let at = isolation.since_unix_ms;
+        let window = rules.quarantine_window.as_millis() as u64;
+        let counted = known.isolations_unix_ms.iter().filter(|start| age(at, **start) < window).count() + 1;
+        if node.isolations_unix_ms.len() != counted {
+            let found = &node.isolations_unix_ms;
+            return Some(format!(
+                "isolation: {counted} of {name} within the window, and {found:?} are recorded"
+            ));
+        }
+        let others = next.nodes.iter().filter(|(other, node)| *other != name && node.quarantine.is_some());
+        let may_be = (others.count() + 1) * 100 <= next.nodes.len() * 20 || quarantined == 0;
+        if counted >= rules.quarantine_threshold && may_be && node.quarantine.is_none() {
+            return Some(format!("quarantine: {name} was isolated {counted} times and is not quarantined"));
+        }
+        let early = counted < rules.quarantine_threshold && known.quarantine.is_none();
+        if early && node.quarantine.is_some() {
+            return Some(format!("quarantine: {name} was isolated only {counted} times"));
+        }
+    }
+    None
+}

@@ -1,0 +1,30 @@
+//! The states of nodes, from seeds; and rules that are switched off are found.
+#![allow(clippy::unwrap_used)]
+
+use weir_sim::many_of;
+use weir_sim::nodes::{StateBug, run_states, run_without};
+
+const SEEDS: u64 = 300;
+
+/// Seeds that find every disabled rule.
+const MOST: u64 = 1_000;
+
+#[test]
+fn promises_and_rules_hold_while_nodes_are_isolated_and_drained() {
+    let threads = std::thread::available_parallelism().unwrap().get();
+    let summary = many_of(run_states, 0..SEEDS, threads, None, true, &|_| {});
+    if let Some((seed, violation)) = summary.violations.first() {
+        panic!("weir-sim states run --seed {seed} --trace: {violation}");
+    }
+    let counts = summary.counts;
+    assert!(counts.takeovers > SEEDS && counts.answers > 300 * SEEDS, "too quiet: {counts:?}");
+}
+
+#[test]
+fn every_disabled_rule_is_found() {
+    for bug in StateBug::SIMULATED {
+        let found = (0..MOST).find_map(|seed| Some((seed, run_without(seed, bug, false).violation?)));
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{} is not found", bug.name()));
+        println!("{:<28} {seed:>6}  {violation}", bug.name());
+    }
+}
