@@ -133,10 +133,10 @@ impl Interval {
     }
 }
 
-/// Wall-clock time in milliseconds since 1970, for display only: no decision depends on it. In a simulation it follows the
-/// simulated clock.
+/// Wall-clock time in milliseconds since 1970, for display and for the states of nodes, which are policy: the safety of data never
+/// depends on it. In a simulation it follows the simulated clock.
 #[must_use]
-#[expect(clippy::disallowed_methods, reason = "for display; no decision depends on it")]
+#[expect(clippy::disallowed_methods, reason = "for display and policy; no safety depends on it")]
 pub fn unix_millis() -> u64 {
     if current().is_some() {
         return Nanos::now().0 / 1_000_000;
