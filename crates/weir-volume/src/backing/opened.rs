@@ -18,8 +18,8 @@ pub struct FileIdentity {
     pub inode: u64,
 }
 
-/// An opened and examined file or block device, before it becomes a [`FileBacking`] on its shard. Opening blocks on the storage,
-/// so another thread does it.
+/// An opened and examined file or block device, before it becomes a [`FileBacking`](super::FileBacking) on its shard. Opening
+/// blocks on the storage, so another thread does it.
 pub struct OpenedFile {
     pub(super) path: PathBuf,
     pub(super) storage: Storage,
