@@ -13,7 +13,7 @@ use weir_block::{
     ReactorConfig, Request, RequestKind,
 };
 use weir_export::Workspace;
-use weir_export::nbd::{Client, Limits, NbdDisk};
+use weir_export::nbd::{AcceptedClient, Limits, NbdDisk};
 use weir_nbd::server::Session;
 
 const SIZE: u64 = 1 << 20;
@@ -142,7 +142,7 @@ fuzz_target!(|input: &[u8]| {
             base_allocation: (structured && settings & 4 != 0).then_some(1),
             flags: 0,
         };
-        let client = Client { stream: ours.into(), leftover: bytes[..ahead].to_vec(), session };
+        let client = AcceptedClient { stream: ours.into(), leftover: bytes[..ahead].to_vec(), session };
         shard.nbd.attach(client, &mut shard.workspace).expect("room for one");
         let reads_replies = settings & 8 != 0;
         for piece in bytes[ahead..].chunks(usize::from(*piece).max(1) * 16) {
