@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, LeaseConfig, LimitsConfig, NbdConfig, PeersConfig, RegistryConfig,
-    ResourcesConfig,
+    ApiConfig, Config, FlashConfig, LeaseConfig, LimitsConfig, NbdConfig, NodesConfig, PeersConfig,
+    RegistryConfig, ResourcesConfig,
 };
 use weir_node::units::Period;
 
@@ -154,7 +154,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
             ..RegistryConfig::default()
         },
-        nodes: Default::default(),
+        nodes: at_once(),
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
         peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
@@ -199,4 +199,13 @@ fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
     let none = || LabError::system(format!("finding a free port on {address}"));
     let ((first, _held), (second, _)) = (listen().map_err(none())?, listen().map_err(none())?);
     Ok((first, second))
+}
+
+/// A lab shows takeovers: nobody waits for an owner that only the registry does not hear, and a quarantine is over at once.
+fn at_once() -> NodesConfig {
+    NodesConfig {
+        resiliency_period: Period(Duration::ZERO),
+        quarantine_duration: Period(Duration::from_secs(1)),
+        ..NodesConfig::default()
+    }
 }
