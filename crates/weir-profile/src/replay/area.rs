@@ -79,10 +79,12 @@ fn demand(profile: &Profile, random: &[&Share], unit: u64) -> Demand {
         .sum();
     let cold = sum(|part| part.curve.cold);
     // Reads and writes in one range use the blocks of both.
-    let used = match random {
+    let reused = match random {
         [alone] => alone.part.curve.used_by_part(),
         _ => sum(|part| part.curve.used_by_class()),
     };
+    // First uses tell the range best. Where others had used most of it before (a prefill), few are left.
+    let used = if 2.0 * cold < reused { reused } else { cold };
     let warm = if used > 0.0 { 1.0 - cold / used } else { 0.0 };
     let positions = (used / blocks).clamp(1.0, requests * reach);
     let cache =
