@@ -177,31 +177,8 @@ impl Bug {
     }
 }
 
-/// The bug that is planted in a core, if there is one.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Planted(#[cfg(feature = "planted-bugs")] Option<Bug>);
-
-impl Planted {
-    /// This bug, or none.
-    #[cfg(feature = "planted-bugs")]
-    #[must_use]
-    pub const fn new(bug: Option<Bug>) -> Planted {
-        Planted(bug)
-    }
-
-    /// Whether it is this bug.
-    #[must_use]
-    #[inline]
-    pub fn has(self, bug: Bug) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.0 == Some(bug);
-        #[cfg(not(feature = "planted-bugs"))]
-        {
-            let _ = bug;
-            false
-        }
-    }
-}
+/// The planted bug, if any.
+pub type Planted = weir_block::planted::Planted<Bug>;
 
 #[cfg(test)]
 mod tests {

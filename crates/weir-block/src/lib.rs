@@ -11,6 +11,7 @@ pub mod layer;
 pub mod meter;
 pub mod metered;
 mod operation;
+pub mod planted;
 mod random;
 pub mod reactor;
 pub mod region;

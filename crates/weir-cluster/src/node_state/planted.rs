@@ -34,7 +34,7 @@ impl Bug {
         Bug::RemoveOnlyCopy,
     ];
 
-    /// Those that the simulation of whole nodes reaches. Property tests cover the others.
+    /// Those that the simulation of whole nodes reaches: it executes no drain and no removal.
     pub const SIMULATED: [Bug; 5] = [
         Bug::ExceedQuarantineLimit,
         Bug::ForgetIsolation,
@@ -60,26 +60,4 @@ impl Bug {
 }
 
 /// The planted bug, if any.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Planted(#[cfg(feature = "planted-bugs")] Option<Bug>);
-
-impl Planted {
-    /// This bug, or none.
-    #[cfg(feature = "planted-bugs")]
-    #[must_use]
-    pub const fn new(bug: Option<Bug>) -> Planted {
-        Planted(bug)
-    }
-
-    /// Whether it is this bug.
-    #[must_use]
-    pub fn has(self, bug: Bug) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        return self.0 == Some(bug);
-        #[cfg(not(feature = "planted-bugs"))]
-        {
-            let _ = bug;
-            false
-        }
-    }
-}
+pub type Planted = weir_block::planted::Planted<Bug>;
