@@ -54,7 +54,7 @@ pub fn many(
 
 /// As [`many`], of another simulation.
 pub fn many_of(
-    simulation: Simulation,
+    simulation: impl Fn(u64, Option<Bug>, bool) -> Run + Sync,
     seeds: Range<u64>,
     threads: usize,
     bug: Option<Bug>,
