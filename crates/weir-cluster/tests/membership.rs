@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use common::{Machine, eventually, node};
+use common::wait::eventually;
+use common::{Machine, node};
 use weir_block::Nanos;
 use weir_cluster::events::{Events, MAX_EVENTS};
 use weir_cluster::housekeeping::prune_notes;

@@ -8,7 +8,8 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Machine, client, eventually, node};
+use common::wait::eventually;
+use common::{Machine, client, node};
 use rustix::process::{Pid, Signal, kill_process};
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::records::{NodeRef, Record, StoppedHow, StoppedRecord, keys};

@@ -8,7 +8,8 @@ mod contract;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Machine, client, next};
+use common::wait::{self, next};
+use common::{Machine, client};
 use contract::Subject;
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_cluster::{Client, ClientConfig, Embedded, Server};

@@ -1,6 +1,8 @@
 //! The contract of all registries, against real etcd: one member without TLS, three with mutual TLS.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+#[path = "../../weir-cluster/tests/common/wait.rs"]
+mod wait;
 #[path = "../../weir-cluster/tests/contract/mod.rs"]
 #[macro_use]
 mod contract;

@@ -1,12 +1,13 @@
 //! Test helpers.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
+pub mod wait;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use weir_cluster::records::NodeRecord;
-use weir_cluster::registry::{Registry, RegistryError, Watch, WatchEvent};
+use weir_cluster::registry::Registry;
 use weir_cluster::{Client, ClientConfig, Embedded, Server};
 
 /// A machine with a registry that can be stopped and started.
@@ -68,19 +69,4 @@ pub fn node(name: &str, incarnation: u64) -> NodeRecord {
         media: Vec::new(),
         load: 0,
     }
-}
-
-/// The next event, or a failed test.
-pub async fn next(watch: &mut Watch) -> Result<WatchEvent, RegistryError> {
-    tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("no event came")
-}
-
-/// Waits for a condition; returns how long it took.
-pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> Duration {
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    start.elapsed()
 }

@@ -1,4 +1,4 @@
-//! What every registry does: one suite for all implementations of the trait.
+//! The contract of every registry: one suite for all implementations of the trait.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
 use std::collections::BTreeMap;
@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_cluster::registry::{
-    Change, LeaseId, MAX_TRANSACTION, Registry, RegistryError, Transaction, Watch, WatchEvent,
+    Change, LeaseId, MAX_TRANSACTION, Registry, RegistryError, Transaction, WatchEvent,
 };
+
+use super::wait::{eventually, next};
 
 /// A registry under test that nobody else changes. Calls through a client must work as soon as a function here has returned.
 pub trait Subject {
@@ -421,19 +423,4 @@ pub async fn without_a_server_calls_fail_in_time_and_work_again_later(subject: &
         None,
         "a call that timed out before it was sent is not executed later"
     );
-}
-
-/// The next event, or a failed test.
-pub async fn next(watch: &mut Watch) -> Result<WatchEvent, RegistryError> {
-    tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("no event came")
-}
-
-/// Waits for a condition; returns how long it took.
-pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> Duration {
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    start.elapsed()
 }
