@@ -19,7 +19,7 @@ use crate::transaction::{Answer, answer, guarded, range, strange};
 /// Pause after all endpoints have failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What all handles and watches share.
+/// The state that all handles and watches share.
 pub(crate) struct Core {
     pub config: EtcdConfig,
     pub layout: Layout,

@@ -1,4 +1,4 @@
-//! What each error of etcd means for a call.
+//! The meaning of etcd's errors for a call.
 
 use std::error::Error;
 

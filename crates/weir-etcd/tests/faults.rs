@@ -44,7 +44,7 @@ async fn a_member_is_paused_and_resumed() {
         history.progress(CHANGE_AGAIN).await;
         let member = if leader { cluster.leader().await } else { 0 };
         cluster.pause(member);
-        // What was under way there waits for its deadline; others go on.
+        // Calls in flight to that member wait for their deadline; new calls use another member.
         let pause = history.progress(CHANGE_AGAIN).await;
         eprintln!("member {member} paused: first change after {pause:?}");
         tokio::time::sleep(Duration::from_secs(2)).await;

@@ -1,4 +1,4 @@
-//! What is refused, and with which words: wrong certificates, passwords, prefixes, and an etcd that is not the same any more.
+//! Refusals and their messages: wrong certificates, passwords and prefixes, and an etcd whose data was replaced.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod support;

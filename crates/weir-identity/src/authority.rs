@@ -198,7 +198,7 @@ impl Authority {
         lifetime: u64,
     ) -> Result<Issued, AuthorityError> {
         let Facts { not_before, not_after, .. } = *self.certificate.facts();
-        // What the authority signs must not outlive it: the last moment would be an outage of the whole cluster.
+        // No certificate may outlive the authority: its end would stop the whole cluster.
         if now < not_before || now.saturating_add(SHORTEST_LIFETIME) > not_after {
             return Err(AuthorityError::NotValid { not_before, not_after, now });
         }

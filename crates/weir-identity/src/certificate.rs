@@ -1,4 +1,4 @@
-//! What a certificate of the cluster says, and the certificate of its authority.
+//! The content of the cluster's certificates, and the certificate of its authority.
 
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::pem;
 /// The content of a certificate. Nothing here is verified: see [`crate::Trust::check`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Who it speaks for.
+    /// Its subject.
     pub identity: Identity,
     /// Its serial number.
     pub serial: Serial,

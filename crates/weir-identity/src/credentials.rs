@@ -1,4 +1,4 @@
-//! What a node or client proves its identity with: its private key and its certificate.
+//! The proof of identity of a node or client: its private key and its certificate.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -56,7 +56,7 @@ impl Credentials {
         Ok(Credentials { key, chain, facts })
     }
 
-    /// What the certificate says.
+    /// The certificate's content.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts

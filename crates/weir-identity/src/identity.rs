@@ -1,4 +1,4 @@
-//! Who a certificate speaks for: URIs in its subject alternative name.
+//! The identity in a certificate: URIs in its subject alternative name.
 //!
 //! ```text
 //! weir://CLUSTER/ca              the cluster's certificate authority
@@ -21,7 +21,7 @@ pub const MOST_EXPORTS: usize = 64;
 
 const SCHEME: &str = "weir://";
 
-/// What a client may do at the API. Each role includes those before it.
+/// A client's permissions at the API. Each role includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -52,7 +52,7 @@ impl FromStr for Role {
     }
 }
 
-/// What a client's certificate permits. A certificate of one kind permits nothing of the other.
+/// The permissions in a client's certificate. A certificate of one kind permits nothing of the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {
@@ -78,7 +78,7 @@ pub struct Client {
     pub cluster: ClusterId,
     /// Its name, for logs.
     pub name: Name,
-    /// What it may do.
+    /// Its permissions.
     pub grant: Grant,
 }
 
@@ -102,7 +102,7 @@ impl Client {
     }
 }
 
-/// Who a certificate speaks for.
+/// The subject of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Identity {

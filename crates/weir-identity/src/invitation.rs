@@ -34,7 +34,7 @@ pub struct TokenRecord {
     pub made: u64,
     /// First second at which it is no longer valid, since 1970.
     pub expires: u64,
-    /// Who used it.
+    /// Its use, if any.
     pub used: Option<Use>,
 }
 
@@ -55,7 +55,7 @@ pub enum InviteError {
     /// No random numbers.
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
-    /// What does not fit into a token.
+    /// A field does not fit into a token.
     #[error(transparent)]
     Token(#[from] TokenError),
     /// Too short or too long.
@@ -63,7 +63,7 @@ pub enum InviteError {
     Ttl(u64),
 }
 
-/// What an invitation says.
+/// The content of an invitation.
 #[derive(Clone, Debug)]
 pub struct Invitation {
     /// The name of the node, if it is known.
@@ -161,7 +161,7 @@ pub enum TokenRefused {
     },
 }
 
-/// What a joining host presents.
+/// The proof that a joining host presents.
 #[derive(Clone, Debug)]
 pub struct Presented<'a> {
     /// The token's id.

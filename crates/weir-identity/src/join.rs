@@ -156,7 +156,7 @@ pub enum JoinRefused {
     Authority(#[from] AuthorityError),
 }
 
-/// What the registry says when a host asks.
+/// The registry's records that answer a join request.
 #[derive(Clone, Copy, Debug)]
 pub struct Records<'a> {
     /// The record of the request's token, if there is one.
@@ -290,7 +290,7 @@ pub struct Joiner {
     csr: String,
 }
 
-/// What a host has after it has joined.
+/// The result of a join, for the host.
 #[derive(Debug)]
 pub struct Joined {
     /// Its key and certificate.

@@ -1,4 +1,4 @@
-//! Who is who in a cluster: its certificate authority, join tokens, certificates, revocation, and the TLS configurations that
+//! Identities in a cluster: its certificate authority, join tokens, certificates, revocation, and the TLS configurations that
 //! check them. Knows nothing of disks, exports, frames or the registry, and has no clock: every function takes the time, in
 //! seconds since 1970, and TLS configurations take a `TimeProvider`.
 //!

@@ -49,7 +49,7 @@ pub enum BadRequest {
     TooManyHosts,
 }
 
-/// What a request asks for. Its signature is checked.
+/// The content of a certificate request. Its signature is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub subject: String,

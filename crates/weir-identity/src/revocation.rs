@@ -50,7 +50,7 @@ pub struct Revocations {
     pub clients: BTreeMap<Name, Revocation>,
 }
 
-/// What to revoke a name of.
+/// The kind of name to revoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// A node.

@@ -78,7 +78,7 @@ pub enum Authorities {
     },
 }
 
-/// What a node trusts, by its own word.
+/// The authorities that a node reports to trust.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTrusts {
     /// The node.
@@ -235,7 +235,7 @@ impl Authorities {
     }
 }
 
-/// What the registry knows of certificates and tokens.
+/// The certificates and tokens in the registry.
 #[derive(Clone, Copy, Debug)]
 pub struct Use<'a> {
     /// All certificates.

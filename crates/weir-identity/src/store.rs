@@ -70,7 +70,7 @@ pub enum StoreError {
     Forbidden {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The system's error.
         source: io::Error,
@@ -84,7 +84,7 @@ pub enum StoreError {
         path: PathBuf,
         /// Its mode.
         mode: u32,
-        /// What others can do.
+        /// The access that others have.
         what: &'static str,
         /// The mode that it should have.
         wanted: u32,
@@ -114,7 +114,7 @@ pub enum StoreError {
     System {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The system's error.
         source: io::Error,

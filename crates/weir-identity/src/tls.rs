@@ -57,7 +57,7 @@ fn has_aes() -> bool {
     return false;
 }
 
-/// What all configurations of a node or client are made from. Trust and credentials can change under them.
+/// The common parts of all TLS configurations of a node or client. Trust and credentials can change under them.
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// Whom to accept.
@@ -201,8 +201,8 @@ pub fn joining_client(
     Ok(without_memory(config))
 }
 
-/// Who is at the other end of a connection whose handshake is complete and whose configuration is of this module. `None` without
-/// a certificate, where that is optional.
+/// The peer's identity on a connection with a configuration of this module, after the handshake. `None` without a certificate,
+/// where that is optional.
 ///
 /// # Errors
 /// [`Mistrust::Foreign`] if the configuration was another one.

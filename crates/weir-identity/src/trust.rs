@@ -11,7 +11,7 @@ use crate::name::{ClusterId, Fingerprint, Name};
 use crate::revocation::{Revocation, Revocations};
 use crate::when;
 
-/// What the holder of a certificate does with it.
+/// The use of a certificate by its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// It answers connections.
@@ -31,7 +31,7 @@ pub enum Mistrust {
         "the certificate of {who} is not signed by a certificate authority of this cluster ({why}); join this cluster with a token"
     )]
     UnknownAuthority {
-        /// Who it claims to be.
+        /// The claimed identity.
         who: String,
         /// The verifier's word.
         why: String,
@@ -87,15 +87,15 @@ pub enum Mistrust {
     OtherKind {
         /// Whose it is.
         who: String,
-        /// Who may speak.
+        /// The permitted kind of client or node.
         expected: &'static str,
     },
     /// Another node answers.
     #[error("{found} answers where node {expected} was expected; is the address of {expected} still right?")]
     OtherNode {
-        /// Who answers.
+        /// The identity of the peer.
         found: String,
-        /// Who should.
+        /// The expected node.
         expected: Name,
     },
     /// A chain without the authority that the token names.

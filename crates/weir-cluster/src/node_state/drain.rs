@@ -8,14 +8,14 @@ use super::rules::Rules;
 use crate::placement::{Live, choose_owner, has_copy, replicas_without};
 use crate::records::{DiskRecord, Mode, NodeRef};
 
-/// What a drain does, disk by disk, in the order of their names.
+/// The plan of a drain: its steps by disk, in the order of the disks' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Disks of the node that another node gets.
     pub moves: Vec<Moved>,
     /// Copies of other owners' logs for which there is a replacement.
     pub copies: Vec<Copied>,
-    /// What the drain does not take from the node.
+    /// Disks and copies that the drain leaves on the node.
     pub refused: Vec<Unmovable>,
 }
 

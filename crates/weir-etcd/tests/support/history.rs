@@ -17,7 +17,7 @@ pub struct History {
     acknowledged: Arc<AtomicU64>,
 }
 
-/// What a history has shown.
+/// The result of checking a history.
 #[derive(Debug)]
 pub struct Summary {
     pub changes: usize,
