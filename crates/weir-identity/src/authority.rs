@@ -70,6 +70,9 @@ pub struct IssuedRecord {
     pub facts: Facts,
     /// The authority that signed it.
     pub ca: Fingerprint,
+    /// Names and addresses in it beside the identity: no other node may have one of them as its name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Host>,
 }
 
 /// A new certificate.
@@ -216,7 +219,11 @@ impl Authority {
             params.subject_alt_names.push(san(host)?);
         }
         let der = params.signed_by(&key.for_signing()?, &self.issuer)?.der().clone();
-        let record = IssuedRecord { facts: Facts::read(&der)?, ca: self.certificate.fingerprint() };
+        let record = IssuedRecord {
+            facts: Facts::read(&der)?,
+            ca: self.certificate.fingerprint(),
+            hosts: hosts.to_vec(),
+        };
         Ok(Issued { chain: vec![der, self.certificate.der().clone()], record })
     }
 }

@@ -76,9 +76,7 @@ impl Credentials {
 
     /// Key and certificates as text; secret.
     pub(crate) fn pem(&self) -> Zeroizing<String> {
-        let mut text = self.key.pem();
-        text.push_str(&self.certificates_pem());
-        text
+        pem::concat(&[&self.key.pem(), &self.certificates_pem()])
     }
 
     pub(crate) fn certificates_pem(&self) -> String {

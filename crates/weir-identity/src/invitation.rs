@@ -1,11 +1,10 @@
 //! Invitations: the record of a token, and its redemption. Pure: the caller reads and writes the registry.
 
 use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq;
 
-use crate::name::{Fingerprint, Host, KeyId, Name, SecretHash, TokenId, sha256};
+use crate::name::{Fingerprint, Host, KeyId, Name, TokenId, TokenKey};
 use crate::random::{self, NoRandomness};
-use crate::token::{Endpoint, Secret, Token, TokenError};
+use crate::token::{Claim, Endpoint, Proof, Secret, Token, TokenError};
 use crate::when::{self, MOST_SKEW};
 
 /// Longest validity of a token, in seconds: a week.
@@ -13,17 +12,13 @@ pub const LONGEST_TTL: u64 = 7 * 86_400;
 /// Shortest validity of a token, in seconds.
 pub const SHORTEST_TTL: u64 = 60;
 
-/// Separates this hash from all others of the same secret.
-const HASH_CONTEXT: &[u8] = b"weir join token 1";
-
 /// The registry's record of a token. Whoever reads it cannot make the token from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRecord {
     /// The token's id.
     pub id: TokenId,
-    /// The SHA-256 of a constant, the id and the secret. The secret is random, so a hash that is slow to compute would add
-    /// nothing.
-    secret: SecretHash,
+    /// Checks the signature of the token's bearer, see [`Secret::key`].
+    key: TokenKey,
     /// The only name under which the token admits a node; any name that is free otherwise.
     pub only_for: Option<Name>,
     /// Names and addresses that the node may have in its certificate, beside its own name.
@@ -36,6 +31,27 @@ pub struct TokenRecord {
     pub expires: u64,
     /// Its use, if any.
     pub used: Option<Use>,
+    /// Since when it admits nobody, because its node was revoked, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub void: Option<u64>,
+}
+
+impl TokenRecord {
+    /// It may still admit a host that has not joined with it.
+    #[must_use]
+    pub fn is_open(&self, now: u64) -> bool {
+        self.used.is_none() && self.void.is_none() && now < self.expires
+    }
+
+    /// The record of a token that the revocation of node `name` voids: it was used by that node, or is only for it. `None` for
+    /// any other.
+    #[must_use]
+    pub fn voided_by(&self, name: &Name, now: u64) -> Option<TokenRecord> {
+        let of = |other: &Name| other.resembles(name.as_str());
+        let concerned =
+            self.used.as_ref().is_some_and(|used| of(&used.name)) || self.only_for.as_ref().is_some_and(of);
+        (concerned && self.void.is_none()).then(|| TokenRecord { void: Some(now), ..self.clone() })
+    }
 }
 
 /// The use of a token.
@@ -90,19 +106,16 @@ pub fn invite(invitation: Invitation, now: u64) -> Result<(Token, TokenRecord), 
     let token = Token::new(TokenId(random::bytes()?), Secret::random()?, pins.clone(), endpoints)?;
     let record = TokenRecord {
         id: token.id,
-        secret: hash(token.id, &token.secret),
+        key: token.secret.key(token.id),
         only_for,
         hosts,
         pins,
         made: now,
         expires: now.saturating_add(ttl),
         used: None,
+        void: None,
     };
     Ok((token, record))
-}
-
-fn hash(id: TokenId, secret: &Secret) -> SecretHash {
-    SecretHash(sha256(&[HASH_CONTEXT, &id.0, secret.bytes()]))
 }
 
 /// The reason why a token admits nobody. Its text goes to the joining host.
@@ -151,6 +164,9 @@ pub enum TokenRefused {
         /// By whom and when.
         used: Use,
     },
+    /// Its node was revoked.
+    #[error("the token was voided at {}, when its node was revoked; an administrator must make another one", when::at(*.0))]
+    Void(u64),
     /// Made for another name.
     #[error("the token is for node {only_for}, not for {name}; join under that name, or make another token")]
     OtherName {
@@ -164,16 +180,12 @@ pub enum TokenRefused {
 /// The proof that a joining host presents.
 #[derive(Clone, Debug)]
 pub struct Presented<'a> {
-    /// The token's id.
-    pub id: TokenId,
-    /// The token's secret.
-    pub secret: &'a Secret,
-    /// The requested name.
-    pub name: &'a Name,
+    /// What the host asks for.
+    pub claim: Claim<'a>,
+    /// Its signature, see [`Secret::sign`].
+    pub proof: &'a Proof,
     /// The host's key.
     pub key: KeyId,
-    /// The host's time, in seconds since 1970.
-    pub clock: u64,
 }
 
 /// Checks a token against its record, at the answering node's time. Returns the record with its use; the caller replaces the
@@ -182,13 +194,14 @@ pub struct Presented<'a> {
 /// The same host may present its token again, with the same name and key: the first answer may have been lost.
 ///
 /// # Errors
-/// [`TokenRefused`]. Nothing but [`TokenRefused::Unknown`] is said to a host without the secret.
+/// [`TokenRefused`]. Nothing but [`TokenRefused::Unknown`] is said to whoever cannot sign with the secret.
 pub fn redeem(
     record: Option<&TokenRecord>,
     by: &Presented<'_>,
     now: u64,
 ) -> Result<TokenRecord, TokenRefused> {
-    let record = proven(record, by.id, by.secret)?;
+    let record = proven(record, &by.claim, by.proof)?;
+    let Claim { name, clock, .. } = by.claim;
     let (made, expires) = (record.made, record.expires);
     if now.saturating_add(MOST_SKEW) < made {
         return Err(TokenRefused::FromTheFuture { made, now });
@@ -196,28 +209,30 @@ pub fn redeem(
     if now >= expires {
         return Err(TokenRefused::Expired { expires, now });
     }
-    if let Some(only_for) = record.only_for.as_ref().filter(|only_for| *only_for != by.name) {
-        return Err(TokenRefused::OtherName { only_for: only_for.clone(), name: by.name.clone() });
+    if let Some(at) = record.void {
+        return Err(TokenRefused::Void(at));
+    }
+    if let Some(only_for) = record.only_for.as_ref().filter(|only_for| *only_for != name) {
+        return Err(TokenRefused::OtherName { only_for: only_for.clone(), name: name.clone() });
     }
     if let Some(used) = &record.used {
-        let same = used.name == *by.name && used.key == by.key;
+        let same = used.name == *name && used.key == by.key;
         return if same { Ok(record.clone()) } else { Err(TokenRefused::Used { used: used.clone() }) };
     }
     // Last: it is the only refusal after which the same token is worth another try.
-    if now.abs_diff(by.clock) > MOST_SKEW {
-        return Err(TokenRefused::ClockSkew { joiner: by.clock, cluster: now });
+    if now.abs_diff(clock) > MOST_SKEW {
+        return Err(TokenRefused::ClockSkew { joiner: clock, cluster: now });
     }
-    let used = Some(Use { name: by.name.clone(), key: by.key, at: now });
+    let used = Some(Use { name: name.clone(), key: by.key, at: now });
     Ok(TokenRecord { used, ..record.clone() })
 }
 
-/// The record, if the secret is its secret.
+/// The record, if the bearer of its token has made this claim.
 pub(crate) fn proven<'a>(
     record: Option<&'a TokenRecord>,
-    id: TokenId,
-    secret: &Secret,
+    claim: &Claim<'_>,
+    proof: &Proof,
 ) -> Result<&'a TokenRecord, TokenRefused> {
-    let record = record.filter(|record| record.id == id).ok_or(TokenRefused::Unknown)?;
-    let same = bool::from(record.secret.0.ct_eq(&hash(id, secret).0));
-    if same { Ok(record) } else { Err(TokenRefused::Unknown) }
+    let record = record.filter(|record| record.id == claim.token).ok_or(TokenRefused::Unknown)?;
+    if proof.is_of(&record.key, claim) { Ok(record) } else { Err(TokenRefused::Unknown) }
 }

@@ -4,9 +4,12 @@
 //! 1. The joining host makes a key and a request for a certificate ([`Joiner::new`]), and stores both: a repeated request must be
 //!    the same host's.
 //! 2. It connects with [`crate::joining_client`]. The handshake fails unless the node that answers belongs to the cluster that
-//!    made the token; only then the host sends the secret ([`JoinRequest`]).
-//! 3. The node decides ([`admit`]), writes the token's use and the certificate's record in one transaction, and answers.
+//!    made the token. The host signs its request with a key derived from the token's secret ([`JoinRequest`]); the secret stays
+//!    with it. So a node that answers, or forwards the request, cannot ask for a certificate of its own with that token.
+//! 3. The node decides ([`admit`]), writes all that the decision says in one transaction ([`Admission`]), and answers.
 //! 4. The host checks the answer ([`Joiner::complete`]) and stores it.
+
+use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,7 +17,6 @@ use rcgen::CertificateParams;
 use rustls::pki_types::CertificateDer;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use zeroize::Zeroizing;
 
 use crate::authority::{self, Authority, AuthorityError, Issued, IssuedRecord};
 use crate::certificate::{CaCertificate, Facts, NotACertificate};
@@ -22,11 +24,11 @@ use crate::credentials::{BadCredentials, Credentials};
 use crate::identity::{Identity, Node};
 use crate::invitation::{self, Presented, TokenRecord, TokenRefused};
 use crate::key::{Key, PublicKey};
-use crate::name::{ClusterId, Fingerprint, Host, Name, TokenId};
+use crate::name::{ClusterId, Fingerprint, Host, KeyId, Name, Serial, TokenId};
 use crate::pem;
-use crate::request::{self, BadRequest};
+use crate::request::{self, BadRequest, Wanted};
 use crate::revocation::Revocations;
-use crate::token::{Secret, Token};
+use crate::token::{Claim, Proof, Token};
 use crate::trust::{BadTrust, Mistrust, Purpose, Trust, signed};
 
 /// The version of the messages.
@@ -34,15 +36,15 @@ pub const JOIN_VERSION: u64 = 1;
 /// Largest message, in bytes.
 pub const LARGEST_MESSAGE: usize = 64 << 10;
 
-/// A joining host asks for a certificate.
-#[derive(Clone, Serialize, Deserialize)]
+/// A joining host asks for a certificate. No part of it is secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JoinRequest {
     /// [`JOIN_VERSION`].
     pub v: u64,
     /// The token.
     pub token: TokenId,
-    /// Its secret, in base64.
-    secret: Zeroizing<String>,
+    /// The signature of the token's bearer over all below.
+    proof: Proof,
     /// The requested name.
     pub name: Name,
     /// The request for a certificate (PKCS #10), in base64 of its DER form.
@@ -51,15 +53,9 @@ pub struct JoinRequest {
     pub clock: u64,
 }
 
-impl std::fmt::Debug for JoinRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let JoinRequest { v, token, name, clock, .. } = self;
-        f.debug_struct("JoinRequest")
-            .field("v", v)
-            .field("token", token)
-            .field("name", name)
-            .field("clock", clock)
-            .finish_non_exhaustive()
+impl JoinRequest {
+    fn claim(&self) -> Claim<'_> {
+        Claim { token: self.token, name: &self.name, csr: &self.csr, clock: self.clock }
     }
 }
 
@@ -143,11 +139,36 @@ pub enum JoinRefused {
         "node {0} exists; choose another name, or revoke the former node first: `weir cluster revoke {0}`"
     )]
     NameTaken(Name),
+    /// A name that clients of another node use for it, or the other way round.
+    #[error("{wanted} is a host name of node {of}; choose another name")]
+    HostTaken {
+        /// The requested name or host.
+        wanted: String,
+        /// The node that has it.
+        of: Name,
+    },
     /// A revoked name.
     #[error(
         "the name {0} was revoked; choose another one, or readmit it: `weir cluster invite --readmit --for {0}`"
     )]
     NameRevoked(Name),
+    /// A key that may be in wrong hands.
+    #[error(
+        "this host's key was revoked together with a node's certificate; move its directory of keys away, so that it makes a new \
+         key, then join with a new token"
+    )]
+    KeyRevoked,
+    /// A copy of an old certificate.
+    #[error("this certificate was replaced by a newer one of {0}; only the newest one renews")]
+    Replaced(Name),
+    /// A certificate that the cluster does not know.
+    #[error(
+        "the cluster has no record of this certificate of {0}; whoever made it had the authority's key: rotate the authority"
+    )]
+    NoRecord(Name),
+    /// Too late.
+    #[error("this certificate of {0} has ended; join with a new token")]
+    Ended(Name),
     /// Not a node.
     #[error("only nodes renew their certificates here")]
     NotANode,
@@ -156,25 +177,89 @@ pub enum JoinRefused {
     Authority(#[from] AuthorityError),
 }
 
-/// The registry's records that answer a join request.
+/// The names that nodes have, by [`Name::folded`], and the key of each. Every admission and renewal changes this record, and
+/// requires that nobody else has changed it meanwhile: so two decisions on one state never both count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// By name, in lower case.
+    pub nodes: BTreeMap<String, KeyId>,
+}
+
+impl Names {
+    fn with(&self, name: &Name, key: KeyId) -> Names {
+        let mut names = self.clone();
+        names.nodes.insert(name.folded(), key);
+        names
+    }
+}
+
+/// A record as it was read.
+#[derive(Debug)]
+pub struct Seen<'a, R: ?Sized> {
+    /// Its content; that of a missing one.
+    pub record: &'a R,
+    /// The registry's revision of it; `None`: it does not exist.
+    pub revision: Option<u64>,
+}
+
+// Derived, they would be bound to records that can be copied.
+impl<R: ?Sized> Clone for Seen<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R: ?Sized> Copy for Seen<'_, R> {}
+
+/// The registry's records that answer a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Records<'a> {
     /// The record of the request's token, if there is one.
-    pub token: Option<&'a TokenRecord>,
-    /// All certificates.
+    pub token: Option<Seen<'a, TokenRecord>>,
+    /// All certificates, as of a revision not before that of any other record here.
     pub issued: &'a [IssuedRecord],
+    /// All names.
+    pub names: Seen<'a, Names>,
     /// All revocations.
-    pub revoked: &'a Revocations,
-    /// The trusted authorities.
-    pub authorities: &'a [CaCertificate],
+    pub revoked: Seen<'a, Revocations>,
+    /// The trusted authorities, from the record of [`crate::Authorities`].
+    pub authorities: Seen<'a, [CaCertificate]>,
 }
 
-/// A decision to admit a host. Both records go to the registry in one transaction, unless the former have changed meanwhile;
-/// only then the answer goes out.
+/// A record in the registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordId {
+    /// [`crate::Authorities`].
+    Authorities,
+    /// [`Revocations`].
+    Revocations,
+    /// [`Names`].
+    Names,
+    /// A [`TokenRecord`].
+    Token(TokenId),
+    /// An [`IssuedRecord`].
+    Issued(Serial),
+}
+
+/// A record must not have changed since the decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Which.
+    pub record: RecordId,
+    /// Its revision; `None`: it must not exist.
+    pub revision: Option<u64>,
+}
+
+/// A decision to give a host a certificate. All records go to the registry in one transaction, which requires all `conditions`;
+/// if one does not hold, the caller reads again and decides again. The answer goes out only after the transaction.
 #[derive(Clone, Debug)]
 pub struct Admission {
+    /// What the transaction requires.
+    pub conditions: Vec<Condition>,
     /// The token with its use; `None` for a renewal.
     pub token: Option<TokenRecord>,
+    /// The names with this node's.
+    pub names: Names,
     /// The new certificate's record.
     pub issued: IssuedRecord,
     /// The answer.
@@ -184,7 +269,7 @@ pub struct Admission {
 /// Decides on a joining host: token, name, request. `now` is this node's time, `lifetime` the certificate's validity, in seconds.
 ///
 /// # Errors
-/// [`JoinRefused`]. Before the token's secret is proven, nothing but the token's id is looked at.
+/// [`JoinRefused`]. Before the token's signature is checked, nothing else of the request is looked at.
 pub fn admit(
     authority: &Authority,
     records: Records<'_>,
@@ -192,36 +277,59 @@ pub fn admit(
     now: u64,
     lifetime: u64,
 ) -> Result<Admission, JoinRefused> {
-    let JoinRequest { v: _, token, secret, name, csr, clock } = request;
-    let secret = decode_secret(secret).ok_or(TokenRefused::Unknown)?;
-    let presented = |key| Presented { id: *token, secret: &secret, name, key, clock: *clock };
-    invitation::proven(records.token, *token, &secret)?;
+    let JoinRequest { proof, name, csr, .. } = request;
+    let token = records.token.map(|seen| seen.record);
+    let claim = request.claim();
+    invitation::proven(token, &claim, proof)?;
     let wanted = request::read(csr)?;
-    let token = invitation::redeem(records.token, &presented(wanted.key.id()), now)?;
-    if records.revoked.nodes.contains_key(name) {
+    let key = wanted.key.id();
+    let token = invitation::redeem(token, &Presented { claim, proof, key }, now)?;
+    let revoked = records.revoked.record;
+    if revoked.names_node(name) {
         return Err(JoinRefused::NameRevoked(name.clone()));
     }
-    let cluster = authority.certificate().cluster();
-    let identity = Identity::Node(Node { cluster, name: name.clone() });
-    let taken = records.issued.iter().map(|record| &record.facts).any(|facts| {
-        facts.identity == identity
-            && facts.key != wanted.key.id()
-            && now <= facts.not_after
-            && records.revoked.covering(facts).is_none()
-    });
-    if taken {
-        return Err(JoinRefused::NameTaken(name.clone()));
+    if revoked.of_key(key, records.issued.iter().map(|record| &record.facts)).is_some() {
+        return Err(JoinRefused::KeyRevoked);
     }
+    free(records, name, &wanted, now)?;
+    let identity = Identity::Node(Node { cluster: authority.certificate().cluster(), name: name.clone() });
     request::allowed(&wanted, &identity, &token.hosts)?;
     let issued = authority.issue_node(name, &wanted.hosts, &wanted.key, now, lifetime)?;
-    Ok(admission(Some(token), issued, records.authorities))
+    Ok(admission(Some(token), records, issued))
+}
+
+/// No other node has this name, or is called so.
+fn free(records: Records<'_>, name: &Name, wanted: &Wanted, now: u64) -> Result<(), JoinRefused> {
+    let counts = |record: &&IssuedRecord| {
+        now <= record.facts.not_after && records.revoked.record.covering(&record.facts).is_none()
+    };
+    for record in records.issued.iter().filter(counts) {
+        let Identity::Node(other) = &record.facts.identity else { continue };
+        if other.name == *name && record.facts.key == wanted.key.id() {
+            continue;
+        }
+        if other.name.resembles(name.as_str()) {
+            return Err(JoinRefused::NameTaken(other.name.clone()));
+        }
+        let of = || other.name.clone();
+        let named = |host: &Host| matches!(host, Host::Dns(text) if name.resembles(text));
+        if record.hosts.iter().any(named) {
+            return Err(JoinRefused::HostTaken { wanted: name.to_string(), of: of() });
+        }
+        let names = |host: &&Host| matches!(host, Host::Dns(text) if other.name.resembles(text));
+        if let Some(host) = wanted.hosts.iter().find(names) {
+            return Err(JoinRefused::HostTaken { wanted: host.to_string(), of: of() });
+        }
+    }
+    Ok(())
 }
 
 /// Decides on the renewal of a node's certificate. `presented` is the certificate of the connection, see [`crate::other_end`];
 /// `hosts` the names and addresses that the node may have beside its name.
 ///
 /// # Errors
-/// [`JoinRefused`].
+/// [`JoinRefused`]. A certificate without a record renews nothing: a thief of an authority's key would turn forged certificates
+/// into real ones, which outlive that authority.
 pub fn renew(
     authority: &Authority,
     records: Records<'_>,
@@ -231,27 +339,47 @@ pub fn renew(
     (now, lifetime): (u64, u64),
 ) -> Result<Admission, JoinRefused> {
     let Identity::Node(node) = &presented.identity else { return Err(JoinRefused::NotANode) };
-    if records.revoked.covering(presented).is_some() {
+    let revoked = records.revoked.record;
+    if revoked.is_replaced(presented) {
+        return Err(JoinRefused::Replaced(node.name.clone()));
+    }
+    if revoked.covering(presented).is_some() {
         return Err(JoinRefused::NameRevoked(node.name.clone()));
+    }
+    let signers = records.authorities.record;
+    let trusted = |record: &IssuedRecord| signers.iter().any(|one| one.fingerprint() == record.ca);
+    if !records.issued.iter().any(|record| record.facts == *presented && trusted(record)) {
+        return Err(JoinRefused::NoRecord(node.name.clone()));
+    }
+    if now > presented.not_after {
+        return Err(JoinRefused::Ended(node.name.clone()));
     }
     let wanted = request::read(&request.csr)?;
     request::allowed(&wanted, &presented.identity, hosts)?;
     let issued = authority.issue_node(&node.name, &wanted.hosts, &wanted.key, now, lifetime)?;
-    Ok(admission(None, issued, records.authorities))
+    Ok(admission(None, records, issued))
 }
 
-fn admission(token: Option<TokenRecord>, issued: Issued, authorities: &[CaCertificate]) -> Admission {
+fn admission(token: Option<TokenRecord>, records: Records<'_>, issued: Issued) -> Admission {
+    let Records { token: seen, names, revoked, authorities, .. } = records;
     let answer = JoinAnswer {
         v: JOIN_VERSION,
         certificates: issued.pem(),
-        authorities: authorities.iter().map(CaCertificate::pem).collect(),
+        authorities: authorities.record.iter().map(CaCertificate::pem).collect(),
     };
-    Admission { token, issued: issued.record, answer }
-}
-
-fn decode_secret(text: &str) -> Option<Secret> {
-    let bytes = Zeroizing::new(URL_SAFE_NO_PAD.decode(text).ok()?);
-    <[u8; 32]>::try_from(&bytes[..]).ok().map(Secret::new)
+    let facts = &issued.record.facts;
+    let mut conditions = vec![
+        Condition { record: RecordId::Names, revision: names.revision },
+        Condition { record: RecordId::Revocations, revision: revoked.revision },
+        Condition { record: RecordId::Authorities, revision: authorities.revision },
+        Condition { record: RecordId::Issued(facts.serial), revision: None },
+    ];
+    if let Some(seen) = seen {
+        conditions.push(Condition { record: RecordId::Token(seen.record.id), revision: seen.revision });
+    }
+    let name = facts.identity.name().expect("the authority issued it for a node, which has a name");
+    let names = names.record.with(name, facts.key);
+    Admission { conditions, token, names, issued: issued.record, answer }
 }
 
 /// The reason why an answer is not accepted.
@@ -317,10 +445,11 @@ impl Joiner {
     /// The request to join, at this host's time.
     #[must_use]
     pub fn request(&self, token: &Token, clock: u64) -> JoinRequest {
+        let claim = Claim { token: token.id, name: &self.name, csr: &self.csr, clock };
         JoinRequest {
             v: JOIN_VERSION,
             token: token.id,
-            secret: Zeroizing::new(URL_SAFE_NO_PAD.encode(token.secret.bytes())),
+            proof: token.secret.sign(&claim),
             name: self.name.clone(),
             csr: self.csr.clone(),
             clock,
@@ -333,15 +462,16 @@ impl Joiner {
         RenewRequest { v: JOIN_VERSION, csr: self.csr.clone() }
     }
 
-    /// Checks the answer at this host's time: an authority in `pins`, signed by it or by one that it names beside itself, for this
-    /// host's key and name. `pins` are the token's, or for a renewal the authorities trusted so far.
+    /// Checks the answer at this host's time: signed by an authority in `pins`, for this host's key and name. `pins` are the
+    /// token's, or for a renewal the authorities trusted so far. An authority that `pins` does not name is left out: the node
+    /// that answers may be hostile, and only the registry says which authority follows.
     ///
     /// # Errors
     /// [`BadAnswer`].
     pub fn complete(self, answer: &JoinAnswer, pins: &[Fingerprint], now: u64) -> Result<Joined, BadAnswer> {
-        let authorities = CaCertificate::all_from_pem(answer.authorities.as_bytes())?;
-        let pinned = authorities.iter().find(|one| pins.contains(&one.fingerprint()));
-        let cluster = pinned.ok_or(BadAnswer::OtherPin)?.cluster();
+        let mut authorities = CaCertificate::all_from_pem(answer.authorities.as_bytes())?;
+        authorities.retain(|one| pins.contains(&one.fingerprint()));
+        let cluster = authorities.first().ok_or(BadAnswer::OtherPin)?.cluster();
         let chain: Vec<CertificateDer<'static>> =
             pem::certificates(answer.certificates.as_bytes()).map_err(NotACertificate::Encoding)?;
         let credentials = Credentials::new(self.key, chain)?;

@@ -54,7 +54,7 @@ impl Key {
 
     /// The PKCS #8 form as text; secret.
     pub(crate) fn pem(&self) -> Zeroizing<String> {
-        Zeroizing::new(pem::encode("PRIVATE KEY", self.0.serialized_der()))
+        pem::encode_secret("PRIVATE KEY", self.0.serialized_der())
     }
 
     pub(crate) fn pair(&self) -> &KeyPair {

@@ -9,13 +9,17 @@
 //! - TLS 1.3 only, no resumption. Trust and credentials change under a configuration ([`TrustStore`], [`CredentialStore`]).
 //! - A certificate has a record before anyone has it ([`IssuedRecord`]), so that it can be revoked.
 //! - Revocation covers a whole name; no two hosts' clocks are compared for it ([`Revocations`]).
-//! - A token's secret is sent only to a node that has proven to be of the cluster that made the token ([`joining_client`]), and
-//!   the registry holds only its hash ([`TokenRecord`]).
+//! - A token's secret never leaves the host that has the token: its bearer signs with a key derived from it ([`Secret::sign`]), and
+//!   the registry holds only the public key ([`TokenRecord`]). So neither a node that answers or forwards a request to join nor a
+//!   reader of the registry can join with it. The request goes only to a node of the cluster that made the token
+//!   ([`joining_client`]), and the answer is believed only as far as an authority in the token has signed it.
+//! - Only a certificate with a record renews ([`renew`]); a connection ends with the trust in the authority that signed its
+//!   certificate ([`Trust::recheck`]).
 //!
 //! # What a node calls
 //!
-//! *Records.* One key each, versioned JSON, changed by compare-and-swap: [`Authorities`], [`Revocations`], one [`TokenRecord`] for
-//! each token, one [`IssuedRecord`] for each serial number. The node's own record also says which authorities its handshakes
+//! *Records.* One key each, versioned JSON, changed by compare-and-swap: [`Authorities`], [`Revocations`], [`Names`], one
+//! [`TokenRecord`] for each token, one [`IssuedRecord`] for each serial number. The node's own record also says which authorities its handshakes
 //! use ([`NodeTrusts`]), and which hosts its certificate may name.
 //!
 //! *`weir cluster init`*: [`ClusterId::random`], [`Authority::create`], [`Store::create_authority`]; then for the first node
@@ -29,14 +33,15 @@
 //! [`joining_client`]; post [`Joiner::request`]; [`JoinAnswer::decode`],
 //! [`Joiner::complete`]; [`Store::replace_trust`], [`Store::create_node`],
 //! [`Store::forget_joining_key`], in this order: a host with `node.pem` has joined. The node that answers reads the records, calls
-//! [`JoinRequest::decode`] and [`admit`], and writes the token's use and the certificate's record in *one* transaction that fails if the token has changed; on
-//! failure it reads again and repeats. It answers only after that, and at most a few times a second for each address. Bodies are
-//! at most [`LARGEST_MESSAGE`] bytes. Only a node that holds the authority's key answers; others forward.
+//! [`JoinRequest::decode`] and [`admit`], and writes everything in the [`Admission`] in *one* transaction that requires all of its
+//! conditions; on failure it reads again and repeats. It answers only after that, and at most a few times a second for each
+//! address. Bodies are at most [`LARGEST_MESSAGE`] bytes. Only a node that holds the authority's key answers; others forward.
 //!
-//! *A running node*: at start [`Store::node`], [`Store::trust`], [`Trust::new`], [`TrustStore::new`] with a [`Witness`] that writes
-//! the audit log, [`CredentialStore::new`]. At every change of [`Authorities`] or [`Revocations`]: [`Store::replace_trust`],
-//! [`TrustStore::set`], then the node's record, in this order (what it announces must survive a restart); then
-//! [`Trust::recheck`] for every open connection, and close those that fail. While the registry is away the last trust counts
+//! *A running node*: at start [`Store::node`], [`Store::trust`], [`Store::revocations`], [`Trust::new`], [`TrustStore::new`] with a [`Witness`] that writes
+//! the audit log, [`CredentialStore::new`]. At every change of [`Authorities`] or [`Revocations`]: first
+//! [`TrustStore::set`] and [`Trust::recheck`] for every open connection, and close those that fail: a directory that cannot be
+//! written must not delay a revocation. Then [`Store::replace_trust`] and [`Store::replace_revocations`], and last the node's record: what
+//! it announces must survive a restart. While the registry is away the last trust counts
 //! (P12). A connection may outlive the certificate that opened it by no more than the interval of that check; reconnect before
 //! [`Facts::not_after`], when no request is under way.
 //!
@@ -49,7 +54,7 @@
 //! [`Store::replace_node`], [`CredentialStore::set`]. After the first handshake with the new certificate the answering node writes
 //! [`Revocations::with_replaced`]. A failure is an event, and is repeated.
 //!
-//! *`weir cluster revoke`*: [`Revocations::with_name`] with the certificates of [`IssuedRecord`]s; `invite --readmit`:
+//! *`weir cluster revoke`*: [`Revocations::revoking_node`]; `invite --readmit`:
 //! [`Revocations::readmitting`]. *`rotate`*: a new [`Authority`], [`Store::create_next_authority`], then [`Authorities::introduce`],
 //! [`Authorities::renew`] and [`Store::promote_next_authority`], [`Authorities::retire`], each when the one before has reached
 //! everyone. *`list`*: [`IssuedRecord`]s with [`lasts`].
@@ -90,13 +95,13 @@ pub use invitation::{
     Use as TokenUse, invite, redeem,
 };
 pub use join::{
-    Admission, BadAnswer, BadMessage, JOIN_VERSION, JoinAnswer, JoinRefused, JoinRequest, Joined, Joiner,
-    LARGEST_MESSAGE, Records, RenewRequest, admit, renew,
+    Admission, BadAnswer, BadMessage, Condition, JOIN_VERSION, JoinAnswer, JoinRefused, JoinRequest, Joined,
+    Joiner, LARGEST_MESSAGE, Names, RecordId, Records, RenewRequest, Seen, admit, renew,
 };
 pub use key::{Key, NotAKey, PublicKey};
 pub use name::{
-    ClusterId, ExportName, Fingerprint, Host, KeyId, LONGEST_EXPORT, LONGEST_NAME, Malformed, Name,
-    SecretHash, Serial, TokenId,
+    ClusterId, ExportName, Fingerprint, Host, KeyId, LONGEST_EXPORT, LONGEST_NAME, Malformed, Name, Serial,
+    TokenId, TokenKey,
 };
 pub use random::NoRandomness;
 pub use request::{BadRequest, MOST_HOSTS};
@@ -106,7 +111,9 @@ pub use store::{Store, StoreError};
 pub use tls::{
     API_PROTOCOL, ClientCertificate, PEER_PROTOCOL, Tls, joining_client, other_end, peer, provider,
 };
-pub use token::{Endpoint, LONGEST_TOKEN, MOST_ENDPOINTS, MOST_PINS, Secret, Token, TokenError};
-pub use trust::{BadTrust, Mistrust, Purpose, Trust, TrustStore, Witness};
+pub use token::{
+    Claim, Endpoint, LONGEST_TOKEN, MOST_ENDPOINTS, MOST_PINS, Proof, Secret, Token, TokenError,
+};
+pub use trust::{BadTrust, Mistrust, OtherEnd, Purpose, Trust, TrustStore, Witness};
 pub use verify::Accept;
 pub use when::{MOST_SKEW, unix};

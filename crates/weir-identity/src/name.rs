@@ -104,8 +104,8 @@ hexadecimal!(
 );
 
 hexadecimal!(
-    /// The SHA-256 that stands for a token's secret in its record.
-    SecretHash, 32, "the SHA-256 of a secret: 64 hexadecimal digits"
+    /// The public key (Ed25519) with which a token's record checks the signature of its bearer.
+    TokenKey, 32, "a public key: 64 hexadecimal digits"
 );
 
 impl ClusterId {
@@ -166,6 +166,18 @@ impl Name {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The form in which two names are compared: DNS and people take `Node-1` and `node-1` for the same.
+    #[must_use]
+    pub fn folded(&self) -> String {
+        self.0.to_ascii_lowercase()
+    }
+
+    /// Another name that is taken for this one.
+    #[must_use]
+    pub fn resembles(&self, other: &str) -> bool {
+        self.0.eq_ignore_ascii_case(other)
     }
 }
 

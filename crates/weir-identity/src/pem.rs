@@ -4,20 +4,42 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use zeroize::Zeroizing;
 
 /// Characters of a line (RFC 7468 §2).
 const LINE: usize = 64;
 
 /// One block.
 pub(crate) fn encode(label: &str, der: &[u8]) -> String {
-    let text = STANDARD.encode(der);
-    let mut pem = format!("-----BEGIN {label}-----\n");
+    let mut pem = String::new();
+    write(&mut pem, label, der);
+    pem
+}
+
+/// One block of a secret. No copy of it stays in memory.
+pub(crate) fn encode_secret(label: &str, der: &[u8]) -> Zeroizing<String> {
+    // Room for all of it: a text that grows leaves copies of its beginning.
+    let mut pem = Zeroizing::new(String::with_capacity(2 * der.len() + 4 * (label.len() + LINE)));
+    write(&mut pem, label, der);
+    pem
+}
+
+/// Parts of a text in a row, where one may be secret.
+pub(crate) fn concat(parts: &[&str]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(parts.iter().map(|part| part.len()).sum()));
+    parts.iter().for_each(|part| text.push_str(part));
+    text
+}
+
+fn write(pem: &mut String, label: &str, der: &[u8]) {
+    let text = Zeroizing::new(STANDARD.encode(der));
+    pem.extend(["-----BEGIN ", label, "-----\n"]);
     for line in text.as_bytes().chunks(LINE) {
         // Base64 is ASCII.
         pem.extend(line.iter().map(|byte| char::from(*byte)));
         pem.push('\n');
     }
-    pem + "-----END " + label + "-----\n"
+    pem.extend(["-----END ", label, "-----\n"]);
 }
 
 /// The blocks of several certificates.

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::certificate::Facts;
 use crate::identity::Identity;
-use crate::name::{Name, Serial};
+use crate::invitation::TokenRecord;
+use crate::name::{KeyId, Name, Serial};
 use crate::when::MOST_SKEW;
 
 /// Longest reason, in characters.
@@ -93,24 +94,46 @@ impl Revocations {
         list
     }
 
+    /// The name of a node was revoked, in any case of its letters.
+    #[must_use]
+    pub fn names_node(&self, name: &Name) -> bool {
+        self.nodes.keys().any(|revoked| revoked.resembles(name.as_str()))
+    }
+
+    /// A certificate of this key was revoked, other than by a newer one of the same holder.
+    #[must_use]
+    pub fn of_key<'a>(&self, key: KeyId, issued: impl IntoIterator<Item = &'a Facts>) -> Option<&Revocation> {
+        issued.into_iter().filter(|facts| facts.key == key).find_map(|facts| self.ending(facts))
+    }
+
+    /// The certificate was replaced by a newer one of its holder, and nothing else revokes it.
+    #[must_use]
+    pub fn is_replaced(&self, facts: &Facts) -> bool {
+        self.covering(facts).is_some() && self.ending(facts).is_none()
+    }
+
     /// The list with all certificates in `issued` that were made earlier for the node that has presented `facts`. A node that
     /// connects with a new certificate has stored it; nobody but a thief uses the former ones from then on.
+    ///
+    /// Earlier by the registry's revisions, which `issued` has beside each certificate: the hosts that made two certificates
+    /// have different clocks. A certificate that `issued` does not have replaces nothing.
     #[must_use]
     pub fn with_replaced<'a>(
         &self,
         facts: &Facts,
-        issued: impl IntoIterator<Item = &'a Facts>,
+        issued: impl IntoIterator<Item = (&'a Facts, u64)>,
         now: u64,
     ) -> Revocations {
         let mut list = self.clone();
-        let is_node = matches!(facts.identity, Identity::Node(_));
-        // Of two made in one second either may be the newer one: both stay.
-        for one in issued.into_iter().filter(|one| {
-            is_node
-                && one.identity == facts.identity
-                && one.not_before < facts.not_before
-                && now <= one.not_after
-        }) {
+        if !matches!(facts.identity, Identity::Node(_)) {
+            return list;
+        }
+        let same = |(one, _): &(&Facts, u64)| one.identity == facts.identity;
+        let of_node: Vec<_> = issued.into_iter().filter(same).collect();
+        let Some(own) = of_node.iter().find(|(one, _)| *one == facts).map(|(_, revision)| *revision) else {
+            return list;
+        };
+        for (one, _) in of_node.into_iter().filter(|(one, made)| *made < own && now <= one.not_after) {
             let replaced = entry(one, "replaced by a newer certificate", now, true);
             list.serials.entry(one.serial).or_insert(replaced);
         }
@@ -142,7 +165,22 @@ impl Revocations {
         list
     }
 
-    /// The list without a name, so that a host may join under it again. Certificates of before stay revoked.
+    /// Revokes a node: the list with its name and certificates, and the tokens that admit nobody any more, to be written in one
+    /// transaction. A token for any name stays: it is not known who has it.
+    #[must_use]
+    pub fn revoking_node<'a>(
+        &self,
+        name: &Name,
+        issued: impl IntoIterator<Item = &'a Facts>,
+        tokens: impl IntoIterator<Item = &'a TokenRecord>,
+        reason: &str,
+        now: u64,
+    ) -> (Revocations, Vec<TokenRecord>) {
+        let void = tokens.into_iter().filter_map(|token| token.voided_by(name, now)).collect();
+        (self.with_name(Holder::Node, name, issued, reason, now), void)
+    }
+
+    /// The list without a name, so that a host may join under it again with a new key. Certificates of before stay revoked.
     #[must_use]
     pub fn readmitting(&self, holder: Holder, name: &Name) -> Revocations {
         let mut list = self.clone();

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::authority::IssuedRecord;
 use crate::certificate::{CaCertificate, NotACertificate};
 use crate::invitation::TokenRecord;
-use crate::name::{Fingerprint, Name};
+use crate::name::{Fingerprint, Name, TokenId};
 use crate::revocation::Revocations;
 use crate::when::{self, MOST_SKEW};
 
@@ -119,6 +119,13 @@ pub enum RotationRefused {
         listed(.0)
     )]
     NotEverywhere(Vec<Name>),
+    /// Hosts with these tokens would refuse every node.
+    #[error(
+        "these tokens do not name the new certificate authority, and hosts may still join with them: {}; wait until they expire, or \
+         withdraw them",
+        listed(.0)
+    )]
+    Invited(Vec<TokenId>),
     /// The one to be removed is needed.
     #[error("certificates of the certificate authority to be removed are in use: {}; renew or revoke them first", listed(.0))]
     InUse(Vec<String>),
@@ -191,11 +198,17 @@ impl Authorities {
     }
 
     /// Step 2: the new authority signs from now on. Every member must have said that it trusts it, also one that is down: it
-    /// would come back and refuse everyone.
+    /// would come back and refuse everyone. Every token that a host may still use must name it: that host would refuse a node
+    /// that has renewed its certificate.
     ///
     /// # Errors
     /// [`RotationRefused`].
-    pub fn renew(&self, members: &[NodeTrusts], now: u64) -> Result<Authorities, RotationRefused> {
+    pub fn renew(
+        &self,
+        members: &[NodeTrusts],
+        tokens: &[TokenRecord],
+        now: u64,
+    ) -> Result<Authorities, RotationRefused> {
         let Authorities::Introducing { ca, next, .. } = self else {
             return Err(self.not("renewing certificates", "introducing another one"));
         };
@@ -203,6 +216,13 @@ impl Authorities {
         let missing: Vec<Name> = members.iter().filter(without).map(|one| one.node.clone()).collect();
         if !missing.is_empty() {
             return Err(RotationRefused::NotEverywhere(missing));
+        }
+        // Until it has ended on every clock.
+        let open = |one: &&TokenRecord| one.is_open(now.saturating_sub(MOST_SKEW));
+        let without = |one: &&TokenRecord| !one.pins.contains(&next.0.fingerprint());
+        let invited: Vec<TokenId> = tokens.iter().filter(open).filter(without).map(|one| one.id).collect();
+        if !invited.is_empty() {
+            return Err(RotationRefused::Invited(invited));
         }
         Ok(Authorities::Renewing { ca: next.clone(), former: ca.clone(), since: now })
     }
@@ -260,7 +280,7 @@ impl Use<'_> {
         let tokens = self
             .tokens
             .iter()
-            .filter(|one| one.pins == [ca] && one.used.is_none() && !ended(one.expires))
+            .filter(|one| one.pins == [ca] && one.is_open(now.saturating_sub(MOST_SKEW)))
             .map(|one| format!("the unused token {}", one.id));
         let all: Vec<String> = certificates.chain(tokens).collect();
         if all.is_empty() { Ok(()) } else { Err(RotationRefused::InUse(all)) }

@@ -7,6 +7,8 @@
 //! | `node.pem` | the node's key and certificate, the authority's certificate | 0600 |
 //! | `join.pem` | the key of a host that has asked to join and has no answer yet | 0600 |
 //! | `trust.pem` | certificates of all trusted authorities | 0644 |
+//! | `revoked.json` | what the cluster has revoked, as this node has heard last | 0644 |
+//! | `.lock` | nothing; whoever writes locks it | 0600 |
 //!
 //! A key and its certificate share one file, so that a crash never leaves one without the other. A file appears whole and durable
 //! or not at all, and only a renewal replaces one.
@@ -15,6 +17,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode};
 use rustls::pki_types::PrivatePkcs8KeyDer;
@@ -25,13 +28,21 @@ use crate::authority::{Authority, AuthorityError};
 use crate::certificate::{CaCertificate, NotACertificate};
 use crate::credentials::{BadCredentials, Credentials};
 use crate::key::{Key, NotAKey};
+use crate::name::Fingerprint;
 use crate::pem;
+use crate::revocation::Revocations;
 
 const CA: &str = "ca.pem";
 const NEXT: &str = "ca-next.pem";
 const NODE: &str = "node.pem";
 const JOIN: &str = "join.pem";
 const TRUST: &str = "trust.pem";
+const REVOKED: &str = "revoked.json";
+/// Only this user can open it, and so hold its lock. The directory itself may be open to others, who could lock that for ever.
+const LOCK: &str = ".lock";
+/// Attempts to lock, and the pause between two: five seconds in all. A writer syncs a few kilobytes.
+const LOCK_ATTEMPTS: u32 = 250;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// A client's files, as libnbd, nbdkit and QEMU name them.
 const CLIENT: [&str; 3] = ["client-key.pem", "client-cert.pem", "ca-cert.pem"];
 
@@ -39,6 +50,8 @@ const SECRET: u32 = 0o600;
 const PUBLIC: u32 = 0o644;
 /// Largest file that is read, in bytes. Ours have some kilobytes.
 const LARGEST_FILE: u64 = 1 << 20;
+/// Largest list of revocations that is read, in bytes: the largest value of the registry, and more.
+const LARGEST_LIST: u64 = 4 << 20;
 
 /// The failure to store or load.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +121,27 @@ pub enum StoreError {
         path: PathBuf,
         /// The reason.
         reason: String,
+    },
+    /// Another process writes, and does not end.
+    #[error(
+        "{path} is locked by another process for more than {} s; end that process (`fuser {path}` names it) and repeat",
+        (LOCK_ATTEMPTS * LOCK_PAUSE).as_secs()
+    )]
+    Busy {
+        /// The file of the lock.
+        path: PathBuf,
+    },
+    /// Another authority than the one that the registry names.
+    #[error(
+        "{path} has the authority {found}, and the registry says that {expected} signs; restore the file of that one"
+    )]
+    OtherAuthority {
+        /// The file.
+        path: PathBuf,
+        /// The authority in it.
+        found: Fingerprint,
+        /// The expected one.
+        expected: Fingerprint,
     },
     /// Any other error of the system.
     #[error("cannot {action} {path}: {source}")]
@@ -194,19 +228,31 @@ impl Store {
         self.read_authority(NEXT, "no rotation is under way on this node; `weir cluster rotate` begins one")
     }
 
-    /// Puts the authority that follows in place of the present one, whose key is lost. Call it when the registry says that the
-    /// new one signs.
+    /// Puts the authority that follows in place of the present one, whose key is lost. Call it when the registry says that
+    /// `expected` signs. Repeated, it does nothing.
     ///
     /// # Errors
-    /// [`StoreError`]; both stay.
-    pub fn promote_next_authority(&self) -> Result<(), StoreError> {
-        // Read first: a damaged one must not replace a good one.
-        self.next_authority()?;
+    /// [`StoreError`]; [`StoreError::OtherAuthority`] if neither is `expected`. Both stay.
+    pub fn promote_next_authority(&self, expected: Fingerprint) -> Result<(), StoreError> {
         let path = self.directory.join(CA);
-        let _lock = self.lock()?;
+        let _lock = self.lock(&path)?;
+        // Read first: a damaged one, or another one, must not replace a good one.
+        let found = match self.next_authority() {
+            Ok(next) => next.certificate().fingerprint(),
+            Err(StoreError::Missing { .. }) if self.is_authority(expected) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if found != expected {
+            let path = self.directory.join(NEXT);
+            return Err(StoreError::OtherAuthority { path, found, expected });
+        }
         let moved = fs::rename(self.directory.join(NEXT), &path);
         moved.map_err(|source| StoreError::system(&path, "replace", source))?;
         self.sync()
+    }
+
+    fn is_authority(&self, expected: Fingerprint) -> bool {
+        self.authority().is_ok_and(|present| present.certificate().fingerprint() == expected)
     }
 
     /// Removes the authority that was to follow, after a rotation was abandoned.
@@ -291,10 +337,36 @@ impl Store {
     /// [`StoreError`].
     pub fn trust(&self) -> Result<Vec<CaCertificate>, StoreError> {
         let path = self.directory.join(TRUST);
-        let text = read(&path, "this host has not joined a cluster; see `weir cluster join`", 0o022)?;
+        let text =
+            read(&path, "this host has not joined a cluster; see `weir cluster join`", 0o022, LARGEST_FILE)?;
         let damaged = |error: NotACertificate| self.damaged(TRUST, error.to_string());
         let all = CaCertificate::all_from_pem(&text).map_err(damaged)?;
         if all.is_empty() { Err(self.damaged(TRUST, "it has no certificate".into())) } else { Ok(all) }
+    }
+
+    /// Stores what the cluster has revoked, in place of the former list.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the former list stays.
+    pub fn replace_revocations(&self, revoked: &Revocations) -> Result<(), StoreError> {
+        let text = serde_json::to_vec(revoked)
+            .map_err(|error| StoreError::system(&self.directory.join(REVOKED), "encode", error.into()))?;
+        self.write(REVOKED, PUBLIC, &text, true)
+    }
+
+    /// Loads what the cluster had revoked when this node last heard of it; nothing if it never has. The registry may be away when
+    /// a node starts, and a revoked node must not be let in for that.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn revocations(&self) -> Result<Revocations, StoreError> {
+        match read(&self.directory.join(REVOKED), "", 0o022, LARGEST_LIST) {
+            Ok(text) => {
+                serde_json::from_slice(&text).map_err(|error| self.damaged(REVOKED, error.to_string()))
+            }
+            Err(StoreError::Missing { .. }) => Ok(Revocations::default()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Stores a client's key, its certificate and the authorities, under the names that libnbd, nbdkit and QEMU expect in a
@@ -309,14 +381,17 @@ impl Store {
     ) -> Result<(), StoreError> {
         let [key, certificate, ca] = CLIENT;
         let authorities: String = authorities.iter().map(CaCertificate::pem).collect();
-        // The key first: whoever finds it refuses to overwrite, and without it the others are of no use.
-        self.write(key, SECRET, credentials.key().pem().as_bytes(), false)?;
-        self.write(certificate, PUBLIC, credentials.certificates_pem().as_bytes(), false)?;
-        self.write(ca, PUBLIC, authorities.as_bytes(), false)
+        let (secret, chain) = (credentials.key().pem(), credentials.certificates_pem());
+        // The key last: where it is, the others are, too.
+        self.write_all(&[
+            (ca, PUBLIC, authorities.as_bytes()),
+            (certificate, PUBLIC, chain.as_bytes()),
+            (key, SECRET, secret.as_bytes()),
+        ])
     }
 
     fn write_authority(&self, name: &str, authority: &Authority) -> Result<(), StoreError> {
-        let text = Zeroizing::new(authority.key_pem().to_owned() + &authority.certificate().pem());
+        let text = pem::concat(&[authority.key_pem(), &authority.certificate().pem()]);
         self.write(name, SECRET, text.as_bytes(), false)
     }
 
@@ -346,7 +421,7 @@ impl Store {
     }
 
     fn read(&self, name: &str, hint: &'static str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
-        read(&self.directory.join(name), hint, 0o077)
+        read(&self.directory.join(name), hint, 0o077, LARGEST_FILE)
     }
 
     /// Writes a file whole and durably, or not at all.
@@ -354,7 +429,7 @@ impl Store {
         let path = self.directory.join(name);
         let fresh = self.directory.join(format!(".{name}.new"));
         // One writer at a time, so that what a crashed one has left behind can be overwritten.
-        let _lock = self.lock()?;
+        let _lock = self.lock(&path)?;
         let written = write_durably(&fresh, mode, content);
         let done = written.map_err(|source| StoreError::system(&path, "write", source)).and_then(|()| {
             // A link fails if the name exists; a rename would replace the file.
@@ -367,11 +442,51 @@ impl Store {
         self.sync()
     }
 
-    fn lock(&self) -> Result<File, StoreError> {
-        let failed = |source| StoreError::system(&self.directory, "lock", source);
-        let directory = File::open(&self.directory).map_err(failed)?;
-        rustix::fs::flock(&directory, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
-        Ok(directory)
+    /// Writes several new files, all or none; those of a crash are named when it is repeated.
+    fn write_all(&self, files: &[(&str, u32, &[u8])]) -> Result<(), StoreError> {
+        let path = |name: &str| self.directory.join(name);
+        let fresh = |name: &str| path(&format!(".{name}.new"));
+        let _lock = self.lock(&self.directory)?;
+        let failed = |name: &str| {
+            let path = path(name);
+            move |source| StoreError::system(&path, "write", source)
+        };
+        let write = || {
+            for &(name, mode, content) in files {
+                write_durably(&fresh(name), mode, content).map_err(failed(name))?;
+            }
+            for (done, &(name, ..)) in files.iter().enumerate() {
+                if let Err(source) = fs::hard_link(fresh(name), path(name)) {
+                    // They did not exist before; the error counts, not a second one.
+                    files[..done].iter().for_each(|(name, ..)| drop(fs::remove_file(path(name))));
+                    return Err(failed(name)(source));
+                }
+            }
+            Ok(())
+        };
+        let written = write();
+        files.iter().for_each(|(name, ..)| drop(fs::remove_file(fresh(name))));
+        written?;
+        self.sync()
+    }
+
+    /// Waits for another writer, but not for ever. `path`: the file that is to be written, for messages.
+    fn lock(&self, path: &Path) -> Result<File, StoreError> {
+        let failed = |source| StoreError::system(path, "write", source);
+        let lock = self.directory.join(LOCK);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(SECRET).open(&lock);
+        let file = file.map_err(failed)?;
+        for attempt in 0..LOCK_ATTEMPTS {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(rustix::io::Errno::WOULDBLOCK) if attempt + 1 < LOCK_ATTEMPTS => {
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => break,
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+        Err(StoreError::Busy { path: lock })
     }
 
     fn sync(&self) -> Result<(), StoreError> {
@@ -393,7 +508,12 @@ fn write_durably(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
 }
 
 /// Reads a file that only its owner may write, and of whose mode none of the bits `forbidden` is set.
-fn read(path: &Path, hint: &'static str, forbidden: u32) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+fn read(
+    path: &Path,
+    hint: &'static str,
+    forbidden: u32,
+    largest: u64,
+) -> Result<Zeroizing<Vec<u8>>, StoreError> {
     let failed = |source| StoreError::system(path, "read", source);
     let mut file = File::open(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => StoreError::Missing { path: path.to_path_buf(), hint },
@@ -407,8 +527,8 @@ fn read(path: &Path, hint: &'static str, forbidden: u32) -> Result<Zeroizing<Vec
         return Err(StoreError::TooOpen { path: path.into(), mode, what, wanted: mode & !forbidden });
     }
     owned(path, &metadata)?;
-    let mut content = Zeroizing::new(Vec::with_capacity(metadata.len().min(LARGEST_FILE) as usize));
-    Read::by_ref(&mut file).take(LARGEST_FILE).read_to_end(&mut content).map_err(failed)?;
+    let mut content = Zeroizing::new(Vec::with_capacity(metadata.len().min(largest) as usize + 1));
+    Read::by_ref(&mut file).take(largest).read_to_end(&mut content).map_err(failed)?;
     Ok(content)
 }
 

@@ -14,10 +14,9 @@ use rustls::time_provider::TimeProvider;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, CommonState, Error, ServerConfig};
 
-use crate::certificate::Facts;
 use crate::credentials::CredentialStore;
 use crate::name::{Fingerprint, Name};
-use crate::trust::{Mistrust, TrustStore};
+use crate::trust::{Mistrust, OtherEnd, TrustStore};
 use crate::verify::{Accept, Members, Pinned};
 
 /// Application protocol (ALPN) between nodes. A connection for it is of no use at another port of the cluster.
@@ -206,9 +205,8 @@ pub fn joining_client(
 ///
 /// # Errors
 /// [`Mistrust::Foreign`] if the configuration was another one.
-pub fn other_end(connection: &CommonState) -> Result<Option<Facts>, Mistrust> {
-    let certificate = connection.peer_certificates().and_then(<[_]>::first);
-    Ok(certificate.map(|der| Facts::read(der)).transpose()?)
+pub fn other_end(connection: &CommonState) -> Result<Option<OtherEnd>, Mistrust> {
+    connection.peer_certificates().and_then(<[_]>::first).map(OtherEnd::read).transpose()
 }
 
 /// The node at the other end of a peer connection. Call it before the first byte of the peers' protocol: it also checks that both
@@ -216,7 +214,7 @@ pub fn other_end(connection: &CommonState) -> Result<Option<Facts>, Mistrust> {
 ///
 /// # Errors
 /// [`Mistrust::Nobody`], [`Mistrust::OtherProtocol`], [`Mistrust::Foreign`].
-pub fn peer(connection: &CommonState) -> Result<Facts, Mistrust> {
+pub fn peer(connection: &CommonState) -> Result<OtherEnd, Mistrust> {
     if connection.alpn_protocol() != Some(PEER_PROTOCOL) {
         let expected = String::from_utf8_lossy(PEER_PROTOCOL).into_owned();
         return Err(Mistrust::OtherProtocol { expected });

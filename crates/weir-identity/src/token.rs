@@ -19,9 +19,11 @@ use std::str::FromStr;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use base64::{DecodeError, Engine};
 use ring::digest::SHA256_OUTPUT_LEN;
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::name::{Fingerprint, Host, TokenId};
+use crate::name::{Fingerprint, Host, Name, TokenId, TokenKey, sha256};
 use crate::random::{self, NoRandomness};
 
 /// Most endpoints in one token.
@@ -35,7 +37,12 @@ const PREFIX: &str = "weir-join-";
 const VERSION: &str = "1";
 const CHECKSUM: usize = 4;
 
-/// The secret of a token. Never shown except in the token's text.
+/// Separates the signing key from all other hashes of the same secret.
+const KEY_CONTEXT: &[u8] = b"weir join token 1 signing key";
+/// Separates these signatures from all others by the same key.
+const CLAIM_CONTEXT: &[u8] = b"weir join request 1";
+
+/// The secret of a token. Never shown except in the token's text, and never sent: its bearer signs with a key derived from it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<[u8; 32]>);
 
@@ -52,6 +59,67 @@ impl Secret {
 
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+
+    /// The signing key of the token with this secret. The secret is random, so a derivation that is slow to compute would add
+    /// nothing.
+    fn signing(&self, token: TokenId) -> Ed25519KeyPair {
+        let seed = Zeroizing::new(sha256(&[KEY_CONTEXT, &token.0, self.bytes()]));
+        // Fails only for seeds of another length.
+        Ed25519KeyPair::from_seed_unchecked(&*seed).expect("a seed has 32 bytes")
+    }
+
+    /// The public key of the token with this secret: whoever has it can check signatures, and make none.
+    #[must_use]
+    pub fn key(&self, token: TokenId) -> TokenKey {
+        let mut key = TokenKey([0; 32]);
+        key.0.copy_from_slice(self.signing(token).public_key().as_ref());
+        key
+    }
+
+    /// Signs a claim. A signature is worth nothing for another claim.
+    #[must_use]
+    pub fn sign(&self, claim: &Claim<'_>) -> Proof {
+        Proof(URL_SAFE_NO_PAD.encode(self.signing(claim.token).sign(&claim.message())))
+    }
+}
+
+/// What the bearer of a token asks for. The signature covers all of it: a node that forwards the request cannot put its own key
+/// or another name into it.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// The token.
+    pub token: TokenId,
+    /// The requested name.
+    pub name: &'a Name,
+    /// The request for a certificate (PKCS #10), in base64 of its DER form.
+    pub csr: &'a str,
+    /// The host's time, in seconds since 1970.
+    pub clock: u64,
+}
+
+impl Claim<'_> {
+    /// One sequence of bytes for each claim: parts of variable length have theirs before them.
+    fn message(&self) -> Vec<u8> {
+        let Claim { token, name, csr, clock } = self;
+        let mut message = [CLAIM_CONTEXT, &token.0, &clock.to_be_bytes()].concat();
+        for part in [name.as_str(), csr] {
+            message.extend((part.len() as u64).to_be_bytes());
+            message.extend(part.as_bytes());
+        }
+        message
+    }
+}
+
+/// The signature of a token's bearer, in base64. It may be shown: it proves nothing but its claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Proof(String);
+
+impl Proof {
+    pub(crate) fn is_of(&self, key: &TokenKey, claim: &Claim<'_>) -> bool {
+        let signature = URL_SAFE_NO_PAD.decode(&self.0).unwrap_or_default();
+        UnparsedPublicKey::new(&ED25519, key.0).verify(&claim.message(), &signature).is_ok()
     }
 }
 

@@ -62,6 +62,18 @@ pub enum Mistrust {
         /// The second of the check.
         now: u64,
     },
+    /// Its holder has a newer one.
+    #[error(
+        "the certificate of {who} was replaced by a newer one, seen at {}; whoever shows it has an old copy of the key: restart the \
+         node if it is the node itself, revoke it if it is not",
+        when::at(*.at)
+    )]
+    Replaced {
+        /// Whose it is.
+        who: String,
+        /// When the newer one was seen, in seconds since 1970.
+        at: u64,
+    },
     /// Revoked.
     #[error("{who} was revoked at {} ({reason})", when::at(*.at))]
     Revoked {
@@ -101,7 +113,7 @@ pub enum Mistrust {
     /// A chain without the authority that the token names.
     #[error(
         "the node that answers is not of the cluster that made the token: no certificate of its chain has the fingerprint {expected}; \
-         someone else may answer at this address, the token's secret was not sent"
+         someone else may answer at this address; nothing was sent"
     )]
     OtherPin {
         /// The fingerprints in the token.
@@ -116,6 +128,37 @@ pub enum Mistrust {
         /// The protocol (ALPN).
         expected: String,
     },
+}
+
+/// The certificate of the other end of a connection, which the handshake has checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherEnd {
+    facts: Facts,
+    certificate: CertificateDer<'static>,
+}
+
+impl OtherEnd {
+    /// Reads a certificate that was checked, or this host's own.
+    ///
+    /// # Errors
+    /// [`Mistrust::Foreign`].
+    pub fn read(certificate: &CertificateDer<'_>) -> Result<OtherEnd, Mistrust> {
+        Ok(OtherEnd { facts: Facts::read(certificate)?, certificate: certificate.clone().into_owned() })
+    }
+
+    /// Its content.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+impl std::ops::Deref for OtherEnd {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
 }
 
 /// The authorities of a cluster and what it has revoked.
@@ -176,21 +219,24 @@ impl Trust {
         let facts = Facts::read(der)?;
         self.of_this_cluster(&facts)?;
         signed(der, &facts, &self.authorities, purpose, now)?;
+        if let Some(by) = self.revoked.covering(&facts).filter(|_| self.revoked.is_replaced(&facts)) {
+            return Err(Mistrust::Replaced { who: facts.identity.to_string(), at: by.at });
+        }
         not_revoked(&facts, self.revoked.covering(&facts))?;
         Ok(facts)
     }
 
-    /// Checks again what may have changed since [`Trust::check`]: for connections that are open for long. A certificate that its
-    /// holder has replaced by a newer one still counts here, until it ends.
+    /// Checks again what may have changed since [`Trust::check`]: for connections that are open for long. An authority that is
+    /// not trusted any more, because its key was stolen, may have signed it. A certificate that its holder has replaced by a
+    /// newer one still counts here, until it ends.
     ///
     /// # Errors
-    /// [`Mistrust::Expired`], [`Mistrust::OtherCluster`], [`Mistrust::Revoked`].
-    pub fn recheck(&self, facts: &Facts, now: u64) -> Result<(), Mistrust> {
+    /// [`Mistrust::Expired`], [`Mistrust::OtherCluster`], [`Mistrust::UnknownAuthority`], [`Mistrust::Revoked`].
+    pub fn recheck(&self, other: &OtherEnd, now: u64) -> Result<(), Mistrust> {
+        let OtherEnd { facts, certificate } = other;
         self.of_this_cluster(facts)?;
-        if now > facts.not_after {
-            let who = facts.identity.to_string();
-            return Err(Mistrust::Expired { who, not_after: facts.not_after, now });
-        }
+        // Every certificate is a client's; what a server's may do was checked at the handshake.
+        signed(certificate, facts, &self.authorities, Purpose::Client, now)?;
         not_revoked(facts, self.revoked.ending(facts))
     }
 

@@ -14,7 +14,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::version::TLS12;
 use rustls::{ClientConfig, HandshakeKind, ProtocolVersion, RootCertStore};
 use weir_identity::{
-    Authority, ClientCertificate, Credentials, Fingerprint, Grant, Holder, Identity, Key, Mistrust,
+    Authority, ClientCertificate, Credentials, Fingerprint, Grant, Holder, Identity, Key, Mistrust, OtherEnd,
     Revocations, Role, Trust, explain, joining_client,
 };
 
@@ -182,7 +182,8 @@ fn a_revoked_node_is_refused_also_by_configurations_that_knew_it() {
         assert_eq!(who.to_string(), "node b");
         assert_eq!(why.to_string(), "node b was revoked at 2026-11-23T11:59:00Z (stolen)");
         // Open connections are checked again by their owner.
-        let again = server.tls.trust.get().recheck(facts, NOW);
+        let open = OtherEnd::read(&issued.chain[0]).unwrap();
+        let again = server.tls.trust.get().recheck(&open, NOW);
         assert!(matches!(again, Err(Mistrust::Revoked { .. })), "{again:?}");
     }
     server.tls.trust.set(trust(&[&ca], Revocations::default()));
@@ -194,15 +195,33 @@ fn a_replaced_certificate_opens_nothing_new_and_closes_nothing() {
     let ca = authority(1);
     let (old, old_issued) = node_at(&ca, "b", NOW - DAY);
     let (_, new_issued) = node_at(&ca, "b", NOW);
-    let revoked =
-        Revocations::default().with_replaced(&new_issued.record.facts, [&old_issued.record.facts], NOW);
+    let revoked = Revocations::default().with_replaced(
+        &new_issued.record.facts,
+        [(&old_issued.record.facts, 1), (&new_issued.record.facts, 2)],
+        NOW,
+    );
     let (server, client) = ends(&ca, &old, trust(&[&ca], Revocations::default()));
     server.tls.trust.set(trust(&[&ca], revoked));
-    refused(peers(&server, &client), "revoked", "this host's certificate is revoked");
+    let word = "the certificate of node b was replaced by a newer one, seen at 2026-11-23T12:00:00Z";
+    refused(peers(&server, &client), word, "may not be used there");
     let present = server.tls.trust.get();
-    assert_eq!(present.recheck(&old_issued.record.facts, NOW), Ok(()));
-    assert_eq!(present.recheck(&new_issued.record.facts, NOW), Ok(()));
-    assert!(present.recheck(&old_issued.record.facts, NOW + 90 * DAY).is_err(), "until it ends");
+    let [was, is] = [&old_issued, &new_issued].map(|one| OtherEnd::read(&one.chain[0]).unwrap());
+    assert_eq!(present.recheck(&was, NOW), Ok(()));
+    assert_eq!(present.recheck(&is, NOW), Ok(()));
+    assert!(present.recheck(&was, NOW + 90 * DAY).is_err(), "until it ends");
+}
+
+/// The key of an authority is stolen: its removal must end the connections of forged certificates.
+#[test]
+fn a_connection_ends_with_the_trust_in_the_authority_that_signed_for_it() {
+    let (stolen, new) = (authority(1), authority(1));
+    let server = End::new(&node(&new, "server"), trust(&[&new, &stolen], Revocations::default()));
+    let thief = End::new(&node(&stolen, "b"), trust(&[&new, &stolen], Revocations::default()));
+    let met = peers(&server, &thief).0.unwrap().as_peer.unwrap();
+    assert_eq!(server.tls.trust.get().recheck(&met, NOW), Ok(()));
+    server.tls.trust.set(trust(&[&new], Revocations::default()));
+    let again = server.tls.trust.get().recheck(&met, NOW);
+    assert!(matches!(again, Err(Mistrust::UnknownAuthority { .. })), "{again:?}");
 }
 
 #[test]
@@ -309,7 +328,7 @@ fn the_api_takes_anyone_of_the_cluster_and_nobody_who_lies() {
     let (server, eve) = ends(&ca, &viewer, trust(&[&ca], Revocations::default()));
     let api = || server.tls.api_server(&server.own).unwrap();
     let met = connect(api(), eve.tls.api_client(Some(&eve.own), None).unwrap()).0.unwrap();
-    let Identity::Client(who) = met.other.unwrap().identity else { panic!("a client") };
+    let Identity::Client(who) = met.other.unwrap().identity.clone() else { panic!("a client") };
     assert_eq!((who.name, who.grant), (name("eve"), Grant::Role(Role::Viewer)));
     let met = connect(api(), eve.tls.api_client(None, Some(&name("server"))).unwrap()).0.unwrap();
     assert_eq!(met.other, None, "without a certificate: nobody, and let in");
@@ -334,7 +353,7 @@ fn nbd_asks_for_a_certificate_as_configured() {
     {
         let nbd = || server.tls.nbd_server(&server.own, certificate).unwrap();
         let met = connect(nbd(), guest.tls.nbd_client(Some(&guest.own), None).unwrap()).0.unwrap();
-        let Identity::Client(who) = met.other.unwrap().identity else { panic!("a client") };
+        let Identity::Client(who) = met.other.unwrap().identity.clone() else { panic!("a client") };
         assert!(who.may_open("vm1") && !who.may_open("vm2") && who.role().is_none());
         let anonymous = connect(nbd(), guest.tls.nbd_client(None, None).unwrap());
         assert_eq!(anonymous.0.is_ok(), lets_nobody_in);
@@ -362,6 +381,26 @@ fn a_joining_host_talks_only_to_the_cluster_of_its_token() {
     refused(joining(&[wrong], NOW), "may not be used there", &word);
     refused(joining(&[right], NOW + 91 * DAY), "by its clock", "ended 2 d ago");
     refused(joining(&[right], NOW - 2 * DAY), "by its clock", "ahead of this host's clock");
+}
+
+/// Why a rotation waits for open tokens: once nodes have renewed, a host with an older token refuses all of them.
+#[test]
+fn a_token_of_before_a_rotation_refuses_renewed_nodes() {
+    let (old, new) = (authority(1), authority(1));
+    let pins = |all: &[&Authority]| -> Vec<Fingerprint> {
+        all.iter().map(|one| one.certificate().fingerprint()).collect()
+    };
+    let server = End::new(&node(&new, "server"), trust(&[&new, &old], Revocations::default()));
+    let joining = |pins: &[Fingerprint]| {
+        let client = joining_client(pins, Clock::at(NOW), weir_identity::provider()).unwrap();
+        connect(server.tls.api_server(&server.own).unwrap(), client)
+    };
+    refused(
+        joining(&pins(&[&old])),
+        "may not be used there",
+        "no certificate of its chain has the fingerprint",
+    );
+    assert!(joining(&pins(&[&old, &new])).1.is_ok());
 }
 
 #[test]

@@ -6,9 +6,10 @@ mod common;
 use common::*;
 use rcgen::{CertificateParams, DnType, KeyPair, SanType};
 use weir_identity::{
-    Admission, Authority, BadAnswer, BadMessage, CaCertificate, Facts, Fingerprint, Holder, Identity,
-    Invitation, IssuedRecord, JoinAnswer, JoinRefused, JoinRequest, Joiner, Key, MOST_SKEW, NODE_LIFETIME,
-    Records, Revocations, Token, TokenRecord, TokenRefused, admit, invite, renew,
+    Admission, Authorities, Authority, BadAnswer, BadMessage, CaCertificate, Claim, Condition, Facts,
+    Fingerprint, Holder, Identity, Invitation, IssuedRecord, JoinAnswer, JoinRefused, JoinRequest, Joiner,
+    Key, MOST_SKEW, NODE_LIFETIME, Names, RecordId, Records, RenewRequest, Revocations, Seen, Token,
+    TokenRecord, TokenRefused, admit, invite, renew,
 };
 
 /// The registry and the node that answers.
@@ -18,13 +19,83 @@ struct Cluster {
     tokens: Vec<TokenRecord>,
     issued: Vec<IssuedRecord>,
     revoked: Revocations,
+    names: Names,
+}
+
+/// The revision of a record: another one for every other content.
+fn revision(record: &impl serde::Serialize) -> u64 {
+    crc32c::crc32c(serde_json::to_string(record).unwrap().as_bytes()).into()
 }
 
 impl Cluster {
     fn new() -> Cluster {
         let authority = authority(1);
         let authorities = vec![authority.certificate().clone()];
-        Cluster { authority, authorities, tokens: vec![], issued: vec![], revoked: Revocations::default() }
+        Cluster {
+            authority,
+            authorities,
+            tokens: vec![],
+            issued: vec![],
+            revoked: Revocations::default(),
+            names: Names::default(),
+        }
+    }
+
+    fn revision_of(&self, record: RecordId) -> Option<u64> {
+        match record {
+            RecordId::Authorities => Some(revision(&self.authorities[0].pem())),
+            RecordId::Revocations => Some(revision(&self.revoked)),
+            RecordId::Names => Some(revision(&self.names)),
+            RecordId::Token(id) => self.tokens.iter().find(|one| one.id == id).map(revision),
+            RecordId::Issued(serial) => {
+                self.issued.iter().find(|one| one.facts.serial == serial).map(revision)
+            }
+        }
+    }
+
+    fn records(&self, token: Option<weir_identity::TokenId>) -> Records<'_> {
+        let token = self.tokens.iter().find(|one| Some(one.id) == token);
+        Records {
+            token: token
+                .map(|record| Seen { record, revision: self.revision_of(RecordId::Token(record.id)) }),
+            issued: &self.issued,
+            names: Seen { record: &self.names, revision: self.revision_of(RecordId::Names) },
+            revoked: Seen { record: &self.revoked, revision: self.revision_of(RecordId::Revocations) },
+            authorities: Seen {
+                record: &self.authorities,
+                revision: self.revision_of(RecordId::Authorities),
+            },
+        }
+    }
+
+    /// The transaction.
+    fn commit(&mut self, admission: Admission) -> Result<JoinAnswer, Condition> {
+        let Admission { conditions, token, names, issued, answer } = admission;
+        if let Some(broken) = conditions.iter().find(|one| self.revision_of(one.record) != one.revision) {
+            return Err(*broken);
+        }
+        if let Some(used) = token {
+            let stored = self.tokens.iter_mut().find(|one| one.id == used.id).unwrap();
+            *stored = used;
+        }
+        self.issued.push(issued);
+        self.names = names;
+        Ok(answer)
+    }
+
+    fn issued_facts(&self) -> Vec<Facts> {
+        self.issued.iter().map(|one| one.facts.clone()).collect()
+    }
+
+    /// As `weir cluster revoke` does it.
+    fn revoke(&mut self, node: &str) {
+        let (issued, tokens) = (self.issued_facts(), self.tokens.clone());
+        let (revoked, void) = self.revoked.revoking_node(&name(node), &issued, &tokens, "stolen", NOW);
+        self.revoked = revoked;
+        for token in void {
+            let stored = self.tokens.iter_mut().find(|one| one.id == token.id).unwrap();
+            *stored = token;
+        }
     }
 
     fn invite(&mut self, only_for: Option<&str>, hosts: &[&str]) -> Token {
@@ -41,20 +112,14 @@ impl Cluster {
     }
 
     fn decide(&self, request: &JoinRequest, now: u64) -> Result<Admission, JoinRefused> {
-        let token = self.tokens.iter().find(|one| one.id == request.token);
-        let records =
-            Records { token, issued: &self.issued, revoked: &self.revoked, authorities: &self.authorities };
-        admit(&self.authority, records, request, now, NODE_LIFETIME)
+        admit(&self.authority, self.records(Some(request.token)), request, now, NODE_LIFETIME)
     }
 
     /// Decides, and writes to the registry.
     fn join(&mut self, request: &JoinRequest, now: u64) -> Result<JoinAnswer, JoinRefused> {
         let admission = self.decide(request, now)?;
-        let used = admission.token.unwrap();
-        let stored = self.tokens.iter_mut().find(|one| one.id == used.id).unwrap();
-        *stored = used;
-        self.issued.push(admission.issued);
-        Ok(admission.answer)
+        assert!(admission.token.is_some());
+        Ok(self.commit(admission).unwrap())
     }
 }
 
@@ -93,20 +158,15 @@ fn a_host_joins_and_renews() {
 
     let again = joiner("b", &[]);
     let now = facts.renew_at();
-    let records = Records {
-        token: None,
-        issued: &cluster.issued,
-        revoked: &cluster.revoked,
-        authorities: &cluster.authorities,
-    };
     let renewed =
-        renew(&cluster.authority, records, &facts, &[], &again.renewal(), (now, NODE_LIFETIME)).unwrap();
+        renew(&cluster.authority, cluster.records(None), &facts, &[], &again.renewal(), (now, NODE_LIFETIME))
+            .unwrap();
     assert_eq!(renewed.token, None);
     let pins: Vec<Fingerprint> = joined.authorities.iter().map(CaCertificate::fingerprint).collect();
     let renewed = again.complete(&renewed.answer, &pins, now).unwrap();
     let newer = renewed.credentials.facts();
     assert!(newer.serial != facts.serial && newer.key != facts.key && newer.not_after == now + NODE_LIFETIME);
-    let replaced = cluster.revoked.with_replaced(newer, [&facts, newer], now);
+    let replaced = cluster.revoked.with_replaced(newer, [(&facts, 1), (newer, 2)], now);
     assert_eq!(replaced.serials.keys().collect::<Vec<_>>(), [&facts.serial]);
 }
 
@@ -170,7 +230,7 @@ fn nobody_without_the_secret_learns_anything() {
     }
     // Not even that the request for a certificate is nonsense.
     let text = serde_json::to_value(sent(&host, &guessed, NOW)).unwrap();
-    for (field, value) in [("csr", "nonsense"), ("secret", "short"), ("secret", "===")] {
+    for (field, value) in [("csr", "nonsense"), ("proof", "short"), ("proof", "===")] {
         let mut text = text.clone();
         text[field] = value.into();
         let refused = cluster.decide(&serde_json::from_value(text).unwrap(), NOW).unwrap_err();
@@ -223,7 +283,11 @@ fn a_request_asks_for_no_more_than_the_invitation_allows() {
     let template = serde_json::to_value(sent(&joiner("b", &[]), &token, NOW)).unwrap();
     let with = |der: &[u8]| {
         let mut request = template.clone();
-        request["csr"] = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(der).into();
+        let csr = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(der);
+        // Its sender has the token.
+        let claim = Claim { token: token.id, name: &name("b"), csr: &csr, clock: NOW };
+        request["proof"] = serde_json::to_value(token.secret.sign(&claim)).unwrap();
+        request["csr"] = csr.into();
         cluster.decide(&serde_json::from_value(request).unwrap(), NOW)
     };
     let key = KeyPair::generate().unwrap();
@@ -287,7 +351,12 @@ fn requests_of_other_versions_and_forms_are_refused() {
     assert!(decode(&text).unwrap_err().to_string().contains("is longer than 65536 bytes"));
     assert!(JoinRequest::decode(b"{}").is_err() && JoinAnswer::decode(b"[1]").is_err());
     let shown = format!("{request:?}");
-    assert!(!shown.contains("secret") && shown.contains(&token.id.to_string()), "{shown}");
+    assert!(
+        !shown.contains(&token.text()[20..60])
+            && !shown.contains("secret")
+            && shown.contains(&token.id.to_string()),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -314,12 +383,18 @@ fn an_answer_is_checked_before_it_is_stored() {
     let theirs: String = other.authorities.iter().map(CaCertificate::pem).collect();
     let swapped = JoinAnswer { authorities: theirs.clone(), ..mine.clone() };
     assert_eq!(check(&swapped, NOW).unwrap_err(), BadAnswer::OtherPin);
-    // Both authorities, as during a rotation, are fine; a third one is not.
+    // Both authorities, as during a rotation, are fine if the token names both; a hostile node's own is not believed.
     let mine_pem = mine.authorities.clone();
     let both = JoinAnswer { authorities: mine_pem.clone() + &theirs, ..mine.clone() };
-    assert_eq!(check(&both, NOW).unwrap().authorities.len(), 2);
+    assert_eq!(check(&both, NOW).unwrap().authorities, cluster.authorities);
+    let pins: Vec<_> =
+        [&cluster.authorities[0], &other.authorities[0]].map(CaCertificate::fingerprint).into();
+    assert_eq!(again().complete(&both, &pins, NOW).unwrap().authorities.len(), 2);
     let three = JoinAnswer { authorities: mine_pem + &theirs + &theirs, ..mine.clone() };
-    assert!(matches!(check(&three, NOW), Err(BadAnswer::Trust(_))));
+    assert!(matches!(again().complete(&three, &pins, NOW), Err(BadAnswer::Trust(_))));
+    let evil = other.authority.issue_node(&name("b"), &[], &again().key(), NOW, NODE_LIFETIME).unwrap();
+    let evil = JoinAnswer { certificates: evil.pem(), ..both };
+    assert!(matches!(check(&evil, NOW), Err(BadAnswer::Mistrust(_))), "its own authority signed");
     assert!(check(&mine, NOW - HOUR).unwrap_err().to_string().contains("ahead of this host's clock"));
     for broken in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         assert!(check(&JoinAnswer { certificates: broken.into(), ..mine.clone() }, NOW).is_err());
@@ -344,9 +419,8 @@ fn only_a_node_renews_and_only_its_own() {
     let facts = credentials.facts();
     let ask = |cluster: &Cluster, presented: &Facts, joiner: &Joiner, hosts: &[&str]| {
         let hosts: Vec<_> = hosts.iter().map(|one| host(one)).collect();
-        let Cluster { authority, authorities, issued, revoked, .. } = cluster;
-        let records = Records { token: None, issued, revoked, authorities };
-        renew(authority, records, presented, &hosts, &joiner.renewal(), (NOW, NODE_LIFETIME))
+        let records = cluster.records(None);
+        renew(&cluster.authority, records, presented, &hosts, &joiner.renewal(), (NOW, NODE_LIFETIME))
     };
     assert!(ask(&cluster, facts, &joiner("b", &["b.example"]), &["b.example"]).is_ok());
     assert!(
@@ -358,6 +432,186 @@ fn only_a_node_renews_and_only_its_own() {
     assert!(word(ask(&cluster, admin.facts(), &joiner("b", &[]), &[])).contains("only nodes"));
     cluster.revoked = cluster.revoked.with_certificate(facts, "stolen", NOW);
     assert!(word(ask(&cluster, facts, &joiner("b", &[]), &[])).contains("was revoked"));
+}
+
+/// What a node that forwards the request sees is all that there is of the token.
+#[test]
+fn a_forwarder_cannot_join_with_the_request_of_another_host() {
+    let mut cluster = Cluster::new();
+    let token = cluster.invite(None, &[]);
+    let request = sent(&joiner("b", &[]), &token, NOW);
+    let secret = {
+        use base64::Engine;
+        let body = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(&token.text()[12..]).unwrap();
+        base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(&body[10..42])
+    };
+    let seen = serde_json::to_value(&request).unwrap();
+    assert!(!seen.to_string().contains(&secret), "the secret stays with the host");
+    let thief = joiner("c", &[]);
+    let other = cluster.invite(None, &[]);
+    let own = serde_json::to_value(sent(&thief, &other, NOW)).unwrap();
+    for fields in [&["csr"][..], &["name"], &["csr", "name"], &["clock"], &["token"], &["proof"]] {
+        let mut forged = seen.clone();
+        fields.iter().for_each(|field| forged[field] = own[field].clone());
+        if fields == ["clock"] {
+            forged["clock"] = (NOW + 1).into();
+        }
+        let refused = cluster.decide(&serde_json::from_value(forged).unwrap(), NOW).unwrap_err();
+        assert!(matches!(refused, JoinRefused::Token(TokenRefused::Unknown)), "{fields:?}: {refused}");
+    }
+    // Nor does the registry's record sign for anybody.
+    let record = serde_json::to_string(&cluster.tokens[0]).unwrap();
+    assert!(!record.contains(&secret), "{record}");
+    cluster.join(&request, NOW).unwrap();
+}
+
+#[test]
+fn a_readmitted_name_is_not_for_the_revoked_host() {
+    let mut cluster = Cluster::new();
+    let (token, later, other) =
+        (cluster.invite(None, &[]), cluster.invite(Some("B"), &[]), cluster.invite(None, &[]));
+    let host = joiner("b", &[]);
+    cluster.join(&sent(&host, &token, NOW), NOW).unwrap();
+    cluster.revoke("b");
+    cluster.revoked = cluster.revoked.readmitting(Holder::Node, &name("b"));
+    let void = "the token was voided at 2026-11-23T12:00:00Z, when its node was revoked; an administrator must make another one";
+    assert_eq!(word(cluster.decide(&sent(&host, &token, NOW), NOW)), void, "its own token");
+    assert_eq!(word(cluster.decide(&sent(&joiner("B", &[]), &later, NOW), NOW)), void, "one for it");
+    // With another token, but the key that was revoked: under its name and under another one.
+    let fresh = cluster.invite(Some("b"), &[]);
+    assert!(word(cluster.decide(&sent(&host, &fresh, NOW), NOW)).contains("this host's key was revoked"));
+    // A new key is another host.
+    cluster.join(&sent(&joiner("b", &[]), &fresh, NOW), NOW).unwrap();
+    cluster.join(&sent(&joiner("c", &[]), &other, NOW), NOW).unwrap();
+}
+
+#[test]
+fn a_replaced_certificate_does_not_lock_its_key_out() {
+    let mut cluster = Cluster::new();
+    let token = cluster.invite(None, &[]);
+    let host = joiner("b", &[]);
+    for _ in 0..2 {
+        cluster.join(&sent(&host, &token, NOW), NOW).unwrap();
+    }
+    let issued = cluster.issued_facts();
+    cluster.revoked = cluster.revoked.with_replaced(&issued[1], issued.iter().zip(1..), NOW);
+    assert!(cluster.revoked.is_replaced(&issued[0]) && !cluster.revoked.is_replaced(&issued[1]));
+    cluster.join(&sent(&host, &token, NOW), NOW).unwrap();
+    let refused = |facts: &Facts| {
+        let request = joiner("b", &[]).renewal();
+        word(renew(&cluster.authority, cluster.records(None), facts, &[], &request, (NOW, NODE_LIFETIME)))
+    };
+    assert_eq!(
+        refused(&issued[0]),
+        "this certificate was replaced by a newer one of b; only the newest one renews"
+    );
+}
+
+/// The order is the registry's, whatever the clocks of the hosts that signed said.
+#[test]
+fn the_later_certificate_is_the_one_that_the_registry_has_later() {
+    let ca = authority(1);
+    let (first, second) =
+        (node_at(&ca, "b", NOW + 200).1.record.facts, node_at(&ca, "b", NOW).1.record.facts);
+    let replaced = |facts: &Facts| {
+        let list = Revocations::default().with_replaced(facts, [(&first, 1), (&second, 2)], NOW);
+        list.serials.into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(replaced(&second), [first.serial]);
+    assert_eq!(replaced(&first), []);
+    let unknown = node_at(&ca, "b", NOW + 300).1.record.facts;
+    assert_eq!(replaced(&unknown), [], "a certificate without a record replaces nothing");
+}
+
+#[test]
+fn a_forged_certificate_renews_nothing() {
+    let mut cluster = Cluster::new();
+    let (_, issued) = node_at(&cluster.authority, "b", NOW);
+    let facts = issued.record.facts.clone();
+    let ask = |cluster: &Cluster, facts: &Facts, now: u64| {
+        let request: RenewRequest = joiner("b", &[]).renewal();
+        renew(&cluster.authority, cluster.records(None), facts, &[], &request, (now, NODE_LIFETIME))
+    };
+    // Signed by the authority's stolen key, so that a handshake accepts it, and never recorded.
+    let no_record =
+        "the cluster has no record of this certificate of b; whoever made it had the authority's key";
+    assert!(word(ask(&cluster, &facts, NOW)).starts_with(no_record));
+    cluster.issued.push(issued.record.clone());
+    assert!(ask(&cluster, &facts, NOW).is_ok());
+    let stretched = Facts { not_after: facts.not_after + DAY, ..facts.clone() };
+    assert!(word(ask(&cluster, &stretched, NOW)).starts_with(no_record));
+    assert!(ask(&cluster, &facts, facts.not_after).is_ok());
+    assert!(word(ask(&cluster, &facts, facts.not_after + 1)).contains("has ended; join with a new token"));
+    // Of an authority that was removed.
+    let gone = authority(1);
+    cluster.authorities = vec![gone.certificate().clone()];
+    assert!(word(ask(&cluster, &facts, NOW)).starts_with(no_record));
+}
+
+#[test]
+fn of_two_decisions_on_one_state_only_one_counts() {
+    let mut cluster = Cluster::new();
+    let (one, two, three) = (cluster.invite(None, &[]), cluster.invite(None, &[]), cluster.invite(None, &[]));
+    // Two hosts under one name.
+    let [first, second] = [(&one, "b"), (&two, "B")]
+        .map(|(token, name)| cluster.decide(&sent(&joiner(name, &[]), token, NOW), NOW).unwrap());
+    cluster.commit(first).unwrap();
+    assert_eq!(cluster.commit(second).unwrap_err().record, RecordId::Names);
+    // One token, two names.
+    let [first, second] =
+        ["c", "d"].map(|name| cluster.decide(&sent(&joiner(name, &[]), &two, NOW), NOW).unwrap());
+    cluster.commit(first).unwrap();
+    assert!(cluster.commit(second).is_err());
+    // A join and a revocation, a rotation.
+    let join = cluster.decide(&sent(&joiner("e", &[]), &three, NOW), NOW).unwrap();
+    cluster.revoke("e");
+    assert_eq!(cluster.commit(join).unwrap_err().record, RecordId::Revocations);
+    cluster.revoked = Revocations::default();
+    let join = cluster.decide(&sent(&joiner("e", &[]), &three, NOW), NOW).unwrap();
+    let renewal = {
+        let facts = cluster.issued[0].facts.clone();
+        let name = facts.identity.name().unwrap().to_string();
+        let request = joiner(&name, &[]).renewal();
+        renew(&cluster.authority, cluster.records(None), &facts, &[], &request, (NOW, NODE_LIFETIME)).unwrap()
+    };
+    cluster.authorities.insert(0, authority(1).certificate().clone());
+    assert_eq!(cluster.commit(join).unwrap_err().record, RecordId::Authorities);
+    assert_eq!(cluster.commit(renewal).unwrap_err().record, RecordId::Authorities);
+}
+
+#[test]
+fn names_that_are_taken_for_each_other_are_one_name() {
+    let mut cluster = Cluster::new();
+    let token = cluster.invite(None, &["Store.Example", "10.0.0.9"]);
+    cluster.join(&sent(&joiner("Node-1", &["store.example", "10.0.0.9"]), &token, NOW), NOW).unwrap();
+    assert_eq!(cluster.issued[0].hosts, [host("store.example"), host("10.0.0.9")]);
+    let token = cluster.invite(None, &["node-1", "fine"]);
+    let ask =
+        |name: &str, hosts: &[&str]| word(cluster.decide(&sent(&joiner(name, hosts), &token, NOW), NOW));
+    assert!(ask("node-1", &[]).starts_with("node Node-1 exists"));
+    assert_eq!(ask("STORE.example", &[]), "STORE.example is a host name of node Node-1; choose another name");
+    assert_eq!(ask("b", &["fine", "node-1"]), "node-1 is a host name of node Node-1; choose another name");
+    cluster.revoke("Node-1");
+    assert!(word(cluster.decide(&sent(&joiner("NODE-1", &[]), &token, NOW), NOW)).contains("was revoked"));
+    cluster.join(&sent(&joiner("store.example", &[]), &token, NOW), NOW).unwrap();
+}
+
+/// A token of before a rotation must not leave its host before nodes that it refuses.
+#[test]
+fn a_rotation_waits_for_tokens_that_do_not_name_the_new_authority() {
+    let mut cluster = Cluster::new();
+    let old = cluster.invite(None, &[]);
+    let next = authority(1);
+    let introducing =
+        Authorities::new(cluster.authorities[0].clone()).introduce(next.certificate().clone(), NOW).unwrap();
+    let refused = introducing.renew(&[], &cluster.tokens, NOW).unwrap_err().to_string();
+    assert!(refused.contains(&format!("hosts may still join with them: {}", old.id)), "{refused}");
+    assert!(introducing.renew(&[], &cluster.tokens, NOW + HOUR + MOST_SKEW - 1).is_err(), "on some clock");
+    assert!(introducing.renew(&[], &cluster.tokens, NOW + HOUR + MOST_SKEW).is_ok());
+    cluster.authorities = introducing.trusted();
+    cluster.tokens.clear();
+    cluster.invite(None, &[]);
+    assert!(introducing.renew(&[], &cluster.tokens, NOW).is_ok(), "made since, with both");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use weir_identity::{
-    Authorities, Authority, Fingerprint, Holder, Invitation, IssuedRecord, NODE_LIFETIME, NodeTrusts,
+    Authorities, Authority, Facts, Fingerprint, Holder, Invitation, IssuedRecord, NODE_LIFETIME, NodeTrusts,
     Revocations, RotationRefused, TokenRecord, Use, invite,
 };
 
@@ -27,6 +27,11 @@ fn token(pins: &[&Authority], now: u64) -> TokenRecord {
         ttl: HOUR,
     };
     invite(invitation, now).unwrap().1
+}
+
+/// Certificates with the registry's revisions of their records, in the order of their making.
+fn in_order(issued: &[IssuedRecord]) -> impl Iterator<Item = (&Facts, u64)> {
+    issued.iter().map(|one| &one.facts).zip(1..)
 }
 
 const NOTHING: Use<'static> = Use {
@@ -54,10 +59,10 @@ fn a_rotation_goes_in_three_steps() {
     };
     let (a, b) = (trusts("a", &[&old, &new]), trusts("b", &[&old]));
     assert_eq!(
-        introducing.renew(&[a.clone(), b], NOW).unwrap_err(),
+        introducing.renew(&[a.clone(), b], &[], NOW).unwrap_err(),
         RotationRefused::NotEverywhere(vec![name("b")])
     );
-    let renewing = introducing.renew(&[a, trusts("b", &[&new, &old])], NOW).unwrap();
+    let renewing = introducing.renew(&[a, trusts("b", &[&new, &old])], &[], NOW).unwrap();
     assert_eq!(renewing.signer(), new.certificate());
     assert!(renewing.must_renew(fingerprint(&old)) && !renewing.must_renew(fingerprint(&new)));
     assert_eq!(renewing.trusted(), [new.certificate().clone(), old.certificate().clone()]);
@@ -70,7 +75,7 @@ fn a_rotation_goes_in_three_steps() {
     let word = renewing.retire(in_use, NOW).unwrap_err().to_string();
     assert!(word.contains(&format!("in use: node a (serial {})", of_a.record.facts.serial)), "{word}");
     // The node has presented its new certificate.
-    let replaced = none.with_replaced(&new_of_a.record.facts, issued.iter().map(|one| &one.facts), NOW);
+    let replaced = none.with_replaced(&new_of_a.record.facts, in_order(&issued), NOW);
     let end = renewing.retire(Use { revoked: &replaced, ..in_use }, NOW).unwrap();
     assert_eq!(end, settled(&new));
     // Or it has gone for good; or its certificate has ended on every clock.
@@ -85,7 +90,7 @@ fn a_rotation_goes_in_three_steps() {
 fn an_open_invitation_keeps_the_authority_that_it_names() {
     let (old, new) = (authority(1), authority(1));
     let introducing = settled(&old).introduce(new.certificate().clone(), NOW).unwrap();
-    let renewing = introducing.renew(&[], NOW).unwrap();
+    let renewing = introducing.renew(&[], &[], NOW).unwrap();
     let (early, late) = ([token(&[&old], NOW)], [token(&[&new, &old], NOW)]);
     let with = |tokens| Use { tokens, ..NOTHING };
     let word = renewing.retire(with(&early), NOW).unwrap_err().to_string();
@@ -102,7 +107,7 @@ fn a_step_out_of_order_changes_nothing() {
     let wants =
         "the certificate authority is settled; removing the former one needs it renewing certificates";
     assert_eq!(word(start.retire(NOTHING, NOW)), wants);
-    assert!(word(start.renew(&[], NOW)).contains("is settled"));
+    assert!(word(start.renew(&[], &[], NOW)).contains("is settled"));
     assert!(word(start.abandon(NOTHING, NOW)).contains("is settled"));
     let introducing = start.introduce(new.certificate().clone(), NOW).unwrap();
     assert!(
@@ -113,7 +118,7 @@ fn a_step_out_of_order_changes_nothing() {
     assert_eq!(introducing.abandon(NOTHING, NOW).unwrap(), start);
     let issued = [node_at(&new, "a", NOW).1.record];
     assert!(word(introducing.abandon(Use { issued: &issued, ..NOTHING }, NOW)).contains("node a"));
-    let renewing = introducing.renew(&[], NOW).unwrap();
+    let renewing = introducing.renew(&[], &[], NOW).unwrap();
     assert!(word(renewing.abandon(NOTHING, NOW)).contains("is renewing certificates"));
 
     assert!(word(start.introduce(old.certificate().clone(), NOW)).contains("is the present one"));
@@ -125,7 +130,7 @@ fn a_step_out_of_order_changes_nothing() {
 fn the_state_is_read_back_from_the_registry() {
     let (old, new) = (authority(1), authority(1));
     let introducing = settled(&old).introduce(new.certificate().clone(), NOW).unwrap();
-    let renewing = introducing.renew(&[], NOW).unwrap();
+    let renewing = introducing.renew(&[], &[], NOW).unwrap();
     for state in [settled(&old), introducing, renewing] {
         let text = serde_json::to_string(&state).unwrap();
         assert_eq!(serde_json::from_str::<Authorities>(&text).unwrap(), state);
@@ -189,7 +194,7 @@ proptest! {
             let changed = match step {
                 Step::Introduce => state.introduce(pool[next % pool.len()].certificate().clone(), now).inspect(|_| next += 1),
                 Step::Abandon => state.abandon(used, now),
-                Step::Renew => state.renew(&told, now),
+                Step::Renew => state.renew(&told, &[], now),
                 Step::Retire => state.retire(used, now),
                 Step::Hears(i) => {
                     members[i].trusts = state.trusted().iter().map(|one| one.fingerprint()).collect();
@@ -202,7 +207,7 @@ proptest! {
                         let node = members[i].certificate.facts.identity.name().unwrap().to_string();
                         let new = node_at(by(state.signer().fingerprint()), &node, now).1.record;
                         issued.push(new.clone());
-                        revoked = revoked.with_replaced(&new.facts, issued.iter().map(|one| &one.facts), now);
+                        revoked = revoked.with_replaced(&new.facts, in_order(&issued), now);
                         members[i].certificate = new;
                         members[i].trusts = state.trusted().iter().map(|one| one.fingerprint()).collect();
                     }

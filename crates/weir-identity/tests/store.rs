@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::*;
-use weir_identity::{Grant, Role, Store, StoreError};
+use weir_identity::{Grant, Holder, Revocations, Role, Store, StoreError};
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -26,6 +26,8 @@ fn chmod(path: &Path, mode: u32) {
 fn files(directory: &Path) -> Vec<String> {
     let names = fs::read_dir(directory).unwrap();
     let mut names: Vec<_> = names.map(|one| one.unwrap().file_name().into_string().unwrap()).collect();
+    // Every writer makes it.
+    names.retain(|one| one != ".lock");
     names.sort();
     names
 }
@@ -80,7 +82,8 @@ fn the_authority_that_follows_waits_beside_the_present_one() {
     let store = Store::open(root.path()).unwrap();
     let (ca, next) = (authority(1), authority(1));
     store.create_authority(&ca).unwrap();
-    assert!(matches!(store.promote_next_authority(), Err(StoreError::Missing { .. })));
+    let expected = next.certificate().fingerprint();
+    assert!(matches!(store.promote_next_authority(expected), Err(StoreError::Missing { .. })));
     store.create_next_authority(&next).unwrap();
     assert!(matches!(store.create_next_authority(&ca), Err(StoreError::Exists { .. })));
     assert_eq!(store.authority().unwrap().certificate(), ca.certificate());
@@ -88,10 +91,21 @@ fn the_authority_that_follows_waits_beside_the_present_one() {
     assert_eq!(mode(&root.path().join("ca-next.pem")), 0o600);
     let whole = fs::read(root.path().join("ca-next.pem")).unwrap();
     fs::write(root.path().join("ca-next.pem"), &whole[..whole.len() / 2]).unwrap();
-    assert!(matches!(store.promote_next_authority(), Err(StoreError::Damaged { .. })));
+    assert!(matches!(store.promote_next_authority(expected), Err(StoreError::Damaged { .. })));
     assert_eq!(store.authority().unwrap().certificate(), ca.certificate());
     fs::write(root.path().join("ca-next.pem"), &whole).unwrap();
-    store.promote_next_authority().unwrap();
+    let other = authority(1).certificate().fingerprint();
+    let refused = store.promote_next_authority(other).unwrap_err().to_string();
+    assert!(
+        refused.contains(&format!("the authority {expected}, and the registry says that {other} signs")),
+        "{refused}"
+    );
+    assert_eq!(store.authority().unwrap().certificate(), ca.certificate());
+    // The first one may have been interrupted after it was done.
+    for _ in 0..2 {
+        store.promote_next_authority(expected).unwrap();
+    }
+    assert!(matches!(store.promote_next_authority(other), Err(StoreError::Missing { .. })));
     assert_eq!(store.authority().unwrap().certificate(), next.certificate());
     assert_eq!(files(root.path()), ["ca.pem"]);
     store.create_next_authority(&ca).unwrap();
@@ -107,6 +121,50 @@ fn what_a_crash_leaves_behind_is_in_nobodys_way() {
     store.create_node(&node(&authority(1), "a")).unwrap();
     assert_eq!(files(root.path()), ["node.pem"]);
     assert_eq!(mode(&root.path().join("node.pem")), 0o600);
+}
+
+#[test]
+fn what_is_revoked_survives_a_restart() {
+    let root = directory();
+    let store = Store::open(root.path()).unwrap();
+    let nothing = Revocations::default();
+    assert_eq!(store.revocations().unwrap(), nothing, "a node that has heard of none");
+    let (_, issued) = node_at(&authority(1), "b", NOW);
+    let revoked = nothing.with_name(Holder::Node, &name("b"), [&issued.record.facts], "stolen", NOW);
+    store.replace_revocations(&revoked).unwrap();
+    assert_eq!(Store::open(root.path()).unwrap().revocations().unwrap(), revoked);
+    let path = root.path().join("revoked.json");
+    assert_eq!(mode(&path), 0o644);
+    fs::write(&path, "{").unwrap();
+    assert!(matches!(store.revocations(), Err(StoreError::Damaged { .. })), "it is not taken for nothing");
+    fs::write(&path, "{}").unwrap();
+    chmod(&path, 0o666);
+    assert!(matches!(store.revocations(), Err(StoreError::TooOpen { .. })));
+}
+
+/// Any user may open a directory of mode 0755, and lock it for ever.
+#[test]
+fn only_the_owner_of_the_directory_can_lock_it() {
+    let root = directory();
+    chmod(root.path(), 0o755);
+    let store = Store::open(root.path()).unwrap();
+    let theirs = fs::File::open(root.path()).unwrap();
+    rustix::fs::flock(&theirs, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let ca = authority(1);
+    store.create_node(&node(&ca, "a")).unwrap();
+    let lock = root.path().join(".lock");
+    assert_eq!(mode(&lock), 0o600);
+    // A process of the same user that hangs: an error, and not a wait without end.
+    let hangs = fs::File::open(&lock).unwrap();
+    rustix::fs::flock(&hangs, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let refused = store.replace_node(&node(&ca, "a")).unwrap_err();
+    assert!(matches!(refused, StoreError::Busy { .. }), "{refused}");
+    assert!(
+        refused.to_string().contains("/.lock is locked by another process for more than 5 s"),
+        "{refused}"
+    );
+    drop(hangs);
+    store.replace_node(&node(&ca, "a")).unwrap();
 }
 
 #[test]
@@ -229,6 +287,15 @@ fn a_client_gets_files_as_nbd_clients_name_them() {
     let refused = store.create_client(&again, &[ca.certificate().clone()]).unwrap_err();
     assert!(matches!(refused, StoreError::Exists { .. }), "{refused}");
     assert_eq!(all.map(|one| fs::read(root.path().join(one)).unwrap()), before);
+    // Whichever of them is in the way: nothing else is made.
+    for one in all {
+        let root = directory();
+        let store = Store::open(root.path()).unwrap();
+        fs::write(root.path().join(one), "someone else's").unwrap();
+        assert!(matches!(store.create_client(&viewer, &[]), Err(StoreError::Exists { .. })), "{one}");
+        assert_eq!(files(root.path()), [one]);
+        assert_eq!(fs::read(root.path().join(one)).unwrap(), b"someone else's");
+    }
 }
 
 /// Set for this program when it runs itself in a full directory or as another user.

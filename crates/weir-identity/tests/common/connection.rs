@@ -11,13 +11,13 @@ use rustls::{
     ClientConfig, ClientConnection, CommonState, ConnectionCommon, Error, HandshakeKind, ServerConfig,
     ServerConnection, SideData,
 };
-use weir_identity::{Facts, Mistrust, other_end, peer};
+use weir_identity::{Mistrust, OtherEnd, other_end, peer};
 
 /// What one end knows after the handshake and an exchange of one message.
 #[derive(Debug)]
 pub struct Met {
-    pub other: Option<Facts>,
-    pub as_peer: Result<Facts, Mistrust>,
+    pub other: Option<OtherEnd>,
+    pub as_peer: Result<OtherEnd, Mistrust>,
     pub version: ProtocolVersion,
     pub suite: CipherSuite,
     pub kind: HandshakeKind,
