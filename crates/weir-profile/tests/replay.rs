@@ -200,6 +200,14 @@ fn damaged_numbers_and_slow_disks_make_no_harm() {
     }
     odd.disk_bytes = Some(0);
     let _ = export(&odd, &target(), None);
+
+    // A former version's profile, of so many first uses that a range for all of them is longer than 64 bits can say.
+    let mut vast = profile(&[job("randread", "4k", "plain", 100, 5)]);
+    (vast.disk_bytes, vast.end_bytes) = (None, 0);
+    let part = &mut vast.read.random;
+    (part.requests, part.blocks, part.curve.cold) = (100_000_000_000_000, 100_000_000_000_000, 1e14);
+    let exported = export(&vast, &target(), None).unwrap();
+    assert!(exported.jobs.iter().all(|job| job.workload.size.is_some_and(|size| size.0 <= 1 << 61)));
 }
 
 /// A disk that was filled in order before the requests of `random`, which get the time and the number of a request and return

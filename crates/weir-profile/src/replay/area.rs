@@ -18,6 +18,9 @@ const SMALLEST: f64 = 8.0;
 /// So many positions for each used one make reuse by chance rare: half a percent of evenly distributed requests.
 const SPARSE: f64 = 100.0;
 
+/// The end of the largest range, in bytes: the sum with a range's start still fits 64 bits.
+const FARTHEST: u64 = 1 << 60;
+
 /// A range, and the distribution of requests over its positions.
 pub(super) struct Area {
     fit: Fit,
@@ -110,5 +113,5 @@ fn most(profile: &Profile, unit: u64, used: f64) -> u64 {
         (None, 0) => (used * SPARSE).ceil() as u64,
         (None, end) => (end / unit).max(used.ceil() as u64),
     };
-    known.max(1)
+    known.clamp(1, FARTHEST / unit)
 }

@@ -124,7 +124,8 @@ pub fn export(profile: &Profile, target: &Target, runtime: Option<Duration>) -> 
             jobs = apart;
         }
         notes.push(
-            "other requests had used most blocks of the random ones before these (as a fill of the disk does): in the load, the              first use of a block is a miss, so its hits are fewer"
+            "other requests had used most blocks of the random ones before these (as a fill of the disk does): in the load, the \
+             first use of a block is a miss, so its hits are fewer"
                 .into(),
         );
     } else if profile.requests() <= REHEARSED && profile.seconds <= REHEARSED as f64 {
