@@ -145,12 +145,15 @@ fn job_file(
         true => parse_bench(&text).map_err(|error| Failure::usage(named(&error)))?,
         false => read_jobs(&text).map_err(|error| Failure::usage(named(&error)))?,
     };
+    // Before the search for data, which connects to the export and is itself a client for a moment.
+    for Job { target, workload, .. } in &jobs {
+        leave_alone(global, arguments, target, workload)?;
+    }
     let shared = if arguments.destroy { BTreeSet::new() } else { refuse_data(&jobs)? };
     let mut groups: Vec<Vec<watch::Job>> = Vec::new();
     for job in jobs {
         groups.resize_with(groups.len().max(job.group as usize + 1), Vec::new);
         let Job { name, target, workload, group } = job;
-        leave_alone(global, arguments, &target, &workload)?;
         let destroy = arguments.destroy || (workload.access.writes() && shared.contains(&target.to_string()));
         let prefill = arguments.prefill.limits();
         groups[group as usize].push(watch::Job {
