@@ -463,6 +463,7 @@ fn what_was_left_is_removed_where_the_volume_is() {
         volume: "pool".into(),
         step: Step::Removing,
         by: left_by.clone(),
+        lost: String::new(),
     };
     let notes = Notes::of(&bench);
     notes.put(&note);

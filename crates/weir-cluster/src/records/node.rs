@@ -301,6 +301,9 @@ pub struct UnfinishedRecord {
     pub step: Step,
     /// The process.
     pub by: NodeRef,
+    /// What a deletion loses apart from the file, for the event that tells its end.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub lost: String,
 }
 
 impl Record for UnfinishedRecord {

@@ -29,7 +29,7 @@ pub struct RegistryFaults {
     pub hung: AtomicBool,
     /// All are lost, and their senders learn of it at once.
     pub refuses: AtomicBool,
-    /// Listings are not answered.
+    /// Reads and listings are not answered.
     pub away: AtomicBool,
     /// Transactions of other processes after each of the next listings, in order; none after one that has failed.
     pub after_listing: Mutex<VecDeque<Vec<Transaction>>>,
@@ -63,6 +63,9 @@ fn unheard<T>() -> Result<T, RegistryError> {
 impl Registry for FaultyRegistry {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
         Box::pin(async move {
+            if self.faults.away.load(Ordering::Relaxed) {
+                return unheard();
+            }
             let answer = self.registry.get(key).await;
             let delayed = self.delayed.lock().unwrap().take();
             if let Some(delayed) = delayed {

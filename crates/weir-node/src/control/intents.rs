@@ -11,6 +11,8 @@ use weir_cluster::records::NodeRef;
 pub struct Intents {
     /// Disks with a step under way here.
     here: Mutex<BTreeSet<String>>,
+    /// Disks whose deletion has begun here, before its first step and up to its end.
+    deletions: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
     gone: Mutex<Gone>,
 }
@@ -18,7 +20,17 @@ pub struct Intents {
 impl Intents {
     /// Begins a step about a disk. `None` if one is under way.
     pub(super) fn begin(&self, disk: &str) -> Option<UnderWay<'_>> {
-        lock(&self.here).insert(disk.to_owned()).then(|| UnderWay(self, disk.to_owned()))
+        UnderWay::begin(&self.here, disk)
+    }
+
+    /// Begins a deletion. `None` if one is under way.
+    pub(super) fn begin_deletion(&self, disk: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.deletions, disk)
+    }
+
+    /// Whether a deletion is under way here: nothing opens the disk.
+    pub(super) fn is_being_deleted(&self, disk: &str) -> bool {
+        lock(&self.deletions).contains(disk)
     }
 
     /// Whether a step about a disk is under way here.
@@ -38,11 +50,17 @@ impl Intents {
 }
 
 /// A step of this process, under way while the value lives.
-pub(super) struct UnderWay<'a>(&'a Intents, String);
+pub(super) struct UnderWay<'a>(&'a Mutex<BTreeSet<String>>, String);
+
+impl<'a> UnderWay<'a> {
+    fn begin(disks: &'a Mutex<BTreeSet<String>>, disk: &str) -> Option<UnderWay<'a>> {
+        lock(disks).insert(disk.to_owned()).then(|| UnderWay(disks, disk.to_owned()))
+    }
+}
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        lock(&self.0.here).remove(&self.1);
+        lock(self.0).remove(&self.1);
     }
 }
 

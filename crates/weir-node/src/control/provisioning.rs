@@ -88,7 +88,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
         let (directory, file) = (volume.clone(), name.clone());
         blocking(move || open(&directory)?.check_free(&file)).await?;
         let before = in_volume(&entry).absent(disk.clone());
-        match Note::write(node, record, Step::Making, before).await {
+        match Note::write(node, record, Step::Making, "", before).await {
             Ok(note) => break (note, volume),
             // Meanwhile another disk was begun in the volume, or the volume was replaced.
             Err(RegistryError::Conflict { .. })
@@ -146,7 +146,7 @@ async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
     let (deadline, disk) = (Nanos::now() + UNDER_WAY, keys::disk(&record.name));
     loop {
         let nobody = in_volume(&node.volume_entry(&record.volume).await?.0).absent(disk.clone());
-        let error = match Note::write(node, record, Step::Making, nobody).await {
+        let error = match Note::write(node, record, Step::Making, "", nobody).await {
             Ok(note) => return note.finish().await.map(drop),
             Err(error) => error,
         };
@@ -191,7 +191,14 @@ async fn late(node: &Node, record: &DiskRecord) -> ApiError {
             format!("disk {name} is deleted, but the storage has not removed its file for {seconds} s"),
             format!("the removal goes on; the event `disk-deleted` of {name} in `weir events` tells its end"),
         ),
-        _ => (
+        Err(error) => (
+            format!(
+                "neither the storage nor the registry ({error}) has answered for {seconds} s: it is not known whether disk \
+                 {name} is deleted"
+            ),
+            format!("`weir disk show {name}` tells when the registry answers; the deletion goes on when both do"),
+        ),
+        Ok(Some(_)) => (
             format!("the storage has not answered for {seconds} s; disk {name} is still there"),
             "check the volume's storage; the deletion goes on when it answers, and `weir events` then has the event \
              `disk-deleted`"
@@ -202,17 +209,17 @@ async fn late(node: &Node, record: &DiskRecord) -> ApiError {
 }
 
 async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str) -> Result<(), ApiError> {
+    // The storage may take long to answer, and nothing may open the disk meanwhile.
+    let Some(_deletion) = node.intents.begin_deletion(&record.name) else {
+        let message = format!("disk {} is being deleted already", record.name);
+        return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` tells its end"));
+    };
     // Without the mount, no file would be found, and none removed.
     let volume = node.volume(&record.volume).await?;
     blocking(move || open(&volume).map(drop)).await?;
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
-    match Note::write(node, record, Step::Removing, gone).await {
-        Ok(note) => {
-            let path = note.finish().await?;
-            let lost = if lost.is_empty() { String::new() } else { format!("; lost: {lost}") };
-            node.journal.tell("disk-deleted", &record.name, format!("{} is gone{lost}", path.display()));
-            Ok(())
-        }
+    match Note::write(node, record, Step::Removing, lost, gone).await {
+        Ok(note) => note.finish().await.map(drop),
         Err(RegistryError::Conflict { .. }) => {
             let message = format!("disk {} has just been opened", record.name);
             Err(ApiError::new(ApiErrorKind::Refused, message))
@@ -253,7 +260,7 @@ pub async fn keep_finished(node: Arc<Node>) {
             for entry in listing.entries {
                 match take_over(&node, &entry).await {
                     Ok(path) => {
-                        tracing::info!(path = %path.display(), "removed; its disk was never finished")
+                        tracing::info!(path = %path.display(), "removed; another process had begun to make or delete its disk")
                     }
                     Err(error) => tracing::debug!(key = entry.key, %error, "left for later"),
                 }
@@ -284,12 +291,12 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
     let replaces = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision);
     match Note::put(node, record, replaces).await {
         Ok(note) => {
-            let (disk, path) = (note.record.disk.clone(), note.finish().await?);
-            let text = format!(
-                "{} was left by a process that ended while it made or deleted the disk",
-                path.display()
-            );
-            node.journal.tell("leftover-removed", &disk, text);
+            let (disk, step, path) = (note.record.disk.clone(), note.record.step, note.finish().await?);
+            if step == Step::Making {
+                let text =
+                    format!("{} was left by a process that ended while it made the disk", path.display());
+                node.journal.tell("leftover-removed", &disk, text);
+            }
             Ok(path)
         }
         Err(RegistryError::Conflict { .. }) => wait(format!("{} has just changed", entry.key)),
@@ -321,11 +328,13 @@ impl<'a> Note<'a> {
         node: &'a Node,
         disk: &DiskRecord,
         step: Step,
+        lost: &str,
         before: Transaction,
     ) -> Result<Note<'a>, RegistryError> {
-        let by = node.session.node_ref();
-        let record = UnfinishedRecord { disk: disk.name.clone(), volume: disk.volume.clone(), step, by };
-        Note::put(node, record, before.absent(keys::unfinished(&disk.name))).await
+        let (disk, volume, by) = (disk.name.clone(), disk.volume.clone(), node.session.node_ref());
+        let record = UnfinishedRecord { disk, volume, step, by, lost: lost.to_owned() };
+        let before = before.absent(keys::unfinished(&record.disk));
+        Note::put(node, record, before).await
     }
 
     async fn put(
@@ -342,7 +351,8 @@ impl<'a> Note<'a> {
         Ok(Note { node, key, revision: committed.revision, record, _under_way: under_way })
     }
 
-    /// Removes the file and the note. Returns the file's path.
+    /// Removes the file, tells the end of a deletion, and removes the note. Whoever finishes a deletion tells of it: the record that
+    /// says what is lost is the note's. Returns the file's path.
     async fn finish(self) -> Result<PathBuf, ApiError> {
         let volume = self.node.volume(&self.record.volume).await?;
         let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;
@@ -361,6 +371,15 @@ impl<'a> Note<'a> {
             Ok(path)
         });
         let path = removed.await?;
+        if step == Step::Removing {
+            let lost = Some(&self.record.lost).filter(|lost| !lost.is_empty());
+            let lost = lost.map_or_else(String::new, |lost| format!("; lost: {lost}"));
+            self.node.journal.tell(
+                "disk-deleted",
+                &self.record.disk,
+                format!("{} is gone{lost}", path.display()),
+            );
+        }
         self.strike_off().await;
         Ok(path)
     }
@@ -376,10 +395,11 @@ impl<'a> Note<'a> {
 
 #[cfg(test)]
 mod tests {
-    use weir_cluster::records::{NodeRef, Policy, Source, VolumeKind};
+    use weir_cluster::records::{EventRecord, NodeRef, Policy, Source, VolumeKind};
 
     use super::*;
-    use crate::control::disk::tests::node;
+    use crate::control::disk::tests::{node, node_at};
+    use crate::control::faulty_registry::RegistryFaults;
 
     /// One creator stood still until its note was taken over, and then created the file. The process that has the note now
     /// finds that file in its way, does not know whose it is, and gives up.
@@ -387,12 +407,7 @@ mod tests {
     async fn a_file_made_too_late_is_removed_once_nobody_else_is_at_it() {
         let directory = tempfile::tempdir().unwrap();
         let (node, _told) = node(directory.path()).await;
-        let path = directory.path().join("volume");
-        std::fs::create_dir(&path).unwrap();
-        let volume = DirVolume::open(&path).unwrap();
-        let id = volume.identify(7).unwrap();
-        let entry = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path, id };
-        node.registry.transact(entry.create(keys::volume("v"))).await.unwrap();
+        let volume = volume_in(&node, directory.path()).await;
         let source = Source::File { name: "d".into() };
         let record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
         let other = UnfinishedRecord {
@@ -400,6 +415,7 @@ mod tests {
             volume: "v".into(),
             step: Step::Making,
             by: NodeRef::new("other", 1),
+            lost: String::new(),
         };
         let noted = node.registry.transact(other.create(keys::unfinished("d"))).await.unwrap();
 
@@ -418,11 +434,70 @@ mod tests {
         assert!(node.registry.get(&key).await.unwrap().is_none(), "and its note is struck off");
     }
 
+    async fn volume_in(node: &Node, directory: &std::path::Path) -> DirVolume {
+        let path = directory.join("volume");
+        std::fs::create_dir(&path).unwrap();
+        let volume = DirVolume::open(&path).unwrap();
+        let id = volume.identify(7).unwrap();
+        let entry = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path, id };
+        node.registry.transact(entry.create(keys::volume("v"))).await.unwrap();
+        volume
+    }
+
+    /// The record is gone when the storage refuses to remove the file: the note alone knows what the deletion lost.
+    #[tokio::test]
+    async fn a_deletion_that_another_step_finishes_tells_what_it_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let volume = volume_in(&node, directory.path()).await;
+        let source = Source::File { name: "d".into() };
+        let record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+        node.registry.transact(record.create(keys::disk("d"))).await.unwrap();
+        let entry = node.registry.get(&keys::disk("d")).await.unwrap().unwrap();
+
+        let path = volume.disk_path("d").unwrap();
+        std::fs::create_dir(&path).unwrap();
+        remove(&node, &entry, &record, "3 MiB".into()).await.expect_err("a directory is no file to remove");
+        assert!(node.registry.get(&entry.key).await.unwrap().is_none(), "the record is gone");
+        assert!(!node.intents.is_being_deleted("d"), "the attempt has ended");
+
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, [1; 512]).unwrap();
+        assert_eq!(finish_others(&node, "d").await.unwrap(), Some(path.clone()));
+        assert!(!path.exists());
+        let told = loop {
+            let listing = node.registry.list(keys::EVENTS).await.unwrap();
+            let events = listing.entries.iter().map(|entry| EventRecord::of(entry).unwrap());
+            if let Some(event) = events.into_iter().find(|event| event.kind == "disk-deleted") {
+                break event;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert!(told.subject == "d" && told.text.ends_with("; lost: 3 MiB"), "{told:?}");
+    }
+
+    /// The owner's task retries to open the disk while the storage delays the deletion.
+    #[tokio::test]
+    async fn a_disk_is_deleted_once_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let source = Source::File { name: "d".into() };
+        let record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+        node.registry.transact(record.create(keys::disk("d"))).await.unwrap();
+        let entry = node.registry.get(&keys::disk("d")).await.unwrap().unwrap();
+        let first = node.intents.begin_deletion("d").unwrap();
+        let refused = remove(&node, &entry, &record, String::new()).await.unwrap_err();
+        assert!(refused.message.contains("is being deleted already"), "{refused}");
+        drop(first);
+        assert!(node.registry.get(&entry.key).await.unwrap().is_some());
+    }
+
     /// A large file can take longer to remove than a request waits: the record is gone by then.
     #[tokio::test]
     async fn a_slow_removal_says_how_to_see_its_end() {
         let directory = tempfile::tempdir().unwrap();
-        let (node, _told) = node(directory.path()).await;
+        let faults = Arc::<RegistryFaults>::default();
+        let (node, _told) = node_at(directory.path(), faults.clone()).await;
         let source = Source::File { name: "d".into() };
         let record = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
         let after = late(&node, &record).await;
@@ -432,5 +507,8 @@ mod tests {
         let before = late(&node, &record).await;
         assert!(before.message.contains("still there"), "{before}");
         assert_eq!(before.kind, ApiErrorKind::Unavailable);
+        faults.away.store(true, std::sync::atomic::Ordering::Relaxed);
+        let unknown = late(&node, &record).await;
+        assert!(unknown.message.contains("it is not known whether disk d is deleted"), "{unknown}");
     }
 }

@@ -355,6 +355,10 @@ impl DiskTask {
                     self.retry_at = Some(Nanos::now() + RETRY);
                 }
             }
+            // The removal would take the file away from under the opened disk.
+            (Decision::Open, Some(_)) if self.node.intents.is_being_deleted(&self.name) => {
+                self.retry_at = Some(Nanos::now() + RETRY);
+            }
             (Decision::Open, Some(record)) => {
                 if let Err(error) = self.open(&record).await {
                     let (pause, news) = self.failures.failed(&error);
