@@ -58,6 +58,11 @@ pub struct NbdDisk {
     turn: Vec<u32>,
     meter: Meter,
     edges: Edges,
+    /// Bytes of buffers that the connections hold.
+    memory: usize,
+    /// All of `held` lack buffers: no connection of this disk has given any back since, and the shard had lent so many bytes. Until
+    /// it has lent fewer, none of them could go on, and hundreds of them cost no time.
+    stuck: Option<usize>,
     next_stall_check: Nanos,
     /// A hold of the clients before a move.
     hold: Option<Hold>,
@@ -78,6 +83,8 @@ impl NbdDisk {
             turn: Vec::new(),
             meter: Meter::new(),
             edges: Edges::default(),
+            memory: 0,
+            stuck: None,
             next_stall_check: Nanos::default(),
             hold: None,
             closing: None,
@@ -133,7 +140,8 @@ impl NbdDisk {
     /// each that had to wait.
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, workspace: &mut Workspace) {
         self.edges.advance(layer, reactor);
-        if self.ready.is_empty() && self.held.is_empty() {
+        let is_stuck = self.is_stuck(reactor);
+        if self.ready.is_empty() && (is_stuck || self.held.is_empty()) {
             return;
         }
         let connections = &self.connections;
@@ -141,26 +149,42 @@ impl NbdDisk {
         self.edges.release(waits);
         let info = layer.info();
         let mut turn = std::mem::take(&mut self.turn);
-        turn.append(&mut self.held);
+        if !is_stuck {
+            turn.append(&mut self.held);
+            self.stuck = None;
+        }
         turn.append(&mut self.ready);
+        let (mut lent, mut gave_back) = (self.stuck.unwrap_or(0), false);
         for index in turn.drain(..) {
             let Some(connection) = self.connections.get_mut(index as usize) else { continue };
             connection.listed = false;
             let (meter, edges) = (&mut self.meter, &mut self.edges);
-            let (limits, now) = (&self.limits, reactor.now());
+            let (limits, now, disk_memory) = (&self.limits, reactor.now(), self.memory);
+            let left = TURN;
             let mut turn =
-                Turn { reactor, layer, info, workspace, meter, edges, limits, now, index, left: TURN };
-            match connection.pump(&mut turn) {
+                Turn { reactor, layer, info, workspace, meter, edges, limits, now, index, left, disk_memory };
+            let pumped = connection.pump(&mut turn);
+            gave_back |= connection.count(&mut self.memory);
+            match pumped {
                 Pumped::Idle | Pumped::Closing => {}
                 Pumped::More => self.list_ready(index),
                 Pumped::Held => {
-                    self.connections[index as usize].listed = true;
+                    connection.listed = true;
+                    lent = lent.max(reactor.buffers().lent());
                     self.held.push(index);
                 }
             }
             self.list_flush(index);
         }
         self.turn = turn;
+        let lacks_memory = |index: &u32| self.connections[*index as usize].lacks_memory();
+        let is_stuck = !gave_back && !self.held.is_empty() && self.held.iter().all(lacks_memory);
+        self.stuck = is_stuck.then_some(lent);
+    }
+
+    /// Whether it would be in vain to give the waiting connections a turn.
+    fn is_stuck(&self, reactor: &Reactor) -> bool {
+        self.stuck.is_some_and(|lent| reactor.buffers().lent() >= lent)
     }
 
     /// Whether a connection waits for room, in the layer or in the shard's memory, which other disks give back.
@@ -203,6 +227,9 @@ impl NbdDisk {
             let Some(connection) = self.connections.get_mut(index as usize) else { continue };
             connection.flush_listed = false;
             connection.flush(reactor, workspace, &mut self.meter);
+            if connection.count(&mut self.memory) {
+                self.stuck = None;
+            }
             if connection.is_finished() {
                 self.forget(index);
             }
@@ -214,11 +241,12 @@ impl NbdDisk {
     /// there is more to do now.
     #[must_use]
     pub fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos {
-        let room = Room { layer, reactor, workspace, edges: &self.edges, limits: &self.limits };
+        let (edges, limits, disk_memory) = (&self.edges, &self.limits, self.memory);
+        let room = Room { layer, reactor, workspace, edges, limits, disk_memory };
         let could_go_on = |index: &u32| self.connections[*index as usize].could_go_on(*index, room);
         if !self.ready.is_empty()
             || self.edges.could_advance(layer, reactor.buffers())
-            || self.held.iter().any(could_go_on)
+            || (!self.is_stuck(reactor) && self.held.iter().any(could_go_on))
         {
             return Nanos::default();
         }
@@ -346,6 +374,8 @@ impl NbdDisk {
     }
 
     fn list_ready(&mut self, index: u32) {
+        // A waiting one stays in `held`; its state may be another by now.
+        self.stuck = None;
         let connection = &mut self.connections[index as usize];
         if !connection.listed {
             connection.listed = true;
@@ -362,7 +392,10 @@ impl NbdDisk {
     }
 
     fn forget(&mut self, index: u32) {
-        if self.connections.remove(index as usize).listed {
+        let mut gone = self.connections.remove(index as usize);
+        gone.uncount(&mut self.memory);
+        self.stuck = None;
+        if gone.listed {
             self.ready.retain(|&other| other != index);
             self.held.retain(|&other| other != index);
         }

@@ -13,11 +13,11 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use weir_nbd::server::{Directory, Handshake, HandshakeError, Session, Step};
 
-/// Connections that the kernel keeps until a handshake is free (it caps this by `net.core.somaxconn`).
+use super::handshakes::{Handshakes, Heard, Origin};
+
+/// Connections that the kernel keeps until they are accepted (it caps this by `net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
 /// Pause after the process has run out of descriptors or memory, before the next connection is accepted.
@@ -49,7 +49,8 @@ impl fmt::Display for ListenAddress {
 /// Limits of a listener (P10).
 #[derive(Clone, Copy, Debug)]
 pub struct ListenerConfig {
-    /// Handshakes at once; further clients wait in the kernel's queue.
+    /// Handshakes at once. For one more, the one ends from which nothing has come for the longest time, of the host or process that
+    /// has the most.
     pub handshakes: usize,
     /// Time for a whole handshake.
     pub deadline: Duration,
@@ -152,13 +153,10 @@ impl Listener {
 
     /// Accepts clients until dropped; handshakes under way end with it.
     pub async fn run(self, directory: Arc<dyn Directory>, attach: Arc<dyn Attach>) {
-        let free = Arc::new(Semaphore::new(self.config.handshakes));
-        let mut handshakes = JoinSet::new();
+        let mut handshakes = Handshakes::new(self.config.handshakes);
         loop {
-            let permit = Arc::clone(&free).acquire_owned().await.expect("the semaphore is never closed");
-            while handshakes.try_join_next().is_some() {}
-            let stream = match self.accept().await {
-                Ok(stream) => stream,
+            let (stream, origin) = match self.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "nbd: cannot accept a client");
                     tokio::time::sleep(BREATHER).await;
@@ -167,9 +165,8 @@ impl Listener {
             };
             let (directory, attach) = (Arc::clone(&directory), Arc::clone(&attach));
             let deadline = self.config.deadline;
-            handshakes.spawn(async move {
-                let _permit = permit;
-                match tokio::time::timeout(deadline, stream.shake_hands(&*directory)).await {
+            handshakes.start(origin, |heard| async move {
+                match tokio::time::timeout(deadline, stream.shake_hands(&*directory, &heard)).await {
                     Ok(Ok(client)) => attach.attach(client),
                     Ok(Err(end)) => tracing::debug!(%end, "nbd: no session"),
                     Err(_) => tracing::debug!(?deadline, "nbd: handshake not finished in time"),
@@ -178,13 +175,17 @@ impl Listener {
         }
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
+    async fn accept(&self) -> io::Result<(Stream, Origin)> {
         match &self.socket {
-            Socket::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
-            Socket::Tcp(listener) => {
+            Socket::Unix { listener, .. } => {
                 let stream = listener.accept().await?.0;
+                let process = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
+                Ok((Stream::Unix(stream), Origin::Process(process)))
+            }
+            Socket::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
+                Ok((Stream::Tcp(stream), Origin::of(from.ip())))
             }
         }
     }
@@ -247,21 +248,25 @@ enum Stream {
 }
 
 impl Stream {
-    async fn shake_hands(self, directory: &dyn Directory) -> Result<AcceptedClient, End> {
+    async fn shake_hands(self, directory: &dyn Directory, heard: &Heard) -> Result<AcceptedClient, End> {
         match self {
             Stream::Unix(mut stream) => {
-                let (session, leftover) = shake_hands(&mut stream, directory).await?;
+                let (session, leftover) = shake_hands(&mut stream, directory, heard).await?;
                 Ok(AcceptedClient { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
             }
             Stream::Tcp(mut stream) => {
-                let (session, leftover) = shake_hands(&mut stream, directory).await?;
+                let (session, leftover) = shake_hands(&mut stream, directory, heard).await?;
                 Ok(AcceptedClient { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
             }
         }
     }
 }
 
-async fn shake_hands<S>(stream: &mut S, directory: &dyn Directory) -> Result<(Session, Vec<u8>), End>
+async fn shake_hands<S>(
+    stream: &mut S,
+    directory: &dyn Directory,
+    heard: &Heard,
+) -> Result<(Session, Vec<u8>), End>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -276,7 +281,10 @@ where
             Step::Continue => {}
             Step::NeedMore => match stream.read(&mut buffer).await? {
                 0 => return Err(End::Disconnected),
-                length => handshake.receive(&buffer[..length]),
+                length => {
+                    heard.note();
+                    handshake.receive(&buffer[..length]);
+                }
             },
             Step::Attach(session) => {
                 stream.write_all(&out).await?;

@@ -12,6 +12,7 @@ mod connection;
 mod disk;
 mod edges;
 mod export;
+mod handshakes;
 mod hold;
 mod listener;
 mod replies;

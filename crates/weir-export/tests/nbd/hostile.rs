@@ -1,12 +1,14 @@
 //! Clients that mean harm, or are broken, beside one that goes on with its work.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
+use weir_block::Nanos;
 use weir_export::nbd::Limits;
 use weir_nbd::protocol::command;
 
-use crate::support::{RawClient, Server, ServerConfig, Witness, python};
+use crate::support::{RawClient, Server, ServerConfig, Witness, memory_file, python, writable};
 
 const MIB: usize = 1 << 20;
 
@@ -114,6 +116,24 @@ fn half_handshakes_do_not_keep_others_out() {
     });
 }
 
+/// The deadline does not help a new client in time: silent connections end when it needs their place.
+#[test]
+fn silent_connections_do_not_delay_a_new_client() {
+    for silent in [300, 2_000] {
+        let server = one(MIB);
+        let connections: Vec<TcpStream> =
+            (0..silent).map(|_| TcpStream::connect(server.tcp()).unwrap()).collect();
+        let asked = Nanos::now();
+        let script = "import nbd, sys; h = nbd.NBD(); h.connect_uri(sys.argv[1]); print(h.get_size())";
+        assert_eq!(python(script, &[&server.tcp_uri("disk")]).trim(), MIB.to_string());
+        let waited = Nanos::now() - asked;
+        println!("{silent} silent connections: a new client is served after {waited:?}");
+        // A tenth of the deadline for a handshake, most of it for the interpreter's start on a busy machine.
+        assert!(waited < Duration::from_secs(5), "{waited:?} beside {silent}");
+        drop(connections);
+    }
+}
+
 #[test]
 fn clients_that_stop_reading_or_writing_leave_memory_for_others() {
     let mut config = ServerConfig::one(64 << 20);
@@ -146,6 +166,50 @@ fn clients_that_stop_reading_or_writing_leave_memory_for_others() {
         assert_eq!((answer.error, answer.data.len()), (0, 12 << 20));
         drop(stalled);
     });
+    server.wait_until("all memory is back", |state| state.lent == 0);
+}
+
+/// Times of reads of 64 KiB, one after the other, sorted.
+fn times_of_reads(client: &mut RawClient) -> Vec<Duration> {
+    let mut times: Vec<Duration> = (0..1_000)
+        .map(|_| {
+            let asked = Nanos::now();
+            client.send(&RawClient::request(command::READ, 0, 1, 0, 64 << 10));
+            let answer = client.answer(0);
+            assert_eq!((answer.error, answer.data.len()), (0, 64 << 10));
+            Nanos::now() - asked
+        })
+        .collect();
+    times.sort_unstable();
+    times
+}
+
+/// With shares for connections alone, the other disk waits until these clients are disconnected: 30 s.
+#[test]
+fn clients_that_never_read_leave_memory_for_another_disk() {
+    let mut config = ServerConfig::one(64 << 20);
+    config.disks.push(("other".into(), memory_file(), writable(64 << 20)));
+    let server = Server::start(config);
+    let mut polite = RawClient::enter(server.socket(), "other", true);
+    let before = times_of_reads(&mut polite);
+    let reads: Vec<u8> =
+        (0..128).flat_map(|i| RawClient::request(command::READ, 0, i, 0, 64 << 10)).collect();
+    let hostile: Vec<RawClient> = (0..400)
+        .map(|_| {
+            let mut client = RawClient::enter(server.socket(), "disk", true);
+            client.send(&reads);
+            client
+        })
+        .collect();
+    let beside = times_of_reads(&mut polite);
+    let p99 = |times: &[Duration]| times[990];
+    println!("p99 of another disk: {:?} before, {:?} beside 400 hostile clients", p99(&before), p99(&beside));
+    assert!(beside[999] < Duration::from_secs(3), "{:?}", beside[999]);
+    // A new client of that disk, at depth, gets its share, too.
+    let mut deep = RawClient::enter(server.socket(), "other", true);
+    deep.send(&reads);
+    (0..128).for_each(|i| assert_eq!(deep.answer(i).error, 0));
+    drop(hostile);
     server.wait_until("all memory is back", |state| state.lent == 0);
 }
 

@@ -13,7 +13,7 @@ use weir_nbd::server::{
 use super::parts::{LONGEST_RANGE, blocks_around};
 use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, State, Stop, Turn, kind_of};
 use crate::nbd::edges::Change;
-use crate::workspace::{WINDOW, Workspace, fair, largest_whole};
+use crate::workspace::{WINDOW, Workspace, fair, fair_to_disks, largest_whole};
 
 /// Bytes received behind the rest of a large payload while writes are so large that they never fit the window: just
 /// enough for the next header, so that little is copied.
@@ -25,10 +25,18 @@ const KEPT_STASH: usize = 4 << 10;
 /// One line a second about clients that break the protocol.
 pub static BAD_REQUESTS: Throttle = Throttle::new("nbd-bad-request", Duration::from_secs(1));
 
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// Buffers that this disk's connections, or other disks, give back.
+    Memory,
+    Other,
+}
+
 impl Connection {
     /// Reads and submits what has arrived, within a turn's measure.
     pub fn pump(&mut self, turn: &mut Turn<'_>) -> Pumped {
-        self.held = None;
+        (self.held, self.lacks_memory) = (None, false);
         if matches!(self.state, State::Parting { .. }) {
             return self.part(turn);
         }
@@ -69,7 +77,7 @@ impl Connection {
 
     /// Whether the request that had to wait could go on now.
     pub fn could_go_on(&self, index: u32, room: Room<'_>) -> bool {
-        self.held.is_none_or(|need| self.admits(need, index, room))
+        self.held.is_none_or(|need| self.admits(need, index, room).is_ok())
     }
 
     fn work(&mut self, turn: &mut Turn<'_>) -> Stop {
@@ -419,7 +427,7 @@ impl Connection {
     pub(super) fn take_buffer(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<Buffer, Stop> {
         self.admit(need, turn)?;
         turn.reactor.buffers().take(need.memory).ok_or_else(|| {
-            self.held = Some(need);
+            (self.held, self.lacks_memory) = (Some(need), true);
             Stop::Held
         })
     }
@@ -431,44 +439,60 @@ impl Connection {
         }
         let (index, limits) = (turn.index, turn.limits);
         let (layer, reactor) = (&*turn.layer, &*turn.reactor);
-        let room = Room { layer, reactor, workspace: turn.workspace, edges: turn.edges, limits };
-        if self.admits(need, index, room) {
-            return Ok(());
-        }
+        let (edges, disk_memory) = (&*turn.edges, turn.disk_memory);
+        let room = Room { layer, reactor, workspace: turn.workspace, edges, limits, disk_memory };
+        let Err(lack) = self.admits(need, index, room) else { return Ok(()) };
+        self.lacks_memory = lack == Lack::Memory;
         self.has_crowded |= self.in_flight.len() + self.replies.len() >= limits.requests;
         self.held = Some(need);
         // A connection that holds memory waits for itself as much as for others.
         if need.memory > 0 && self.memory_held() == 0 {
-            turn.workspace.line_up(self.socket.token(), turn.now);
+            let who = self.socket.token();
+            if fair_to_disks(turn.reactor.buffers(), self.memory_of_others(disk_memory), need.memory) {
+                turn.workspace.line_up(who, turn.now);
+            } else {
+                turn.workspace.line_up_in_disk(who, turn.now);
+            }
         }
         Err(Stop::Held)
     }
 
-    fn admits(&self, need: Need, index: u32, room: Room<'_>) -> bool {
-        let Room { layer, reactor, workspace, edges, limits } = room;
+    /// Bytes of buffers that the other connections of its disk hold.
+    fn memory_of_others(&self, disk_memory: usize) -> usize {
+        disk_memory - self.counted
+    }
+
+    fn admits(&self, need: Need, index: u32, room: Room<'_>) -> Result<(), Lack> {
+        let Room { layer, reactor, workspace, edges, limits, disk_memory } = room;
         if self.in_flight.len() + self.replies.len() >= limits.requests {
-            return false;
+            return Err(Lack::Other);
         }
         if need.alone && !(self.in_flight.is_empty() && self.replies.is_empty()) {
-            return false;
+            return Err(Lack::Other);
         }
         if need.memory > 0 {
             let held = self.memory_held();
             let within = held == 0 || held + need.memory <= limits.bytes;
             let first = !workspace.yields(self.socket.token(), need.memory);
-            if !within || !first || !fair(reactor.buffers(), held, need.memory) {
-                return false;
+            let of_disk = self.memory_of_others(disk_memory) + held;
+            let is_fair = fair(reactor.buffers(), held, need.memory)
+                && fair_to_disks(reactor.buffers(), of_disk, need.memory);
+            if !first {
+                return Err(Lack::Other);
+            }
+            if !within || !is_fair {
+                return Err(Lack::Memory);
             }
         }
-        let Some((kind, length)) = need.at_layer else { return true };
+        let Some((kind, length)) = need.at_layer else { return Ok(()) };
         if kind.changes_data() {
             let may = if need.parts_of_blocks { edges.is_alone(index) } else { edges.may_change() };
             // A payload may arrive while others are alone; it is submitted when they are not any more.
             if !may && need.memory == 0 {
-                return false;
+                return Err(Lack::Other);
             }
         }
-        layer.has_room(kind, length)
+        if layer.has_room(kind, length) { Ok(()) } else { Err(Lack::Other) }
     }
 }
 

@@ -83,6 +83,8 @@ pub(super) struct Turn<'a> {
     pub index: u32,
     /// Requests that it may still submit in this turn.
     pub left: usize,
+    /// Bytes of buffers of all connections of the disk, as of the last count.
+    pub disk_memory: usize,
 }
 
 impl Turn<'_> {
@@ -207,6 +209,8 @@ pub(super) struct Room<'a> {
     pub workspace: &'a Workspace,
     pub edges: &'a Edges,
     pub limits: &'a Limits,
+    /// As [`Turn::disk_memory`].
+    pub disk_memory: usize,
 }
 
 #[derive(Debug)]
@@ -234,12 +238,16 @@ pub(super) struct Connection {
     /// The last writes did not fit the window.
     large_writes: bool,
     held: Option<Need>,
+    /// `held` waits for buffers and nothing else.
+    lacks_memory: bool,
     /// The server ends the connection: half-close it first ([`State::Parting`]).
     takes_leave: bool,
     /// The client has exceeded its limit of requests in flight while its replies were kept.
     has_crowded: bool,
     /// Bytes of buffers of requests in flight and of the incoming write.
     memory: usize,
+    /// Bytes of buffers that it held when its disk counted last.
+    counted: usize,
     /// The last time that bytes moved in either direction.
     moved: Nanos,
     /// In its disk's list of connections to pump.
@@ -274,9 +282,11 @@ impl Connection {
             readable: true,
             large_writes: false,
             held: None,
+            lacks_memory: false,
             takes_leave: false,
             has_crowded: false,
             memory: 0,
+            counted: 0,
             moved: Nanos::now(),
             listed: false,
             flush_listed: false,
@@ -568,6 +578,24 @@ impl Connection {
     /// Bytes of buffers that the client is the cause of.
     fn memory_held(&self) -> usize {
         self.memory + self.replies.payload_bytes()
+    }
+
+    /// Updates the disk's count of the bytes that its connections hold. True if this one holds fewer than before.
+    pub fn count(&mut self, disk_memory: &mut usize) -> bool {
+        let (held, before) = (self.memory_held(), self.counted);
+        *disk_memory = *disk_memory - before + held;
+        self.counted = held;
+        held < before
+    }
+
+    /// Takes it out of the disk's count.
+    pub fn uncount(&mut self, disk_memory: &mut usize) {
+        *disk_memory -= std::mem::take(&mut self.counted);
+    }
+
+    /// Whether it waits for buffers and nothing else.
+    pub fn lacks_memory(&self) -> bool {
+        self.held.is_some() && self.lacks_memory
     }
 
     /// Whether it waits to be alone on the disk with a change of parts of blocks.

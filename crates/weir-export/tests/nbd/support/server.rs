@@ -176,6 +176,10 @@ impl Server {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
 
+    pub fn tcp(&self) -> SocketAddr {
+        self.tcp
+    }
+
     pub fn tcp_uri(&self, export: &str) -> String {
         format!("nbd://{}/{export}", self.tcp)
     }
