@@ -64,11 +64,21 @@ impl Core {
             let endpoint = *self.links.current().borrow();
             let again = match self.attempt(kind, deadline, endpoint, &attempt).await {
                 Ok(done) => return Ok(done),
+                Err(Failure::Refused(Refusal::Error(RegistryError::Full { reason })))
+                    if kind == Kind::Change =>
+                {
+                    // etcd makes the change that exceeds its quota, and then reports the quota.
+                    return Err(Refusal::Error(RegistryError::unavailable(reason)));
+                }
                 Err(Failure::Refused(refusal)) => return Err(refusal),
                 Err(Failure::Again(again)) => again,
             };
             let reason = format!("{}: {}", self.links.name(endpoint), again.reason);
             self.links.leave(endpoint, &again.reason);
+            // First of all: a change that was begun is in doubt, whatever ended it.
+            if again.in_doubt && kind == Kind::Change {
+                return Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {reason}"))));
+            }
             if again.identity {
                 unidentified.insert(endpoint);
             }
@@ -78,8 +88,7 @@ impl Core {
                 let reason = format!("no endpoint of etcd can be used, the last {reason}; {remedy}");
                 return Err(Refusal::Error(RegistryError::Setup { reason }));
             }
-            let forbidden = again.in_doubt && kind == Kind::Change;
-            if forbidden || Instant::now() >= deadline {
+            if Instant::now() >= deadline {
                 return Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {reason}"))));
             }
             failed += 1;
@@ -225,5 +234,54 @@ impl Core {
         let all = self.layout.all();
         let nothing = Compare::create_revision(all.first, CompareOp::Equal, 0).with_range(all.end);
         Txn::new().when([nothing]).and_then([TxnOp::put(self.layout.marker(), marker.value(), None)])
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Endpoints whose connections exist; attempts in these tests do not use them.
+    async fn core(endpoints: usize) -> Core {
+        let config = EtcdConfig::new((0..endpoints).map(|number| format!("http://127.0.0.1:{}", 1 + number)));
+        let core = Core::new(config);
+        for endpoint in 0..endpoints {
+            core.links.connect_later(endpoint).await;
+        }
+        core
+    }
+
+    async fn fails(core: &Core, kind: Kind, failure: impl Fn() -> Failure + Sync) -> RegistryError {
+        let attempt = |_| {
+            let failure = failure();
+            async move { Err::<(), Failure>(failure) }
+        };
+        core.call(kind, core.deadline(), attempt).await.unwrap_err().error()
+    }
+
+    /// A session that TLS ends may have carried the request before.
+    #[tokio::test]
+    async fn a_change_that_was_begun_is_in_doubt_whatever_ended_it() {
+        let core = core(1).await;
+        let alert = |in_doubt| Again { identity: true, in_doubt, ..Again::not_done("received fatal alert") };
+        let error = fails(&core, Kind::Change, || alert(true).into()).await;
+        assert!(matches!(error, RegistryError::Unavailable { .. }), "{error:?}");
+        for (kind, in_doubt) in [(Kind::Change, false), (Kind::Repeatable, true), (Kind::Repeatable, false)] {
+            let error = fails(&core, kind, || alert(in_doubt).into()).await;
+            assert!(matches!(error, RegistryError::Setup { .. }), "{kind:?}: {error:?}");
+        }
+    }
+
+    /// etcd makes the change that exceeds its quota, and then reports the quota.
+    #[tokio::test]
+    async fn a_change_that_exceeds_the_quota_is_in_doubt() {
+        let core = core(1).await;
+        let full = || Failure::from(RegistryError::Full { reason: "compact and defragment it".into() });
+        let error = fails(&core, Kind::Change, full).await;
+        assert!(matches!(error, RegistryError::Unavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains("compact and defragment it"), "{error}");
+        let error = fails(&core, Kind::Repeatable, full).await;
+        assert!(matches!(error, RegistryError::Full { .. }), "{error:?}");
     }
 }

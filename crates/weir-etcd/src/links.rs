@@ -111,6 +111,15 @@ impl Links {
         }
     }
 
+    /// A connection that is made when it is first used.
+    #[cfg(test)]
+    pub async fn connect_later(&self, endpoint: usize) {
+        let channel = Endpoint::from_shared(self.name(endpoint).to_owned()).expect("a URL").connect_lazy();
+        let client = Client::from_channel(Channel::Tonic(channel), None).await.expect("no user to sign in");
+        let mut state = self.links[endpoint].lock().await;
+        (state.client, state.made) = (Some(client), 1);
+    }
+
     /// Warns once of an etcd whose deposed leaders end living leases (etcd issue 15247): a node could then lose its session before
     /// the time that etcd has confirmed.
     async fn check_version(&self, mut client: Client) {

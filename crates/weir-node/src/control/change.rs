@@ -103,7 +103,7 @@ pub struct Changed {
 ///
 /// # Errors
 /// As [`read`], and the errors of `compute`; [`RegistryError::Conflict`] when the owner is there again;
-/// [`ChangeError::Doubtful`] once a sent change got no answer, whatever the result of later attempts.
+/// [`ChangeError::Doubtful`] once a sent change was neither confirmed nor certainly refused, whatever the result of later attempts.
 pub async fn change(
     registry: &dyn Registry,
     session: &NodeSession,
@@ -160,14 +160,29 @@ async fn attempt(
     match registry.transact(replace).await {
         Ok(committed) => done(next, committed.revision),
         Err(error @ RegistryError::Conflict { .. }) => Ok(Attempt::Again(error)),
-        Err(error @ RegistryError::Unavailable { .. }) => {
+        Err(error) if is_refusal(&error) => Err(error.into()),
+        Err(error) => {
             *doubt = Some(revision);
             let (now, record) = read(registry, disk).await?;
             *seen = Some(Changed { record: record.clone(), revision: now.mod_revision });
             let is_committed = now.mod_revision > revision && record == next;
             if is_committed { done(record, now.mod_revision) } else { Ok(Attempt::Again(error)) }
         }
-        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a transaction with this answer was certainly not committed. Any other error may be of a later step than the commit: a
+/// registry that is full, damaged or set up wrongly can report that of a change that it has made.
+fn is_refusal(error: &RegistryError) -> bool {
+    match error {
+        RegistryError::Conflict { .. }
+        | RegistryError::LeaseExpired { .. }
+        | RegistryError::Malformed { .. } => true,
+        RegistryError::Unavailable { .. }
+        | RegistryError::Compacted { .. }
+        | RegistryError::Full { .. }
+        | RegistryError::Corrupt { .. }
+        | RegistryError::Setup { .. } => false,
     }
 }
 
@@ -237,6 +252,41 @@ mod tests {
         registry.faults.lost.store(1000, Ordering::Relaxed);
         let error = change(&*registry, &session, "d", None, wanted).await.unwrap_err();
         assert!(error.doubt().is_some(), "{error}");
+    }
+
+    /// etcd reports "no space" of changes that it has made.
+    #[tokio::test]
+    async fn only_a_certain_refusal_leaves_no_doubt() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, session) = cluster(directory.path()).await;
+        let wanted = |copies| {
+            move |record: &DiskRecord| {
+                set_policy(record, weir_cluster::ownership::Caller::Other, Policy::WriteBack(copies))
+            }
+        };
+        let reason = || "etcd's space quota is exceeded".to_owned();
+        let uncertain = [
+            RegistryError::Full { reason: reason() },
+            RegistryError::Corrupt { reason: reason() },
+            RegistryError::Setup { reason: reason() },
+        ];
+        for (error, copies) in uncertain.into_iter().zip([1, 2, 1]) {
+            registry.faults.answered_with.lock().unwrap().push_back(error.clone());
+            let changed = change(&*registry, &session, "d", None, wanted(copies)).await.unwrap();
+            assert_eq!(changed.record.policy, Policy::WriteBack(copies), "{error}: it was committed");
+            registry.faults.answered_with.lock().unwrap().push_back(error.clone());
+            registry.faults.deafens.store(true, Ordering::Relaxed);
+            let refused = change(&*registry, &session, "d", None, wanted(0)).await.unwrap_err();
+            assert_eq!(refused.doubt(), Some(changed.revision), "{error} taken for a refusal: {refused}");
+            registry.faults.hear_again();
+        }
+        for error in
+            [RegistryError::LeaseExpired { lease: session.lease() }, RegistryError::malformed(reason())]
+        {
+            registry.faults.answered_with.lock().unwrap().push_back(error);
+            let refused = change(&*registry, &session, "d", None, wanted(2)).await.unwrap_err();
+            assert!(refused.doubt().is_none(), "{refused}");
+        }
     }
 
     /// A sent change may commit late: the refusal of a later attempt says nothing about it.

@@ -35,6 +35,20 @@ pub struct RegistryFaults {
     pub after_listing: Mutex<VecDeque<Vec<Transaction>>>,
     /// The next one is not answered, and is carried out after the next read.
     pub delays: AtomicBool,
+    /// The next ones are carried out, and answered with these errors.
+    pub answered_with: Mutex<VecDeque<RegistryError>>,
+    /// Nothing is read any more after such an answer.
+    pub deafens: AtomicBool,
+    /// Nothing is read.
+    pub deaf: AtomicBool,
+}
+
+impl RegistryFaults {
+    /// Ends [`RegistryFaults::deafens`].
+    pub fn hear_again(&self) {
+        self.deafens.store(false, Ordering::Relaxed);
+        self.deaf.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Carries transactions out, with these faults.
@@ -63,7 +77,7 @@ fn unheard<T>() -> Result<T, RegistryError> {
 impl Registry for FaultyRegistry {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
         Box::pin(async move {
-            if self.faults.away.load(Ordering::Relaxed) {
+            if self.faults.away.load(Ordering::Relaxed) || self.faults.deaf.load(Ordering::Relaxed) {
                 return unheard();
             }
             let answer = self.registry.get(key).await;
@@ -108,6 +122,12 @@ impl Registry for FaultyRegistry {
                 return unheard();
             }
             let answer = self.registry.transact(transaction).await;
+            let instead = self.faults.answered_with.lock().unwrap().pop_front();
+            if let Some(error) = instead {
+                let deafens = self.faults.deafens.load(Ordering::Relaxed);
+                self.faults.deaf.store(deafens, Ordering::Relaxed);
+                return Err(error);
+            }
             if lose(&self.faults.unanswered) { unheard() } else { answer }
         })
     }

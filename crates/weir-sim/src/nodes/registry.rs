@@ -276,8 +276,13 @@ impl Cluster {
             // The call arrives, its answer does not: the caller may time out before or after the commit.
             let told = Duration::from_micros(self.rng.u64(..900_000));
             delay = Duration::from_micros(self.rng.u64(..800_000));
-            self.unheard += 1;
-            self.at(sent + told, Task::Lost(reply));
+            match other_answer(number).filter(|_| self.registry.proposed.contains_key(&number)) {
+                Some(error) => self.at(sent + told, Task::Answered { to: who, reply, answer: Err(error) }),
+                None => {
+                    self.unheard += 1;
+                    self.at(sent + told, Task::Lost(reply));
+                }
+            }
         }
         self.at(sent + delay, Task::AtRegistry(asked));
     }
@@ -448,6 +453,17 @@ impl Cluster {
         let calm = self.world.now() >= CALM;
         let most = if self.rng.u8(..) < 8 && !calm { long } else { short };
         Duration::from_micros(self.rng.u64(short / 4..=most))
+    }
+}
+
+/// The answer instead of the lost one to a change of the disk: none, or an error that says nothing about the commit. By the call's
+/// number, so that a seed's other choices do not depend on it.
+fn other_answer(number: u64) -> Option<RegistryError> {
+    let reason = "by a fault".to_owned();
+    match number % 5 {
+        0 | 1 => Some(RegistryError::Full { reason }),
+        2 => Some(RegistryError::Corrupt { reason }),
+        _ => None,
     }
 }
 

@@ -113,6 +113,37 @@ async fn a_move_that_commits_late_is_not_taken_for_refused() {
     assert!(task.holds_clients, "they get what is kept for them when the disk is let go");
 }
 
+/// P2, P3: etcd answers "no space" to changes that it has made. Until it is known what became of them, a moved disk is not served,
+/// and members of both sets are asked.
+#[tokio::test]
+async fn a_change_that_a_full_registry_answers_is_in_doubt() {
+    for reason in ["full", "damaged", "set up wrongly"].map(str::to_owned) {
+        let error = match &*reason {
+            "full" => RegistryError::Full { reason },
+            "damaged" => RegistryError::Corrupt { reason },
+            _ => RegistryError::Setup { reason },
+        };
+        for moves in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            let faults = Arc::new(RegistryFaults::default());
+            let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
+            tokio::spawn(async move { while told.recv().await.is_some() {} });
+            let (mut task, _inbox, until) = open(&node, |_| ()).await;
+            faults.answered_with.lock().unwrap().push_back(error.clone());
+            faults.deafens.store(true, Ordering::Relaxed);
+            if moves {
+                task.hand_over(&NodeRef::new("b", 1)).await.unwrap_err();
+                assert!(task.doubt.is_some() && !serves(&until), "{error}: b owns it");
+            } else {
+                task.connected.insert("c".into(), NodeRef::new("c", 1));
+                task.want_configuration(3, &["c".to_owned()], true).await;
+                let members: Vec<_> = node.rights.members().into_iter().collect();
+                assert!(task.doubt.is_some() && members == ["b", "c"], "{error}: {members:?}");
+            }
+        }
+    }
+}
+
 /// P3: so has another set of replicas, which the owner asks for grants from then on.
 #[tokio::test]
 async fn a_set_that_commits_late_is_the_set() {
