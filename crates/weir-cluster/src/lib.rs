@@ -8,6 +8,7 @@
 //! - [`ownership`]: allowed changes of a disk's configuration (P2, P3). Pure functions.
 //! - [`placement`]: chooses the successor, replicas and guards. Pure functions; every node computes the same.
 //! - [`node_state`]: isolation, quarantine, drain and removal of nodes. Pure functions.
+//! - [`migration`]: moves the content of one registry to another one.
 //! - [`membership`]: this node's lease and the view of the others.
 //!
 //! Nothing here is on the I/O path. The data path reads one atomic number, the lease deadline of
@@ -18,6 +19,7 @@ pub mod events;
 pub mod housekeeping;
 pub mod machine;
 pub mod membership;
+pub mod migration;
 pub mod node_state;
 pub mod ownership;
 pub mod placement;

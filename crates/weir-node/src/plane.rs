@@ -8,6 +8,7 @@ use weir_accel::flash::FlashDevice;
 use weir_block::{Nanos, Stream};
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
+use weir_cluster::migration::{MigrationError, Named};
 use weir_cluster::node_state::Rules;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
@@ -95,7 +96,11 @@ pub async fn join(
     let mut told = String::new();
     loop {
         let times = SessionConfig { ttl, margin: ttl / MARGIN };
-        match NodeSession::start(Arc::clone(registry), record.clone(), times).await {
+        let session = match check_usable(&**registry, config).await {
+            Ok(()) => NodeSession::start(Arc::clone(registry), record.clone(), times).await,
+            Err(error) => Err(error.into()),
+        };
+        match session {
             Ok(session) => return Ok(session),
             Err(
                 error @ (SessionError::NameTaken { .. }
@@ -112,6 +117,15 @@ pub async fn join(
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// A registry whose content is, or will be, in another one has no nodes.
+async fn check_usable(registry: &dyn Registry, config: &Config) -> Result<(), RegistryError> {
+    let name = format!("the registry at {}", config.registry.place());
+    match (Named { registry, name: &name }).check_usable().await {
+        Err(MigrationError::Registry { source, .. }) => Err(source),
+        checked => checked.map_err(|error| RegistryError::Setup { reason: error.to_string() }),
     }
 }
 
@@ -228,4 +242,28 @@ async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream
     let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
     node.shards.send(&disk, command).await;
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::Path;
+
+    use weir_cluster::Embedded;
+    use weir_cluster::records::{MigrationRecord, Record, keys};
+
+    use super::*;
+    use crate::control::disk::tests::record_of;
+
+    #[tokio::test]
+    async fn no_node_joins_a_registry_whose_content_is_elsewhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config::parse("name = \"a\"", Path::new("weir.toml")).unwrap();
+        let registry: Arc<dyn Registry> = Arc::new(Embedded::open(&directory.path().join("r")).unwrap());
+        let gone = MigrationRecord::Gone { to: "/weir/a/ at https://e1:2379".into() };
+        registry.transact(gone.create(keys::MIGRATION)).await.unwrap();
+        let refused = join(&registry, record_of("a"), &config, |_| {}).await.unwrap_err().to_string();
+        assert!(refused.contains("was migrated to /weir/a/ at https://e1:2379"), "{refused}");
+        assert!(registry.list(keys::SESSIONS).await.unwrap().entries.is_empty());
+    }
 }

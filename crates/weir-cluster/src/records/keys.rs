@@ -28,6 +28,10 @@ pub const MEMBERS: &str = "members/";
 pub const NODE_STATES_PREFIX: &str = "node-states/";
 /// The [`super::NodeStatesRecord`] of all nodes.
 pub const NODE_STATES: &str = "node-states/all";
+/// The [`super::MigrationRecord`] of a registry that nodes must not use.
+pub const MIGRATION: &str = "migration";
+/// The [`super::EpochBaseRecord`].
+pub const EPOCH_BASE: &str = "epoch-base";
 /// The processes that the registry's server watches; private to it.
 pub const PROCESSES: &str = "processes/";
 

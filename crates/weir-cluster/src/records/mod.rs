@@ -3,6 +3,7 @@
 mod disk;
 pub mod keys;
 mod medium;
+mod migration;
 mod node;
 mod node_states;
 
@@ -13,6 +14,7 @@ use crate::registry::{Entry, Op, Transaction};
 
 pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, Policy, Source, Spread};
 pub use medium::{Medium, NotAMedium};
+pub use migration::{EpochBaseRecord, MigrationRecord};
 pub use node::{
     EventRecord, MediumSpace, MemberRecord, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow,
     StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use weir_block::Nanos;
 use weir_cluster::events::Events;
+use weir_cluster::migration::first_epoch;
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, NodeRef, Policy, Record, Source, check_name, keys};
 
@@ -157,7 +158,7 @@ impl Operations {
         }
         // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: all its
         // remains are older than this one (P2).
-        record.epoch = known.revision;
+        record.epoch = first_epoch(&*self.node.registry, known.revision).await.map_err(unavailable)?;
         self.bounded(provisioning::make(&self.node, &record)).await?;
         let text = format!("in volume {volume}, {size} bytes, {policy}, {medium}");
         self.node.journal.tell("disk-created", &name, text);
