@@ -338,7 +338,9 @@ async fn put_node(
 async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     let SessionConfig { ttl, margin } = shared.config;
     let soon = (ttl / 20).max(Duration::from_millis(10));
-    let mut pause = ttl / 3;
+    // Joining takes several round trips, and has used up the lease's time.
+    let left = shared.lease.borrow().until.0.saturating_sub(Nanos::now().0);
+    let mut pause = (ttl / 3).min(Duration::from_nanos(left) / 2);
     loop {
         weir_task::sleep(pause).await;
         if !shared.is_trusted() && !receives_answers(&shared).await {
@@ -347,15 +349,16 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
             continue;
         }
         let sent = Nanos::now();
-        // Waits at most until the next attempt is due: a late answer to this one may be the last in time.
-        let answer = weir_task::timeout(ttl / 3, shared.registry.keep_alive(lease)).await;
+        // An answer that takes half of the trusted time is still in time, and the next one can be; a later one cannot.
+        let answer = weir_task::timeout((ttl - margin) / 2, shared.registry.keep_alive(lease)).await;
         let error = match answer {
             Ok(Ok(granted)) => {
                 let trusted = granted.saturating_sub(margin);
                 shared.lease.send_modify(|lease| lease.until = lease.until.max(sent + trusted));
                 shared.set_state(SessionState::Held);
                 shared.heard.store(sent.0, Ordering::Relaxed);
-                pause = granted / 3;
+                // Counted from sending, so that a slow registry does not prolong the interval.
+                pause = (granted / 3).saturating_sub(Nanos::now() - sent).max(soon);
                 continue;
             }
             Ok(Err(RegistryError::LeaseExpired { .. })) => {

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use weir_task::JoinHandle;
 
 use crate::records::{Record, RecordError};
-use crate::registry::{Change, Entry, Registry, RegistryError, Watch};
+use crate::registry::{Change, Entry, Registry, RegistryError, RegistryErrorKind, Watch};
 
 /// Pause before listing again after the registry was away.
 const RETRY: Duration = Duration::from_millis(200);
@@ -202,9 +202,15 @@ impl<R: Record> Follower<R> {
     }
 
     async fn list_again(&mut self) -> Watch {
+        let mut is_reported = false;
         loop {
             match self.list().await {
                 Ok(watch) => return watch,
+                // It does not pass by itself, and until then this node decides by old records.
+                Err(error) if error.kind() == RegistryErrorKind::Operator && !is_reported => {
+                    is_reported = true;
+                    tracing::error!(prefix = self.prefix, %error, "the registry cannot be read");
+                }
                 Err(error) => tracing::debug!(prefix = self.prefix, %error, "cannot list yet"),
             }
             weir_task::sleep(RETRY).await;

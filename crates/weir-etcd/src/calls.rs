@@ -1,7 +1,9 @@
 //! Deadlines, retries, and the check that the keys are this registry's.
 
 use std::collections::BTreeSet;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use etcd_client::proto::PbTxnResponse;
@@ -12,6 +14,7 @@ use weir_cluster::RegistryError;
 
 use crate::config::EtcdConfig;
 use crate::failure::{Again, Failure, Refusal};
+use crate::keepers::Keepers;
 use crate::layout::{Layout, Marker};
 use crate::links::{Link, Links};
 use crate::transaction::{Answer, answer, guarded, range, strange};
@@ -24,8 +27,77 @@ pub(crate) struct Core {
     pub config: EtcdConfig,
     pub layout: Layout,
     pub links: Links,
+    pub keepers: Keepers,
     /// The marker, once it has been seen.
     marker: OnceCell<Marker>,
+}
+
+/// An attempt under way.
+struct Running<'a, T> {
+    endpoint: usize,
+    work: Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>,
+}
+
+/// The first attempt to end, and its endpoint. Cancel safe.
+async fn first_of<T>(running: &mut Vec<Running<'_, T>>) -> (usize, Result<T, Failure>) {
+    poll_fn(|context| {
+        for index in 0..running.len() {
+            if let Poll::Ready(outcome) = running[index].work.as_mut().poll(context) {
+                return Poll::Ready((running.swap_remove(index).endpoint, outcome));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// The endpoints that a call has tried.
+struct Tried<'a> {
+    links: &'a Links,
+    /// In the order of their attempts.
+    endpoints: Vec<usize>,
+    answered: bool,
+}
+
+impl Tried<'_> {
+    /// The endpoint of the next attempt.
+    fn next(&self) -> usize {
+        let current = *self.links.current().borrow();
+        match self.endpoints.last() {
+            Some(last) if self.endpoints.contains(&current) => (last + 1) % self.links.count(),
+            _ => current,
+        }
+    }
+
+    /// 1 for the attempts of the first round of all endpoints, 2 for those of the second, then 4.
+    fn rounds(&self) -> u32 {
+        1 << (self.endpoints.len() / self.links.count()).min(4)
+    }
+
+    fn answers(&mut self, endpoint: usize) {
+        self.answered = true;
+        self.links.prefer(endpoint, &self.endpoints);
+    }
+}
+
+/// A call that ends without an answer, or that its caller gives up: the next one begins where this one has come to.
+impl Drop for Tried<'_> {
+    fn drop(&mut self) {
+        if let Some(last) = self.endpoints.last().filter(|_| !self.answered) {
+            self.links.prefer(*last, &self.endpoints);
+        }
+    }
+}
+
+/// The meaning of a refusal for a call of this kind.
+fn of_kind(kind: Kind, refusal: Refusal) -> Refusal {
+    match refusal {
+        // etcd makes the change that exceeds its quota, and then reports the quota.
+        Refusal::Error(RegistryError::Full { reason }) if kind == Kind::Change => {
+            Refusal::Error(RegistryError::unavailable(reason))
+        }
+        other => other,
+    }
 }
 
 /// Whether a request may be sent twice.
@@ -41,7 +113,7 @@ pub(crate) enum Kind {
 impl Core {
     pub fn new(config: EtcdConfig) -> Core {
         let (layout, links) = (Layout::new(&config.prefix), Links::new(&config));
-        Core { config, layout, links, marker: OnceCell::new() }
+        Core { config, layout, links, keepers: Keepers::default(), marker: OnceCell::new() }
     }
 
     pub fn deadline(&self) -> Instant {
@@ -49,35 +121,53 @@ impl Core {
     }
 
     /// Makes attempts until one succeeds, is refused, or the deadline passes.
+    ///
+    /// A slow answer is still an answer: an attempt that may be repeated goes on to the deadline while others begin at other endpoints,
+    /// one after each [`EtcdConfig::attempt_timeout`], then more rarely. Calls and watches move to the endpoint that answers first.
     pub async fn call<T, F>(
         &self,
         kind: Kind,
         deadline: Instant,
-        attempt: impl Fn(Link) -> F,
+        attempt: impl Fn(Link) -> F + Sync,
     ) -> Result<T, Refusal>
     where
+        T: Send,
         F: Future<Output = Result<T, Failure>> + Send,
     {
         let mut failed = 0_usize;
         let mut unidentified = BTreeSet::new();
-        loop {
-            let endpoint = *self.links.current().borrow();
-            let again = match self.attempt(kind, deadline, endpoint, &attempt).await {
-                Ok(done) => return Ok(done),
-                Err(Failure::Refused(Refusal::Error(RegistryError::Full { reason })))
-                    if kind == Kind::Change =>
-                {
-                    // etcd makes the change that exceeds its quota, and then reports the quota.
-                    return Err(Refusal::Error(RegistryError::unavailable(reason)));
-                }
-                Err(Failure::Refused(refusal)) => return Err(refusal),
-                Err(Failure::Again(again)) => again,
+        let mut running = Vec::new();
+        let mut tried = Tried { links: &self.links, endpoints: Vec::new(), answered: false };
+        let mut reason = "no answer in time".to_owned();
+        while Instant::now() < deadline {
+            let endpoint = tried.next();
+            let limit = self.config.attempt_timeout * tried.rounds();
+            tried.endpoints.push(endpoint);
+            let work = Box::pin(self.attempt(kind, limit, deadline, endpoint, &attempt));
+            running.push(Running { endpoint, work });
+            let patience = match kind {
+                Kind::Repeatable => deadline.min(Instant::now() + limit),
+                Kind::Change => deadline,
             };
-            let reason = format!("{}: {}", self.links.name(endpoint), again.reason);
+            let Ok((endpoint, outcome)) = timeout_at(patience, first_of(&mut running)).await else {
+                continue;
+            };
+            let again = match outcome {
+                Err(Failure::Again(again)) => again,
+                Ok(done) => {
+                    tried.answers(endpoint);
+                    return Ok(done);
+                }
+                Err(Failure::Refused(refusal)) => {
+                    tried.answers(endpoint);
+                    return Err(of_kind(kind, refusal));
+                }
+            };
+            reason = format!("{}: {}", self.links.name(endpoint), again.reason);
             self.links.leave(endpoint, &again.reason);
             // First of all: a change that was begun is in doubt, whatever ended it.
             if again.in_doubt && kind == Kind::Change {
-                return Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {reason}"))));
+                break;
             }
             if again.identity {
                 unidentified.insert(endpoint);
@@ -88,36 +178,34 @@ impl Core {
                 let reason = format!("no endpoint of etcd can be used, the last {reason}; {remedy}");
                 return Err(Refusal::Error(RegistryError::Setup { reason }));
             }
-            if Instant::now() >= deadline {
-                return Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {reason}"))));
-            }
             failed += 1;
             if failed.is_multiple_of(self.links.count()) {
                 tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
             }
         }
+        Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {reason}"))))
     }
 
     async fn attempt<T, F>(
         &self,
         kind: Kind,
+        limit: Duration,
         deadline: Instant,
         endpoint: usize,
-        attempt: &impl Fn(Link) -> F,
+        attempt: &(impl Fn(Link) -> F + Sync),
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>> + Send,
     {
-        let limit = self.config.attempt_timeout;
-        let soon = deadline.min(Instant::now() + limit);
-        let Ok(link) = timeout_at(soon, self.links.link(endpoint)).await else {
+        let until = |limit| match kind {
+            Kind::Repeatable => deadline,
+            Kind::Change => deadline.min(Instant::now() + limit),
+        };
+        let Ok(link) = timeout_at(until(limit), self.links.link(endpoint)).await else {
             return Err(Again::not_done(format!("no connection within {limit:?}")).into());
         };
-        let end = match kind {
-            Kind::Repeatable => deadline.min(Instant::now() + limit),
-            // A change that was lost with a leader would wait for etcd's own limit of 7 s.
-            Kind::Change => deadline.min(Instant::now() + 2 * limit),
-        };
+        // A change that was lost with a leader would wait for etcd's own limit of 7 s.
+        let end = until(2 * self.config.attempt_timeout);
         let (link, outcome) = match link {
             Ok(link) => (Some(link.clone()), timeout_at(end, attempt(link)).await),
             Err(failure) => (None, Ok(Err(failure))),
@@ -154,9 +242,12 @@ impl Core {
     }
 
     async fn identify(&self, deadline: Instant) -> Result<Marker, Refusal> {
-        self.refuse_outer(deadline).await?;
+        // At the same time: etcd may be far away.
+        let (is_outer, found) = tokio::join!(self.refuse_outer(deadline), self.find(deadline));
+        is_outer?;
+        let mut found = found?;
         loop {
-            if let Some(marker) = self.find(deadline).await? {
+            if let Some(marker) = found {
                 return Ok(marker);
             }
             let marker = Marker::new();
@@ -172,6 +263,7 @@ impl Core {
                 return Ok(marker);
             }
             // Another process was faster.
+            found = self.find(deadline).await?;
         }
     }
 
@@ -283,5 +375,39 @@ mod tests {
         assert!(error.to_string().contains("compact and defragment it"), "{error}");
         let error = fails(&core, Kind::Repeatable, full).await;
         assert!(matches!(error, RegistryError::Full { .. }), "{error:?}");
+    }
+    /// Attempts at every endpoint take so long, or for ever.
+    async fn answered(core: &Core, takes: &[Option<Duration>], patience: Duration) -> Option<usize> {
+        let attempt = |link: Link| async move {
+            match takes[link.endpoint] {
+                Some(long) => tokio::time::sleep(long).await,
+                None => std::future::pending().await,
+            }
+            Ok::<_, Failure>(link.endpoint)
+        };
+        let call = core.call(Kind::Repeatable, core.deadline(), attempt);
+        tokio::time::timeout(patience, call).await.ok().map(|answer| answer.unwrap())
+    }
+
+    fn current(core: &Core) -> usize {
+        *core.links.current().borrow()
+    }
+
+    #[tokio::test]
+    async fn a_slow_endpoint_is_not_left_and_a_silent_one_is() {
+        let mut core = core(3).await;
+        let (quick, slow) = (Some(Duration::ZERO), Some(Duration::from_millis(500)));
+        core.config.attempt_timeout = Duration::from_millis(100);
+        let long = Duration::from_secs(5);
+        assert_eq!(answered(&core, &[slow, slow, slow], long).await, Some(0));
+        assert_eq!(current(&core), 0, "all are slow");
+        assert_eq!(answered(&core, &[None, quick, quick], long).await, Some(1));
+        assert_eq!(current(&core), 1, "calls and watches move to the one that answers");
+        // The caller gives up before the third endpoint's turn.
+        let short = Duration::from_millis(150);
+        assert_eq!(answered(&core, &[quick, None, None], short).await, None);
+        assert_eq!(current(&core), 2, "the next call begins where this one has come to");
+        assert_eq!(answered(&core, &[quick, None, None], short).await, Some(0));
+        assert_eq!(current(&core), 0);
     }
 }

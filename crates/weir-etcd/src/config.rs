@@ -27,7 +27,7 @@ pub struct EtcdConfig {
     /// After this long without an answer a call fails with
     /// [`Unavailable`](weir_cluster::RegistryError::Unavailable) (P9).
     pub request_timeout: Duration,
-    /// After this long without an answer a read, or the opening of a connection, is tried at the next endpoint; after twice as
+    /// After this long without an answer a read is tried at the next endpoint, too, while the first attempt goes on; after twice as
     /// long a change fails with [`Unavailable`](weir_cluster::RegistryError::Unavailable), because etcd loses changes with a
     /// leader. Well below a third of a lease's time to live, so that a keep-alive survives one silent endpoint.
     pub attempt_timeout: Duration,

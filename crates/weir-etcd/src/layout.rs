@@ -4,6 +4,7 @@
 //! reaches another etcd than before, or one that was wiped, changes nothing there.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use weir_cluster::RegistryError;
@@ -14,9 +15,11 @@ const FORMAT: u32 = 1;
 const MARKER: &str = "weir-registry";
 
 /// The names of the keys.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Layout {
     prefix: String,
+    /// The log has named a key of others.
+    warned: AtomicBool,
 }
 
 /// Keys from the first, inclusive, to the second, exclusive.
@@ -28,7 +31,7 @@ pub(crate) struct Range {
 
 impl Layout {
     pub fn new(prefix: &str) -> Layout {
-        Layout { prefix: prefix.to_owned() }
+        Layout { prefix: prefix.to_owned(), warned: AtomicBool::new(false) }
     }
 
     pub fn prefix(&self) -> &str {
@@ -59,12 +62,15 @@ impl Layout {
         range(self.prefix.clone().into_bytes())
     }
 
-    /// The registry's key of one of etcd's.
-    pub fn name(&self, key: &[u8]) -> Result<String, RegistryError> {
+    /// The registry's key of one of etcd's. `None`: Weir cannot have written it, and ignores it. The log names the first one.
+    pub fn name(&self, key: &[u8]) -> Option<String> {
         let own = key.strip_prefix(self.key("").as_slice());
-        own.and_then(|name| String::from_utf8(name.to_vec()).ok()).ok_or_else(|| RegistryError::Corrupt {
-            reason: format!("etcd has a key that Weir did not write: {:?}", String::from_utf8_lossy(key)),
-        })
+        let name = own.and_then(|name| String::from_utf8(name.to_vec()).ok());
+        if name.is_none() && !self.warned.swap(true, Ordering::Relaxed) {
+            let key = key.escape_ascii().to_string();
+            tracing::warn!(key, "ignoring a key in etcd that Weir did not write; remove it");
+        }
+        name
     }
 }
 
@@ -127,8 +133,8 @@ mod tests {
         let layout = Layout::new("/weir/a/");
         assert_eq!(layout.key("disks/db"), b"/weir/a/keys/disks/db");
         assert_eq!(layout.name(b"/weir/a/keys/disks/db").unwrap(), "disks/db");
-        assert!(layout.name(b"/weir/a/other").is_err());
-        assert!(layout.name(b"/weir/a/keys/\xff").is_err());
+        assert_eq!(layout.name(b"/weir/a/other"), None);
+        assert_eq!(layout.name(b"/weir/a/keys/\xff"), None);
         assert_eq!(
             layout.under("d"),
             Range { first: b"/weir/a/keys/d".into(), end: b"/weir/a/keys/e".into() }

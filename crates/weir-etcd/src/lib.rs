@@ -4,6 +4,7 @@
 //! - `layout`: where Weir's keys are, and the marker that identifies one registry.
 //! - `failure`: what each error of etcd means for a call.
 //! - `links`: one connection for each endpoint, and the choice among them.
+//! - `keepers`: the streams that keep leases alive.
 //! - `calls`: deadlines, retries, and the marker's check in every transaction.
 //! - `transaction`: Weir's transactions as etcd's.
 //! - `batches`, `watch`: watches that outlive connections.
@@ -17,6 +18,7 @@ mod batches;
 mod calls;
 mod config;
 mod failure;
+mod keepers;
 mod layout;
 mod links;
 mod registry;

@@ -3,6 +3,7 @@
 //! etcd-client's own balancing goes on choosing a dead endpoint. Here all calls and watches use one endpoint until it fails; then
 //! they move to the next.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub(crate) struct Links {
     /// The endpoint in use.
     current: watch::Sender<usize>,
     /// The log has named etcd's version as unsuitable.
-    warned: AtomicBool,
+    warned: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -48,18 +49,13 @@ struct State {
 pub(crate) struct Link {
     pub client: Client,
     pub endpoint: usize,
-    made: u64,
+    pub made: u64,
 }
 
 impl Links {
     pub fn new(config: &EtcdConfig) -> Links {
         let links = config.endpoints.iter().map(|_| Mutex::default()).collect();
-        Links {
-            config: config.clone(),
-            links,
-            current: watch::Sender::new(0),
-            warned: AtomicBool::new(false),
-        }
+        Links { config: config.clone(), links, current: watch::Sender::new(0), warned: Arc::default() }
     }
 
     pub fn count(&self) -> usize {
@@ -95,13 +91,30 @@ impl Links {
         }
     }
 
+    /// Moves all calls and watches to `endpoint`, if they use one of those that were `tried`.
+    pub fn prefer(&self, endpoint: usize, tried: &[usize]) {
+        let moved = self.current.send_if_modified(|current| {
+            let here = *current != endpoint && tried.contains(current);
+            if here {
+                *current = endpoint;
+            }
+            here
+        });
+        if moved {
+            tracing::debug!(
+                to = self.name(endpoint),
+                "etcd: changing the endpoint, the former one is silent"
+            );
+        }
+    }
+
     /// The connection to `endpoint`; makes it, and signs in, if there is none.
     pub async fn link(&self, endpoint: usize) -> Result<Link, Failure> {
         let mut state = self.links[endpoint].lock().await;
         if state.client.is_none() {
             let secrets = self.config.read().map_err(|error| setup(error.to_string()))?;
             let client = connect(self.name(endpoint), &self.config, &secrets).await?;
-            self.check_version(client.clone()).await;
+            tokio::spawn(check_version(client.clone(), Arc::clone(&self.warned)));
             state.client = Some(client);
             state.made += 1;
         }
@@ -120,26 +133,26 @@ impl Links {
         (state.client, state.made) = (Some(client), 1);
     }
 
-    /// Warns once of an etcd whose deposed leaders end living leases (etcd issue 15247): a node could then lose its session before
-    /// the time that etcd has confirmed.
-    async fn check_version(&self, mut client: Client) {
-        // Without an answer, the call itself will show the reason.
-        let Ok(status) = client.status().await else { return };
-        if ends_living_leases(status.version()) && !self.warned.swap(true, Ordering::Relaxed) {
-            let version = status.version();
-            tracing::warn!(
-                version,
-                "deposed leaders of this etcd end living leases; use 3.4.31, 3.5.13 or a later version"
-            );
-        }
-    }
-
     /// Drops a connection that has failed; the next call makes another one.
     pub async fn drop_link(&self, endpoint: usize, link: Option<&Link>) {
         let mut state = self.links[endpoint].lock().await;
         if link.is_none_or(|link| link.made == state.made) {
             state.client = None;
         }
+    }
+}
+
+/// Warns once of an etcd whose deposed leaders end living leases (etcd issue 15247): a node could then lose its session before the time
+/// that etcd has confirmed.
+async fn check_version(mut client: Client, warned: Arc<AtomicBool>) {
+    // Without an answer, the call itself will show the reason.
+    let Ok(status) = client.status().await else { return };
+    if ends_living_leases(status.version()) && !warned.swap(true, Ordering::Relaxed) {
+        let version = status.version();
+        tracing::warn!(
+            version,
+            "deposed leaders of this etcd end living leases; use 3.4.31, 3.5.13 or a later version"
+        );
     }
 }
 
@@ -166,7 +179,7 @@ fn endpoint(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Endpoin
     };
     let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(bad)?
-        .connect_timeout(config.attempt_timeout)
+        .connect_timeout(config.request_timeout)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)

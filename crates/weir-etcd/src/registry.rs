@@ -68,12 +68,12 @@ impl Etcd {
                 listing.revision = answer.revision();
             }
             let found = transaction::range(answer.parts.into_iter().next()).map_err(Refusal::Error)?;
-            let more = found.more;
+            // The smallest key after the page's last one, whoever wrote that.
+            let next = found.kvs.last().filter(|_| found.more).map(|last| [&*last.key, &[0]].concat());
             listing.entries.extend(entries(layout, found).map_err(Refusal::Error)?);
-            match listing.entries.last() {
-                // The smallest key after it.
-                Some(last) if more => first = [layout.key(&last.key), vec![0]].concat(),
-                _ => return Ok(listing),
+            match next {
+                Some(next) => first = next,
+                None => return Ok(listing),
             }
         }
     }
@@ -108,12 +108,7 @@ impl Etcd {
     /// that there was no later leader when the lease was renewed.
     async fn renew(&self, link: Link, lease: i64, deadline: Instant) -> Result<Duration, Failure> {
         let marker = self.core.marker(deadline).await.map_err(Failure::Refused)?;
-        // The client renews once while it opens the stream, and keeps that answer to itself.
-        let (mut keeper, mut answers) = link.lease().keep_alive(lease).await?;
-        keeper.keep_alive().await?;
-        let Some(renewal) = answers.message().await? else {
-            return Err(Again::in_doubt("etcd ended the stream").into());
-        };
+        let renewal = self.core.keepers.extend(&link, lease).await?;
         let Some(ttl) = u64::try_from(renewal.ttl()).ok().filter(|ttl| *ttl > 0) else {
             return Err(Failure::Refused(Refusal::LeaseEnded));
         };
@@ -133,7 +128,7 @@ impl Registry for Etcd {
             let ops = [TxnOp::get(self.core.layout.key(key), None)];
             let answer = self.read_page(self.core.deadline(), &ops).await.map_err(Refusal::error)?;
             let found = transaction::range(answer.parts.into_iter().next())?.kvs.into_iter().next();
-            found.map(|found| entry(&self.core.layout, found)).transpose()
+            found.map_or(Ok(None), |found| entry(&self.core.layout, found))
         })
     }
 

@@ -139,14 +139,17 @@ pub(crate) fn range(part: Option<PbTxnOpResponse>) -> Result<PbRangeResponse, Re
     }
 }
 
+/// Without the keys that Weir cannot have written.
 pub(crate) fn entries(layout: &Layout, range: PbRangeResponse) -> Result<Vec<Entry>, RegistryError> {
-    range.kvs.into_iter().map(|entry| self::entry(layout, entry)).collect()
+    range.kvs.into_iter().filter_map(|entry| self::entry(layout, entry).transpose()).collect()
 }
 
-pub(crate) fn entry(layout: &Layout, found: PbKeyValue) -> Result<Entry, RegistryError> {
+/// `None`: Weir cannot have written this key.
+pub(crate) fn entry(layout: &Layout, found: PbKeyValue) -> Result<Option<Entry>, RegistryError> {
+    let Some(key) = layout.name(&found.key) else { return Ok(None) };
     let lease = u64::try_from(found.lease).ok().filter(|lease| *lease > 0).map(LeaseId);
     let mod_revision = u64::try_from(found.mod_revision).map_err(|_| strange())?;
-    Ok(Entry { key: layout.name(&found.key)?, value: found.value, mod_revision, lease })
+    Ok(Some(Entry { key, value: found.value, mod_revision, lease }))
 }
 
 pub(crate) fn strange() -> RegistryError {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use etcd_client::proto::{PbEvent, PbWatchResponse};
 use etcd_client::{WatchOptions, WatchStream};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use weir_cluster::RegistryError;
 use weir_cluster::registry::{Change, Delivery, Watch, WatchSink};
 
@@ -23,6 +23,9 @@ use crate::transaction::{entry, strange};
 
 /// Pause before another attempt to open a stream.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// A stream that ends so soon may do so again at once.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// A stream that etcd has confirmed.
 struct Stream {
@@ -78,12 +81,14 @@ impl Follower {
     async fn follow(&self, first: Stream, mut position: u64, sink: &WatchSink) -> Option<RegistryError> {
         let mut stream = first;
         loop {
+            let began = Instant::now();
             let reason = match self.read(stream, &mut position, sink).await {
                 End::Reopen(reason) => reason,
                 End::Failed(error) => return Some(error),
                 End::Gone => return None,
             };
             tracing::debug!(position, reason, "etcd: opening a watch again");
+            tokio::time::sleep(pause_after(began.elapsed())).await;
             stream = match self.reopen(position).await {
                 Ok(stream) => stream,
                 Err(error) => return Some(error),
@@ -130,13 +135,17 @@ impl Follower {
     }
 
     fn changes(&self, events: Vec<PbEvent>) -> Result<Vec<(u64, Change)>, RegistryError> {
-        let changes = events.into_iter().map(|event| {
+        let mut changes = Vec::with_capacity(events.len());
+        for event in events {
             let is_put = event.r#type == 0;
-            let entry = entry(&self.core.layout, event.kv.ok_or_else(strange)?)?;
+            let Some(entry) = entry(&self.core.layout, event.kv.ok_or_else(strange)?)? else { continue };
             let revision = entry.mod_revision;
-            Ok((revision, if is_put { Change::Put(entry) } else { Change::Delete { key: entry.key } }))
-        });
-        changes.collect()
+            changes.push((
+                revision,
+                if is_put { Change::Put(entry) } else { Change::Delete { key: entry.key } },
+            ));
+        }
+        Ok(changes)
     }
 
     async fn reopen(&self, position: u64) -> Result<Stream, RegistryError> {
@@ -162,8 +171,7 @@ impl Follower {
         let current = self.core.links.current();
         let endpoint = link.endpoint;
         // A linearizable read: this member has a leader, and it is the right registry.
-        let soon = Instant::now() + self.core.config.attempt_timeout;
-        let marker = self.core.marker(soon).await.map_err(Failure::Refused)?;
+        let marker = self.core.marker(self.core.deadline()).await.map_err(Failure::Refused)?;
         let now = self.core.guarded_at(link.clone(), marker, &[]).await?.revision();
         if now < position {
             // etcd was restored from a copy: what follows now is another history.
@@ -174,9 +182,9 @@ impl Follower {
         let options =
             WatchOptions::new().with_range(self.range.end.clone()).with_start_revision(start).with_fragment();
         let mut events = link.watch().watch(self.range.first.clone(), Some(options)).await?;
-        let confirmation = timeout_at(soon, events.message()).await;
-        let Ok(confirmation) = confirmation else { return Err(Again::not_done("no answer in time").into()) };
-        let Some(answer) = confirmation? else { return Err(Again::not_done("etcd ended the stream").into()) };
+        let Some(answer) = events.message().await? else {
+            return Err(Again::not_done("etcd ended the stream").into());
+        };
         if answer.0.canceled {
             return Err(cancelled(&answer.0));
         }
@@ -201,6 +209,11 @@ impl Follower {
     }
 }
 
+/// The pause before a stream that has lasted this long is opened again: not every end is a fault that opening would notice, too.
+fn pause_after(lasted: Duration) -> Duration {
+    if lasted < SHORT { PAUSE } else { Duration::ZERO }
+}
+
 /// The meaning of an answer that ends the watch.
 fn cancelled(answer: &PbWatchResponse) -> Failure {
     if answer.compact_revision > 0 {
@@ -215,4 +228,15 @@ fn cancelled(answer: &PbWatchResponse) -> Failure {
         return RegistryError::Setup { reason }.into();
     }
     Again::not_done(format!("etcd ended the watch: {reason}")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_that_end_at_once_are_not_opened_again_at_once() {
+        assert_eq!(pause_after(Duration::ZERO), PAUSE);
+        assert_eq!(pause_after(SHORT * 2), Duration::ZERO);
+    }
 }

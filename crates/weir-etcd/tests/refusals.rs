@@ -221,3 +221,24 @@ async fn a_wiped_etcd() {
     assert!(error.to_string().contains("belongs to another registry than before"), "{error}");
     assert_eq!(cluster.registry("r").get("k").await.unwrap().unwrap().value, b"3");
 }
+
+/// Keys that are no text are ignored, in listings, across their pages, and in watches.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_others_among_weirs() {
+    let cluster = Cluster::one().await;
+    let (registry, mut admin) = (cluster.registry("r"), cluster.admin(0).await);
+    let start = registry.transact(Transaction::new().put("a", "1").put("c", "3")).await.unwrap().revision;
+    let mut watch = registry.watch("", start).await.unwrap();
+    let foreign = |number: u8| [b"/r/keys/b\xff".as_slice(), &[number]].concat();
+    // More than a page.
+    for number in 0..200 {
+        admin.put(foreign(number), "x", None).await.unwrap();
+    }
+    admin.delete(foreign(7), None).await.unwrap();
+    registry.transact(Transaction::new().put("b", "2")).await.unwrap();
+    let listing = registry.list("").await.unwrap();
+    assert_eq!(listing.entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert_eq!(registry.list("b").await.unwrap().entries.len(), 1);
+    let event = tokio::time::timeout(Duration::from_secs(20), watch.next()).await.unwrap().unwrap();
+    assert_eq!(event.change.key(), "b", "changes of others' keys end no watch");
+}
