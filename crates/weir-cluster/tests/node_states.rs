@@ -12,8 +12,9 @@ use weir_cluster::node_state::{
 };
 use weir_cluster::placement::{Live, misplaced};
 use weir_cluster::records::{
-    DiskRecord, Medium, MediumSpace, Mode, NodeRef, NodeStatesRecord, Policy, Record, Source,
+    DiskRecord, FormerOwner, Medium, MediumSpace, Mode, NodeRef, NodeStatesRecord, Policy, Record, Source,
 };
+use weir_cluster::right::GrantSet;
 
 const SECOND: u64 = 1000;
 const HOUR: u64 = 3600 * SECOND;
@@ -451,6 +452,78 @@ fn the_state_follows_from_the_records() {
     assert_eq!(state(&states, &live, &disks, 241, "n1"), State::Draining, "it has a copy");
     disks.get_mut("d0").unwrap().replicas = vec![NodeRef::new("n2", 1)];
     assert_eq!(state(&states, &live, &disks, 241, "n1"), State::Maintenance);
+}
+
+/// A drained node is in maintenance only when nothing counts on it, also no right of a former owner.
+#[test]
+fn a_node_that_a_record_names_is_not_in_maintenance() {
+    let rules = Rules::default();
+    let drain = Event::Drain { node: name(0), fewer_copies: false };
+    let states = step(&joined(3, &rules), &rules, SECOND, &drain).unwrap().0;
+    let live: Live = (0..3).map(|number| (name(number), node(number, number, 50))).collect();
+    let former = |set| FormerOwner { set, ..FormerOwner::silent(NodeRef::new("n2", 1), 1) };
+    let through = || disk(0, Policy::WriteThrough, 1, &[]);
+    for (disk, expected, what) in [
+        (disk(0, Policy::WriteThrough, 0, &[]), State::Draining, "the owner"),
+        (disk(0, Policy::WriteBack(1), 1, &[0]), State::Draining, "a replica"),
+        (DiskRecord { guards: vec![name(0)], ..through() }, State::Draining, "a guard"),
+        (
+            DiskRecord { former: vec![former(Some(GrantSet::Guards(vec![name(0)])))], ..through() },
+            State::Draining,
+            "the only guard of a former owner",
+        ),
+        (
+            DiskRecord { former: vec![former(Some(GrantSet::Replicas(vec![name(0)])))], ..through() },
+            State::Draining,
+            "a replica of a former owner",
+        ),
+        (DiskRecord { former: vec![former(None)], ..through() }, State::Maintenance, "its right is over"),
+        (
+            DiskRecord { former: vec![former(Some(GrantSet::Guards(vec![name(2)])))], ..through() },
+            State::Maintenance,
+            "another guard",
+        ),
+    ] {
+        let disks = BTreeMap::from([("d0".to_owned(), disk)]);
+        let cluster = Cluster { states: &states, live: &live, disks: &disks };
+        assert_eq!(cluster.state(&rules, SECOND, "n0"), expected, "{what}");
+    }
+}
+
+/// Between two events nobody corrects the record.
+#[test]
+fn a_quarantine_written_by_a_clock_far_ahead_bars_nothing() {
+    let rules = Rules::default();
+    for (ahead, is_barred) in [(0, true), (5 * SECOND, true), (8760 * HOUR, false)] {
+        let mut states = joined(3, &rules);
+        (0..3).for_each(|_| drop(isolate(&mut states, &rules, HOUR + ahead, "n0")));
+        assert!(quarantined(&states).contains("n0"));
+        assert_eq!(barred(&states, &rules, HOUR).contains("n0"), is_barred, "{ahead} ms ahead");
+    }
+}
+
+#[test]
+fn an_event_from_a_clock_that_is_ahead_leaves_other_nodes_histories() {
+    let rules = Rules::default();
+    let mut states = joined(10, &rules);
+    for node in ["n0", "n1"] {
+        isolate(&mut states, &rules, HOUR, node);
+        isolate(&mut states, &rules, HOUR + SECOND, node);
+    }
+    (0..3).for_each(|_| drop(isolate(&mut states, &rules, HOUR, "n2")));
+    let before = states.clone();
+    for event in [
+        Event::Present { node: name(1) },
+        Event::Drain { node: name(1), fewer_copies: false },
+        Event::Isolated { node: name(1), incarnation: 9 },
+    ] {
+        states = step(&states, &rules, 100 * HOUR, &event).unwrap().0;
+    }
+    for node in ["n0", "n2"] {
+        assert_eq!(states.nodes[node], before.nodes[node], "{node}");
+    }
+    isolate(&mut states, &rules, HOUR + 2 * SECOND, "n0");
+    assert!(quarantined(&states).contains("n0"), "it was isolated three times within the hour");
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Cluster<'_> {
             let owns = || self.disks.values().any(|disk| owner(disk) == Some(node));
             return if is_isolated(&state, rules, now) && owns() { State::Isolated } else { State::Down };
         }
-        match (&state.drain, is_quarantined(&state, now)) {
+        match (&state.drain, is_quarantined(&state, rules, now)) {
             (Some(_), _) if self.disks.values().any(|disk| counts_on(disk, node)) => State::Draining,
             (Some(_), _) => State::Maintenance,
             (None, true) => State::Quarantined,
@@ -78,7 +78,8 @@ pub fn barred(states: &NodeStatesRecord, rules: &Rules, now: u64) -> BTreeSet<St
     if rules.planted.has(Bug::PlaceOnBarred) {
         return BTreeSet::new();
     }
-    let barred = states.nodes.iter().filter(|(_, node)| node.drain.is_some() || is_quarantined(node, now));
+    let barred =
+        states.nodes.iter().filter(|(_, node)| node.drain.is_some() || is_quarantined(node, rules, now));
     barred.map(|(name, _)| name.clone()).collect()
 }
 
@@ -114,16 +115,25 @@ fn is_isolated(node: &NodeStateRecord, rules: &Rules, now: u64) -> bool {
     node.isolation.is_some_and(|isolation| now.saturating_sub(isolation.since_unix_ms) < period)
 }
 
-fn is_quarantined(node: &NodeStateRecord, now: u64) -> bool {
-    node.quarantine.is_some_and(|quarantine| now < quarantine.until_unix_ms)
+/// Not if the end is further away than a quarantine of twice the duration: a clock far ahead has written it. The next event of the node
+/// shortens it. A clock only a little ahead must not suspend the quarantine, so the bound is not the duration itself.
+fn is_quarantined(node: &NodeStateRecord, rules: &Rules, now: u64) -> bool {
+    let longest = millis(rules.quarantine_duration).saturating_mul(2);
+    node.quarantine
+        .is_some_and(|quarantine| now < quarantine.until_unix_ms && quarantine.until_unix_ms - now <= longest)
 }
 
 fn owner(disk: &DiskRecord) -> Option<&str> {
     disk.owner.as_ref().map(|owner| &*owner.node)
 }
 
-/// Whether a disk's record names the node: as the owner, or as a member of its set.
+/// Whether a disk's record names the node: as the owner, as a member of its set, or as one of a set whose grants may still uphold a
+/// former owner's right. The disk's owner must then seal a member of that set.
 fn counts_on(disk: &DiskRecord, node: &str) -> bool {
     let is_replica = disk.replicas.iter().any(|replica| replica.node == node);
-    owner(disk) == Some(node) || is_replica || disk.guards.iter().any(|guard| guard == node)
+    let mut former = disk.former.iter().filter_map(|former| former.set.as_ref());
+    owner(disk) == Some(node)
+        || is_replica
+        || disk.guards.iter().any(|guard| guard == node)
+        || former.any(|set| set.members().iter().any(|member| member == node))
 }

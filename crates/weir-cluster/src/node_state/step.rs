@@ -90,8 +90,22 @@ pub enum Effect {
 #[error("there is no node {0}")]
 pub struct UnknownNode(pub String);
 
-/// Applies an event at `now`, in milliseconds since 1970. An event that changes nothing has no effect. Ended quarantines and
-/// isolations outside the window leave the record.
+impl Event {
+    fn node(&self) -> &str {
+        match self {
+            Event::Present { node }
+            | Event::Isolated { node, .. }
+            | Event::Drain { node, .. }
+            | Event::Resume { node }
+            | Event::Clear { node }
+            | Event::Removed { node } => node,
+        }
+    }
+}
+
+/// Applies an event at `now`, in milliseconds since 1970. An event that changes nothing has no effect. An ended quarantine of the
+/// event's node and its isolations outside the window leave the record. The other nodes' stay: one event from a clock that is ahead must
+/// not erase the histories of all nodes.
 ///
 /// # Errors
 /// An operator's event names an unknown node.
@@ -102,7 +116,10 @@ pub fn step(
     event: &Event,
 ) -> Result<(NodeStatesRecord, Vec<Effect>), UnknownNode> {
     let mut next = states.clone();
-    next.nodes.values_mut().for_each(|node| expire(node, rules, now));
+    next.nodes.values_mut().for_each(|node| limit(node, rules, now));
+    if let Some(node) = next.nodes.get_mut(event.node()) {
+        expire(node, rules, now);
+    }
     let mut effects = Vec::new();
     match event {
         Event::Present { node } => next.nodes.entry(node.clone()).or_default().isolation = None,
@@ -132,7 +149,7 @@ pub fn step(
         Event::Removed { node } => {
             known(&mut next, node)?;
             next.nodes.remove(node);
-            lift_surplus(&mut next, &mut effects);
+            lift_surplus(&mut next, now, &mut effects);
         }
     }
     Ok((next, effects))
@@ -142,18 +159,27 @@ fn known<'a>(states: &'a mut NodeStatesRecord, node: &str) -> Result<&'a mut Nod
     states.nodes.get_mut(node).ok_or_else(|| UnknownNode(node.to_owned()))
 }
 
-/// Drops what is over, and limits times in the future, which a wrong clock has written.
+/// Drops what is over.
 fn expire(node: &mut NodeStateRecord, rules: &Rules, now: u64) {
     let keeps_all = rules.planted.has(Bug::CountOldIsolations);
+    let window = millis(rules.quarantine_window);
+    node.isolations_unix_ms.retain(|start| keeps_all || now.saturating_sub(*start) < window);
+    end_quarantine(node, now);
+}
+
+fn end_quarantine(node: &mut NodeStateRecord, now: u64) {
+    node.quarantine = node.quarantine.filter(|quarantine| now < quarantine.until_unix_ms);
+}
+
+/// Limits times in the future, which a wrong clock has written.
+fn limit(node: &mut NodeStateRecord, rules: &Rules, now: u64) {
     for start in &mut node.isolations_unix_ms {
         *start = now.min(*start);
     }
-    let window = millis(rules.quarantine_window);
-    node.isolations_unix_ms.retain(|start| keeps_all || now - start < window);
     if let Some(isolation) = &mut node.isolation {
         isolation.since_unix_ms = isolation.since_unix_ms.min(now);
     }
-    node.quarantine = node.quarantine.filter(|quarantine| now < quarantine.until_unix_ms).map(|quarantine| {
+    node.quarantine = node.quarantine.map(|quarantine| {
         let latest = now.saturating_add(millis(rules.quarantine_duration));
         Quarantine {
             since_unix_ms: quarantine.since_unix_ms.min(now),
@@ -187,10 +213,14 @@ fn isolate(
     if count < rules.quarantine_threshold {
         return;
     }
-    let is_other = |other: &&String| *other != name;
-    let quarantined = states.nodes.iter().filter(|(_, state)| state.quarantine.is_some());
-    let others = quarantined.map(|(other, _)| other).filter(is_other).count();
+    let others = |states: &NodeStatesRecord| {
+        states.nodes.iter().filter(|(other, state)| *other != name && state.quarantine.is_some()).count()
+    };
     let limit = quarantine_limit(states.nodes.len());
+    if others(states) >= limit {
+        states.nodes.values_mut().for_each(|state| end_quarantine(state, now));
+    }
+    let others = others(states);
     if others >= limit && !rules.planted.has(Bug::ExceedQuarantineLimit) {
         return effects.push(Effect::QuarantineRefused { node: name.to_owned(), limit });
     }
@@ -203,8 +233,11 @@ fn isolate(
 }
 
 /// With fewer nodes, fewer may be quarantined: the quarantines that would end first end now.
-fn lift_surplus(states: &mut NodeStatesRecord, effects: &mut Vec<Effect>) {
+fn lift_surplus(states: &mut NodeStatesRecord, now: u64, effects: &mut Vec<Effect>) {
     let limit = quarantine_limit(states.nodes.len());
+    if states.nodes.values().filter(|state| state.quarantine.is_some()).count() > limit {
+        states.nodes.values_mut().for_each(|state| end_quarantine(state, now));
+    }
     loop {
         let quarantined = states
             .nodes
