@@ -31,6 +31,8 @@ pub struct RegistryFaults {
     pub refuses: AtomicBool,
     /// Reads and listings are not answered.
     pub away: AtomicBool,
+    /// So many listings are not answered.
+    pub lost_lists: AtomicUsize,
     /// Transactions of other processes after each of the next listings, in order; none after one that has failed.
     pub after_listing: Mutex<VecDeque<Vec<Transaction>>>,
     /// The next one is not answered, and is carried out after the next read.
@@ -90,7 +92,7 @@ impl Registry for FaultyRegistry {
     }
     fn list<'a>(&'a self, prefix: &'a str) -> Pending<'a, Listing> {
         Box::pin(async move {
-            if self.faults.away.load(Ordering::Relaxed) {
+            if self.faults.away.load(Ordering::Relaxed) || lose(&self.faults.lost_lists) {
                 return unheard();
             }
             let answer = self.registry.list(prefix).await;

@@ -1,6 +1,7 @@
 //! The registry's records, as this node last read them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use weir_cluster::Machine;
@@ -8,8 +9,11 @@ use weir_cluster::records::{
     DiskRecord, MemberRecord, NodeRecord, NodeRef, NodeStatesRecord, Record, ReleasedRecord, StoppedRecord,
     VolumeRecord, keys,
 };
-use weir_cluster::registry::{Registry, RegistryError};
+use weir_cluster::registry::{Registry, RegistryError, RegistryErrorKind};
 use weir_cluster::view::{Records, Seen, View};
+
+/// Pause before the registry is listed again at the start.
+const LIST_AGAIN: Duration = Duration::from_millis(200);
 
 /// Copies of everything that decisions rest on, kept up to date.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub struct RegistryCopy {
     pub members: View<MemberRecord>,
     /// The nodes' states: one record.
     states: View<NodeStatesRecord>,
+    /// The last one that could be read.
+    known_states: Mutex<KnownStates>,
     /// Processes that have ended.
     stopped: View<StoppedRecord>,
     /// Former owners that have no I/O under way any more.
@@ -33,12 +39,28 @@ pub struct RegistryCopy {
 }
 
 impl RegistryCopy {
-    /// Lists and follows.
+    /// Lists and follows. Waits for a registry that does not answer: a process that ended here would keep its name for as long as its
+    /// lease lasts.
     ///
     /// # Errors
-    /// The registry does not answer.
+    /// The registry refuses, for a reason that does not pass.
     pub async fn start(registry: &Arc<dyn Registry>) -> Result<RegistryCopy, RegistryError> {
+        loop {
+            match RegistryCopy::list(registry).await {
+                Err(error)
+                    if matches!(error.kind(), RegistryErrorKind::Retry | RegistryErrorKind::ListAgain) =>
+                {
+                    tracing::info!(%error, "listing the registry again");
+                    weir_task::sleep(LIST_AGAIN).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn list(registry: &Arc<dyn Registry>) -> Result<RegistryCopy, RegistryError> {
         Ok(RegistryCopy {
+            known_states: Mutex::default(),
             disks: View::start(Arc::clone(registry), keys::DISKS).await?,
             volumes: View::start(Arc::clone(registry), keys::VOLUMES).await?,
             nodes: View::start(Arc::clone(registry), keys::NODES).await?,
@@ -62,11 +84,22 @@ impl RegistryCopy {
         self.disks.now().get(name).cloned()
     }
 
-    /// The nodes' states, as last read. None while the record cannot be read: isolation and drain are policy.
+    /// The nodes' states, as last read. While a newer version of Weir has written the record, those before it: a drained node takes no
+    /// disks because of that.
     #[must_use]
     pub fn node_states(&self) -> NodeStatesRecord {
         let name = short(keys::NODE_STATES, keys::NODE_STATES_PREFIX);
-        self.states.now().get(name).cloned().unwrap_or_default()
+        let mut known = self.known_states.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.states.now().seen(name) {
+            Seen::Record { record, .. } => *known = KnownStates { states: record, is_reported: false },
+            Seen::Nothing => *known = KnownStates::default(),
+            Seen::Unreadable { error, .. } => {
+                if !std::mem::replace(&mut known.is_reported, true) {
+                    tracing::error!(%error, "the nodes' states cannot be read; this node uses those that it knows");
+                }
+            }
+        }
+        known.states.clone()
     }
 
     /// Whether a process is known to have ended.
@@ -102,6 +135,14 @@ impl RegistryCopy {
             released: fresh(self.released.changes()),
         }
     }
+}
+
+/// The nodes' states that could be read last.
+#[derive(Debug, Default)]
+struct KnownStates {
+    states: NodeStatesRecord,
+    /// The log says that the present record cannot be read.
+    is_reported: bool,
 }
 
 fn short<'a>(key: &'a str, prefix: &str) -> &'a str {
@@ -142,5 +183,56 @@ impl Changes {
             // A view ends only with the node; there is nothing to tell any more.
             std::future::pending::<()>().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use weir_cluster::node_state::{Event, Rules, step};
+    use weir_cluster::registry::Transaction;
+
+    use super::*;
+    use crate::control::faulty_registry::{FaultyRegistry, RegistryFaults};
+
+    async fn copy(directory: &std::path::Path, lost: usize) -> (Arc<dyn Registry>, RegistryCopy) {
+        let faults = Arc::new(RegistryFaults::default());
+        faults.lost_lists.store(lost, Ordering::Relaxed);
+        let registry: Arc<dyn Registry> = Arc::new(FaultyRegistry::open(directory, faults));
+        let copy = RegistryCopy::start(&registry).await.unwrap();
+        (registry, copy)
+    }
+
+    /// As at a change of etcd's leader.
+    #[tokio::test]
+    async fn a_start_survives_listings_without_an_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_registry, copy) = copy(directory.path(), 2).await;
+        assert_eq!(copy.node_states(), NodeStatesRecord::default());
+    }
+
+    #[tokio::test]
+    async fn states_of_a_newer_version_do_not_end_a_drain() {
+        let directory = tempfile::tempdir().unwrap();
+        let (registry, copy) = copy(directory.path(), 0).await;
+        let mut changes = copy.changes();
+        let (rules, mut states) = (Rules::default(), NodeStatesRecord::default());
+        for event in
+            [Event::Present { node: "a".into() }, Event::Drain { node: "a".into(), fewer_copies: false }]
+        {
+            states = step(&states, &rules, 1, &event).unwrap().0;
+        }
+        registry.transact(states.create(keys::NODE_STATES)).await.unwrap();
+        changes.next().await;
+        assert_eq!(copy.node_states(), states);
+        let newer = String::from_utf8(states.encode()).unwrap().replace("\"v\":1", "\"v\":2");
+        registry.transact(Transaction::new().put(keys::NODE_STATES, newer)).await.unwrap();
+        changes.next().await;
+        assert!(matches!(copy.states.now().seen("all"), Seen::Unreadable { .. }));
+        assert_eq!(copy.node_states(), states, "the last known ones");
+        registry.transact(Transaction::new().delete(keys::NODE_STATES)).await.unwrap();
+        changes.next().await;
+        assert_eq!(copy.node_states(), NodeStatesRecord::default());
     }
 }
