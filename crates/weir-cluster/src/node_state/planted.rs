@@ -11,6 +11,8 @@ pub enum Bug {
     CountOldIsolations,
     /// A disk of an isolated node that its members hear is taken over.
     TakeFromIsolated,
+    /// A takeover ignores the answers of other guards.
+    IgnoreGuards,
     /// The choice of nodes for disks ignores the nodes' states.
     PlaceOnBarred,
     /// A drain takes the last copy of a disk's log.
@@ -23,11 +25,12 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 8] = [
+    pub const ALL: [Bug; 9] = [
         Bug::ExceedQuarantineLimit,
         Bug::ForgetIsolation,
         Bug::CountOldIsolations,
         Bug::TakeFromIsolated,
+        Bug::IgnoreGuards,
         Bug::PlaceOnBarred,
         Bug::DrainLastCopy,
         Bug::DrainBelowPolicy,
@@ -35,11 +38,12 @@ impl Bug {
     ];
 
     /// Those that the simulation of whole nodes reaches: it executes no drain and no removal.
-    pub const SIMULATED: [Bug; 5] = [
+    pub const SIMULATED: [Bug; 6] = [
         Bug::ExceedQuarantineLimit,
         Bug::ForgetIsolation,
         Bug::CountOldIsolations,
         Bug::TakeFromIsolated,
+        Bug::IgnoreGuards,
         Bug::PlaceOnBarred,
     ];
 
@@ -51,6 +55,7 @@ impl Bug {
             Bug::ForgetIsolation => "forget-isolation",
             Bug::CountOldIsolations => "count-old-isolations",
             Bug::TakeFromIsolated => "take-from-isolated",
+            Bug::IgnoreGuards => "ignore-guards",
             Bug::PlaceOnBarred => "place-on-barred",
             Bug::DrainLastCopy => "drain-last-copy",
             Bug::DrainBelowPolicy => "drain-below-policy",

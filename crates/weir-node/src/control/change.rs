@@ -173,7 +173,7 @@ async fn attempt(
 
 /// Whether a transaction with this answer was certainly not committed. Any other error may be of a later step than the commit: a
 /// registry that is full, damaged or set up wrongly can report that of a change that it has made.
-fn is_refusal(error: &RegistryError) -> bool {
+pub(super) fn is_refusal(error: &RegistryError) -> bool {
     match error {
         RegistryError::Conflict { .. }
         | RegistryError::LeaseExpired { .. }

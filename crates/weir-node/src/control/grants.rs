@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
-use weir_cluster::right::{EPOCH_LEAD, GrantSet};
+use weir_cluster::right::EPOCH_LEAD;
 use weir_cluster::view::Seen;
 use weir_task::JoinHandle;
 
@@ -138,19 +138,15 @@ pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<N
     }
 }
 
-/// Whether a member of the set hears the owner of the disk, with a right that the set's grants uphold. Members that do not answer
-/// soon do not hear it.
-///
-/// Of replicas, all have to grant: this node asks itself alone if it is one of them. Guards answer for a takeover by any node.
-pub async fn is_heard(node: &Node, record: &DiskRecord) -> bool {
-    let (me, key, set) = (&node.config.name, key(record), record.grant_set());
-    let is_member = set.members().contains(me);
-    if is_member && node.rights.hears(&key, record.epoch) {
-        return true;
-    }
-    if matches!(set, GrantSet::Replicas(_)) {
-        return false;
-    }
+/// Whether this node is a member of the disk's set and hears the owner, with a right that the set's grants uphold.
+pub fn hears(node: &Node, record: &DiskRecord) -> bool {
+    let is_member = record.grant_set().members().contains(&node.config.name);
+    is_member && node.rights.hears(&key(record), record.epoch)
+}
+
+/// As [`hears`], for any other member of the set. Members that do not answer soon do not hear it.
+pub async fn others_hear(node: &Node, record: &DiskRecord) -> bool {
+    let (me, set) = (&node.config.name, record.grant_set());
     let live = node.records.nodes.now();
     let others = set.members().iter().filter(|member| *member != me && live.contains_key(*member));
     for member in others {

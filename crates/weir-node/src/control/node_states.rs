@@ -4,13 +4,12 @@
 
 use std::sync::Arc;
 
-use weir_cluster::membership::session_over;
 use weir_cluster::node_state::{Effect, Event, UnknownNode, step};
 use weir_cluster::records::{NodeRef, NodeStatesRecord, Record, RecordError, keys};
-use weir_cluster::registry::{Compare, RegistryError};
+use weir_cluster::registry::{Compare, Entry, Expect, RegistryError, Transaction};
 
 use super::Node;
-use super::decide::is_live;
+use super::change::is_refusal;
 use super::rights::key;
 
 /// Attempts at a change that other nodes' changes overtake.
@@ -62,6 +61,9 @@ async fn report_presence(node: &Node) -> Result<(), StateError> {
 }
 
 /// The owners that the registry does not hear and that this node does, as far as that is not in the record.
+///
+/// Not one that has ended, which its members have heard until a moment ago; nor one whose node has another process, which has a session
+/// or is about to get one.
 fn isolated(node: &Node) -> Vec<NodeRef> {
     let heard = node.rights.all_heard();
     if heard.is_empty() {
@@ -76,18 +78,21 @@ fn isolated(node: &Node) -> Vec<NodeRef> {
         isolation.is_some_and(|isolation| isolation.incarnation == owner.incarnation)
     };
     let owners = disks.values().filter_map(|disk| Some((disk.owner.as_ref()?, key(disk))));
+    let is_gone = |owner: &NodeRef| !live.exists(&owner.node) && !node.records.has_stopped(owner);
     let isolated =
-        owners.filter(|(owner, key)| !is_live(&live, owner) && !is_recorded(owner) && is_heard(owner, key));
+        owners.filter(|(owner, key)| is_gone(owner) && !is_recorded(owner) && is_heard(owner, key));
     let mut isolated: Vec<NodeRef> = isolated.map(|(owner, _)| owner.clone()).collect();
     isolated.sort();
     isolated.dedup();
     isolated
 }
 
-async fn report_isolation(node: &Node, owner: &NodeRef) -> Result<(), StateError> {
-    let gone = session_over(&*node.registry, owner).await?;
+pub(super) async fn report_isolation(node: &Node, owner: &NodeRef) -> Result<(), StateError> {
     let event = Event::Isolated { node: owner.node.clone(), incarnation: owner.incarnation };
-    change(node, &event, gone).await
+    // The view of sessions and ended processes may lag behind.
+    let absent = [keys::session(&owner.node), keys::stopped(owner)];
+    let conditions = absent.map(|key| Compare { key, expect: Expect::Absent });
+    change_if(node, &event, &conditions).await
 }
 
 /// Applies an event to the record, on a condition. The operator hears of the consequences.
@@ -95,11 +100,25 @@ async fn report_isolation(node: &Node, owner: &NodeRef) -> Result<(), StateError
 /// # Errors
 /// As [`StateError`]; [`RegistryError::Conflict`] also when other nodes overtake every attempt.
 pub async fn change(node: &Node, event: &Event, condition: Compare) -> Result<(), StateError> {
+    change_if(node, event, &[condition]).await
+}
+
+async fn change_if(node: &Node, event: &Event, conditions: &[Compare]) -> Result<(), StateError> {
     let mut last = RegistryError::Conflict { current: Vec::new() };
+    // One time for all attempts: from the same record, they all make the same one.
+    let now = weir_task::unix_millis();
+    let mut doubt: Option<Doubt> = None;
     for _ in 0..ATTEMPTS {
         let entry = node.registry.get(keys::NODE_STATES).await?;
+        let revision = entry.as_ref().map_or(0, |entry| entry.mod_revision);
         let states = entry.as_ref().map(NodeStatesRecord::of).transpose()?.unwrap_or_default();
-        let (next, effects) = step(&states, &node.rules, weir_task::unix_millis(), event)?;
+        if let Some(sent) = doubt.take_if(|sent| sent.over < revision)
+            && sent.next == states
+        {
+            sent.effects.iter().for_each(|effect| tell(node, effect));
+            return Ok(());
+        }
+        let (next, effects) = step(&states, &node.rules, now, event)?;
         if next == states {
             return Ok(());
         }
@@ -107,16 +126,43 @@ pub async fn change(node: &Node, event: &Event, condition: Compare) -> Result<()
             Some(entry) => next.replace(entry),
             None => next.create(keys::NODE_STATES),
         };
-        match node.registry.transact(put.when(condition.clone())).await {
+        match node.registry.transact(conditions.iter().cloned().fold(put, Transaction::when)).await {
             Ok(_) => {
                 effects.iter().for_each(|effect| tell(node, effect));
                 return Ok(());
             }
-            Err(error @ RegistryError::Conflict { .. }) => last = error,
-            Err(error) => return Err(error.into()),
+            Err(RegistryError::Conflict { current }) => {
+                let is_broken = conditions.iter().any(|condition| is_broken(condition, &current));
+                last = RegistryError::Conflict { current };
+                if is_broken {
+                    break;
+                }
+            }
+            Err(error) if is_refusal(&error) => return Err(error.into()),
+            Err(error) => {
+                doubt = Some(Doubt { over: revision, next, effects });
+                last = error;
+            }
         }
     }
     Err(last.into())
+}
+
+/// A change that was sent and neither confirmed nor refused. Whoever reads it later must tell of it: nobody else does.
+struct Doubt {
+    /// The revision of the record that it was sent over.
+    over: u64,
+    next: NodeStatesRecord,
+    effects: Vec<Effect>,
+}
+
+/// Whether a condition does not hold, by the entries of the compared keys.
+fn is_broken(condition: &Compare, current: &[Entry]) -> bool {
+    let revision = current.iter().find(|entry| entry.key == condition.key).map(|entry| entry.mod_revision);
+    match condition.expect {
+        Expect::Absent => revision.is_some(),
+        Expect::ModRevision(expected) => revision != Some(expected),
+    }
 }
 
 fn tell(node: &Node, effect: &Effect) {

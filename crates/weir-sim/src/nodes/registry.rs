@@ -202,6 +202,16 @@ impl Service {
         entry.is_some_and(|entry| entry.value == incarnation.to_string().as_bytes())
     }
 
+    /// Whether any process has a session under this name.
+    pub fn has_any_session(&self, name: &str) -> bool {
+        self.memory.get(&keys::session(name)).ok().flatten().is_some()
+    }
+
+    /// Whether a process is known to have ended.
+    pub fn has_stopped(&self, process: &NodeRef) -> bool {
+        self.memory.get(&keys::stopped(process)).ok().flatten().is_some()
+    }
+
     /// The committed states of the nodes.
     pub fn node_states(&self) -> Option<NodeStatesRecord> {
         NodeStatesRecord::of(&self.memory.get(keys::NODE_STATES).ok().flatten()?).ok()

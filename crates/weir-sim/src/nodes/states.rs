@@ -9,10 +9,12 @@ use weir_block::Nanos;
 use weir_block::sim::SetTime;
 use weir_cluster::node_state::Event;
 use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord, NodeStatesRecord};
+use weir_cluster::right::GrantSet;
 use weir_node::control::rights::key;
 
 use super::machine::Order;
 use super::{Cluster, Task, Who};
+use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, name, node_of};
 
 /// Pause between two looks at who hears the owner.
@@ -20,6 +22,16 @@ const LISTEN: Duration = Duration::from_millis(25);
 
 /// Longest time from a decision to its commit, while the registry answers and answers are not lost.
 const DECIDED: Duration = Duration::from_millis(1_500);
+
+/// Faults after which a guard's answer may come late or not at all.
+const DEAFENING: [Fault; 6] = [
+    Fault::Pause,
+    Fault::ConnectionCut,
+    Fault::ConnectionStall,
+    Fault::PartitionOneWay,
+    Fault::PartitionFull,
+    Fault::ConnectFailure,
+];
 
 /// Longest time from the choice of a node for a copy until the copy is complete and in the record.
 const FILLED: Duration = Duration::from_secs(3);
@@ -131,9 +143,17 @@ impl Cluster {
         let (now, period) = (self.world.now(), self.rules.resiliency_period);
         let Some(states) = &self.states else { return };
         let (Some(absent), Some(owner)) = (states.absent, &before.owner) else { return };
-        let is_member = before.grant_set().members().contains(&name(by.node));
+        let set = before.grant_set();
+        let is_member = |number: &usize| set.members().contains(&name(*number));
         let took = self.registry.disk.owner.as_ref() == Some(&NodeRef::new(name(by.node), by.incarnation));
-        let Some(since) = states.heard.get(&by.node).filter(|_| took && is_member) else { return };
+        // A node hears of itself what others can only ask for. Guards answer for any node, unless the network fails between them.
+        let is_asked = matches!(set, GrantSet::Guards(_))
+            && !DEAFENING.iter().any(|fault| self.swarm.has(*fault))
+            && took;
+        let own = states.heard.get_key_value(&by.node).filter(|(number, _)| took && is_member(number));
+        let guards = states.heard.iter().filter(|(number, _)| is_asked && is_member(number));
+        let Some((member, since)) = guards.chain(own).min_by_key(|(_, since)| **since) else { return };
+        let (member, since) = (*member, *since);
         // The period may be over by a clock that is ahead of the one that has recorded the isolation.
         let isolation = states.record.nodes.get(&owner.node).and_then(|node| node.isolation);
         let time = SetTime::by(&self.nodes[by.node].clock);
@@ -142,11 +162,11 @@ impl Cluster {
         drop(time);
         let gone = (now - absent).max(Duration::from_millis(recorded));
         let within = gone + DECIDED < period;
-        if within && *since + DECIDED < now && !self.swarm.has(crate::atlas::Fault::LostAnswer) {
-            let (owner, heard) = (owner.clone(), now - *since);
+        if within && since + DECIDED < now && !self.swarm.has(crate::atlas::Fault::LostAnswer) {
+            let (owner, heard) = (owner.clone(), now - since);
             self.fail(|| {
                 format!(
-                    "isolation: n{} took the disk from {owner}, which it has heard for {heard:?}",
+                    "isolation: n{} took the disk from {owner}, which n{member} has heard for {heard:?}",
                     by.node
                 )
             });
@@ -183,6 +203,11 @@ impl Cluster {
         let rules = self.rules.clone();
         let Some(states) = &mut self.states else { return };
         let before = std::mem::replace(&mut states.record, next.clone());
+        let wrong = self.wrong_isolation(&before, &next);
+        if let Some(wrong) = wrong {
+            self.fail(|| wrong);
+        }
+        let Some(states) = &mut self.states else { return };
         states.barred.retain(|node, _| is_barred(next.nodes.get(node)));
         for (name, _) in next.nodes.iter().filter(|(_, node)| is_barred(Some(node))) {
             states.barred.entry(name.clone()).or_insert(now);
@@ -191,6 +216,26 @@ impl Cluster {
         if let Some(problem) = problem {
             self.fail(|| problem);
         }
+    }
+
+    /// An isolation of a process that has ended, or under a name that has a session, is none.
+    fn wrong_isolation(&self, before: &NodeStatesRecord, next: &NodeStatesRecord) -> Option<String> {
+        let isolation =
+            |states: &NodeStatesRecord, name: &String| states.nodes.get(name).and_then(|node| node.isolation);
+        let began = next.nodes.keys().filter_map(|name| {
+            let isolation = isolation(next, name).filter(|new| {
+                isolation(before, name).is_none_or(|known| known.incarnation != new.incarnation)
+            })?;
+            Some(NodeRef::new(name.clone(), isolation.incarnation))
+        });
+        began.into_iter().find_map(|process| {
+            if self.registry.has_any_session(&process.node) {
+                return Some(format!("isolation: {process} is isolated, and {} has a session", process.node));
+            }
+            self.registry
+                .has_stopped(&process)
+                .then(|| format!("isolation: {process} is isolated, and has ended"))
+        })
     }
 
     /// The reason why the nodes' states have not settled, if any.

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use weir_block::Nanos;
 use weir_cluster::node_state::hold;
+use weir_cluster::node_state::planted::Bug;
 use weir_cluster::ownership::Gone;
 use weir_cluster::records::DiskRecord;
+use weir_cluster::right::GrantSet;
 
 use super::DiskTask;
 use crate::control::decide::Decision;
@@ -31,9 +33,27 @@ impl DiskTask {
             hold(&states, &node.rules, now, &evidence.owner, heard, Nanos::now() - since)
         };
         left(true)?;
-        let (asked, of) = (Arc::clone(&node), record.clone());
-        let heard = self.meanwhile(async move { grants::is_heard(&asked, &of).await }).await;
-        let left = left(heard.is_ok_and(|heard| heard))?;
+        // Of replicas, all have to grant, so this node's own ears suffice. Guards are asked for a takeover by any node.
+        let ignores = node.rules.planted.has(Bug::IgnoreGuards);
+        let asks = matches!(record.grant_set(), GrantSet::Guards(_)) && !ignores;
+        let heard = grants::hears(&node, record) || asks && self.others_hear(record).await;
+        let left = left(heard)?;
         Some(Nanos::now() + left.min(node.rights.renewal()))
+    }
+
+    /// Whether other guards hear the owner. Asked once for each renewal, however often the task wakes up.
+    async fn others_hear(&mut self, record: &DiskRecord) -> bool {
+        let renewal = self.node.rights.renewal();
+        let known =
+            self.guards_said.filter(|(epoch, at, _)| *epoch == record.epoch && Nanos::now() < *at + renewal);
+        if let Some((_, _, heard)) = known {
+            return heard;
+        }
+        let (node, of) = (Arc::clone(&self.node), record.clone());
+        let Ok(heard) = self.meanwhile(async move { grants::others_hear(&node, &of).await }).await else {
+            return false;
+        };
+        self.guards_said = Some((record.epoch, Nanos::now(), heard));
+        heard
     }
 }

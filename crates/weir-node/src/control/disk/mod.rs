@@ -74,6 +74,8 @@ struct DiskTask {
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
+    /// Whether other guards hear the owner of this epoch, as they said at this time.
+    guards_said: Option<(u64, Nanos, bool)>,
     formers: Formers,
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
@@ -130,6 +132,7 @@ impl DiskTask {
             arrival: None,
             retry_at: None,
             owner_gone: None,
+            guards_said: None,
             formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,

@@ -1,6 +1,10 @@
 //! An owner without a session that a member still hears is isolated: its disk stays there.
 
-use weir_cluster::records::{Isolation, NodeStatesRecord};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use weir_cluster::membership::declare_stopped;
+use weir_cluster::node_state;
+use weir_cluster::records::{EventRecord, Isolation, NodeStatesRecord};
 
 use super::*;
 use crate::control::{node_states, rights};
@@ -65,4 +69,105 @@ async fn a_takeover_waits_for_no_owner_of_another_epoch_and_none_that_has_stoppe
     let long_gone = Nanos(Nanos::now().0.saturating_sub(node.rules.resiliency_period.as_nanos() as u64));
     task.owner_gone = Some((owner.clone(), long_gone));
     assert_eq!(task.held_until(&silent, Some(&record)).await, None, "the period is over");
+}
+
+/// A node that was killed and has started again, or is about to, was not isolated, though its members heard it a moment ago.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_has_ended_or_started_again_is_not_isolated() {
+    for restarts in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let record = disk_of_b(&node).await;
+        let owner = NodeRef::new("b", 1);
+        let mut changes = node.records.changes();
+        let _next = if restarts {
+            let next = NodeRecord { incarnation: 2, ..record_of("b") };
+            Some(NodeSession::start(node.registry.clone(), next, SessionConfig::default()).await.unwrap())
+        } else {
+            declare_stopped(&*node.registry, &owner).await.unwrap();
+            None
+        };
+        // The node's view may lag behind.
+        node_states::report_isolation(&node, &owner).await.unwrap_err();
+        assert_eq!(states(&node).await, NodeStatesRecord::default(), "restarts: {restarts}");
+        while !node.records.has_stopped(&owner) && !node.records.nodes.now().contains_key("b") {
+            changes.next().await;
+        }
+        let keep = weir_task::spawn(node_states::keep(Arc::clone(&node)));
+        for _ in 0..15 {
+            node.rights.hear(&rights::key(&record), "b", record.epoch);
+            // Wakes the reports.
+            let note = ReleasedRecord { disk: "e".into(), epoch: 1, node: owner.clone(), time_unix_ms: 1 };
+            let key = keys::released("e", 1, "b");
+            node.registry.transact(note.create(key.clone())).await.unwrap();
+            node.registry.transact(weir_cluster::registry::Transaction::new().delete(key)).await.unwrap();
+            weir_task::sleep(Duration::from_millis(20)).await;
+        }
+        let states = states(&node).await;
+        assert!(states.nodes.contains_key("a") && !states.nodes.contains_key("b"), "{restarts}: {states:?}");
+        keep.abort();
+    }
+}
+
+/// A committed change whose answer was lost is told, once.
+#[tokio::test]
+async fn effects_are_told_though_the_answer_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, _told) = node_at(directory.path(), Arc::clone(&faults)).await;
+    let present = node_state::Event::Present { node: "a".into() };
+    node_states::change(&node, &present, node.session.guard()).await.unwrap();
+    let drain = node_state::Event::Drain { node: "a".into(), fewer_copies: false };
+    faults.unanswered.store(1, Ordering::Relaxed);
+    node_states::change(&node, &drain, node.session.guard()).await.unwrap();
+    let told = async {
+        loop {
+            let events = node.registry.list(keys::EVENTS).await.unwrap().entries;
+            let events = events.iter().map(|entry| EventRecord::of(entry).unwrap());
+            let told = events.filter(|event| event.kind == "drain").count();
+            if told > 0 {
+                return told;
+            }
+            weir_task::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert_eq!(weir_task::timeout(SOON, told).await.expect("nobody tells of the drain"), 1);
+}
+
+/// P10: a task wakes up at every change of any record.
+#[tokio::test]
+async fn guards_are_asked_once_for_each_renewal() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let guard = NodeRecord { peer_address: listener.local_addr().unwrap(), ..record_of("c") };
+    let _guard = NodeSession::start(node.registry.clone(), guard, SessionConfig::default()).await.unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    tokio::spawn(async move {
+        while let Ok((connection, _)) = listener.accept().await {
+            count.fetch_add(1, Ordering::Relaxed);
+            drop(connection);
+        }
+    });
+    let record = disk_of_a(&node, |record| {
+        record.owner = Some(NodeRef::new("b", 1));
+        (record.mode, record.guards) = (Mode::WriteThrough, vec!["c".into()]);
+    })
+    .await;
+    let mut nodes = node.records.nodes.changes();
+    nodes.wait_for(|known| known.contains_key("c")).await.unwrap();
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let gone = ownership::OwnerGone { owner: NodeRef::new("b", 1), how: ownership::Gone::LeaseEnded };
+    let take_over = Decision::TakeOver(gone);
+    for _ in 0..5 {
+        assert_eq!(task.held_until(&take_over, Some(&record)).await, None, "the guard does not hear it");
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    let later = DiskRecord { epoch: record.epoch + 1, ..record };
+    assert_eq!(task.held_until(&take_over, Some(&later)).await, None);
+    assert_eq!(asked.load(Ordering::Relaxed), 2, "an answer is of an epoch");
+    weir_task::sleep(node.rights.renewal()).await;
+    assert_eq!(task.held_until(&take_over, Some(&later)).await, None);
+    assert_eq!(asked.load(Ordering::Relaxed), 3, "and of a renewal");
 }
