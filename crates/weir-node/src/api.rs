@@ -470,7 +470,7 @@ pub struct Delete {
     /// The disk's name again, so that a request meant for another disk does no harm; not needed with `force` or `dry_run`.
     #[serde(default)]
     pub name: String,
-    /// Also when clients are connected, when its owner is gone, or cannot open it.
+    /// Also when clients are connected, when its owner is gone, or cannot open it; never while the owner is isolated and serves it.
     #[serde(default)]
     pub force: bool,
     /// Only say what would be deleted.

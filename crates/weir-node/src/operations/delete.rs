@@ -1,13 +1,15 @@
 //! Deletion of disks.
 
 use weir_cluster::ownership;
-use weir_cluster::records::{DiskRecord, Mode};
+use weir_cluster::records::{DiskRecord, Mode, keys};
 
 use super::{Answer, Operations, check_named, ownership_error};
 use crate::api::{ApiError, ApiErrorKind, Delete, Deleted};
 use crate::control::change::read;
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
+use crate::control::grants;
+use crate::control::node::unavailable;
 use crate::control::provisioning;
 use crate::units::about;
 
@@ -35,6 +37,7 @@ impl Operations {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
+        self.check_not_serving(&record).await?;
         let place = self.node.place_of(&record).await;
         let path = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?.path;
         let allocated = self.allocated(&record, false).await.unwrap_or(0);
@@ -87,6 +90,31 @@ impl Operations {
         Some(format!("{lost}: {reason}"))
     }
 
+    /// Refuses a disk whose owner is isolated, also by force: the owner has no session, and serves its guests on the strength of its
+    /// members' grants. They would lose the disk while they use it.
+    async fn check_not_serving(&self, record: &DiskRecord) -> Answer<()> {
+        let (node, me) = (&self.node, self.me());
+        let Some(owner) = record.owner.as_ref().filter(|owner| **owner != me) else { return Ok(()) };
+        if is_live(&node.records.nodes.now(), owner) {
+            return Ok(());
+        }
+        if !grants::hears(node, record) && !grants::others_hear(node, record).await {
+            return Ok(());
+        }
+        // Members hear a process for a moment after its end.
+        if node.registry.get(&keys::stopped(owner)).await.map_err(unavailable)?.is_some() {
+            return Ok(());
+        }
+        let message = format!(
+            "disk {}: its owner {owner} is isolated and serving: the registry does not hear it, members of the disk's set do",
+            record.name
+        );
+        Err(ApiError::new(ApiErrorKind::Refused, message).hint(format!(
+            "reconnect {} to the registry, or stop it; then delete the disk. If it has stopped just now, try again in some seconds",
+            owner.node
+        )))
+    }
+
     async fn check_deletable(&self, record: &DiskRecord, lost: Option<&str>, force: bool) -> Answer<()> {
         if force {
             return Ok(());
@@ -118,6 +146,48 @@ impl Operations {
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
+        self.check_not_serving(&record).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use weir_cluster::membership::declare_stopped;
+    use weir_cluster::records::NodeRef;
+
+    use super::*;
+    use crate::control::disk::tests::{disk_of_a, node};
+    use crate::control::rights;
+
+    /// Its guests use the disk.
+    #[tokio::test]
+    async fn a_disk_of_an_isolated_owner_is_not_deleted_even_by_force() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let record = disk_of_a(&node, |record| {
+            record.owner = Some(NodeRef::new("b", 1));
+            (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("a", 1)]);
+        })
+        .await;
+        let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
+        let wanted = |dry_run| Delete { name: "d".into(), force: true, dry_run };
+        for dry_run in [true, false] {
+            node.rights.hear(&rights::key(&record), "b", record.epoch);
+            let refused = operations.delete("d", wanted(dry_run)).await.unwrap_err();
+            assert_eq!(refused.kind, ApiErrorKind::Refused);
+            assert!(refused.message.contains("b#1 is isolated and serving"), "{refused}");
+        }
+        // Its end is known, or it was heard in an earlier epoch: what is refused now is that its volume does not exist.
+        for stopped in [false, true] {
+            node.rights.hear(&rights::key(&record), "b", record.epoch - u64::from(!stopped));
+            if stopped {
+                declare_stopped(&*node.registry, &NodeRef::new("b", 1)).await.unwrap();
+            }
+            let other = operations.delete("d", wanted(false)).await.unwrap_err();
+            assert!(other.message.contains("volume"), "{other}");
+        }
     }
 }
