@@ -182,8 +182,17 @@ impl Cluster {
             owner.chain(record.guards.iter().cloned()).collect()
         };
         let (known, owner) = (names(before), disk.owner.as_ref().map(|owner| owner.node.clone()));
-        let is_long_barred =
-            |node: &String| states.barred.get(node).is_some_and(|since| *since + FILLED < now);
+        // An ended quarantine stays in the record until the node's next event.
+        let time = SetTime::by(&self.nodes[by.node].clock);
+        let local = Nanos::now().0 / 1_000_000;
+        drop(time);
+        let is_in_force = |node: &NodeStateRecord| {
+            node.drain.is_some() || node.quarantine.is_some_and(|quarantine| local < quarantine.until_unix_ms)
+        };
+        let is_long_barred = |node: &String| {
+            states.barred.get(node).is_some_and(|since| *since + FILLED < now)
+                && states.record.nodes.get(node).is_some_and(is_in_force)
+        };
         let placed = names(&disk).into_iter().find(|node| {
             // A takeover is a rescue.
             !known.contains(node) && Some(node) != owner.as_ref() && is_long_barred(node)
