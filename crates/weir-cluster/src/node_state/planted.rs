@@ -11,8 +11,6 @@ pub enum Bug {
     CountOldIsolations,
     /// A disk of an isolated node that its members hear is taken over.
     TakeFromIsolated,
-    /// A takeover ignores the answers of other guards.
-    IgnoreGuards,
     /// The choice of nodes for disks ignores the nodes' states.
     PlaceOnBarred,
     /// A drain takes the last copy of a disk's log.
@@ -25,12 +23,11 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 9] = [
+    pub const ALL: [Bug; 8] = [
         Bug::ExceedQuarantineLimit,
         Bug::ForgetIsolation,
         Bug::CountOldIsolations,
         Bug::TakeFromIsolated,
-        Bug::IgnoreGuards,
         Bug::PlaceOnBarred,
         Bug::DrainLastCopy,
         Bug::DrainBelowPolicy,
@@ -38,12 +35,11 @@ impl Bug {
     ];
 
     /// Those that the simulation of whole nodes reaches: it executes no drain and no removal.
-    pub const SIMULATED: [Bug; 6] = [
+    pub const SIMULATED: [Bug; 5] = [
         Bug::ExceedQuarantineLimit,
         Bug::ForgetIsolation,
         Bug::CountOldIsolations,
         Bug::TakeFromIsolated,
-        Bug::IgnoreGuards,
         Bug::PlaceOnBarred,
     ];
 
@@ -55,7 +51,6 @@ impl Bug {
             Bug::ForgetIsolation => "forget-isolation",
             Bug::CountOldIsolations => "count-old-isolations",
             Bug::TakeFromIsolated => "take-from-isolated",
-            Bug::IgnoreGuards => "ignore-guards",
             Bug::PlaceOnBarred => "place-on-barred",
             Bug::DrainLastCopy => "drain-last-copy",
             Bug::DrainBelowPolicy => "drain-below-policy",

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use weir_block::Nanos;
 use weir_cluster::node_state::hold;
-use weir_cluster::node_state::planted::Bug;
 use weir_cluster::ownership::Gone;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::GrantSet;
@@ -34,8 +33,7 @@ impl DiskTask {
         };
         left(true)?;
         // Of replicas, all have to grant, so this node's own ears suffice. Guards are asked for a takeover by any node.
-        let ignores = node.rules.planted.has(Bug::IgnoreGuards);
-        let asks = matches!(record.grant_set(), GrantSet::Guards(_)) && !ignores;
+        let asks = matches!(record.grant_set(), GrantSet::Guards(_));
         let heard = grants::hears(&node, record) || asks && self.others_hear(record).await;
         let left = left(heard)?;
         Some(Nanos::now() + left.min(node.rights.renewal()))
