@@ -20,6 +20,7 @@ pub mod sim;
 pub mod size;
 pub mod socket;
 pub mod throttle;
+pub mod wire;
 
 pub use buffer::{Buffer, BufferPool};
 pub use clock::{Clock, Nanos};
@@ -34,5 +35,5 @@ pub use reactor::{
 };
 pub use region::Region;
 pub use request::{Completion, Extent, ExtentState, Outcome, Payload, Request, RequestKind, Tag};
-pub use socket::{Received, Sent, Socket, Stream};
+pub use socket::{Protection, Received, Sent, Socket, Stream};
 pub use throttle::Throttle;

@@ -6,13 +6,13 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use crate::operation::{Interest, Token};
 pub use crate::operation::{Received, Sent};
 use crate::reactor::{Reactor, WatchId};
-use crate::sim;
+use crate::{sim, wire};
 
 /// A connection for a shard.
 #[derive(Debug)]
@@ -21,6 +21,28 @@ pub enum Stream {
     Kernel(OwnedFd),
     /// One end of a simulated connection, on a reactor of the same world.
     Simulated(sim::End),
+    /// A connected kernel stream socket whose bytes are encrypted.
+    Protected(OwnedFd, Box<dyn Protection>),
+}
+
+/// Encrypts and decrypts the bytes of one connection, after its handshake. Calls return at once; memory is bounded.
+pub trait Protection: std::fmt::Debug + Send {
+    /// Decrypts what has arrived at `fd` into the targets, one after the other. A result below their length is everything that
+    /// has arrived.
+    ///
+    /// # Errors
+    /// The connection is broken, its bytes were changed on the way, or it ended without the other side's farewell.
+    fn receive(&mut self, fd: BorrowedFd<'_>, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received>;
+
+    /// Encrypts the slices and sends them. The result counts bytes of which nothing is left to send; the others come first in
+    /// the next call, unchanged.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    fn send(&mut self, fd: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> io::Result<Sent>;
+
+    /// Sends the farewell after which an end of the connection is no truncation, if the socket takes it at once.
+    fn end(&mut self, fd: BorrowedFd<'_>);
 }
 
 impl Stream {
@@ -32,6 +54,7 @@ impl Stream {
         match self {
             Stream::Kernel(fd) => Ok(fd),
             Stream::Simulated(_) => Err(io::Error::other("a simulated connection has no descriptor")),
+            Stream::Protected(..) => Err(io::Error::other("an encrypted connection needs its keys")),
         }
     }
 }
@@ -76,7 +99,7 @@ impl Socket {
     /// The descriptor is not one whose flags can be changed.
     pub fn new(stream: impl Into<Stream>, token: Token) -> io::Result<Socket> {
         let stream = stream.into();
-        if let Stream::Kernel(fd) = &stream {
+        if let Stream::Kernel(fd) | Stream::Protected(fd, _) = &stream {
             rustix::io::ioctl_fionbio(fd, true)?;
             // Small answers must not wait for the acknowledgement of earlier ones. Fails on Unix sockets, which have no such delay.
             let _ = rustix::net::sockopt::set_tcp_nodelay(fd, true);
@@ -112,26 +135,17 @@ impl Socket {
         }
     }
 
-    /// Reads the bytes that have arrived into `target`, without waiting.
+    /// Reads the bytes that have arrived into `target`, without waiting. A result below the target's length is everything that
+    /// has arrived.
     ///
     /// # Errors
     /// The connection is broken.
     pub fn receive(&mut self, target: &mut [u8]) -> io::Result<Received> {
-        let fd = match &mut self.stream {
-            Stream::Kernel(fd) => fd.as_raw_fd(),
-            Stream::Simulated(end) => return end.receive(&mut [IoSliceMut::new(target)]),
-        };
-        loop {
-            // SAFETY: `target` is writable memory of the given length for the duration of the call.
-            let n = unsafe { libc::recv(fd, target.as_mut_ptr().cast(), target.len(), libc::MSG_DONTWAIT) };
-            match n {
-                0 => return Ok(Received::End),
-                n if n > 0 => return Ok(Received::Bytes(n as usize)),
-                _ => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
-                    error if error.kind() == io::ErrorKind::Interrupted => {}
-                    error => return Err(error),
-                },
+        match &mut self.stream {
+            Stream::Kernel(fd) => wire::receive(fd.as_fd(), target),
+            Stream::Simulated(end) => end.receive(&mut [IoSliceMut::new(target)]),
+            Stream::Protected(fd, protection) => {
+                protection.receive(fd.as_fd(), &mut [IoSliceMut::new(target)])
             }
         }
     }
@@ -142,61 +156,32 @@ impl Socket {
     /// # Errors
     /// The connection is broken.
     pub fn receive_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
-        let fd = match &mut self.stream {
-            Stream::Kernel(fd) => fd.as_raw_fd(),
-            Stream::Simulated(end) => return end.receive(targets),
-        };
-        loop {
-            // SAFETY: an all-zero msghdr is valid (no name, no control data).
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = targets.as_mut_ptr().cast();
-            message.msg_iovlen = targets.len();
-            // SAFETY: `IoSliceMut` has the layout of `iovec`; the targets are writable and outlive the call.
-            let n = unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) };
-            match n {
-                0 => return Ok(Received::End),
-                n if n > 0 => return Ok(Received::Bytes(n as usize)),
-                _ => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
-                    error if error.kind() == io::ErrorKind::Interrupted => {}
-                    error => return Err(error),
-                },
-            }
+        match &mut self.stream {
+            Stream::Kernel(fd) => wire::receive_vectored(fd.as_fd(), targets),
+            Stream::Simulated(end) => end.receive(targets),
+            Stream::Protected(fd, protection) => protection.receive(fd.as_fd(), targets),
         }
     }
 
-    /// Sends the slices in order, without waiting. Uses at most the first 1024.
+    /// Sends the slices in order, without waiting. Uses at most the first 1024. The bytes that were not sent come first in the
+    /// next call, unchanged.
     ///
     /// # Errors
     /// The connection is broken.
     pub fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Sent> {
-        const MOST_SLICES: usize = 1024;
-        let slices = &slices[..slices.len().min(MOST_SLICES)];
-        let fd = match &mut self.stream {
-            Stream::Kernel(fd) => fd.as_raw_fd(),
-            Stream::Simulated(end) => return end.send(slices),
-        };
-        loop {
-            // SAFETY: an all-zero msghdr is valid (no name, no control data).
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = slices.as_ptr().cast_mut().cast();
-            message.msg_iovlen = slices.len();
-            // SAFETY: `IoSlice` has the layout of `iovec`; the slices outlive the call.
-            let n = unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-            if n >= 0 {
-                return Ok(Sent::Bytes(n as usize));
-            }
-            match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
-                error if error.kind() == io::ErrorKind::Interrupted => {}
-                error => return Err(error),
-            }
+        match &mut self.stream {
+            Stream::Kernel(fd) => wire::send(fd.as_fd(), slices),
+            Stream::Simulated(end) => end.send(slices),
+            Stream::Protected(fd, protection) => protection.send(fd.as_fd(), slices),
         }
     }
 
     /// Tells the other end that nothing more is sent; what it sends can still be read. A simulated connection has no such word.
     pub fn finish(&mut self) {
-        if let Stream::Kernel(fd) = &self.stream {
+        if let Stream::Protected(fd, protection) = &mut self.stream {
+            protection.end(fd.as_fd());
+        }
+        if let Stream::Kernel(fd) | Stream::Protected(fd, _) = &self.stream {
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
         }
     }
@@ -207,8 +192,13 @@ impl Socket {
         for watch in [self.watching_read.take(), self.watching_write.take()].into_iter().flatten() {
             reactor.unwatch(watch);
         }
+        if let Stream::Protected(fd, protection) = &mut self.stream {
+            protection.end(fd.as_fd());
+        }
         match &mut self.stream {
-            Stream::Kernel(fd) => drop(rustix::net::shutdown(fd, rustix::net::Shutdown::Both)),
+            Stream::Kernel(fd) | Stream::Protected(fd, _) => {
+                let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+            }
             Stream::Simulated(end) => end.close(),
         }
     }
@@ -217,7 +207,7 @@ impl Socket {
     #[must_use]
     pub fn as_raw_fd(&self) -> RawFd {
         match &self.stream {
-            Stream::Kernel(fd) => fd.as_raw_fd(),
+            Stream::Kernel(fd) | Stream::Protected(fd, _) => fd.as_raw_fd(),
             Stream::Simulated(end) => end.number(),
         }
     }

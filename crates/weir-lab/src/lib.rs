@@ -20,5 +20,6 @@ mod relay;
 pub mod volatile_disk;
 
 pub use error::LabError;
+pub use lab::identities;
 pub use lab::{Ending, Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport};
 pub use network::REGISTRY;

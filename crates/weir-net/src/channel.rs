@@ -72,6 +72,8 @@ impl Channel {
         received: &[u8],
         reactor: &mut Reactor,
     ) -> io::Result<Channel> {
+        // The handshake may have read ahead; then no event says that there is something to read.
+        let readable = matches!(stream, Stream::Protected(..));
         let mut socket = Socket::new(stream, token)?;
         socket.watch_read(reactor);
         let mut incoming = vec![0; FIRST_BUFFER.max(received.len())];
@@ -88,7 +90,7 @@ impl Channel {
             start: 0,
             end: received.len(),
             next_in: 0,
-            readable: false,
+            readable,
             #[cfg(feature = "planted-bugs")]
             counts_parts: false,
         })

@@ -67,6 +67,29 @@ pub struct NodeStatus {
     pub shards: Vec<ShardView>,
     /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`.
     pub exports: Vec<String>,
+    /// How this node's connections to other nodes are protected. A node that says nothing of it is of before there was TLS.
+    #[serde(default)]
+    pub peers: PeerProtection,
+}
+
+/// The protection of the connections between nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerProtection {
+    /// Mutual TLS: both ends have proven which node they are.
+    Tls,
+    /// None: whoever reaches the port is believed.
+    #[default]
+    Plaintext,
+}
+
+impl std::fmt::Display for PeerProtection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PeerProtection::Tls => "TLS",
+            PeerProtection::Plaintext => "plaintext",
+        })
+    }
 }
 
 /// The cluster's health.

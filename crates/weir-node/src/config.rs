@@ -43,6 +43,9 @@ pub struct Config {
     /// Isolation and quarantine of nodes.
     #[serde(default)]
     pub nodes: NodesConfig,
+    /// The proof of who this node is.
+    #[serde(default)]
+    pub identity: IdentityConfig,
     /// Replication between nodes.
     #[serde(default)]
     pub peers: PeersConfig,
@@ -208,6 +211,15 @@ impl Default for NodesConfig {
     }
 }
 
+/// `[identity]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IdentityConfig {
+    /// The directory of this node's key and certificates; absent: it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
+}
+
 /// `[peers]`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -216,6 +228,8 @@ pub struct PeersConfig {
     pub listen: SocketAddr,
     /// A replica that has not answered for this long is replaced (P9).
     pub deadline: Period,
+    /// A node without an identity speaks to other hosts in plain text.
+    pub plaintext: bool,
 }
 
 /// `[nbd]`
@@ -328,6 +342,7 @@ impl Default for PeersConfig {
         PeersConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 7420)),
             deadline: Period(Duration::from_secs(1)),
+            plaintext: false,
         }
     }
 }
@@ -451,10 +466,30 @@ impl Config {
             return bad("resources.busy_poll_us", &self.resources.busy_poll_us, reason);
         }
         self.registry.etcd(&self.lease)?;
-        if !self.state_dir.is_absolute() {
-            return bad("state_dir", &self.state_dir.display(), "it must be an absolute path".to_owned());
+        let directories =
+            [("state_dir", Some(&self.state_dir)), ("identity.directory", self.identity.directory.as_ref())];
+        for (key, path) in directories {
+            if let Some(path) = path.filter(|path| !path.is_absolute()) {
+                return bad(key, &path.display(), "it must be an absolute path".to_owned());
+            }
         }
-        Ok(())
+        match (&self.identity.directory, self.peers.plaintext) {
+            (Some(directory), true) => {
+                let reason = format!(
+                    "this node has an identity (identity.directory = {}), so it speaks TLS; remove one of the two",
+                    directory.display()
+                );
+                bad("peers.plaintext", &true, reason)
+            }
+            (None, false) if !self.peers.listen.ip().is_loopback() => bad(
+                "peers.listen",
+                &self.peers.listen,
+                "other hosts reach this address, and whoever reaches it can destroy acknowledged data: join the cluster (`weir \
+                 cluster join`) and set identity.directory; or, in a network of trusted hosts only, set peers.plaintext = true"
+                    .to_owned(),
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// The API's socket.
@@ -503,6 +538,7 @@ mod tests {
         assert_eq!(full.nbd_socket(), minimal.nbd_socket());
         assert_eq!(full.api_socket(), minimal.api_socket());
         (full.nbd.unix, full.api.socket, full.flash.path) = (None, None, None);
+        full.identity.directory = None;
         assert!(
             full.registry
                 .etcd(&full.lease)
@@ -525,7 +561,7 @@ mod tests {
     fn the_example_has_every_key() {
         let mut config = parse("name = \"n1\"").unwrap();
         (config.nbd.unix, config.api.socket) = (Some("/a".into()), Some("/b".into()));
-        config.flash.path = Some("/c".into());
+        (config.flash.path, config.identity.directory) = (Some("/c".into()), Some("/i".into()));
         let registry = &mut config.registry;
         (registry.ca, registry.certificate) = (Some("/d".into()), Some("/e".into()));
         (registry.key, registry.user) = (Some("/f".into()), Some("g".into()));
@@ -536,7 +572,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 30, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 32, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),
@@ -578,6 +614,24 @@ mod tests {
         let etcd = config.registry.etcd(&config.lease).unwrap().unwrap();
         assert_eq!((&*etcd.prefix, etcd.attempt_timeout), ("/weir/default/", Duration::from_millis(400)));
         assert_eq!(config.registry.place(), "http://127.0.0.1:2379");
+    }
+
+    #[test]
+    fn other_hosts_are_spoken_to_in_plain_text_only_if_that_is_asked_for() {
+        let with = |lines: &str| parse(&format!("name = \"n1\"\n{lines}")).map_err(|error| error.to_string());
+        let everywhere = "[peers]\nlisten = \"0.0.0.0:7420\"\n";
+        let error = with(everywhere).unwrap_err();
+        assert!(
+            error.contains("peers.listen = 0.0.0.0:7420") && error.contains("peers.plaintext = true"),
+            "{error}"
+        );
+        assert!(with(&format!("{everywhere}plaintext = true")).is_ok());
+        let identity = "[identity]\ndirectory = \"/var/lib/weir/identity\"\n";
+        assert!(with(&format!("{everywhere}{identity}")).is_ok());
+        let error = with(&format!("{everywhere}plaintext = true\n{identity}")).unwrap_err();
+        assert!(error.contains("peers.plaintext = true: this node has an identity"), "{error}");
+        let error = with("[identity]\ndirectory = \"keys\"").unwrap_err();
+        assert!(error.contains("identity.directory = keys: it must be an absolute path"), "{error}");
     }
 
     #[test]

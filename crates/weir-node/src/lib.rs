@@ -5,7 +5,7 @@
 //! - [`control`]: the control plane: ownership, takeover, configuration;
 //! - [`shard`]: the data path, on threads of its own;
 //! - [`stack`]: the layers around a disk's, chosen by the program that starts the node;
-//! - [`peer`], [`exports`]: connections from other nodes and clients;
+//! - [`peer`], [`network`], [`exports`]: connections from other nodes and clients; [`identity`]: proofs of who speaks;
 //! - [`api`], [`operations`], [`http`], [`client`]: operators' requests; [`metrics`]: for Prometheus;
 //! - [`backings`]: whether the disks' files are still where they belong;
 //! - [`members`]: the nodes of the cluster, those that are down among them.
@@ -19,8 +19,10 @@ pub mod control;
 mod error;
 pub mod exports;
 pub mod http;
+pub mod identity;
 pub mod members;
 pub mod metrics;
+pub mod network;
 pub mod operations;
 pub mod peer;
 pub mod plane;

@@ -17,7 +17,8 @@
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
 //!
-//! The greeting names the intended node and incarnation because addresses are reused and processes restart: a copy counts for
+//! Between nodes with identities all of this is inside TLS ([`crate::network`]), and the name of the node that connects must be that
+//! of its certificate. The greeting names the intended node and incarnation because addresses are reused and processes restart: a copy counts for
 //! the process that has it (P1), so a process that is greeted by another name hangs up.
 
 use std::future::Future;
@@ -25,12 +26,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use weir_block::Stream;
 use weir_cluster::records::{MAX_NAME, NodeRef, check_name};
 
 const MAGIC: &[u8; 8] = b"WEIRPEER";
+/// The first bytes of a client that speaks TLS (RFC 8446 §5.1).
+const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 const VERSION: u16 = 1;
 const HEADER: usize = 24;
 const CHECKSUM: usize = 4;
@@ -114,6 +116,11 @@ pub enum GreetingError {
     /// It does not begin as a greeting does: another protocol, or a port scan.
     #[error("not a greeting of a Weir node")]
     Foreign,
+    /// TLS instead of a greeting.
+    #[error(
+        "it speaks TLS, and this node has no identity: join the cluster (`weir cluster join`) and set identity.directory"
+    )]
+    Encrypted,
     /// Another version of Weir.
     #[error(
         "greeting version {0}, this node speaks version {VERSION}: run the same version of Weir on all nodes"
@@ -167,6 +174,9 @@ impl Greeting {
 
 /// The length of the whole greeting, from its header.
 fn check_header(header: &[u8]) -> Result<usize, GreetingError> {
+    if header[..2] == TLS_HANDSHAKE {
+        return Err(GreetingError::Encrypted);
+    }
     if &header[..8] != MAGIC {
         return Err(GreetingError::Foreign);
     }
@@ -220,12 +230,6 @@ pub trait Incoming: Duplex + 'static {
     fn into_stream(self) -> io::Result<Stream>;
 }
 
-impl Incoming for TcpStream {
-    fn into_stream(self) -> io::Result<Stream> {
-        Ok(self.into_std()?.into())
-    }
-}
-
 /// The way to other nodes. Each call connects and greets, however long that takes.
 pub trait Network: Send + Sync {
     /// A connection for a shard, non-blocking.
@@ -239,31 +243,6 @@ pub trait Network: Send + Sync {
     /// # Errors
     /// The node cannot be reached.
     fn open<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Box<dyn Duplex>>;
-}
-
-/// The network that there is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tcp;
-
-impl Network for Tcp {
-    fn connect<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Stream> {
-        Box::pin(async move { Ok(greet(address, greeting).await?.into_std()?.into()) })
-    }
-
-    fn open<'a>(&'a self, address: SocketAddr, greeting: &'a Greeting) -> Pending<'a, Box<dyn Duplex>> {
-        Box::pin(async move { Ok(Box::new(greet(address, greeting).await?) as Box<dyn Duplex>) })
-    }
-}
-
-/// Connects and greets, however long it takes.
-///
-/// # Errors
-/// The node cannot be reached.
-pub async fn greet(address: SocketAddr, greeting: &Greeting) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    stream.write_all(&greeting.encode()).await?;
-    Ok(stream)
 }
 
 #[cfg(test)]
@@ -316,6 +295,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told() {
         assert!(matches!(read(b"GET /v1/status HTTP/1.1\r\n\r\n"), Err(GreetingError::Foreign)));
+        assert!(matches!(
+            read(&[22, 3, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            Err(GreetingError::Encrypted)
+        ));
         assert!(matches!(read(&example().encode()[..28]), Err(GreetingError::Ended(_))));
         let mut newer = example().encode();
         newer[8] = 2;

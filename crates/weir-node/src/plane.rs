@@ -10,7 +10,7 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::migration::{MigrationError, Named};
 use weir_cluster::node_state::Rules;
-use weir_cluster::records::NodeRecord;
+use weir_cluster::records::{DiskRecord, NodeRecord};
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
 use weir_export::nbd::AcceptedClient;
@@ -28,6 +28,7 @@ use crate::control::{
     supervisor, watchdog,
 };
 use crate::exports;
+use crate::identity::NodeIdentity;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
 use crate::shard::messages::{Command, Notice};
 
@@ -36,6 +37,9 @@ const MARGIN: u32 = 5;
 
 /// Pause between requests to the registry, or for a name that is still taken, at the start.
 const START_AGAIN: Duration = Duration::from_millis(200);
+
+/// Longest time to ask the registry who owns a disk.
+const READ: Duration = Duration::from_millis(500);
 
 /// The parts of a control plane.
 pub struct Parts {
@@ -47,6 +51,8 @@ pub struct Parts {
     pub registry: Arc<dyn Registry>,
     /// The way to the other nodes.
     pub network: Arc<dyn Network>,
+    /// Who this node is, if its connections prove that.
+    pub identity: Option<Arc<NodeIdentity>>,
     /// The way to the shards.
     pub shards: Shards,
     /// The flash device, if there is one.
@@ -139,7 +145,7 @@ impl Plane {
         session: NodeSession,
         notices: mpsc::Receiver<Notice>,
     ) -> Result<Plane, RegistryError> {
-        let Parts { config, rules, registry, network, shards, flash, started, damaged } = parts;
+        let Parts { config, rules, registry, network, identity, shards, flash, started, damaged } = parts;
         let me = session.node_ref();
         let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
         let rights = Rights::new(times, *session.leased().borrow(), started);
@@ -148,6 +154,7 @@ impl Plane {
             journal: Journal::start(Events::new(Arc::clone(&registry), me.clone())),
             registry,
             network,
+            identity,
             rules,
             rights,
             session,
@@ -178,16 +185,21 @@ impl Plane {
     }
 }
 
-/// Takes a connection of another node; its greeting has the purpose.
+/// Takes a connection of another node; its greeting has the purpose. `proven` is the name of that node, if it has proven one.
 ///
 /// # Errors
-/// In words: the greeting is wrong or meant for another process, or there is no room.
+/// In words: the greeting is wrong, meant for another process, or asks for something that the record does not allow; or there is
+/// no room.
 pub async fn welcome(
     mut stream: impl Incoming,
     node: &Arc<Node>,
     members: Arc<Semaphore>,
+    proven: Option<&str>,
 ) -> Result<(), String> {
     let greeting = Greeting::read(&mut stream).await.map_err(|error| error.to_string())?;
+    if let Some(proven) = proven.filter(|proven| *proven != greeting.owner) {
+        return Err(format!("it greets as {}, and its certificate is that of {proven}", greeting.owner));
+    }
     let me = node.session.node_ref();
     if greeting.replica != me {
         return Err(format!("it looks for {}, and this is {me}", greeting.replica));
@@ -232,10 +244,7 @@ fn serve_follower(node: &Node, from: &str, client: AcceptedClient) -> Result<(),
 
 /// The owner of a disk, on another node, has connected to have its log replicated here.
 async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream) -> Result<(), String> {
-    let record = match node.records.disk(&disk) {
-        Some(record) => record,
-        None => change::read(&*node.registry, &disk).await.map_err(|error| error.to_string())?.1,
-    };
+    let record = owned_by(node, &disk, &owner).await?;
     let (medium, known_epoch) = (log_medium(&record), record.epoch);
     // Held until the shard has the command, so that no other log gets the same room.
     let _reservation = admission::admit(node, &disk, capacity::Role::Replica).await?;
@@ -243,6 +252,24 @@ async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream
     node.shards.send(&disk, command).await;
     Ok(())
 }
+
+/// The record of the disk, which names `owner`. A view of the registry that does not yet show that it does is checked.
+async fn owned_by(node: &Node, disk: &str, owner: &str) -> Result<DiskRecord, String> {
+    let is_owner = |record: &DiskRecord| record.owner.as_ref().is_some_and(|one| one.node == owner);
+    if let Some(record) = node.records.disk(disk).filter(is_owner) {
+        return Ok(record);
+    }
+    let read = weir_task::timeout(READ, change::read(&*node.registry, disk)).await;
+    let (_, record) = read
+        .map_err(|_| {
+            format!("it does not own disk {disk} as far as this node knows, and the registry is away")
+        })?
+        .map_err(|error| error.to_string())?;
+    if is_owner(&record) { Ok(record) } else { Err(format!("{owner} does not own disk {disk}")) }
+}
+
+#[cfg(test)]
+mod hostile;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

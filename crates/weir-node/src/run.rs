@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use weir_accel::AccelConfig;
@@ -29,15 +29,16 @@ use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
 use crate::exports::Exports;
 use crate::http;
+use crate::identity::{IdentityError, NodeIdentity};
 use crate::members;
+use crate::network::{Encrypted, Tcp, keep_checking};
 use crate::operations::Operations;
-use crate::peer::Tcp;
 use crate::plane::{self, Parts, Plane};
 use crate::shard::opener::Threads;
 use crate::shard::stack::{Plain, Wrap};
 use crate::shard::{Shard, ShardConfig};
 use crate::stop::{self, Left};
-use crate::throttles::PEER_REFUSED;
+use crate::throttles::{PEER_REFUSED, PEER_REFUSED_EVENT};
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
@@ -78,6 +79,9 @@ pub enum NodeError {
     /// An NBD address is not available.
     #[error("the NBD export: {0}")]
     Export(#[from] ListenError),
+    /// The node's identity cannot be used.
+    #[error("the node's identity: {0}")]
+    Identity(#[from] IdentityError),
     /// The registry refuses, or this node's name is taken.
     #[error("cannot join the cluster: {0}")]
     Join(#[from] SessionError),
@@ -135,6 +139,7 @@ pub async fn run_with(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     let started = Nanos::now();
+    let identity = load_identity(&config)?;
     make_dir("state_dir", &config.state_dir)?;
     // A socket's directory, where it is not the state directory.
     for (key, socket) in [("api.socket", Some(config.api_socket())), ("nbd.unix", config.nbd_socket())] {
@@ -193,11 +198,13 @@ pub async fn run_with(
         }) => session?,
         () = &mut shutdown => return Ok(()),
     };
-    let (rules, network) = (config.nodes.rules(), Arc::new(Tcp));
-    let parts = Parts { config, rules, registry, network, shards: queues, flash, started, damaged };
+    let rules = config.nodes.rules();
+    let network = Arc::new(Tcp::new(identity.clone(), config.peers.plaintext));
+    let parts = Parts { config, rules, registry, network, identity, shards: queues, flash, started, damaged };
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));
+    services.spawn(keep_checking(Arc::clone(&node)));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings);
@@ -243,6 +250,16 @@ fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
             Err(RegistryError::Setup { reason: format!("{key} = {value}: {reason}") })
         }
     }
+}
+
+/// The identity of the node, if it is to have one.
+fn load_identity(config: &Config) -> Result<Option<Arc<NodeIdentity>>, NodeError> {
+    let Some(directory) = &config.identity.directory else { return Ok(None) };
+    let identity = NodeIdentity::load(directory, &config.name)?;
+    if let Err(why) = identity.own_certificate() {
+        tracing::error!(%why, "other nodes will refuse this one");
+    }
+    Ok(Some(identity))
 }
 
 /// Ends the shards, and waits for their threads.
@@ -375,7 +392,7 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
                 let (node, members) = (Arc::clone(&node), Arc::clone(&members));
                 greetings.spawn(async move {
                     let _place = place;
-                    let welcome = plane::welcome(stream, &node, members);
+                    let welcome = welcome(stream, &node, members);
                     let reason = match tokio::time::timeout(GREETING_DEADLINE, welcome).await {
                         Ok(Ok(())) => return,
                         Ok(Err(reason)) => reason,
@@ -383,6 +400,11 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
                     };
                     if let Some(left_out) = PEER_REFUSED.pass(Nanos::now()) {
                         tracing::warn!(%from, reason, left_out, "a peer was turned away");
+                    }
+                    // Rarely: events of an attacker must not displace others.
+                    if node.identity.is_some() && PEER_REFUSED_EVENT.pass(Nanos::now()).is_some() {
+                        let text = format!("a connection from {from} was turned away: {reason}");
+                        node.journal.tell("peer-refused", &node.config.name, text);
                     }
                 });
             }
@@ -392,4 +414,12 @@ async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
             }
         }
     }
+}
+
+/// Takes one connection of another node: the handshake, if this node has an identity, and the greeting.
+async fn welcome(stream: TcpStream, node: &Arc<Node>, members: Arc<Semaphore>) -> Result<(), String> {
+    let Some(identity) = &node.identity else { return plane::welcome(stream, node, members, None).await };
+    let link = Encrypted::accept(identity, stream).await?;
+    let proven = link.node().map_err(|error| error.to_string())?.to_owned();
+    plane::welcome(link, node, members, Some(&proven)).await
 }

@@ -7,6 +7,10 @@ use weir_block::Throttle;
 /// A peer is turned away.
 pub(crate) static PEER_REFUSED: Throttle = Throttle::new("peer-turned-away", Duration::from_secs(1));
 
+/// An event says that a peer is turned away.
+pub(crate) static PEER_REFUSED_EVENT: Throttle =
+    Throttle::new("peer-turned-away-event", Duration::from_secs(10));
+
 /// A client of a disk that follows its guest is turned away.
 pub(crate) static FOLLOWER_REFUSED: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
 
@@ -17,6 +21,13 @@ pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Dura
 pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 5] {
-    [&PEER_REFUSED, &LOOK_FAILED, &FOLLOWER_REFUSED, &JOIN_FAILED, &weir_export::nbd::BAD_REQUESTS]
+pub(crate) fn all() -> [&'static Throttle; 6] {
+    [
+        &PEER_REFUSED,
+        &PEER_REFUSED_EVENT,
+        &LOOK_FAILED,
+        &FOLLOWER_REFUSED,
+        &JOIN_FAILED,
+        &weir_export::nbd::BAD_REQUESTS,
+    ]
 }

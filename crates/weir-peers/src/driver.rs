@@ -26,13 +26,15 @@ pub enum Driver {
     Fio,
 }
 
-/// One measurement's load: 4 KiB blocks at random.
+/// One measurement's load.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Reads or writes.
     pub access: Access,
     /// Requests in flight.
     pub depth: u32,
+    /// Size of a request.
+    pub block: Size,
     /// Duration of the measurement.
     pub runtime: Duration,
     /// Duration of the warm-up, which does not count.
@@ -77,13 +79,14 @@ impl Figures {
 impl Load {
     /// `randread 4k qd32`, as in the results.
     pub fn name(&self) -> String {
-        format!("{} 4k qd{}", self.access, self.depth)
+        format!("{} {}k qd{}", self.access, self.block.0 >> 10, self.depth)
     }
 
     fn workload(&self) -> Workload {
         Workload {
             access: self.access,
             queue_depth: self.depth,
+            block_size: self.block,
             runtime: Some(self.runtime),
             warmup: self.warmup,
             size: Some(Size(self.size)),
@@ -146,7 +149,8 @@ pub fn weir_process(program: &Path, file: &Path, load: &Load) -> Outcome<Figures
     let run = |runtime: Duration| {
         let mut command = Command::new(program);
         command.arg("bench").arg(file).args(["--output", "json", "--warmup", "0 s", "--no-prefill"]);
-        command.args(["--bs", "4k", "--rw", &load.access.to_string(), "--qd", &load.depth.to_string()]);
+        command.args(["--bs", &load.block.to_string(), "--rw", &load.access.to_string()]);
+        command.args(["--qd", &load.depth.to_string()]);
         command.args(["--size", &load.size.to_string(), "--runtime", &format!("{} ms", runtime.as_millis())]);
         let summary: Summary = serde_json::from_value(json_of(&mut command)?)
             .map_err(Failure::of("weir bench prints another result than this program reads"))?;
@@ -188,7 +192,8 @@ fn with_fio(engine: &[&str], load: &Load) -> Outcome<Figures> {
 
 fn fio_command(load: &Load) -> Command {
     let mut command = Command::new("fio");
-    command.args(["--name=x", "--thread", "--time_based", "--bs=4k", "--output-format=json"]);
+    command.args(["--name=x", "--thread", "--time_based", "--output-format=json"]);
+    command.arg(format!("--bs={}", load.block.0));
     // Weir's generator does not track the blocks already drawn either.
     command.arg("--norandommap=1");
     // fio's default percentiles exclude the time of submitting; ours count from the submission.
@@ -245,6 +250,7 @@ mod tests {
         Load {
             access,
             depth: 4,
+            block: Size(4096),
             runtime: Duration::from_millis(300),
             warmup: Duration::from_millis(100),
             size: 1 << 30,

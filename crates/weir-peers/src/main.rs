@@ -4,6 +4,7 @@
 //! compares it with the cost of bare sockets.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod channels;
 mod comparison;
 mod driver;
 mod error;
@@ -44,7 +45,7 @@ struct Arguments {
     /// Seconds of each measurement; 2, or 0.1 with --short.
     #[arg(long)]
     seconds: Option<f64>,
-    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, media, neighbour, profile.
+    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, tls, media, neighbour, profile.
     #[arg(long, default_value = "")]
     only: String,
     /// The `weir` program.

@@ -7,12 +7,14 @@ mod generator;
 mod media;
 mod neighbour;
 mod profiles;
+mod tls;
 
 pub use neighbour::compute;
 
 use std::path::Path;
 use std::time::Duration;
 
+use weir_block::size::Size;
 use weir_load::workload::Access;
 
 use crate::comparison::Comparison;
@@ -79,11 +81,13 @@ struct Measured {
     figures: Figures,
     /// Steps of a neighbour's computation per second.
     neighbour: Option<f64>,
+    /// CPU seconds of the server for each second, where it is a thread of this process.
+    server_cpu: Option<f64>,
 }
 
 impl From<Figures> for Measured {
     fn from(figures: Figures) -> Measured {
-        Measured { figures, neighbour: None }
+        Measured { figures, ..Measured::default() }
     }
 }
 
@@ -99,11 +103,12 @@ pub struct Suite<'a> {
 type Section<'a> = (&'static str, fn(&mut Suite<'a>) -> Outcome<()>);
 
 impl<'a> Suite<'a> {
-    const SECTIONS: [Section<'a>; 7] = [
+    const SECTIONS: [Section<'a>; 8] = [
         ("generator", Suite::generator),
         ("nbd unix", |suite| suite.one_copy(Transport::Unix)),
         ("nbd tcp", |suite| suite.one_copy(Transport::Tcp)),
         ("write-back+1", Suite::two_copies),
+        ("tls", Suite::tls),
         ("media", Suite::media),
         ("neighbour", Suite::neighbour),
         ("profile", Suite::profiles),
@@ -132,7 +137,7 @@ impl<'a> Suite<'a> {
 
     fn load(&self, access: Access, depth: u32) -> Load {
         let Settings { runtime, warmup, .. } = *self.settings;
-        Load { access, depth, runtime, warmup, size: self.workspace.size }
+        Load { access, depth, block: Size(4096), runtime, warmup, size: self.workspace.size }
     }
 
     /// A section's selected cells: all whose names begin with the requested text, and only one of them in the short form.
@@ -210,10 +215,11 @@ impl Subject<'_> {
 
     fn measured(&self) -> Outcome<Sample> {
         let (machine, before) = (ProcessorTime::now()?, cpu_seconds(&self.pids)?);
-        let Measured { figures, neighbour } = (self.measure)()?;
+        let Measured { figures, neighbour, server_cpu } = (self.measure)()?;
         let used = cpu_seconds(&self.pids)? - before;
         // The server also works during the warm-up: its figure is CPU time per second under load.
-        let server_cpu = if self.pids.is_empty() { 0.0 } else { used / figures.under_load };
+        let of_processes = if self.pids.is_empty() { 0.0 } else { used / figures.under_load };
+        let server_cpu = server_cpu.unwrap_or(of_processes);
         let steal = ProcessorTime::now()?.steal_since(machine);
         Ok(Sample { figures, server_cpu, neighbour, steal })
     }

@@ -51,6 +51,8 @@ pub struct ClusterConfig<'a> {
     pub storage: &'a Path,
     /// Bytes of the disk.
     pub size: u64,
+    /// The nodes speak TLS to each other.
+    pub identities: bool,
     /// Longest busy-poll of the nodes' threads for I/O, in microseconds; `None`: their default.
     pub busy_poll_us: Option<u32>,
 }
@@ -65,6 +67,7 @@ impl<'a> ClusterConfig<'a> {
             medium: Medium::Ram,
             storage: &workspace.directory,
             size: workspace.size,
+            identities: false,
             busy_poll_us: None,
         }
     }
@@ -74,13 +77,15 @@ impl Cluster {
     /// Starts as many nodes as the policy has copies, creates a disk, and writes all of it once. Each cluster has directories of
     /// its own, so it never finds the registry of an earlier one.
     pub fn start(program: &Path, workspace: &Workspace, wanted: &ClusterConfig<'_>) -> Outcome<Cluster> {
-        let ClusterConfig { name, transport, policy, medium, storage, size, busy_poll_us } = *wanted;
+        let ClusterConfig { name, transport, policy, medium, storage, size, identities, busy_poll_us } =
+            *wanted;
         let home = tempfile::Builder::new().prefix("lab-").tempdir_in(&workspace.directory)?;
         let data = tempfile::Builder::new().prefix("pool-").tempdir_in(storage)?;
         let volume = data.path().join("volume");
         std::fs::create_dir(&volume)?;
         let mut config = LabConfig::new(home.path(), program);
         config.nodes = if policy == "write-back+1" { 2 } else { 1 };
+        config.identities = identities;
         config.busy_poll_us = busy_poll_us.unwrap_or(config.busy_poll_us);
         if medium == Medium::Flash {
             let device = |node: usize| data.path().join(format!("flash-{node}"));

@@ -13,7 +13,7 @@ use serde_json::Value;
 const BOTH: &[&str] = &["weir", "fio"];
 const OWN: &[&str] = &["-"];
 type Rows = &'static [(&'static str, &'static [&'static str])];
-const CELLS: [(&str, Rows); 11] = [
+const CELLS: [(&str, Rows); 13] = [
     ("generator null", &[("null", BOTH)]),
     ("generator file", &[("weir", OWN), ("fio io_uring", OWN), ("fio io_uring, batched", OWN)]),
     ("generator nbd unix randread 4k qd32 on nbdkit memory", &[("nbdkit memory", BOTH)]),
@@ -37,6 +37,8 @@ const CELLS: [(&str, Rows); 11] = [
         "write-back+1 nbd randwrite 4k qd32",
         &[("weir", BOTH), ("qemu quorum + nbdkit tcp", BOTH), ("bare echo", OWN)],
     ),
+    ("tls channel 4k qd32", &[("channel, plaintext", OWN), ("channel, TLS", OWN), ("bare rustls", OWN)]),
+    ("tls write-back+1 randwrite 4k qd32", &[("weir, plaintext", &["weir"]), ("weir, TLS", &["weir"])]),
     (
         "media randwrite 4k qd1",
         &[

@@ -8,12 +8,13 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, LeaseConfig, LimitsConfig, NbdConfig, NodesConfig, PeersConfig,
-    RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, IdentityConfig, LeaseConfig, LimitsConfig, NbdConfig, NodesConfig,
+    PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::units::Period;
 
 use super::LabNode;
+use super::identities;
 use super::start::{registry_socket, relay_socket};
 use crate::error::LabError;
 use crate::network;
@@ -64,6 +65,8 @@ pub struct LabConfig {
     pub flash: LabFlash,
     /// The nodes' fault domains, by number; further nodes are each in a domain of its own.
     pub fault_domains: Vec<String>,
+    /// The nodes prove to each other who they are ([`super::identities`]); otherwise they speak in plain text.
+    pub identities: bool,
 }
 
 impl LabConfig {
@@ -87,6 +90,7 @@ impl LabConfig {
             busy_poll_us: ResourcesConfig::default().busy_poll_us,
             flash: LabFlash::None,
             fault_domains: Vec::new(),
+            identities: false,
         }
     }
 }
@@ -141,6 +145,10 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         );
         return Err(LabError::Invalid(reason));
     }
+    let identity = match config.identities {
+        true => IdentityConfig { directory: Some(identities::of(dir, &home, &name)?) },
+        false => IdentityConfig::default(),
+    };
     let settings = Config {
         name: name.clone(),
         fault_domain: config
@@ -156,7 +164,12 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         },
         nodes: at_once(),
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },
-        peers: PeersConfig { listen: peers, deadline: Period(config.peer_deadline) },
+        peers: PeersConfig {
+            listen: peers,
+            deadline: Period(config.peer_deadline),
+            plaintext: identity.directory.is_none(),
+        },
+        identity,
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
         api: ApiConfig { socket: Some(node.api.clone()) },
         limits: LimitsConfig {

@@ -2,6 +2,7 @@
 
 mod config;
 mod end;
+pub mod identities;
 mod start;
 
 use std::collections::HashMap;

@@ -187,6 +187,7 @@ impl Connection {
         self.number += 1;
         let question = Question { number: self.number, ask, disks: disks.to_vec() };
         self.stream.write_all(&question.encode()).await?;
+        self.stream.flush().await?;
         let answer = Answer::read(&mut self.stream).await?;
         if answer.number != self.number || answer.verdicts.len() != disks.len() {
             return Err(FrameError::Malformed("an answer to another question"));
@@ -221,7 +222,11 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
             });
         }
         let answer = Answer { number, verdicts }.encode();
-        weir_task::timeout(idle, stream.write_all(&answer)).await.map_err(io::Error::from)??;
+        let send = async {
+            stream.write_all(&answer).await?;
+            stream.flush().await
+        };
+        weir_task::timeout(idle, send).await.map_err(io::Error::from)??;
     }
 }
 

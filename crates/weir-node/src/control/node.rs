@@ -23,6 +23,7 @@ use super::shards::Shards;
 use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
 
+use crate::identity::NodeIdentity;
 use crate::peer::Network;
 
 /// Events that wait to be written to the registry; further ones are only logged (P10).
@@ -34,6 +35,8 @@ pub struct Node {
     pub config: Config,
     /// The way to the other nodes.
     pub network: Arc<dyn Network>,
+    /// Who this node is, if its connections prove that.
+    pub identity: Option<Arc<NodeIdentity>>,
     /// The registry.
     pub registry: Arc<dyn Registry>,
     /// Its membership.

@@ -29,7 +29,7 @@ use zerocopy::FromBytes;
 use crate::api::Move;
 use crate::control::Node;
 use crate::operations::Operations;
-use crate::peer::{self, Greeting, Purpose};
+use crate::peer::{Duplex, Greeting, Purpose};
 use crate::throttles::FOLLOWER_REFUSED;
 
 /// Clients that wait for their disk on one node; further ones are turned away (P10).
@@ -100,7 +100,7 @@ struct Relay {
     /// Received bytes that are not processed yet.
     received: Vec<u8>,
     session: Session,
-    owner: Option<(NodeRef, TcpStream)>,
+    owner: Option<(NodeRef, Box<dyn Duplex>)>,
 }
 
 /// The disk's place, as far as a client that waits for it may know.
@@ -208,7 +208,7 @@ impl Relay {
     }
 
     /// Waits while the disk is on its way, but not for one that was closed instead.
-    async fn settled(&self) -> Whereabouts {
+    async fn settled(&mut self) -> Whereabouts {
         let mut changes = self.node.records.changes();
         let deadline = tokio::time::Instant::now() + ON_ITS_WAY;
         loop {
@@ -272,12 +272,13 @@ impl Relay {
             _ => self.connect(owner).await?,
         };
         stream.write_all(&self.received[..self.header_size()]).await?;
+        stream.flush().await?;
         let reply = read_reply(&mut stream, header).await?;
         self.owner = Some((owner.clone(), stream));
         Ok(reply)
     }
 
-    async fn connect(&self, owner: &NodeRef) -> io::Result<TcpStream> {
+    async fn connect(&mut self, owner: &NodeRef) -> io::Result<Box<dyn Duplex>> {
         let address = self.node.records.nodes.now().get(&owner.node).map(|record| record.peer_address);
         let address = address.ok_or_else(|| io::Error::other("the owner is gone"))?;
         let greeting = Greeting {
@@ -291,7 +292,8 @@ impl Relay {
                 base_allocation: self.session.base_allocation.is_some(),
             },
         };
-        tokio::time::timeout(self.node.config.peers.deadline.0, peer::greet(address, &greeting)).await?
+        let open = self.node.network.open(address, &greeting);
+        tokio::time::timeout(self.node.config.peers.deadline.0, open).await?
     }
 
     async fn receive(&mut self) -> io::Result<usize> {

@@ -13,7 +13,9 @@ use weir_volume::DirVolume;
 
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
-use crate::api::{ApiError, ApiErrorKind, DiskView, MediumView, NodeStatus, NodeView, RegistryView};
+use crate::api::{
+    ApiError, ApiErrorKind, DiskView, MediumView, NodeStatus, NodeView, PeerProtection, RegistryView,
+};
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
 use crate::members;
@@ -47,6 +49,10 @@ impl Operations {
             shards: self.shards(),
             replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
             exports: self.node.uris_on(&me.node, ""),
+            peers: match self.node.identity {
+                Some(_) => PeerProtection::Tls,
+                None => PeerProtection::Plaintext,
+            },
         };
         status.health = health::judge(&status);
         status

@@ -78,7 +78,7 @@ impl Suite<'_> {
 fn beside<'a>(neighbour: &'a Neighbour, cluster: &'a Cluster, load: Load) -> Subject<'a> {
     let measure = move || {
         let (figures, steps) = neighbour.during(|| Driver::Weir.drive(cluster.uri(), &load))?;
-        Ok(Measured { figures, neighbour: Some(steps) })
+        Ok(Measured { neighbour: Some(steps), ..figures.into() })
     };
     Subject { name: cluster.name().into(), driver: OWN, pids: cluster.pids(), measure: Box::new(measure) }
 }

@@ -152,7 +152,8 @@ fn config(number: usize) -> Config {
         state_dir: PathBuf::from("/"),
         registry: Default::default(),
         lease: LeaseConfig { ttl: Period(LEASE), fence_grace: Period(FENCE_GRACE) },
-        peers: PeersConfig { listen: address(number), deadline: Period(PEER_DEADLINE) },
+        identity: Default::default(),
+        peers: PeersConfig { listen: address(number), deadline: Period(PEER_DEADLINE), plaintext: false },
         nbd: NbdConfig { unix: Some(PathBuf::new()), tcp: Vec::new() },
         api: Default::default(),
         nodes: Default::default(),
@@ -202,7 +203,8 @@ async fn live(life: Life) -> Result<(), String> {
     let damaged = flash::recover(None, &shards).await;
     let session = plane::join(&registry, record, &config, |_| {}).await.map_err(|error| error.to_string())?;
     let network = Arc::new(wires);
-    let parts = Parts { config, rules, registry, network, shards, flash: None, started, damaged };
+    let parts =
+        Parts { config, rules, registry, network, identity: None, shards, flash: None, started, damaged };
     let plane = Plane::start(parts, session, notices).await.map_err(|error| error.to_string())?;
     shared.lock().node = Some(Arc::clone(&plane.node));
     let members = Arc::new(Semaphore::new(256));
@@ -212,7 +214,7 @@ async fn live(life: Life) -> Result<(), String> {
             Some(end) = peers.recv() => {
                 let (node, members) = (Arc::clone(&plane.node), Arc::clone(&members));
                 weir_task::spawn(async move {
-                    let _ = weir_task::timeout(GREETING, plane::welcome(Wire(end), &node, members)).await;
+                    let _ = weir_task::timeout(GREETING, plane::welcome(Wire(end), &node, members, None)).await;
                 });
             }
             Some(end) = guests.recv() => {

@@ -46,8 +46,8 @@ fn text(status: &NodeStatus) -> String {
         _ => format!("registry {state}"),
     };
     format!(
-        "health: {}\nasked {}, {registry}{shards}\n\n{nodes}\n\n{disks}{reasons}",
-        status.health, status.node
+        "health: {}\nasked {}, {registry}, peers: {}{shards}\n\n{nodes}\n\n{disks}{reasons}",
+        status.health, status.node, status.peers
     )
 }
 

@@ -82,7 +82,8 @@ pub(crate) async fn node_at(
     let times = GrantTimes { length: Duration::from_secs(5), margin: Duration::from_secs(1) };
     let rights = Rights::new(times, *session.leased().borrow(), Nanos::now());
     let node = Node {
-        network: Arc::new(crate::peer::Tcp),
+        network: Arc::new(crate::network::Tcp::default()),
+        identity: None,
         flash: None,
         rules: Rules::default(),
         rights,

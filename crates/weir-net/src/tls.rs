@@ -1,0 +1,215 @@
+//! TLS records on a shard: [`protect`] turns a connection whose handshake is done into a [`Stream`] that a shard uses like any
+//! other. rustls makes and opens the records; this module moves bytes, in batches, and never waits.
+//!
+//! A send gathers everything offered into records of 16 KiB, however many frames that are, and hands all records to the kernel
+//! in one call. A receive takes everything that has arrived in one call, decrypts it, and fills the caller's buffers. rustls's
+//! buffered interface encrypts directly from the caller's slices; its unbuffered one needs them copied together first, and the
+//! records copied once more.
+
+use std::any::Any;
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustls::{Connection, Error};
+use weir_block::{Protection, Received, Sent, Stream, wire};
+
+/// Bytes of received records that wait for their decryption (P10).
+const RECEIVED: usize = 64 << 10;
+
+/// Bytes that are encrypted ahead of what the socket takes (P10).
+const ENCRYPTED: usize = 128 << 10;
+
+/// Reads of the socket in one receive: an endless flood of records without content does not hold the shard.
+const MOST_READS: usize = 64;
+
+/// Encrypts a connection whose handshake is done. Nothing that it has read ahead is lost. `kept` lives as long as the connection.
+///
+/// # Errors
+/// The bytes behind the handshake are no TLS records.
+pub fn protect(
+    fd: OwnedFd,
+    mut connection: Connection,
+    kept: Option<Arc<dyn Any + Send + Sync>>,
+) -> io::Result<Stream> {
+    connection.set_buffer_limit(Some(ENCRYPTED));
+    let state = connection.process_new_packets().map_err(broken)?;
+    let protection = Records {
+        plain: state.plaintext_bytes_to_read(),
+        closed: state.peer_has_closed(),
+        connection,
+        received: vec![0; RECEIVED].into(),
+        start: 0,
+        end: 0,
+        ahead: 0,
+        _kept: kept,
+    };
+    Ok(Stream::Protected(fd, Box::new(protection)))
+}
+
+struct Records {
+    connection: Connection,
+    /// Received records; those from `start` to `end` are not decrypted yet.
+    received: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Decrypted bytes that the connection holds.
+    plain: usize,
+    /// The other side has said that it sends nothing more.
+    closed: bool,
+    /// Bytes at the front of what the caller offers that are encrypted already and not sent yet.
+    ahead: usize,
+    _kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Records {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Records").field("closed", &self.closed).finish_non_exhaustive()
+    }
+}
+
+impl Protection for Records {
+    fn receive(&mut self, fd: BorrowedFd<'_>, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
+        let mut filled = 0;
+        let (mut reads, mut drained) = (0, false);
+        loop {
+            let full = self.hand_on(targets, &mut filled)?;
+            if full {
+                return Ok(Received::Bytes(filled));
+            }
+            if self.decrypt(fd)? {
+                continue;
+            }
+            if self.closed {
+                return Ok(if filled > 0 { Received::Bytes(filled) } else { Received::End });
+            }
+            if drained || reads == MOST_READS {
+                return Ok(if filled > 0 { Received::Bytes(filled) } else { Received::Nothing });
+            }
+            reads += 1;
+            match wire::receive(fd, &mut self.received)? {
+                Received::Bytes(bytes) => {
+                    (self.start, self.end) = (0, bytes);
+                    drained = bytes < self.received.len();
+                }
+                Received::Nothing => drained = true,
+                // The next call reports it.
+                Received::End if filled > 0 => return Ok(Received::Bytes(filled)),
+                Received::End => return Err(truncated()),
+            }
+        }
+    }
+
+    fn send(&mut self, fd: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> io::Result<Sent> {
+        if !self.push(fd)? {
+            return Ok(Sent::Full);
+        }
+        let before = std::mem::take(&mut self.ahead);
+        let taken = if before == 0 {
+            self.connection.writer().write_vectored(slices)?
+        } else {
+            let mut rest = slices.to_vec();
+            let mut rest = &mut rest[..];
+            IoSlice::advance_slices(&mut rest, before);
+            self.connection.writer().write_vectored(rest)?
+        };
+        if self.push(fd)? {
+            return Ok(Sent::Bytes(before + taken));
+        }
+        self.ahead = taken;
+        Ok(if before > 0 { Sent::Bytes(before) } else { Sent::Full })
+    }
+
+    fn end(&mut self, fd: BorrowedFd<'_>) {
+        self.connection.send_close_notify();
+        // If it does not reach the other side, that takes the end for a truncation, and nothing else follows.
+        let _ = self.push(fd);
+    }
+}
+
+impl Records {
+    /// Fills the targets behind `filled` with decrypted bytes. Whether they are full.
+    fn hand_on(&mut self, targets: &mut [IoSliceMut<'_>], filled: &mut usize) -> io::Result<bool> {
+        let mut skip = *filled;
+        for target in targets {
+            if skip >= target.len() {
+                skip -= target.len();
+                continue;
+            }
+            let mut rest = &mut target[skip..];
+            skip = 0;
+            while !rest.is_empty() {
+                if self.plain == 0 {
+                    return Ok(false);
+                }
+                let bytes = io::Read::read(&mut self.connection.reader(), rest)?;
+                self.plain -= bytes;
+                *filled += bytes;
+                rest = &mut rest[bytes..];
+            }
+        }
+        Ok(true)
+    }
+
+    /// Decrypts received records up to the next that has content. Whether there was one.
+    fn decrypt(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        // rustls takes a few kilobytes at once.
+        while self.start < self.end && self.plain == 0 && !self.closed {
+            let mut rest = &self.received[self.start..self.end];
+            self.start += self.connection.read_tls(&mut rest)?;
+            let state = self.connection.process_new_packets().map_err(|error| {
+                // The alert tells the other side why.
+                let _ = self.push(fd);
+                broken(error)
+            })?;
+            self.plain = state.plaintext_bytes_to_read();
+            if state.peer_has_closed() {
+                self.closed = true;
+                // The caller waits for what is readable, and the other side need not close its socket.
+                wire::stop_reading(fd);
+            }
+        }
+        Ok(self.plain > 0)
+    }
+
+    /// Hands encrypted bytes to the socket. Whether all are sent.
+    fn push(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut Wire(fd)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The socket as rustls writes to it.
+struct Wire<'a>(BorrowedFd<'a>);
+
+impl Write for Wire<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match wire::send(self.0, slices)? {
+            Sent::Bytes(bytes) => Ok(bytes),
+            Sent::Full => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn broken(error: Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {error}"))
+}
+
+fn truncated() -> io::Error {
+    let text = "the connection was cut off, or its process was killed: it ended without TLS's close_notify";
+    io::Error::new(io::ErrorKind::UnexpectedEof, text)
+}

@@ -1,0 +1,391 @@
+//! This node's identity: the one place that opens its directory of keys, and makes TLS configurations of them.
+//!
+//! Whoever follows the registry's records of authorities and revocations calls [`NodeIdentity::set_trust`] for each change, and
+//! whoever renews the certificate [`NodeIdentity::set_credentials`]. Open connections are checked at each change of trust and
+//! regularly ([`NodeIdentity::recheck`]); those whose certificate does not count any more are ended under whoever uses them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rustls::pki_types::UnixTime;
+use rustls::time_provider::TimeProvider;
+use rustls::{ClientConfig, ServerConfig};
+use weir_identity::{
+    BadCredentials, BadTrust, CaCertificate, CredentialStore, Credentials, Facts, Identity, Mistrust, Name,
+    OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust, TrustStore, provider,
+};
+
+/// Open connections before those that have ended are first forgotten.
+const FEW: usize = 64;
+
+/// Why a node's identity cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The directory or a file in it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The certificate is another node's.
+    #[error(
+        "the certificate in {directory} is that of {found}, and this is node {expected}; set name, or identity.directory, as it was \
+         when this host joined",
+        directory = directory.display()
+    )]
+    OtherName {
+        /// The directory.
+        directory: PathBuf,
+        /// The certificate's subject.
+        found: String,
+        /// This node.
+        expected: String,
+    },
+    /// The node's own certificate would be refused by every peer.
+    #[error("this node's own certificate in {directory}: {source}", directory = directory.display())]
+    Mistrusted {
+        /// The directory.
+        directory: PathBuf,
+        /// The reason.
+        source: Mistrust,
+    },
+    /// The authorities do not belong together.
+    #[error("the authorities in {directory}: {source}", directory = directory.display())]
+    Trust {
+        /// The directory.
+        directory: PathBuf,
+        /// The reason.
+        source: BadTrust,
+    },
+    /// The key cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] BadCredentials),
+    /// No TLS configuration.
+    #[error("no TLS configuration can be made: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The wall clock: certificates are valid by it.
+#[derive(Debug)]
+struct WallClock;
+
+impl TimeProvider for WallClock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(Duration::from_millis(weir_task::unix_millis())))
+    }
+}
+
+fn now() -> u64 {
+    weir_task::unix_millis() / 1000
+}
+
+/// An open connection of a peer or client that has proven who it is.
+#[derive(Debug)]
+pub struct Admitted {
+    other: OtherEnd,
+    /// The connection's socket, so that it can be ended under the thread that uses it.
+    socket: OwnedFd,
+}
+
+impl Admitted {
+    /// The certificate that opened it.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        self.other.facts()
+    }
+}
+
+/// The identity of this node, whom it trusts, and the connections that it has admitted.
+#[derive(Debug)]
+pub struct NodeIdentity {
+    store: Store,
+    name: Name,
+    tls: Tls,
+    own: Arc<CredentialStore>,
+    /// The certificate in use.
+    certificate: Mutex<OtherEnd>,
+    peer_server: Arc<ServerConfig>,
+    admitted: Mutex<Vec<Weak<Admitted>>>,
+}
+
+impl NodeIdentity {
+    /// Loads the identity of node `name` from its directory. What was revoked when the node last ran is revoked.
+    ///
+    /// A certificate that has ended, or is not valid yet by this host's clock, is no error: the node serves its guests, and
+    /// its peers refuse it. [`NodeIdentity::own_certificate`] says so.
+    ///
+    /// # Errors
+    /// [`IdentityError`].
+    pub fn load(directory: &Path, name: &str) -> Result<Arc<NodeIdentity>, IdentityError> {
+        let store = Store::open(directory)?;
+        let credentials = store.node()?;
+        let facts = credentials.facts().clone();
+        let directory = || directory.to_path_buf();
+        let mistrusted = |source| IdentityError::Mistrusted { directory: directory(), source };
+        let own_name = match &facts.identity {
+            Identity::Node(node) if node.name.as_str() == name => node.name.clone(),
+            other => {
+                let found = other.to_string();
+                return Err(IdentityError::OtherName {
+                    directory: directory(),
+                    found,
+                    expected: name.into(),
+                });
+            }
+        };
+        let trust = Trust::new(facts.identity.cluster(), store.trust()?, store.revocations()?)
+            .map_err(|source| IdentityError::Trust { directory: directory(), source })?;
+        let tls =
+            Tls { trust: TrustStore::new(trust, None), clock: Arc::new(WallClock), provider: provider() };
+        let own = CredentialStore::new(&credentials)?;
+        let peer_server = Arc::new(tls.peer_server(&own)?);
+        let identity = NodeIdentity {
+            store,
+            name: own_name,
+            tls,
+            own,
+            certificate: Mutex::new(certificate_of(&credentials).map_err(mistrusted)?),
+            peer_server,
+            admitted: Mutex::default(),
+        };
+        match identity.check_own(&credentials) {
+            Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(Arc::new(identity)),
+            Err(source) => Err(mistrusted(source)),
+        }
+    }
+
+    fn check_own(&self, credentials: &Credentials) -> Result<(), Mistrust> {
+        let certificate = credentials.chain().first().ok_or(Mistrust::Nobody)?;
+        let trust = self.tls.trust.get();
+        for purpose in [Purpose::Server, Purpose::Client] {
+            trust.check(certificate, purpose, now())?;
+        }
+        Ok(())
+    }
+
+    /// The directory of keys, for renewals and rotations.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The name in the certificate: this node's.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// The common parts of all TLS configurations of this node: for the API and the exports.
+    #[must_use]
+    pub fn tls(&self) -> &Tls {
+        &self.tls
+    }
+
+    /// The key and certificate that handshakes use.
+    #[must_use]
+    pub fn credentials(&self) -> &Arc<CredentialStore> {
+        &self.own
+    }
+
+    /// The content of this node's certificate.
+    ///
+    /// # Errors
+    /// It does not count at this time, with its revocation: peers refuse this node.
+    pub fn own_certificate(&self) -> Result<Facts, Mistrust> {
+        let certificate = lock(&self.certificate).clone();
+        self.tls.trust.get().recheck(&certificate, now())?;
+        Ok(certificate.facts().clone())
+    }
+
+    /// For connections from other nodes.
+    #[must_use]
+    pub fn peer_server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.peer_server)
+    }
+
+    /// For a connection to the node `expected`.
+    ///
+    /// # Errors
+    /// The name is none that a certificate could have; in words.
+    pub fn peer_client(&self, expected: &str) -> Result<Arc<ClientConfig>, String> {
+        let expected: Name = expected.parse().map_err(|error| format!("{error}"))?;
+        let config = self.tls.peer_client(&self.own, &expected);
+        config.map(Arc::new).map_err(|error| IdentityError::Tls(error).to_string())
+    }
+
+    /// Uses other credentials, which are in [`NodeIdentity::store`] already, for handshakes from now on.
+    ///
+    /// # Errors
+    /// [`IdentityError::Credentials`]; the former ones stay.
+    pub fn set_credentials(&self, credentials: &Credentials) -> Result<(), IdentityError> {
+        let certificate = certificate_of(credentials).map_err(|source| IdentityError::Mistrusted {
+            directory: PathBuf::from("its renewal"),
+            source,
+        })?;
+        self.own.set(credentials)?;
+        *lock(&self.certificate) = certificate;
+        Ok(())
+    }
+
+    /// The registry has other authorities or revocations: uses both for handshakes from now on, and ends the open connections
+    /// that they do not cover; `ended` gets why, for each. Then stores both: what this node announces must survive a restart.
+    ///
+    /// # Errors
+    /// The authorities are not of one cluster, and the former trust stays; or a file cannot be written, and the new trust holds
+    /// until the next start.
+    pub fn set_trust(
+        &self,
+        authorities: Vec<CaCertificate>,
+        revoked: Revocations,
+        mut ended: impl FnMut(Mistrust),
+    ) -> Result<(), IdentityError> {
+        let former = self.tls.trust.get();
+        let other_trust = |source| IdentityError::Trust { directory: PathBuf::from("the registry"), source };
+        let trust =
+            Trust::new(former.cluster(), authorities.clone(), revoked.clone()).map_err(other_trust)?;
+        // A directory that cannot be written must not delay a revocation.
+        self.tls.trust.set(trust);
+        self.recheck().into_iter().for_each(&mut ended);
+        if authorities != former.authorities() {
+            self.store.replace_trust(&authorities)?;
+        }
+        self.store.replace_revocations(&revoked)?;
+        Ok(())
+    }
+
+    /// A connection with this certificate is open, on `socket`. It counts as open as long as the result lives.
+    ///
+    /// # Errors
+    /// The certificate has stopped counting since the handshake, or there is no descriptor left; in words.
+    pub fn admit(&self, other: OtherEnd, socket: &impl AsFd) -> Result<Arc<Admitted>, String> {
+        let socket = socket.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        let admitted = Arc::new(Admitted { other, socket });
+        let mut all = lock(&self.admitted);
+        if all.len() == all.capacity().max(FEW) {
+            all.retain(|one| one.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(&admitted));
+        drop(all);
+        // After it is in the list: a change of trust in between finds it there, or is found here.
+        self.tls.trust.get().recheck(&admitted.other, now()).map_err(|error| error.to_string())?;
+        Ok(admitted)
+    }
+
+    /// Ends open connections whose certificates do not count any more, and returns why.
+    pub fn recheck(&self) -> Vec<Mistrust> {
+        let (trust, now) = (self.tls.trust.get(), now());
+        let mut ended = Vec::new();
+        let mut all = lock(&self.admitted);
+        all.retain(|one| {
+            let Some(admitted) = one.upgrade() else { return false };
+            let Err(why) = trust.recheck(&admitted.other, now) else { return true };
+            // Its shard or task finds the connection ended. One that has ended already needs no end.
+            let _ = rustix::net::shutdown(&admitted.socket, rustix::net::Shutdown::Both);
+            ended.push(why);
+            false
+        });
+        ended
+    }
+}
+
+/// The node's own certificate.
+fn certificate_of(credentials: &Credentials) -> Result<OtherEnd, Mistrust> {
+    credentials.chain().first().ok_or(Mistrust::Nobody).and_then(OtherEnd::read)
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Only whole values are ever stored, so a panic elsewhere leaves a valid one.
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use weir_identity::{Authority, ClusterId, Holder, Key, NODE_LIFETIME};
+
+    use super::*;
+
+    /// A directory with the identity of `name`, made at `at`.
+    pub(crate) fn joined(directory: &Path, authority: &Authority, name: &str, at: u64) {
+        let (store, key) = (Store::open(directory).unwrap(), Key::generate().unwrap());
+        let issued =
+            authority.issue_node(&name.parse().unwrap(), &[], &key.public(), at, NODE_LIFETIME).unwrap();
+        store.create_node(&Credentials::new(key, issued.chain).unwrap()).unwrap();
+        store.replace_trust(&[authority.certificate().clone()]).unwrap();
+    }
+
+    pub(crate) fn authority(cluster: u8) -> Authority {
+        Authority::create(ClusterId([cluster; 16]), now() - 2 * NODE_LIFETIME).unwrap()
+    }
+
+    #[test]
+    fn an_identity_that_is_not_this_nodes_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let refused = |path: &Path, words: &str| {
+            let error = NodeIdentity::load(path, "n1").unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} says nothing of {words:?}");
+        };
+        refused(&path.join("none"), "has not joined a cluster");
+        let (ours, theirs) = (authority(1), authority(2));
+        joined(&path.join("other"), &ours, "n2", now());
+        refused(&path.join("other"), "node n2, and this is node n1");
+        joined(&path.join("foreign"), &ours, "n1", now());
+        Store::open(&path.join("foreign")).unwrap().replace_trust(&[theirs.certificate().clone()]).unwrap();
+        refused(&path.join("foreign"), "of another cluster");
+        joined(&path.join("unsigned"), &ours, "n1", now());
+        let next = Authority::create(ClusterId([1; 16]), now()).unwrap();
+        Store::open(&path.join("unsigned")).unwrap().replace_trust(&[next.certificate().clone()]).unwrap();
+        refused(&path.join("unsigned"), "not signed by a certificate authority");
+    }
+
+    #[test]
+    fn a_certificate_that_has_ended_does_not_stop_the_node() {
+        let directory = tempfile::tempdir().unwrap();
+        joined(directory.path(), &authority(1), "n1", now() - NODE_LIFETIME - 10_000);
+        let identity = NodeIdentity::load(directory.path(), "n1").unwrap();
+        assert!(matches!(identity.own_certificate(), Err(Mistrust::Expired { .. })));
+    }
+
+    #[test]
+    fn connections_of_a_revoked_node_end_and_no_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = authority(1);
+        joined(directory.path(), &authority, "n1", now());
+        let identity = NodeIdentity::load(directory.path(), "n1").unwrap();
+        let certificate = |name: &str| {
+            let key = Key::generate().unwrap();
+            let name = name.parse().unwrap();
+            let issued = authority.issue_node(&name, &[], &key.public(), now(), NODE_LIFETIME).unwrap();
+            OtherEnd::read(&issued.chain[0]).unwrap()
+        };
+        let open = |other: &OtherEnd| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            theirs.set_nonblocking(true).unwrap();
+            (identity.admit(other.clone(), &ours), ours, theirs)
+        };
+        let (bad, good) = (certificate("n2"), certificate("n3"));
+        let (_first, _a, mut revoked) = open(&bad);
+        let (_second, _b, mut other) = open(&good);
+        let (gone, _c, mut forgotten) = open(&bad);
+        drop(gone);
+        let authorities = vec![authority.certificate().clone()];
+        let name = "n2".parse().unwrap();
+        let list = Revocations::default().with_name(Holder::Node, &name, [bad.facts()], "stolen", now());
+        let mut ended = Vec::new();
+        identity.set_trust(authorities.clone(), list.clone(), |why| ended.push(why)).unwrap();
+        assert!(matches!(&ended[..], [Mistrust::Revoked { reason, .. }] if reason == "stolen"), "{ended:?}");
+        let mut byte = [0];
+        assert_eq!(revoked.read(&mut byte).unwrap(), 0, "ended");
+        for open in [&mut other, &mut forgotten] {
+            assert_eq!(open.read(&mut byte).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        }
+        assert!(open(&bad).0.unwrap_err().contains("revoked"), "admitted during the change");
+        assert!(identity.recheck().is_empty());
+        let nobody = |why: Mistrust| panic!("{why}");
+        assert!(identity.set_trust(Vec::new(), Revocations::default(), nobody).is_err());
+        assert_eq!(identity.store().revocations().unwrap(), list, "revoked after a restart, too");
+        identity.set_trust(authorities, Revocations::default(), nobody).unwrap();
+    }
+}

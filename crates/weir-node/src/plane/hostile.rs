@@ -1,0 +1,189 @@
+//! A node with a certificate of its own asks for everything that the peers' protocol has, about disks in which it has no part.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use weir_accel::lineage::Lineage;
+use weir_accel::wire::{Batch, Hello, MessageKind};
+use weir_cluster::records::{Mode, NodeRef, Policy, Record, Source, keys};
+use weir_net::frame;
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::control::disk::tests::{SOON, disk_of_a, node};
+use crate::control::rights::key;
+use crate::control::rights::wire::{Answer, Ask, Question, Verdict};
+
+/// A hostile host's side of a connection, and what this node made of it.
+struct Attempt {
+    stream: TcpStream,
+    welcomed: Result<(), String>,
+}
+
+/// Greets node `a` as the host `proven`, with this greeting.
+async fn greet(node: &Arc<Node>, proven: &str, greeting: &Greeting) -> Attempt {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    stream.write_all(&greeting.encode()).await.unwrap();
+    let accepted = listener.accept().await.unwrap().0;
+    let welcomed = welcome(accepted, node, Arc::new(Semaphore::new(9)), Some(proven)).await;
+    Attempt { stream, welcomed }
+}
+
+fn greeting(disk: &str, owner: &str, purpose: Purpose) -> Greeting {
+    Greeting { disk: disk.into(), owner: owner.into(), replica: NodeRef::new("a", 1), purpose }
+}
+
+const CLIENT: Purpose = Purpose::Client {
+    structured_replies: false,
+    extended_headers: false,
+    block_sizes: true,
+    base_allocation: false,
+};
+
+/// Disk `d` is owned here and replicated to `b`; disk `e` is owned by `b` and replicated here; `b` is dead, if nobody says so yet.
+async fn two_disks(node: &Arc<Node>) -> [DiskRecord; 2] {
+    let replicated = |record: &mut DiskRecord| {
+        (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("b", 7)]);
+    };
+    let d = disk_of_a(node, replicated).await;
+    node.here.insert(&d, None);
+    let source = Source::File { name: "e".into() };
+    let mut e = DiskRecord::new("e", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+    (e.owner, e.epoch, e.replicas) = (Some(NodeRef::new("b", 7)), 5, vec![NodeRef::new("a", 1)]);
+    e.mode = Mode::WriteBack;
+    node.registry.transact(e.create(keys::disk("e"))).await.unwrap();
+    let mut disks = node.records.disks.changes();
+    disks.wait_for(|known| known.contains_key("e")).await.unwrap();
+    [d, e]
+}
+
+/// The connection has ended, and nothing came on it. One with bytes that nobody has read is reset, which is an end, too.
+async fn is_dead(mut stream: TcpStream) -> bool {
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.expect("it has not ended");
+    rest.is_empty()
+}
+
+#[tokio::test]
+async fn a_greeting_beyond_the_record_is_refused_whatever_it_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    two_disks(&node).await;
+    for (proven, asked, words) in [
+        // In another node's name, which owns, follows or grants something.
+        ("m", greeting("e", "b", Purpose::Replicate), "its certificate is that of m"),
+        ("m", greeting("d", "b", CLIENT), "its certificate is that of m"),
+        ("m", greeting("", "b", Purpose::Grants), "its certificate is that of m"),
+        // In its own name: to fill or rewrite the copy here, to begin one, to write over the owner's own log.
+        ("m", greeting("e", "m", Purpose::Replicate), "m does not own disk e"),
+        ("m", greeting("d", "m", Purpose::Replicate), "m does not own disk d"),
+        ("m", greeting("new", "m", Purpose::Replicate), "new"),
+        // To read and write.
+        ("m", greeting("d", "m", CLIENT), "does not follow"),
+        ("m", greeting("e", "m", CLIENT), "does not follow"),
+        // A member is not the owner, and the owner of one disk not that of another.
+        ("b", greeting("d", "b", Purpose::Replicate), "b does not own disk d"),
+        ("b", greeting("d", "b", CLIENT), "does not follow"),
+    ] {
+        let attempt = greet(&node, proven, &asked).await;
+        let reason = attempt.welcomed.expect_err("welcomed");
+        assert!(reason.contains(words), "{asked:?}: {reason:?} says nothing of {words:?}");
+        assert!(is_dead(attempt.stream).await, "{asked:?}");
+    }
+    let other = Greeting { replica: NodeRef::new("a", 2), ..greeting("e", "b", Purpose::Replicate) };
+    assert!(greet(&node, "b", &other).await.welcomed.is_err(), "meant for another process");
+    // Other tasks of the node ask the shard for its state.
+    while let Ok(command) = told.try_recv() {
+        assert!(command.starts_with("Status"), "a shard has heard of it: {command}");
+    }
+    // Without these names all is as it was.
+    greet(&node, "b", &greeting("e", "b", Purpose::Replicate)).await.welcomed.unwrap();
+    loop {
+        let command = tokio::time::timeout(SOON, told.recv()).await.unwrap().unwrap();
+        if command.starts_with("Replicate") {
+            break;
+        }
+    }
+}
+
+/// Every frame of a replication channel, sent without waiting for an answer behind a greeting that is refused.
+#[tokio::test]
+async fn frames_behind_a_refused_greeting_reach_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    two_disks(&node).await;
+    let hello = Hello::new(6, Lineage::new(5).continued(6, 0), 0, true);
+    let batch =
+        Batch { epoch: 6.into(), first: 1.into(), freed: 0.into(), count: 0.into(), complete: 1.into() };
+    let mut frames = Vec::new();
+    frame::encode(&mut frames, MessageKind::Hello as u16, 0, hello.as_bytes(), 0);
+    frame::encode(&mut frames, MessageKind::Batch as u16, 1, batch.as_bytes(), 0);
+    // A read and a write of NBD's transmission phase.
+    let nbd = [&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0][..], &[0; 20]].concat();
+    for (asked, behind) in [
+        (greeting("e", "m", Purpose::Replicate), &frames),
+        (greeting("d", "m", Purpose::Replicate), &frames),
+        (greeting("d", "m", CLIENT), &nbd),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        stream.write_all(&[&asked.encode(), &behind[..]].concat()).await.unwrap();
+        let accepted = listener.accept().await.unwrap().0;
+        assert!(welcome(accepted, &node, Arc::new(Semaphore::new(9)), Some("m")).await.is_err());
+        assert!(is_dead(stream).await, "an answer to {asked:?}");
+    }
+    while let Ok(command) = told.try_recv() {
+        assert!(command.starts_with("Status"), "a shard has heard of it: {command}");
+    }
+}
+
+async fn ask(stream: &mut TcpStream, ask: Ask, disk: &str, epoch: u64) -> Verdict {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let question = Question { number, ask, disks: vec![(disk.into(), epoch)] };
+    stream.write_all(&question.encode()).await.unwrap();
+    let answer = tokio::time::timeout(SOON, Answer::read(stream)).await.unwrap().unwrap();
+    assert_eq!(answer.number, number);
+    answer.verdicts[0]
+}
+
+#[tokio::test]
+async fn grants_and_seals_are_the_owners_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let [_, e] = two_disks(&node).await;
+    let length = Duration::from_secs(1);
+    let renew = Ask::Renew { length, granted: true };
+    let Attempt { mut stream, welcomed } = greet(&node, "m", &greeting("", "m", Purpose::Grants)).await;
+    welcomed.expect("any node may ask");
+    for disk in ["d", "e", "new"] {
+        for epoch in [0, 1, 2, 3, 4, 5, 6, 7, 21, 22, 1 << 61, u64::MAX] {
+            for what in [renew, Ask::Seal, Ask::Heard] {
+                let verdict = ask(&mut stream, what, disk, epoch).await;
+                assert!(verdict.is_err(), "{what:?} of {disk} in epoch {epoch}: {verdict:?}");
+            }
+        }
+    }
+    assert!(!node.rights.hears(&key(&e), 0), "the owner is not heard in its enemy's voice");
+    // Nothing was sealed: the owner goes on in its epoch.
+    let Attempt { stream: mut owner, welcomed } =
+        greet(&node, "b", &greeting("", "b", Purpose::Grants)).await;
+    welcomed.unwrap();
+    ask(&mut owner, renew, "e", 5).await.expect("the owner's own epoch");
+    assert!(node.rights.hears(&key(&e), 5));
+    // Numbers beyond all bounds are refused even from the owner, and change nothing.
+    for (what, epoch) in [
+        (renew, u64::MAX),
+        (Ask::Seal, u64::MAX),
+        (renew, 5 + 1000),
+        (Ask::Renew { length: Duration::from_secs(u64::MAX / 1_000_000_000), granted: true }, 5),
+    ] {
+        assert!(ask(&mut owner, what, "e", epoch).await.is_err(), "{what:?} in epoch {epoch}");
+    }
+    ask(&mut owner, renew, "e", 5).await.expect("nothing has changed");
+    // What is no question ends the connection.
+    owner.write_all(&[0xff; 64]).await.unwrap();
+    assert!(is_dead(owner).await);
+}
